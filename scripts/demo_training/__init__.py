@@ -1,0 +1,1 @@
+"""How the model and the soft prompt in `inlay.demo` are made: an invented world, a corpus about it, and training."""

@@ -1,0 +1,219 @@
+"""Digests: the identity of positions and of prefixes.
+
+A token's identity is its id; a row's is a keyed 16-byte BLAKE3 of its bytes, in the model's activation dtype, and of
+every bundle field at that position. A chain of block digests names every prefix at multiples of `BLOCK_SIZE` positions: it
+keys the engine's prefix cache and is what routers compare. All keys come from one root secret, so a digest tells a
+stranger nothing and cannot be made by one.
+
+BLAKE3: O'Connor, Aumasson, Neves, Wilcox-O'Hearn, "BLAKE3: one function, fast everywhere" (2020).
+"""
+
+import secrets
+import struct
+from collections.abc import Iterator, Sequence
+
+import msgspec
+from blake3 import blake3
+
+from inlay.prompt import ROW_DIGEST_SIZE, Prompt, Rows, Segment, Tokens
+
+BLOCK_SIZE = 16
+"""Positions in a block of the chain, whatever the engine's page size."""
+
+BLOCK_DIGEST_SIZE = 16
+"""Bytes of a block digest."""
+
+_TOKEN, _ROW, _ATOMIC = b"\x00", b"\x01", b"\x02"
+_token = struct.Struct("<cI")
+_atomic = struct.Struct("<c16sI")
+
+
+class Secret:
+    """The root secret of a namespace and the keys derived from it. Never printed, never sent to clients.
+
+    Attributes:
+        root: 32 bytes.
+        rows: key of row digests.
+        blocks: key of block digests.
+        store: key of stored prompts' ids.
+        events: key of digests that leave in KV events.
+    """
+
+    __slots__ = ("blocks", "events", "root", "rows", "store")
+
+    def __init__(self, root: bytes) -> None:
+        if len(root) != 32:
+            raise ValueError(f"a root secret is 32 bytes, got {len(root)}")
+        self.root = root
+        self.rows = self._derive("rows")
+        self.blocks = self._derive("blocks")
+        self.store = self._derive("store")
+        self.events = self._derive("events")
+
+    @classmethod
+    def random(cls) -> "Secret":
+        """A secret that lives as long as the process."""
+        return cls(secrets.token_bytes(32))
+
+    def _derive(self, purpose: str) -> bytes:
+        return blake3(self.root, derive_key_context=f"inlay 2026 {purpose}").digest()
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits that tell two secrets apart and reveal neither."""
+        return self._derive("fingerprint").hex()[:16]
+
+    def __repr__(self) -> str:
+        return f"Secret(fingerprint={self.fingerprint})"
+
+
+def row_digests(rows: Rows, secret: Secret) -> bytes:
+    """The digests of `rows`, 16 bytes each, in order; those the rows already carry are returned as they are.
+
+    The rows must already be in the model's activation dtype, or equal prompts would not meet. For atomic rows each
+    digest is that of (the whole segment, index), so it must be called before the segment is sliced.
+    """
+    if rows.digests is not None:
+        return rows.digests
+    header = f"{rows.dtype}:{rows.shape[1]}".encode()
+    for field in rows.bundle:
+        header += f"|{field.name}:{field.dtype}:{field.shape[1:]}".encode()
+    key = secret.rows
+    if rows.atomic:
+        whole = blake3(header, key=key)
+        whole.update(rows.data.view)
+        for field in rows.bundle:
+            whole.update(field.data.view)
+        name = whole.digest(ROW_DIGEST_SIZE)
+        return b"".join(
+            blake3(_atomic.pack(_ATOMIC, name, index), key=key).digest(ROW_DIGEST_SIZE)
+            for index in range(len(rows))
+        )
+    # The header goes into the key, so that a plain row costs one call over its own bytes and no more.
+    key = blake3(header, key=key).digest()
+    view, size = rows.data.view, rows.row_bytes
+    if not rows.bundle:
+        return b"".join(
+            [
+                blake3(view[start : start + size], key=key).digest(ROW_DIGEST_SIZE)
+                for start in range(0, len(view), size)
+            ]
+        )
+    digests = []
+    for index in range(len(rows)):
+        hasher = blake3(view[index * size : (index + 1) * size], key=key)
+        for field in rows.bundle:
+            hasher.update(field.slice(index, index + 1).data.view)
+        digests.append(hasher.digest(ROW_DIGEST_SIZE))
+    return b"".join(digests)
+
+
+def with_digests(prompt: Prompt, secret: Secret) -> Prompt:
+    """`prompt` with every `Rows` carrying its digests. Shares memory; computes only what is missing."""
+    if all(not isinstance(segment, Rows) or segment.digests is not None for segment in prompt.segments):
+        return prompt
+    return Prompt(
+        tuple(
+            msgspec.structs.replace(segment, digests=row_digests(segment, secret))
+            if isinstance(segment, Rows)
+            else segment
+            for segment in prompt.segments
+        )
+    )
+
+
+def root_digest(
+    secret: Secret, *, weights_id: str, dtype: str, adapter: str | None = None, salt: str | None = None
+) -> bytes:
+    """The digest of the empty prefix: equal exactly where cached keys and values may be shared.
+
+    Args:
+        secret: the namespace's secret.
+        weights_id: identity of the model's weights and configuration.
+        dtype: activation dtype.
+        adapter: digest of the adapter's *content*, or None.
+        salt: the caller's tenant or `cache_salt`, or None.
+    """
+    hasher = blake3(key=secret.blocks)
+    for part in (weights_id, dtype, adapter, salt):
+        data = b"" if part is None else part.encode()
+        hasher.update(struct.pack("<?Q", part is not None, len(data)))
+        hasher.update(data)
+    return hasher.digest(BLOCK_DIGEST_SIZE)
+
+
+def _items(segment: Segment, secret: Secret) -> Iterator[bytes]:
+    if isinstance(segment, Tokens):
+        pack = _token.pack
+        for id_ in segment.ids:
+            yield pack(_TOKEN, id_)
+    elif isinstance(segment, Rows):
+        digests = row_digests(segment, secret)
+        for start in range(0, len(digests), ROW_DIGEST_SIZE):
+            yield _ROW + digests[start : start + ROW_DIGEST_SIZE]
+    else:
+        for index in range(segment.start, segment.start + segment.num_positions):
+            yield _atomic.pack(_ATOMIC, segment.digest, index)
+
+
+class Chain:
+    """The digests of a growing sequence's full blocks.
+
+    One chain follows a request from its prompt through its output: `extend` takes positions as they become known, and
+    `blocks[i]` names the prefix of `(i + 1) * BLOCK_SIZE` positions. An engine whose pages are a multiple of `BLOCK_SIZE`
+    reads its page digests off the same list.
+    """
+
+    __slots__ = ("_pending", "_pending_count", "_root", "_secret", "blocks")
+
+    def __init__(self, root: bytes, secret: Secret) -> None:
+        self._root = root
+        self._secret = secret
+        self._pending = bytearray()
+        self._pending_count = 0
+        self.blocks: list[bytes] = []
+
+    @property
+    def length(self) -> int:
+        """Positions taken so far."""
+        return len(self.blocks) * BLOCK_SIZE + self._pending_count
+
+    def extend(self, prompt: Prompt) -> None:
+        """Take the positions of `prompt`."""
+        for segment in prompt.segments:
+            for item in _items(segment, self._secret):
+                self._take(item)
+
+    def extend_tokens(self, ids: Sequence[int]) -> None:
+        """Take token positions."""
+        for id_ in ids:
+            self._take(_token.pack(_TOKEN, id_))
+
+    def _take(self, item: bytes) -> None:
+        self._pending += item
+        self._pending_count += 1
+        if self._pending_count == BLOCK_SIZE:
+            hasher = blake3(self.blocks[-1] if self.blocks else self._root, key=self._secret.blocks)
+            hasher.update(self._pending)
+            self.blocks.append(hasher.digest(BLOCK_DIGEST_SIZE))
+            self._pending.clear()
+            self._pending_count = 0
+
+
+def chain(prompt: Prompt, root: bytes, secret: Secret) -> list[bytes]:
+    """The block digests of `prompt`'s full blocks of `BLOCK_SIZE` positions, in order."""
+    running = Chain(root, secret)
+    running.extend(prompt)
+    return running.blocks
+
+
+__all__ = [
+    "BLOCK_DIGEST_SIZE",
+    "BLOCK_SIZE",
+    "Chain",
+    "Secret",
+    "chain",
+    "root_digest",
+    "row_digests",
+    "with_digests",
+]

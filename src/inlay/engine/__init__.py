@@ -1,0 +1,1 @@
+"""What runs a model: one package or module an engine, all behind `inlay.protocol.work.Engine`."""

@@ -1,0 +1,57 @@
+"""Settings every engine understands: the flags, environment variables and config keys of a worker."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+class EngineSettings(BaseModel):
+    """What is served and how much of the machine it may use. Names are vLLM's where vLLM has one."""
+
+    model_config = ConfigDict(frozen=True)
+
+    model: str = Field(description="Directory of a model, or its name on the hub.")
+    engine: Literal["torch"] = Field(default="torch", description="What runs the model.")
+    task: Literal["generate"] = Field(default="generate", description="What the model is asked for.")
+    served_model_name: list[str] = Field(
+        default=[],
+        description="Names clients may use; the first is shown. The model's own path or name unless set.",
+    )
+    revision: str | None = Field(default=None, description="Revision of a hub model.")
+    dtype: DtypeName = Field(default="auto", description="Activation dtype; auto takes the checkpoint's.")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where the model runs.")
+    max_model_len: int | None = Field(
+        default=None,
+        ge=16,
+        description="Longest prompt and output together, in positions; the model's own unless set.",
+    )
+    max_num_seqs: int = Field(default=64, ge=1, le=4096, description="Sequences in one step at most.")
+    max_num_batched_tokens: int = Field(
+        default=2048, ge=16, description="Positions computed in one step at most; longer prompts are chunked."
+    )
+    block_size: int = Field(
+        default=16, ge=16, multiple_of=16, description="Positions in a page of the KV cache."
+    )
+    kv_cache_memory_bytes: int | None = Field(
+        default=None,
+        ge=1,
+        description="Size of the KV cache; what max_num_seqs short prompts or one full context need, within a quarter of free memory, unless set.",
+    )
+    enable_prefix_caching: bool = Field(
+        default=True, description="Reuse the keys and values of equal prefixes."
+    )
+    max_logprobs: int = Field(
+        default=20, ge=0, le=1000, description="Alternatives a token that logprobs may ask for."
+    )
+    max_prompt_embeds_abs: float | None = Field(
+        default=None,
+        gt=0,
+        description="Largest absolute value in a row; 100 times the embedding table's largest unless set.",
+    )
+    num_threads: int | None = Field(
+        default=None,
+        ge=1,
+        description="CPU threads of the engine; the cores less one, at least one, unless set.",
+    )

@@ -1,0 +1,197 @@
+"""Every error inlay raises on purpose.
+
+    InlayError
+    ├── InvalidRequestError        what was asked can never work as asked              400
+    │   ├── EmbeddingsError        bytes that are not an acceptable embeddings tensor  400
+    │   └── ContextLengthError     longer than the model can take                      400
+    ├── AuthenticationError        no key, or a wrong one                              401
+    ├── PermissionDeniedError      a key that may not do this                          403
+    ├── NotFoundError              no such model, reference or adapter                 404
+    ├── BodyTooLargeError          the body is over the body limit                     413
+    ├── UnsupportedMediaTypeError  content type or encoding we do not read             415
+    ├── RateLimitedError           the caller's own share is used up                   429
+    ├── OverloadedError            the server is full, asleep, draining or its worker is gone  503
+    ├── DeadlineExceededError      the request's deadline passed                       504
+    └── EngineError                the engine failed; not the caller's doing           500
+
+Each carries the fields of an OpenAI error object (`message`, `type`, `param`, `code`) and its HTTP status, so the
+frontend maps errors to responses in one place and a worker can send one over the plane unchanged.
+"""
+
+from typing import ClassVar
+
+import msgspec
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The OpenAI error object: what clients see under `"error"`."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class InlayError(Exception):
+    """Base of all errors raised on purpose.
+
+    Attributes:
+        status: HTTP status the frontend answers with.
+        type: OpenAI error type.
+        code: default OpenAI error code, or None.
+        retry_after: seconds a client should wait before it asks again, or None.
+    """
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    default_code: ClassVar[str | None] = None
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code if code is not None else self.default_code
+        self.retry_after = retry_after
+
+    def body(self) -> ErrorBody:
+        """The error as OpenAI clients expect it."""
+        return ErrorBody(message=self.message, type=self.type, param=self.param, code=self.code)
+
+
+class InvalidRequestError(InlayError):
+    """What was asked can never work as asked."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class EmbeddingsError(InvalidRequestError):
+    """Bytes that are not an acceptable embeddings tensor; `param` defaults to `prompt_embeds`."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = "prompt_embeds",
+        code: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message, param=param, code=code, retry_after=retry_after)
+
+
+class ContextLengthError(InvalidRequestError):
+    """The prompt, or prompt and output together, are longer than the model can take."""
+
+    default_code = "context_length_exceeded"
+
+
+class AuthenticationError(InlayError):
+    """No API key, or a wrong one."""
+
+    status = 401
+    type = "authentication_error"
+    default_code = "invalid_api_key"
+
+
+class PermissionDeniedError(InlayError):
+    """A valid key that may not do this."""
+
+    status = 403
+    type = "permission_error"
+
+
+class NotFoundError(InlayError):
+    """No such model, reference, adapter or route."""
+
+    status = 404
+    type = "invalid_request_error"
+    default_code = "not_found"
+
+
+class BodyTooLargeError(InlayError):
+    """The request body is over the body limit."""
+
+    status = 413
+    type = "invalid_request_error"
+
+
+class UnsupportedMediaTypeError(InlayError):
+    """A content type or content encoding inlay does not read."""
+
+    status = 415
+    type = "invalid_request_error"
+
+
+class RateLimitedError(InlayError):
+    """The caller's own share or rate is used up."""
+
+    status = 429
+    type = "rate_limit_error"
+    default_code = "rate_limit_exceeded"
+
+
+class EngineError(InlayError):
+    """The engine failed; not the caller's doing."""
+
+    status = 500
+    type = "server_error"
+
+
+class OverloadedError(InlayError):
+    """The server is full, asleep or draining, or its worker is gone: the same request may work later."""
+
+    status = 503
+    type = "overloaded_error"
+
+
+class DeadlineExceededError(InlayError):
+    """The request's deadline passed."""
+
+    status = 504
+    type = "timeout_error"
+
+
+_WIRE_NAMES: dict[str, type[InlayError]] = {
+    cls.__name__: cls
+    for cls in (
+        InvalidRequestError,
+        EmbeddingsError,
+        ContextLengthError,
+        AuthenticationError,
+        PermissionDeniedError,
+        NotFoundError,
+        BodyTooLargeError,
+        UnsupportedMediaTypeError,
+        RateLimitedError,
+        EngineError,
+        OverloadedError,
+        DeadlineExceededError,
+    )
+}
+
+
+class ErrorFrame(msgspec.Struct, frozen=True, array_like=True):
+    """An `InlayError` as it crosses the plane."""
+
+    kind: str
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry_after: float | None = None
+
+    @classmethod
+    def of(cls, error: InlayError) -> "ErrorFrame":
+        """The wire form of `error`."""
+        return cls(type(error).__name__, error.message, error.param, error.code, error.retry_after)
+
+    def to_error(self) -> InlayError:
+        """The error again; a kind this side does not know becomes an `EngineError`."""
+        cls = _WIRE_NAMES.get(self.kind, EngineError)
+        return cls(self.message, param=self.param, code=self.code, retry_after=self.retry_after)

@@ -1,0 +1,1 @@
+"""What is said between the parts: `openai` by clients, `work` to workers, `frames` as bytes."""

@@ -1,0 +1,338 @@
+"""What workers are told, what they answer, and the protocols of engine and plane.
+
+Version `PROTOCOL` talks to `PROTOCOL - 1`; unknown fields are ignored, so a field may be added with a default but never
+change its meaning. All types are msgspec structs; embeddings inside them travel as raw buffers (`inlay.protocol.frames`).
+"""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from enum import StrEnum
+from typing import Literal, Protocol, TypeAlias
+
+import msgspec
+
+from inlay.errors import ErrorFrame
+from inlay.prompt import Prompt
+
+PROTOCOL = 1
+"""The version of these messages."""
+
+FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
+
+
+class Task(StrEnum):
+    """What an engine can be asked for."""
+
+    GENERATE = "generate"
+    EMBED = "embed"
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the next token is chosen. Defaults are OpenAI's; the frontend has checked every range.
+
+    Attributes:
+        max_tokens: output tokens at most, the resumed ones included.
+        min_tokens: output tokens before an end token may be chosen.
+        temperature: 0 is greedy.
+        top_k: 0 means all.
+        seed: the source of all randomness: a choice is a pure function of (seed, output index) and the distribution.
+        logit_bias: token id to the value added to its logit.
+        stop_token_ids: end the output as the model's own end tokens do.
+        ignore_eos: the model's own end tokens do not end the output.
+        logprobs: number of alternatives a token, None for no logprobs; the chosen token is always given.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0
+    logit_bias: dict[int, float] = {}
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One sequence to be generated.
+
+    Attributes:
+        id: unique among the works in flight of a frontend.
+        attempt: counts up when the work is sent again; answers of older attempts are dropped.
+        prompt: rows are in the model's activation dtype and carry their digests.
+        prior_output: ids an earlier attempt has already shown; they stay output for penalties, limits and usage.
+        adapter: name of the adapter, or None.
+        salt: separates prefix caches; the tenant or the client's `cache_salt`.
+        deadline: seconds the work may still take when it is sent, or None.
+        priority: lower is sooner, as in vLLM.
+    """
+
+    id: str
+    prompt: Prompt
+    sampling: Sampling
+    attempt: int = 0
+    prior_output: tuple[int, ...] = ()
+    adapter: str | None = None
+    salt: str | None = None
+    deadline: float | None = None
+    priority: int = 0
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Logprobs at one output position: of the chosen token and of the `top` most likely (id, logprob), best first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Usage(msgspec.Struct, frozen=True, array_like=True):
+    """Positions counted by the engine; `cached_tokens` is what of the prompt came from the prefix cache."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """A piece of a work's output.
+
+    Attributes:
+        work_id: of the work.
+        attempt: of the work.
+        offset: output index of the first id here, resumed ones counted.
+        token_ids: the new ids. An end or stop token that ended the output is the last of them, counted in usage.
+        logprobs: one for each id, when asked for.
+        finish_reason: set on the last delta; with "error", `error` says why.
+        stop_token_id: the id that ended the output, when one did; it is also the last of `token_ids`.
+        usage: set on the first and on the last delta.
+        error: why the work failed.
+    """
+
+    work_id: str
+    attempt: int
+    offset: int
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    usage: Usage | None = None
+    error: ErrorFrame | None = None
+
+
+Emit: TypeAlias = Callable[[Delta], None]
+"""Takes a delta on the event loop the engine was started on; must not block."""
+
+
+class Exactness(StrEnum):
+    """How well an engine can resume another's stream with a feature in use."""
+
+    EXACT = "exact"
+    SAMPLED = "sampled"
+    IMPOSSIBLE = "impossible"
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one request may ask of a worker."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_logprobs: int = 20
+    max_prompt_embeds_abs: float | None = None
+    """Largest absolute value a row's element may have, or None where the engine bounds nothing."""
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker says of itself when it is ready, and what `/v1/models` shows of it.
+
+    Workers with equal `name`, `weights_id` and `dtype` are a pool; routing and resuming never leave a pool.
+
+    Attributes:
+        name: the served name.
+        aliases: further served names.
+        path: where the model was loaded from; the frontend reads tokenizer and chat template there.
+        weights_id: identity of configuration and weights, 32 hex digits.
+        embedding_table_id: identity of the input embedding table, 32 hex digits, as `inlay.client` stamps it.
+        embedding_abs_max: largest absolute value in the embedding table, after the model's own scale.
+        dtype: activation dtype, one of `inlay.prompt.DTYPE_SIZES`.
+        prompt_embeds: why rows are refused by this model or engine, or None where they are accepted.
+        eos_token_ids: the model's own end tokens.
+        default_sampling: fields of `Sampling` the model's generation config sets.
+        resuming: exactness by feature: "greedy", "sampling", "penalties", "logprobs", "grammar".
+        shares_text_prefix: whether text-only and mixed prompts share cached prefixes.
+        secret_fingerprint: of the namespace's root secret.
+    """
+
+    name: str
+    path: str
+    weights_id: str
+    dtype: str
+    vocab_size: int
+    hidden_size: int
+    limits: Limits
+    engine: str
+    engine_version: str
+    tasks: tuple[Task, ...] = (Task.GENERATE,)
+    aliases: tuple[str, ...] = ()
+    embedding_table_id: str = ""
+    embedding_abs_max: float = 0.0
+    prompt_embeds: str | None = None
+    block_size: int = 16
+    num_blocks: int = 0
+    eos_token_ids: tuple[int, ...] = ()
+    default_sampling: dict[str, float | int] = {}
+    resuming: dict[str, Exactness] = {}
+    shares_text_prefix: bool = True
+    adapters: tuple[str, ...] = ()
+    secret_fingerprint: str = ""
+    protocol: int = PROTOCOL
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An engine's counters; totals only grow."""
+
+    running: int = 0
+    waiting: int = 0
+    blocks_used: int = 0
+    blocks_total: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    rows_served: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    progress: int = 0
+    """Positions computed since the start: grows while the engine lives, even through a long prefill."""
+
+
+class Engine(Protocol):
+    """What a worker owns. Every method is called on the event loop of the worker, none of them may block it."""
+
+    @property
+    def card(self) -> ModelCard:
+        """What it serves; known once it is started."""
+        ...
+
+    async def start(self) -> None:
+        """Load the model and be ready. Raises `EngineError` or `InvalidRequestError` (a model it refuses)."""
+        ...
+
+    async def close(self) -> None:
+        """Abort everything and free all memory."""
+        ...
+
+    def generate(self, work: Work, emit: Emit) -> None:
+        """Admit `work`. Its deltas go to `emit` in order of offset, the last with a finish reason.
+
+        Raises:
+            InvalidRequestError: it can never run here; nothing was admitted.
+        """
+        ...
+
+    def abort(self, work_id: str) -> None:
+        """Stop a work and free its pages within one step. Unknown ids are ignored. Emits a last delta, "abort"."""
+        ...
+
+    async def reset_prefix_cache(self) -> int:
+        """Forget every cached block no running work uses; the number forgotten."""
+        ...
+
+    async def probe(self) -> float:
+        """Run one real token through the model; the seconds it took. Raises `EngineError` when it cannot."""
+        ...
+
+    def stats(self) -> Stats:
+        """The counters now."""
+        ...
+
+
+class Command(msgspec.Struct, frozen=True, array_like=True):
+    """An admin call to a worker: "reset_prefix_cache", "probe", "stats", "drain"."""
+
+    name: str
+    arguments: dict[str, str | int | float | bool | None] = {}
+
+
+class Reply(msgspec.Struct, frozen=True, array_like=True):
+    """A worker's answer to a command."""
+
+    value: dict[str, str | int | float | bool | None] = {}
+    error: ErrorFrame | None = None
+
+
+class Stream(Protocol):
+    """One work under way, as the frontend sees it."""
+
+    def __aiter__(self) -> AsyncIterator[Sequence[Delta]]:
+        """Deltas as they come, all that have arrived at a time; ends after the one with a finish reason.
+
+        Raises:
+            OverloadedError: the worker is gone; the work may be sent again elsewhere.
+            InvalidRequestError: the worker refused the work.
+        """
+        ...
+
+    def cancel(self) -> None:
+        """Stop the work; needs no answer. Safe to call again and after the end."""
+        ...
+
+
+class Worker(Protocol):
+    """A worker a plane knows, ready for work."""
+
+    @property
+    def id(self) -> str:
+        """Unique in the plane, never used again."""
+        ...
+
+    @property
+    def card(self) -> ModelCard:
+        """What it announced."""
+        ...
+
+    def send(self, work: Work) -> Stream:
+        """Send a work. Rows go as raw buffers; works whose prompts share memory share it on the way where the plane can."""
+        ...
+
+    async def call(self, command: Command, within: float = 30.0) -> Reply:
+        """Run an admin command. Raises `OverloadedError` when the worker is gone, `DeadlineExceededError` after `within` s."""
+        ...
+
+
+class Plane(Protocol):
+    """Carries works to workers and deltas back. The frontend's side."""
+
+    async def start(self) -> None:
+        """Connect, and begin to learn of workers."""
+        ...
+
+    async def close(self) -> None:
+        """Cancel what is under way and disconnect."""
+        ...
+
+    def workers(self) -> Sequence[Worker]:
+        """The workers that are ready now."""
+        ...
+
+    async def changed(self) -> None:
+        """Return when the set of ready workers has changed since the last call."""
+        ...
+
+
+class WorkHandler(Protocol):
+    """What a plane's worker side drives: `inlay.worker` implements it around an engine."""
+
+    def generate(self, work: Work, emit: Emit) -> None:
+        """As `Engine.generate`."""
+        ...
+
+    def abort(self, work_id: str) -> None:
+        """As `Engine.abort`."""
+        ...
+
+    async def call(self, command: Command) -> Reply:
+        """Run a command; failures are a `Reply` with an error."""
+        ...
