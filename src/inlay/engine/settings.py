@@ -13,7 +13,10 @@ class EngineSettings(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     model: str = Field(description="Directory of a model, or its name on the hub.")
-    engine: Literal["torch"] = Field(default="torch", description="What runs the model.")
+    engine: Literal["torch", "echo"] = Field(
+        default="torch",
+        description="What runs the model; echo runs none: it repeats the prompt, to measure everything else.",
+    )
     task: Literal["generate"] = Field(default="generate", description="What the model is asked for.")
     served_model_name: list[str] = Field(
         default=[],

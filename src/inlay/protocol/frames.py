@@ -1,10 +1,10 @@
 """Messages as bytes: a small msgpack header, and beside it the raw buffers it names.
 
-`encode` never copies a `Buffer`; `decode` gives back buffers that view what it was given.
+`encode` never copies a `Buffer`; a `Decoder` gives back buffers that view what it was given.
 """
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -34,22 +34,38 @@ def encode(message: object) -> tuple[bytes, list[Buffer]]:
     return msgspec.msgpack.Encoder(enc_hook=lift).encode(message), buffers
 
 
-def decode(kind: type[T], header: "bytes | memoryview", buffers: Sequence[Buffer] = ()) -> T:
-    """The message of type `kind` that `header` and `buffers` carry.
+class Decoder(Generic[T]):
+    """Decodes messages of one type, or of one of a union's types.
 
-    Raises:
-        msgspec.DecodeError: malformed, or naming a buffer that is not there.
+    Not safe for use by two threads at a time: it holds the buffers of the message being decoded.
     """
 
-    def lower(code: int, data: memoryview) -> Buffer:
+    def __init__(self, kind: Any) -> None:
+        self._buffers: Sequence[Buffer] = ()
+        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(
+            kind, ext_hook=self._lower, dec_hook=_accept
+        )
+
+    def decode(self, header: "bytes | memoryview", buffers: Sequence[Buffer] = ()) -> T:
+        """The message that `header` and `buffers` carry.
+
+        Raises:
+            msgspec.DecodeError: malformed, or naming a buffer that is not there.
+        """
+        self._buffers = buffers
+        try:
+            return self._decoder.decode(header)
+        finally:
+            self._buffers = ()
+
+    def _lower(self, code: int, data: memoryview) -> Buffer:
         index = int.from_bytes(data, "little")
-        if code != _BUFFER_CODE or index >= len(buffers):
-            raise msgspec.DecodeError(f"extension {code} names buffer {index} of {len(buffers)}")
-        return buffers[index]
+        if code != _BUFFER_CODE or index >= len(self._buffers):
+            raise msgspec.DecodeError(f"extension {code} names buffer {index} of {len(self._buffers)}")
+        return self._buffers[index]
 
-    def accept(wanted: type, value: Any) -> Any:
-        if wanted is Buffer and isinstance(value, Buffer):
-            return value
-        raise msgspec.DecodeError(f"expected {wanted.__name__}, got {type(value).__name__}")
 
-    return msgspec.msgpack.Decoder(kind, ext_hook=lower, dec_hook=accept).decode(header)
+def _accept(wanted: type, value: object) -> object:
+    if wanted is Buffer and isinstance(value, Buffer):
+        return value
+    raise msgspec.ValidationError(f"expected {wanted.__name__}, got {type(value).__name__}")

@@ -1,1 +1,8 @@
-"""."""
+"""The plane of one machine: a Unix socket and shared memory between a frontend and its worker processes."""
+
+from inlay.plane.local.arena import Arena
+from inlay.plane.local.channel import Channel
+from inlay.plane.local.frontend import LocalPlane
+from inlay.plane.local.worker import serve
+
+__all__ = ["Arena", "Channel", "LocalPlane", "serve"]

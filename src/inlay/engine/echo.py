@@ -1,0 +1,205 @@
+"""An engine without a model: it answers with the prompt's own tokens, at no cost.
+
+For measuring and testing everything that is not the engine, with a real model directory's tokenizer and sizes. A row, which
+has no token, is answered with an id drawn from its digest, so that equal prompts get equal answers here too.
+"""
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
+
+from blake3 import blake3
+
+from inlay.digest import Secret, row_digests
+from inlay.engine.settings import EngineSettings
+from inlay.errors import ContextLengthError, DeadlineExceededError, ErrorFrame, InvalidRequestError
+from inlay.prompt import ROW_DIGEST_SIZE, Prompt, Rows, Tokens
+from inlay.protocol.work import Delta, Emit, Exactness, Limits, ModelCard, Stats, TokenLogprobs, Usage, Work
+
+
+@dataclass(slots=True)
+class _Running:
+    work: Work
+    emit: Emit
+    ids: "cycle[int]"
+    emitted: int
+    ends_at: float | None
+
+
+class EchoEngine:
+    """`inlay.protocol.work.Engine` that repeats the prompt: one token for every work under way each turn of the loop."""
+
+    def __init__(self, settings: EngineSettings, secret: Secret) -> None:
+        self._settings = settings
+        self._secret = secret
+        self._card: ModelCard | None = None
+        self._running: dict[str, _Running] = {}
+        self._stepping: asyncio.Handle | None = None
+        self._generated = 0
+        self._prompted = 0
+        self._steps = 0
+
+    @property
+    def card(self) -> ModelCard:
+        """What it serves."""
+        if self._card is None:
+            raise InvalidRequestError("the engine is not started")
+        return self._card
+
+    async def start(self) -> None:
+        """Read the model directory's configuration. Raises `InvalidRequestError` when there is none."""
+        path = Path(self._settings.model)
+        try:
+            text = (path / "config.json").read_text(encoding="utf-8")
+        except OSError as error:
+            raise InvalidRequestError(f"no model at {path}: {error}", param="model") from error
+        config = json.loads(text)
+        names = self._settings.served_model_name or [self._settings.model]
+        eos = config.get("eos_token_id")
+        dtype = "float32" if self._settings.dtype == "auto" else self._settings.dtype
+        self._card = ModelCard(
+            name=names[0],
+            aliases=tuple(names[1:]),
+            path=str(path),
+            weights_id=blake3(text.encode()).hexdigest(16),
+            dtype=dtype,
+            vocab_size=config["vocab_size"],
+            hidden_size=config["hidden_size"],
+            limits=Limits(
+                max_model_len=self._settings.max_model_len or config["max_position_embeddings"],
+                max_num_seqs=self._settings.max_num_seqs,
+                max_logprobs=self._settings.max_logprobs,
+                max_prompt_embeds_abs=self._settings.max_prompt_embeds_abs,
+            ),
+            engine="echo",
+            engine_version="1",
+            eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
+            resuming={"greedy": Exactness.EXACT, "sampling": Exactness.EXACT},
+            secret_fingerprint=self._secret.fingerprint,
+        )
+
+    async def close(self) -> None:
+        """Abort everything."""
+        for work_id in list(self._running):
+            self.abort(work_id)
+        if self._stepping is not None:
+            self._stepping.cancel()
+
+    def generate(self, work: Work, emit: Emit) -> None:
+        """Admit `work`. Raises `ContextLengthError` when it does not fit, `InvalidRequestError` for an empty prompt."""
+        length, limit = len(work.prompt), self.card.limits.max_model_len
+        if not length:
+            raise InvalidRequestError("the prompt has no positions", param="prompt")
+        if length + work.sampling.max_tokens > limit:
+            raise ContextLengthError(
+                f"This model's maximum context length is {limit} tokens; the prompt has {length} and "
+                f"{work.sampling.max_tokens} more were asked for."
+            )
+        ids = cycle(_answer(work.prompt, self._secret, self.card.vocab_size))
+        skipped = len(work.prior_output)
+        next(islice(ids, skipped, skipped), None)  # a resumed answer goes on where it stopped
+        deadline = None if work.deadline is None else time.monotonic() + work.deadline
+        self._running[work.id] = _Running(work, emit, ids, skipped, deadline)
+        self._prompted += length
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if self._stepping is None and self._running:
+            self._stepping = asyncio.get_running_loop().call_soon(self._step)
+
+    def _step(self) -> None:
+        self._stepping = None
+        self._steps += 1
+        now = time.monotonic()
+        for running in list(self._running.values()):
+            if running.ends_at is not None and now > running.ends_at:
+                self._end(running, DeadlineExceededError("the request's deadline passed"))
+            else:
+                self._emit_one(running)
+        self._schedule()
+
+    def _emit_one(self, running: _Running) -> None:
+        work, sampling = running.work, running.work.sampling
+        id_ = next(running.ids)
+        first = running.emitted == len(work.prior_output)
+        running.emitted += 1
+        self._generated += 1
+        stops = running.emitted >= sampling.min_tokens and (
+            id_ in sampling.stop_token_ids or (not sampling.ignore_eos and id_ in self.card.eos_token_ids)
+        )
+        ended = stops or running.emitted >= sampling.max_tokens
+        if ended:
+            del self._running[work.id]
+        running.emit(
+            Delta(
+                work.id,
+                work.attempt,
+                running.emitted - 1,
+                (id_,),
+                ()
+                if sampling.logprobs is None
+                else (TokenLogprobs(0.0, ((id_, 0.0),) if sampling.logprobs else ()),),
+                ("stop" if stops else "length") if ended else None,
+                id_ if stops else None,
+                Usage(len(work.prompt), running.emitted) if first or ended else None,
+            )
+        )
+
+    def _end(self, running: _Running, error: DeadlineExceededError | None = None) -> None:
+        work = running.work
+        self._running.pop(work.id, None)
+        running.emit(
+            Delta(
+                work.id,
+                work.attempt,
+                running.emitted,
+                finish_reason="error" if error is not None else "abort",
+                usage=Usage(len(work.prompt), running.emitted),
+                error=None if error is None else ErrorFrame.of(error),
+            )
+        )
+
+    def abort(self, work_id: str) -> None:
+        """Stop a work; its last delta says "abort"."""
+        running = self._running.get(work_id)
+        if running is not None:
+            self._end(running)
+
+    async def reset_prefix_cache(self) -> int:
+        """There is none."""
+        return 0
+
+    async def probe(self) -> float:
+        """The seconds one turn of the loop took."""
+        start = time.perf_counter()
+        await asyncio.sleep(0)
+        return time.perf_counter() - start
+
+    def stats(self) -> Stats:
+        """The counters now."""
+        return Stats(
+            running=len(self._running),
+            prompt_tokens=self._prompted,
+            generated_tokens=self._generated,
+            steps=self._steps,
+            progress=self._prompted + self._generated,
+        )
+
+
+def _answer(prompt: Prompt, secret: Secret, vocab_size: int) -> list[int]:
+    ids: list[int] = []
+    for segment in prompt.segments:
+        if isinstance(segment, Tokens):
+            ids.extend(segment.ids)
+        elif isinstance(segment, Rows):
+            digests = row_digests(segment, secret)
+            ids.extend(
+                int.from_bytes(digests[start : start + 4], "little") % vocab_size
+                for start in range(0, len(digests), ROW_DIGEST_SIZE)
+            )
+        else:
+            ids.extend([0] * len(segment))
+    return ids

@@ -1,0 +1,207 @@
+"""The frontend's end of the local plane."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Sequence
+from itertools import count
+
+from inlay.errors import DeadlineExceededError, InlayError, OverloadedError
+from inlay.plane.local.channel import Channel
+from inlay.plane.messages import Answer, Call, Cancel, Deltas, Failed, FromWorker, Ready, Submit
+from inlay.protocol.work import Command, Delta, ModelCard, Reply, Work, Worker
+
+GONE = "the worker process is gone"
+
+
+class LocalStream:
+    """`inlay.protocol.work.Stream` over a local connection."""
+
+    def __init__(self, link: "_Link", work: Work) -> None:
+        self._link = link
+        self._work = work
+        self._waiting: deque[Delta] = deque()
+        self._arrived = asyncio.Event()
+        self._error: InlayError | None = None
+        self._cancelled = False
+        self.offsets: list[int] = []
+
+    def feed(self, delta: Delta) -> None:
+        """Take a delta of this work."""
+        self._waiting.append(delta)
+        self._arrived.set()
+
+    def fail(self, error: InlayError) -> None:
+        """End with `error` after what has arrived."""
+        self._error = error
+        self._arrived.set()
+
+    async def __aiter__(self) -> AsyncIterator[Sequence[Delta]]:
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            batch: list[Delta] = []
+            while self._waiting:
+                delta = self._waiting.popleft()
+                if delta.error is not None:
+                    self._error = delta.error.to_error()
+                    break
+                batch.append(delta)
+            if batch:
+                yield batch
+                if batch[-1].finish_reason is not None:
+                    return
+            if self._error is not None:
+                raise self._error
+
+    def cancel(self) -> None:
+        """Stop the work; needs no answer."""
+        if not self._cancelled:
+            self._cancelled = True
+            self._link.cancel(self._work.id)
+
+
+class _Link:
+    """The connection to one worker process; a `Worker` once the card has come."""
+
+    def __init__(self, id_: str, channel: Channel[FromWorker], changed: asyncio.Event) -> None:
+        self._id = id_
+        self._channel = channel
+        self._changed = changed
+        self._card: ModelCard | None = None
+        self._streams: dict[str, LocalStream] = {}
+        self._calls: dict[int, asyncio.Future[Reply]] = {}
+        self._numbers = count()
+        self.alive = True
+        self.failure: InlayError | None = None
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    @property
+    def ready(self) -> bool:
+        return self.alive and self._card is not None
+
+    @property
+    def card(self) -> ModelCard:
+        if self._card is None:
+            raise OverloadedError("the worker is not ready yet", retry_after=1)
+        return self._card
+
+    def send(self, work: Work) -> LocalStream:
+        if not self.ready:
+            raise OverloadedError(GONE, retry_after=1)
+        stream = LocalStream(self, work)
+        self._streams[work.id] = stream
+        stream.offsets = self._channel.send(Submit(work))
+        return stream
+
+    def cancel(self, work_id: str) -> None:
+        if self.alive and work_id in self._streams:
+            self._channel.send(Cancel(work_id))
+
+    async def call(self, command: Command, within: float = 30.0) -> Reply:
+        if not self.ready:
+            raise OverloadedError(GONE, retry_after=1)
+        number = next(self._numbers)
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._calls[number] = answer
+        self._channel.send(Call(number, command))
+        try:
+            return await asyncio.wait_for(answer, within)
+        except TimeoutError:
+            raise DeadlineExceededError(
+                f"the worker did not answer {command.name!r} within {within:g} s"
+            ) from None
+        finally:
+            self._calls.pop(number, None)
+
+    async def run(self) -> None:
+        """Take what the worker says until it is gone."""
+        try:
+            while True:
+                match await self._channel.receive():
+                    case Deltas(deltas):
+                        for delta in deltas:
+                            self._take(delta)
+                    case Ready(card):
+                        self._card = card
+                        self._changed.set()
+                    case Failed(error):
+                        self.failure = error.to_error()
+                    case Answer(number, reply):
+                        waiter = self._calls.get(number)
+                        if waiter is not None and not waiter.done():
+                            waiter.set_result(reply)
+        except EOFError:
+            self._end()
+        finally:
+            self.alive = False
+
+    def _take(self, delta: Delta) -> None:
+        stream = self._streams.get(delta.work_id)
+        if stream is None:
+            return
+        if delta.finish_reason is not None:
+            # Only now has the engine let go of the rows: the memory may be used for another prompt.
+            del self._streams[delta.work_id]
+            for offset in stream.offsets:
+                self._channel.arena.free(offset)
+        stream.feed(delta)
+
+    def _end(self) -> None:
+        self.alive = False
+        error = OverloadedError(GONE, retry_after=1)
+        for stream in self._streams.values():
+            stream.fail(error)
+            for offset in stream.offsets:
+                self._channel.arena.free(offset)
+        self._streams.clear()
+        for waiter in self._calls.values():
+            if not waiter.done():
+                waiter.set_exception(error)
+        self._changed.set()
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+class LocalPlane:
+    """`inlay.protocol.work.Plane` over connections to this machine's worker processes."""
+
+    def __init__(self, channels: Iterable[Channel[FromWorker]]) -> None:
+        self._changed = asyncio.Event()
+        self._links = [_Link(f"local-{n}", channel, self._changed) for n, channel in enumerate(channels)]
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Begin to listen to the workers."""
+        self._tasks = [asyncio.create_task(link.run()) for link in self._links]
+
+    async def wait_ready(self) -> None:
+        """Return when every worker is ready.
+
+        Raises:
+            InlayError: one ended before; its own reason where it gave one.
+        """
+        while not all(link.ready for link in self._links):
+            for link in self._links:
+                if not link.alive:
+                    raise link.failure or OverloadedError("the worker process ended before it was ready")
+            await self.changed()
+
+    def workers(self) -> Sequence[Worker]:
+        """The workers that are ready now."""
+        return [link for link in self._links if link.ready]
+
+    async def changed(self) -> None:
+        """Return when the set of ready workers has changed since the last call."""
+        await self._changed.wait()
+        self._changed.clear()
+
+    async def close(self) -> None:
+        """Disconnect; the workers abort what is under way and end."""
+        for link in self._links:
+            link.close()
+        for task in self._tasks:
+            await task

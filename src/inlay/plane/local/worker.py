@@ -1,0 +1,62 @@
+"""The worker's end of the local plane."""
+
+import asyncio
+
+from inlay.plane.local.channel import Channel
+from inlay.plane.messages import Answer, Boot, Call, Cancel, Deltas, Ready, Submit, ToWorker
+from inlay.protocol.work import Delta, ModelCard, WorkHandler
+
+
+class _Outbox:
+    """Joins the deltas of one turn of the event loop into one message."""
+
+    def __init__(self, channel: Channel[ToWorker]) -> None:
+        self._channel = channel
+        self._deltas: list[Delta] = []
+
+    def put(self, delta: Delta) -> None:
+        if not self._deltas:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._deltas.append(delta)
+
+    def _flush(self) -> None:
+        deltas, self._deltas = tuple(self._deltas), []
+        self._channel.send(Deltas(deltas))
+
+
+async def serve(channel: Channel[ToWorker], card: ModelCard, handler: WorkHandler) -> None:
+    """Announce `card` and drive `handler` until the frontend is gone; then every work it had sent is aborted."""
+    outbox = _Outbox(channel)
+    under_way: set[str] = set()
+    calls: set[asyncio.Task[None]] = set()
+
+    def emit(delta: Delta) -> None:
+        if delta.finish_reason is not None:
+            under_way.discard(delta.work_id)
+        outbox.put(delta)
+
+    async def answer(call: Call) -> None:
+        channel.send(Answer(call.number, await handler.call(call.command)))
+
+    channel.send(Ready(card))
+    try:
+        while True:
+            match await channel.receive():
+                case Submit(work):
+                    under_way.add(work.id)
+                    handler.generate(work, emit)
+                case Cancel(work_id):
+                    handler.abort(work_id)
+                case Boot():
+                    raise ValueError("a worker is started once")
+                case Call() as call:
+                    task = asyncio.create_task(answer(call))
+                    calls.add(task)
+                    task.add_done_callback(calls.discard)
+    except EOFError:
+        return
+    finally:
+        for work_id in under_way:
+            handler.abort(work_id)
+        for task in calls:
+            task.cancel()

@@ -1,0 +1,80 @@
+"""Chooses a worker for each work and follows it to its end."""
+
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+
+from inlay.errors import NotFoundError, OverloadedError
+from inlay.protocol.work import Delta, ModelCard, Plane, Stream, Work, Worker
+
+
+class _Counted:
+    """A stream that tells when it has ended, however it ends."""
+
+    def __init__(self, stream: Stream, load: Counter[str], worker_id: str, weight: int) -> None:
+        self._stream = stream
+        self._load = load
+        self._worker_id = worker_id
+        self._weight = weight
+
+    async def __aiter__(self) -> AsyncIterator[Sequence[Delta]]:
+        try:
+            async for deltas in self._stream:
+                yield deltas
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        self._load[self._worker_id] -= self._weight
+        self._weight = 0
+
+    def cancel(self) -> None:
+        self._stream.cancel()
+        self._release()
+
+
+class Router:
+    """Least-loaded choice among the workers of a model, by positions under way."""
+
+    def __init__(self, plane: Plane) -> None:
+        self._plane = plane
+        self._load: Counter[str] = Counter()
+        self._known: dict[str, ModelCard] = {}
+
+    def models(self) -> list[ModelCard]:
+        """The card of each model that is, or was, served: one a name, aliases apart."""
+        for worker in self._plane.workers():
+            self._known[worker.card.name] = worker.card
+        return list(self._known.values())
+
+    def card(self, name: str) -> ModelCard:
+        """The card of the model clients call `name`. Raises `NotFoundError`."""
+        for card in self.models():
+            if name == card.name or name in card.aliases:
+                return card
+        raise NotFoundError(f"The model `{name}` does not exist.", param="model", code="model_not_found")
+
+    def workers(self, name: str) -> list[Worker]:
+        """The ready workers of the model clients call `name`. Raises `NotFoundError`."""
+        card = self.card(name)
+        return [
+            worker
+            for worker in self._plane.workers()
+            if (worker.card.name, worker.card.weights_id, worker.card.dtype)
+            == (card.name, card.weights_id, card.dtype)
+        ]
+
+    def send(self, name: str, work: Work) -> Stream:
+        """Send `work` to a worker of the model clients call `name`.
+
+        Raises:
+            NotFoundError: no such model.
+            OverloadedError: no worker of it is ready.
+        """
+        workers = self.workers(name)
+        if not workers:
+            raise OverloadedError(f"No worker of the model `{name}` is ready.", retry_after=1)
+        worker = min(workers, key=lambda candidate: self._load[candidate.id])
+        weight = len(work.prompt) + work.sampling.max_tokens
+        stream = worker.send(work)
+        self._load[worker.id] += weight
+        return _Counted(stream, self._load, worker.id, weight)
