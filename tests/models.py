@@ -1,0 +1,204 @@
+"""Tiny model directories with random weights, made once a session: real configurations, tokenizers and chat templates.
+
+    tiny("llama")                     a cached directory, made at first use, removed when the process ends
+    tiny("qwen3", dtype="bfloat16")   another
+    tiny_llama(directory)             the same content in a directory of one's own
+    make("qwen2", directory, num_hidden_layers=3)
+
+The families differ on purpose: heads in groups of 1, 2 and 3, a head size that is not hidden / heads, biases, tied and untied
+heads, a sliding window shorter than the prompts of the tests. Weights are drawn wide enough that greedy output does not
+fall into repeating one token.
+"""
+
+import atexit
+import shutil
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+VOCAB_SIZE = 384
+"""Rows of every embedding table; ids 0-2 are `END`, `TURN` and `TURN_END`, the tokenizer uses the first few hundred."""
+
+END, TURN, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+EOS_ID = 2
+"""`TURN_END`: what the generation configs name as the end of the output."""
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}"
+    "{% else %}{% for part in message['content'] %}{{ part['text'] }}{% endfor %}{% endif %}"
+    "{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+_CORPUS = (
+    "the harbour town counts its lanterns every night and writes the number in a book",
+    "Hello world, what is the capital of the island? It is the town on the hill.",
+    'user system assistant tool {"name": "value", "count": 42}',
+    "naïve café, straße, привет, 東京, 🙂",
+)
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": None,
+    "eos_token_id": EOS_ID,
+    "pad_token_id": 0,
+}
+
+_FAMILIES: dict[str, Callable[..., Any]] = {
+    "llama": lambda **options: LlamaConfig(
+        **{
+            **_COMMON,
+            "hidden_size": 48,
+            "intermediate_size": 96,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "tie_word_embeddings": False,
+            **options,
+        }
+    ),
+    "qwen3": lambda **options: Qwen3Config(
+        **{
+            **_COMMON,
+            "hidden_size": 48,
+            "intermediate_size": 112,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "tie_word_embeddings": True,
+            **options,
+        }
+    ),
+    "qwen2": lambda **options: Qwen2Config(
+        **{
+            **_COMMON,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "tie_word_embeddings": True,
+            **options,
+        }
+    ),
+    "mistral": lambda **options: MistralConfig(
+        **{
+            **_COMMON,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "sliding_window": 24,
+            "tie_word_embeddings": False,
+            **options,
+        }
+    ),
+}
+
+FAMILIES = tuple(_FAMILIES)
+"""Names `tiny` and `make` know."""
+
+
+def make(
+    family: str, directory: Path, *, dtype: str = "float32", shard_size: str = "50GB", **options: Any
+) -> Path:
+    """Write a model of `family` into `directory`: weights, configurations, tokenizer, chat template.
+
+    Args:
+        family: one of `FAMILIES`.
+        directory: made if it does not exist.
+        dtype: of the checkpoint.
+        shard_size: largest weight file, for sharded checkpoints ("40KB").
+        options: configuration fields that differ from the family's.
+    """
+    config = _FAMILIES[family](**options)
+    state = torch.random.get_rng_state()
+    torch.manual_seed(20261121)
+    try:
+        model = AutoModelForCausalLM.from_config(config)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name.endswith("norm.weight"):
+                    parameter.copy_(1 + 0.2 * torch.randn_like(parameter))
+                elif name.endswith("bias"):
+                    parameter.copy_(0.3 * torch.randn_like(parameter))
+                elif name.endswith("embed_tokens.weight"):
+                    parameter.copy_(0.5 * torch.randn_like(parameter))
+                else:
+                    parameter.copy_(torch.randn_like(parameter) * (1.5 / parameter.shape[-1] ** 0.5))
+        model.tie_weights()
+    finally:
+        torch.random.set_rng_state(state)
+    model.generation_config = GenerationConfig(eos_token_id=EOS_ID, pad_token_id=0)
+    model.to(getattr(torch, dtype)).save_pretrained(directory, max_shard_size=shard_size)
+    _tokenizer().save_pretrained(directory)
+    return directory
+
+
+def tiny_llama(directory: Path) -> Path:
+    """A Llama: untied head, heads in groups of three."""
+    return make("llama", directory)
+
+
+def tiny_qwen3(directory: Path) -> Path:
+    """A Qwen3: query and key norms, tied head, head size 16 beside hidden size 48."""
+    return make("qwen3", directory)
+
+
+def tiny_qwen2(directory: Path) -> Path:
+    """A Qwen2: biased projections, tied head, no grouping of heads."""
+    return make("qwen2", directory)
+
+
+def tiny_mistral(directory: Path) -> Path:
+    """A Mistral: sliding window of 24 positions."""
+    return make("mistral", directory)
+
+
+@cache
+def tiny(family: str, dtype: str = "float32") -> Path:
+    """The directory of a tiny model of `family`, made once and shared; treat it as read-only."""
+    return make(family, _root() / f"{family}-{dtype}", dtype=dtype)
+
+
+@cache
+def _root() -> Path:
+    root = tempfile.mkdtemp(prefix="inlay-models-")
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    return Path(root)
+
+
+@cache
+def _tokenizer() -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE - 40,
+        special_tokens=[AddedToken(text, special=True) for text in (END, TURN, TURN_END)],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_CORPUS, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=TURN_END,
+        pad_token=END,
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=_COMMON["max_position_embeddings"],
+    )
