@@ -1,0 +1,7 @@
+"""`python -m inlay.cli`: the same as the `inlay` script."""
+
+import sys
+
+from inlay.cli.main import main
+
+sys.exit(main())

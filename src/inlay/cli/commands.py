@@ -1,0 +1,76 @@
+"""All commands."""
+
+from collections.abc import Sequence
+
+from inlay.cli.command import Command
+from inlay.cli.settings import DemoSettings, EncodeSettings, InspectSettings, ServeSettings
+
+
+def _serve(settings: ServeSettings, rest: Sequence[str]) -> int:
+    from inlay.cli.serve import run
+
+    return run(settings, rest)
+
+
+def _demo(settings: DemoSettings, rest: Sequence[str]) -> int:
+    from inlay.cli.demo import run
+
+    return run(settings)
+
+
+def _encode(settings: EncodeSettings, rest: Sequence[str]) -> int:
+    from inlay.cli.encode import run
+
+    return run(settings)
+
+
+def _inspect(settings: InspectSettings, rest: Sequence[str]) -> int:
+    from inlay.cli.inspect import run
+
+    return run(settings)
+
+
+COMMANDS = (
+    Command(
+        name="serve",
+        summary="Serve a model over HTTP.",
+        details="Stops on Ctrl-C or SIGTERM: open requests get --drain-timeout seconds to end, a second Ctrl-C "
+        "ends at once. Words after -- go to the engine untouched.",
+        settings=ServeSettings,
+        run=_serve,
+        positional=("model",),
+        takes_rest=True,
+    ),
+    Command(
+        name="demo",
+        summary="Serve a small bundled model with everything enabled, and show what it does.",
+        details="Needs no network. Shows a text question, the same as embeddings, a chat that mixes both and a "
+        "soft prompt, each with the server's answer, then keeps serving.",
+        settings=DemoSettings,
+        run=_demo,
+    ),
+    Command(
+        name="embeds encode",
+        summary="Make prompt embeddings from text or chat messages.",
+        details="Looks the tokens up in the model's own embedding table, after the model's own scale. Only the "
+        "tokenizer and that table are read.",
+        settings=EncodeSettings,
+        run=_encode,
+        short={"output": "o"},
+    ),
+    Command(
+        name="embeds inspect",
+        summary="Show what prompt embeddings hold: shape, norms, and each row's nearest token.",
+        details="A row that was taken straight from the table is shown as exact: whoever has the file and the "
+        "model can read its text.",
+        settings=InspectSettings,
+        run=_inspect,
+        positional=("file",),
+    ),
+)
+"""In the order help lists them."""
+
+
+def known_variables() -> set[str]:
+    """Every `INLAY_*` variable that some command reads."""
+    return {variable for command in COMMANDS for variable in command.options.variables}

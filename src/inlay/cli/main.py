@@ -1,0 +1,79 @@
+"""From words to a command, and from its errors to one line and an exit status."""
+
+import difflib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+import inlay
+from inlay.cli.command import Command, UsageError
+from inlay.cli.commands import COMMANDS, known_variables
+from inlay.cli.console import Console
+from inlay.cli.reading import parse, read
+from inlay.cli.usage import overview, usage
+from inlay.errors import InlayError
+
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
+    """Run `inlay`.
+
+    Args:
+        argv: the words after `inlay`; those of the process unless given.
+        environ: the environment; that of the process unless given.
+
+    Returns:
+        The exit status: 0 when it did what was asked, 1 when that failed, 2 when the words make no sense, 130 when it was
+        interrupted.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    console = Console(sys.stdout, sys.stderr)
+    if not words or words[0] in ("-h", "--help"):
+        console.out(overview((command.name, command.summary) for command in COMMANDS))
+        return 0
+    if words[0] == "--version":
+        console.out(f"inlay {inlay.__version__}\n")
+        return 0
+    name = "inlay"
+    try:
+        command, rest = _find(words)
+        name = f"inlay {command.name}"
+        return _run(command, rest, os.environ if environ is None else environ, console)
+    except UsageError as error:
+        console.line(f"{name}: {error} (see {name} --help)")
+        return EXIT_USAGE
+    except InlayError as error:
+        console.line(f"{name}: {error.message}")
+        return EXIT_FAILURE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of a pipe left; what is still buffered must not fail again when the interpreter flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILURE
+
+
+def _run(command: Command, words: Sequence[str], environ: Mapping[str, str], console: Console) -> int:
+    parsed = parse(command, words)
+    if parsed.help:
+        console.out(usage(command))
+        return 0
+    return command.run(read(command, parsed, environ, known_variables()), parsed.rest)
+
+
+def _find(words: Sequence[str]) -> tuple[Command, Sequence[str]]:
+    """The command `words` begin with, and the words after its name."""
+    for command in COMMANDS:
+        length = len(command.name.split())
+        if " ".join(words[:length]) == command.name:
+            return command, words[length:]
+    names = [command.name for command in COMMANDS]
+    group = [name.split()[1] for name in names if name.startswith(f"{words[0]} ")]
+    if group:
+        raise UsageError(f"{words[0]} takes one of: {', '.join(group)}")
+    what = "option" if words[0].startswith("-") else "command"
+    near = difflib.get_close_matches(words[0], names, n=1)
+    raise UsageError(f"unknown {what} {words[0]}" + (f", did you mean {near[0]}?" if near else ""))

@@ -1,0 +1,187 @@
+"""Options: what the fields of a settings class are called on the command line, in the environment and in a file.
+
+A settings class is a pydantic model. Its fields are values, or sections: models of the rooms a command joins, whose
+fields become options of the command itself. One field is one option:
+
+    max_num_seqs: int        --max-num-seqs N          INLAY_MAX_NUM_SEQS        max-num-seqs: N
+    enable_prefix_caching    --[no-]enable-prefix-caching
+    api_key: list[str]       --api-key A B, or repeated; separated by spaces in the environment
+"""
+
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+Kind = Literal["value", "switch", "list"]
+
+ENVIRONMENT_PREFIX = "INLAY_"
+
+_METAVARS: dict[Any, str] = {int: "N", float: "NUMBER", str: "TEXT"}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One field of a settings class as its user meets it.
+
+    Attributes:
+        name: the field's name, which is also its key in a config file.
+        section: the settings class's attribute that holds the field's model, or None for a field of its own.
+        title: heading under which it is listed.
+        field: where type, default, bounds and description come from.
+        positional: given by its place instead of a flag.
+        short: one-letter flag, or None.
+    """
+
+    name: str
+    section: str | None
+    title: str
+    field: FieldInfo
+    positional: bool = False
+    short: str | None = None
+
+    @property
+    def flag(self) -> str:
+        """`--max-num-seqs`, or `MODEL` for a positional."""
+        return self.name.upper() if self.positional else f"--{self.key}"
+
+    @property
+    def key(self) -> str:
+        """The name in a config file; underscores are read as well."""
+        return self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """The environment variable."""
+        return ENVIRONMENT_PREFIX + self.name.upper()
+
+    @cached_property
+    def type(self) -> Any:
+        """The annotation without `| None`."""
+        annotation = self.field.annotation
+        if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+            kept = [part for part in typing.get_args(annotation) if part is not type(None)]
+            if len(kept) == 1:
+                return kept[0]
+        return annotation
+
+    @property
+    def kind(self) -> Kind:
+        """How many words of a command line it takes: one, none, or any number."""
+        if self.type is bool:
+            return "switch"
+        return "list" if typing.get_origin(self.type) is list else "value"
+
+    @property
+    def metavar(self) -> str:
+        """What stands for the value in help: `N`, `{auto,cpu,cuda}`, `TEXT ...`; empty for a switch."""
+        if self.kind == "switch":
+            return ""
+        element = typing.get_args(self.type)[0] if self.kind == "list" else self.type
+        if typing.get_origin(element) is Literal:
+            word = "{" + ",".join(str(choice) for choice in typing.get_args(element)) + "}"
+        else:
+            word = _METAVARS.get(element, "FILE")
+        return f"{word} ..." if self.kind == "list" else word
+
+    @property
+    def default(self) -> str | None:
+        """The default as one would write it, or None where it is required, empty or unset."""
+        value = self.field.default
+        if self.field.is_required() or value is None or value in ("", []):
+            return None
+        if isinstance(value, bool):
+            return "on" if value else "off"
+        return str(value)
+
+    @property
+    def bounds(self) -> str | None:
+        """`1 to 4096`, `at least 16, a multiple of 16`; None where any value of the type will do."""
+        limits = {
+            name: value
+            for constraint in self.field.metadata
+            for name in ("ge", "gt", "le", "lt", "multiple_of")
+            if (value := getattr(constraint, name, None)) is not None
+        }
+        said = []
+        if "ge" in limits and "le" in limits:
+            said.append(f"{limits['ge']} to {limits['le']}")
+        else:
+            words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+            said += [f"{word} {limits[name]}" for name, word in words.items() if name in limits]
+        if "multiple_of" in limits:
+            said.append(f"a multiple of {limits['multiple_of']}")
+        return ", ".join(said) or None
+
+
+@dataclass(frozen=True)
+class Options:
+    """All options of one command, in the order of its settings class.
+
+    Attributes:
+        by_name: field name to option.
+    """
+
+    by_name: Mapping[str, Option]
+
+    @classmethod
+    def of(
+        cls,
+        settings: type[BaseModel],
+        *,
+        positional: tuple[str, ...] = (),
+        short: Mapping[str, str] | None = None,
+    ) -> "Options":
+        """The options of `settings`.
+
+        Args:
+            settings: a model of values and of sections.
+            positional: names of the fields that are given by their place.
+            short: field name to a one-letter flag.
+
+        Raises:
+            ValueError: two sections have a field of the same name, or a name here is no field's.
+        """
+        found: dict[str, Option] = {}
+        letters = dict(short or {})
+
+        def add(name: str, section: str | None, title: str, field: FieldInfo) -> None:
+            if name in found:
+                raise ValueError(f"{settings.__name__} has two options named {name!r}")
+            found[name] = Option(name, section, title, field, name in positional, letters.get(name))
+
+        for name, field in settings.model_fields.items():
+            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+                for inner, inner_field in field.annotation.model_fields.items():
+                    add(inner, name, field.title or name.capitalize(), inner_field)
+            else:
+                add(name, None, field.title or "Options", field)
+        unknown = sorted({*positional, *letters} - set(found))
+        if unknown:
+            raise ValueError(f"{settings.__name__} has no field {unknown[0]!r}")
+        return cls(found)
+
+    @property
+    def positionals(self) -> list[Option]:
+        """Those given by their place."""
+        return [option for option in self.by_name.values() if option.positional]
+
+    @property
+    def flags(self) -> list[Option]:
+        """Those given by a flag."""
+        return [option for option in self.by_name.values() if not option.positional]
+
+    @property
+    def variables(self) -> dict[str, Option]:
+        """Environment variable to option."""
+        return {option.variable: option for option in self.by_name.values()}
+
+    def sections(self) -> list[tuple[str, list[Option]]]:
+        """(heading, flags under it), in order."""
+        titles = dict.fromkeys(option.title for option in self.flags)
+        return [(title, [option for option in self.flags if option.title == title]) for title in titles]

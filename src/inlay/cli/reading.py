@@ -1,0 +1,265 @@
+"""Reading settings: flags over environment over config file over defaults, and one line for whatever is wrong.
+
+Each source gives raw values by field name together with the words the user wrote; pydantic checks the merged values
+once, and an error is said in the words of the source it came from.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from inlay.cli.command import Command, UsageError
+from inlay.cli.options import ENVIRONMENT_PREFIX, Option, Options
+
+CONFIG_FLAG = "--config"
+CONFIG_VARIABLE = "INLAY_CONFIG"
+_HELP_FLAGS = ("--help", "-h")
+
+
+@dataclass(frozen=True)
+class Given:
+    """A raw value and the words that name its source: `--port`, `INLAY_PORT`, `port in serve.yaml`."""
+
+    value: object
+    source: str
+
+
+@dataclass
+class Words:
+    """A command line, taken apart but not yet checked.
+
+    Attributes:
+        given: field name to value.
+        config: the file named by `--config`.
+        rest: the words after `--`.
+        help: whether help was asked for.
+    """
+
+    given: dict[str, Given] = field(default_factory=dict)
+    config: str | None = None
+    rest: list[str] = field(default_factory=list)
+    help: bool = False
+
+
+def read(
+    command: Command, words: Words, environ: Mapping[str, str], known_variables: Collection[str]
+) -> BaseModel:
+    """The settings of `command`.
+
+    Args:
+        command: whose settings.
+        words: its command line.
+        environ: the environment.
+        known_variables: every `INLAY_*` variable that some command reads.
+
+    Raises:
+        UsageError: anything is unknown, missing or out of bounds.
+    """
+    given = from_environment(command.options, environ, known_variables)
+    config = words.config if words.config is not None else environ.get(CONFIG_VARIABLE)
+    if config is not None:
+        given = from_file(command.options, Path(config)) | given
+    given |= words.given
+    for option in command.options.positionals:
+        if option.field.is_required() and option.name not in given:
+            raise UsageError(f"{option.flag} is missing")
+    return _checked(command, given)
+
+
+def parse(command: Command, argv: Sequence[str]) -> Words:
+    """Take a command line apart.
+
+    Raises:
+        UsageError: an unknown option, a missing value, a word too many.
+    """
+    words = Words()
+    before, words.rest = _split(argv)
+    flags = {option.flag: option for option in command.options.flags}
+    flags |= {f"-{option.short}": option for option in command.options.flags if option.short}
+    places = list(command.options.positionals)
+    index = 0
+    while index < len(before):
+        word = before[index]
+        index += 1
+        if not word.startswith("-") or word == "-":
+            if not places:
+                raise UsageError(f"unexpected word {word!r}")
+            option = places.pop(0)
+            words.given[option.name] = Given(word, option.flag)
+            continue
+        name, joined, value = word.partition("=")
+        if name in _HELP_FLAGS:
+            words.help = True
+            return words
+        following = [value] if joined else _following(before, index)
+        if name == CONFIG_FLAG:
+            words.config = _one(name, following)
+            index += not joined
+            continue
+        switch = flags.get("--" + name.removeprefix("--no-")) if name.startswith("--no-") else flags.get(name)
+        if switch is not None and switch.kind == "switch":
+            if joined:
+                raise UsageError(f"{name} takes no value, got {value!r}")
+            words.given[switch.name] = Given(not name.startswith("--no-"), name)
+            continue
+        found = flags.get(name)
+        if found is None:
+            raise UsageError(_unknown("option", name, _spellings(flags.values())))
+        if found.kind == "list":
+            index += 0 if joined else len(following)
+            _extend(words.given, found, name, following)
+        else:
+            words.given[found.name] = Given(_one(name, following), name)
+            index += not joined
+    if words.rest and not command.takes_rest:
+        raise UsageError(f"takes no further arguments, got {' '.join(words.rest)!r} after --")
+    return words
+
+
+def from_environment(
+    options: Options, environ: Mapping[str, str], known: Collection[str]
+) -> dict[str, Given]:
+    """What the environment sets, by field name.
+
+    Raises:
+        UsageError: an `INLAY_*` variable nobody reads, or an empty one.
+    """
+    variables = options.variables
+    given: dict[str, Given] = {}
+    for name in sorted(environ):
+        if not name.startswith(ENVIRONMENT_PREFIX) or name == CONFIG_VARIABLE:
+            continue
+        if name not in known:
+            raise UsageError(_unknown("environment variable", name, [*known, CONFIG_VARIABLE]))
+        if name not in variables:
+            continue
+        value = environ[name]
+        if not value:
+            raise UsageError(f"{name} is set but empty: unset it or give it a value")
+        option = variables[name]
+        given[option.name] = Given(value.split() if option.kind == "list" else value, name)
+    return given
+
+
+def from_file(options: Options, path: Path) -> dict[str, Given]:
+    """What a YAML or TOML file sets, by field name.
+
+    Raises:
+        UsageError: the file cannot be read, is not a flat table, or has an unknown key.
+    """
+    given: dict[str, Given] = {}
+    for key, value in _table(path).items():
+        option = options.by_name.get(str(key).replace("-", "_"))
+        if option is None:
+            keys = [option.key for option in options.by_name.values()]
+            raise UsageError(f"{path}: {_unknown('key', str(key), keys)}")
+        if option.name in given:
+            raise UsageError(f"{path}: {option.key} is given twice")
+        wanted_list = option.kind == "list" and not isinstance(value, list)
+        given[option.name] = Given([value] if wanted_list else value, f"{option.key} in {path}")
+    return given
+
+
+def _table(path: Path) -> dict[object, object]:
+    suffix = path.suffix.lower()
+    if suffix not in {".yaml", ".yml", ".toml"}:
+        raise UsageError(f"config file {str(path)!r}: the name must end in .yaml, .yml or .toml")
+    try:
+        text = path.read_text(encoding="utf-8")
+        table = tomllib.loads(text) if suffix == ".toml" else yaml.safe_load(text)
+    except OSError as error:
+        raise UsageError(f"config file {str(path)!r}: {error.strerror}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, yaml.YAMLError) as error:
+        raise UsageError(f"config file {str(path)!r}: {' '.join(str(error).split())}") from error
+    if table is None:
+        return {}
+    if not isinstance(table, dict):
+        raise UsageError(f"config file {str(path)!r}: must be a table of options, got {type(table).__name__}")
+    return cast("dict[object, object]", table)
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    words = list(argv)
+    if "--" not in words:
+        return words, []
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
+
+
+def _following(words: Sequence[str], start: int) -> list[str]:
+    """The words from `start` up to the next flag. A negative number is a value."""
+    values = []
+    for word in words[start:]:
+        is_flag = word.startswith("-") and word != "-" and not word[1:2].isdigit()
+        if is_flag:
+            break
+        values.append(word)
+    return values
+
+
+def _one(name: str, following: Sequence[str]) -> str:
+    if not following:
+        raise UsageError(f"{name} needs a value")
+    return following[0]
+
+
+def _extend(given: dict[str, Given], option: Option, name: str, following: Sequence[str]) -> None:
+    if not following:
+        raise UsageError(f"{name} needs at least one value")
+    earlier = given.get(option.name)
+    before = cast("list[str]", earlier.value) if earlier is not None else []
+    given[option.name] = Given([*before, *following], name)
+
+
+def _spellings(options: Iterable[Option]) -> list[str]:
+    names = [CONFIG_FLAG, "--help"]
+    for option in options:
+        names.append(option.flag)
+        if option.kind == "switch":
+            names.append(f"--no-{option.key}")
+    return names
+
+
+def _unknown(what: str, name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"unknown {what} {name}" + (f", did you mean {near[0]}?" if near else "")
+
+
+def _checked(command: Command, given: Mapping[str, Given]) -> BaseModel:
+    options: dict[str | int, Option] = {**command.options.by_name}
+    values: dict[str, Any] = {option.section: {} for option in options.values() if option.section is not None}
+    for name, item in given.items():
+        section = options[name].section
+        (values if section is None else values[section])[name] = item.value
+    try:
+        return command.settings.model_validate(values)
+    except ValidationError as error:
+        said = [_complaint(options, given, problem["loc"], problem["msg"]) for problem in error.errors()]
+        raise UsageError("; ".join(dict.fromkeys(said))) from error
+
+
+def _complaint(
+    options: Mapping[str | int, Option],
+    given: Mapping[str, Given],
+    location: tuple[str | int, ...],
+    message: str,
+) -> str:
+    # A section may be called as one of its options is ("engine"), so the innermost name decides.
+    option = next((options[part] for part in reversed(location) if part in options), None)
+    message = message[:1].lower() + message[1:]
+    if option is None:
+        return message
+    item = given.get(option.name)
+    if item is None:
+        return f"{option.flag} is missing"
+    return f"{item.source}: {message}, got {_shown(item.value)}"
+
+
+def _shown(value: object) -> str:
+    return repr(value if not isinstance(value, list) else " ".join(str(part) for part in value))

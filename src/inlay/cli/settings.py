@@ -1,0 +1,73 @@
+"""The settings class of each command: its values, and the models of the rooms it joins."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from inlay.engine.settings import EngineSettings
+from inlay.frontend.settings import FrontendSettings
+
+_MODEL = Field(description="Directory of the model, or its name on the hub.")
+
+
+class ServeSettings(BaseModel):
+    """`inlay serve`: one engine and the HTTP in front of it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    engine: EngineSettings = Field(title="Model and engine")
+    frontend: FrontendSettings = Field(title="HTTP")
+
+
+class DemoSettings(BaseModel):
+    """`inlay demo`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    host: str = Field(default="127.0.0.1", description="Address to listen on.")
+    port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="Port to listen on; 0 takes a free one. 8000 or, where that is taken, a free one unless set.",
+    )
+    keep_serving: bool = Field(
+        default=True, description="Serve on after the demonstration until Ctrl-C, instead of leaving."
+    )
+
+
+class EncodeSettings(BaseModel):
+    """`inlay embeds encode`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    model: str = _MODEL
+    text: str | None = Field(
+        default=None,
+        description="Text to encode; standard input is read when neither this nor messages is given.",
+    )
+    messages: Path | None = Field(
+        default=None, description="JSON file of chat messages; the model's chat template is applied."
+    )
+    format: Literal["safetensors", "torch", "npy"] = Field(
+        default="safetensors",
+        description="Container. torch is read by vLLM as well; npy knows no bfloat16 and carries no table id.",
+    )
+    base64: bool = Field(
+        default=False, description="Write base64 text, as prompt_embeds takes it, instead of bytes."
+    )
+    output: Path | None = Field(default=None, description="File to write; standard output unless set.")
+
+
+class InspectSettings(BaseModel):
+    """`inlay embeds inspect`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    file: Path = Field(description="File of embeddings, bytes or base64; - is standard input.")
+    model: str | None = Field(
+        default=None,
+        description="Directory of the model, or its name on the hub. With it the nearest tokens are shown.",
+    )
+    top: int = Field(default=1, ge=1, le=100, description="Nearest tokens shown for each row.")

@@ -1,0 +1,209 @@
+"""Flags, environment and config files: one settings class is the source of all three."""
+
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field
+
+from inlay.cli.command import Command, UsageError
+from inlay.cli.commands import COMMANDS, known_variables
+from inlay.cli.options import Options
+from inlay.cli.reading import parse, read
+from inlay.cli.settings import ServeSettings
+from inlay.cli.usage import usage
+
+SERVE = next(command for command in COMMANDS if command.name == "serve")
+
+
+def serve(*words: str, environ: dict[str, str] | None = None) -> ServeSettings:
+    result = read(SERVE, parse(SERVE, words), environ or {}, known_variables())
+    assert isinstance(result, ServeSettings)
+    return result
+
+
+def refusal(*words: str, environ: dict[str, str] | None = None) -> str:
+    with pytest.raises(UsageError) as caught:
+        serve(*words, environ=environ)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_a_model_alone_gets_every_default() -> None:
+    got = serve("m")
+    assert got.engine.model == "m"
+    assert got.frontend.port == 8000
+    assert got.engine.enable_prefix_caching
+    assert not got.frontend.enable_prompt_embeds
+
+
+def test_flags_reach_the_section_they_belong_to() -> None:
+    got = serve(
+        "m", "--port", "9", "--max-num-seqs=3", "--enable-prompt-embeds", "--no-enable-prefix-caching"
+    )
+    assert (got.frontend.port, got.engine.max_num_seqs) == (9, 3)
+    assert got.frontend.enable_prompt_embeds
+    assert not got.engine.enable_prefix_caching
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("m", "--served-model-name", "a", "b"),
+        ("m", "--served-model-name", "a", "--port", "1", "--served-model-name", "b"),
+        ("m", "--served-model-name=a", "--served-model-name=b"),
+    ],
+)
+def test_a_list_may_be_repeated_or_separated_by_spaces(words: tuple[str, ...]) -> None:
+    assert serve(*words).engine.served_model_name == ["a", "b"]
+
+
+def test_a_list_comes_from_the_environment_separated_by_spaces() -> None:
+    assert serve("m", environ={"INLAY_API_KEY": "one two"}).frontend.api_key == ["one", "two"]
+
+
+@pytest.mark.parametrize("suffix", ["yaml", "toml"])
+def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path, suffix: str) -> None:
+    config = tmp_path / f"serve.{suffix}"
+    colon = ": " if suffix == "yaml" else " = "
+    config.write_text(f"port{colon}1\nmax-num-seqs{colon}2\nblock_size{colon}32\n")
+    environ = {"INLAY_PORT": "3", "INLAY_MAX_NUM_SEQS": "4"}
+    got = serve("m", "--config", str(config), "--port", "5", environ=environ)
+    assert (got.frontend.port, got.engine.max_num_seqs, got.engine.block_size) == (5, 4, 32)
+    assert got.engine.max_num_batched_tokens == 2048
+    assert serve("m", environ={"INLAY_CONFIG": str(config)}).frontend.port == 1
+
+
+def test_the_model_may_come_from_the_environment() -> None:
+    assert serve(environ={"INLAY_MODEL": "m"}).engine.model == "m"
+
+
+def test_a_file_may_hold_lists_switches_and_a_single_value_for_a_list(tmp_path: Path) -> None:
+    config = tmp_path / "serve.yaml"
+    config.write_text("model: m\napi_key: [a, b]\nserved-model-name: one\nenable-prompt-embeds: true\n")
+    got = serve("--config", str(config))
+    assert got.frontend.api_key == ["a", "b"]
+    assert got.engine.served_model_name == ["one"]
+    assert got.frontend.enable_prompt_embeds
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "MODEL is missing"),
+        (("m", "--max-num-seq", "3"), "unknown option --max-num-seq, did you mean --max-num-seqs?"),
+        (("m", "--zzz"), "unknown option --zzz"),
+        (("m", "--port"), "--port needs a value"),
+        (("m", "--port", "--host", "h"), "--port needs a value"),
+        (("m", "--api-key"), "--api-key needs at least one value"),
+        (("m", "--port", "eighty"), "--port: input should be a valid integer"),
+        (("m", "--port", "-1"), "--port: input should be greater than or equal to 0, got '-1'"),
+        (("m", "--dtype", "int8"), "--dtype: input should be 'auto', 'float32', 'bfloat16' or 'float16'"),
+        (("m", "--enable-prompt-embeds=yes"), "--enable-prompt-embeds takes no value"),
+        (("m", "--no-port"), "unknown option --no-port"),
+        (("m", "n"), "unexpected word 'n'"),
+        (("m", "--config", "missing.yaml"), "config file 'missing.yaml': No such file"),
+        (("m", "--config", "serve.ini"), "must end in .yaml, .yml or .toml"),
+    ],
+)
+def test_wrong_words_are_refused_in_one_line(words: tuple[str, ...], said: str) -> None:
+    assert said in refusal(*words)
+
+
+def test_every_wrong_value_is_named_at_once() -> None:
+    message = refusal("m", "--port", "x", "--max-num-seqs", "0")
+    assert "--port: " in message
+    assert "--max-num-seqs: " in message
+
+
+def test_a_wrong_value_is_said_in_the_words_of_its_source(tmp_path: Path) -> None:
+    assert "INLAY_PORT: " in refusal("m", environ={"INLAY_PORT": "x"})
+    config = tmp_path / "c.toml"
+    config.write_text('port = "x"\n')
+    assert f"port in {config}: " in refusal("m", "--config", str(config))
+
+
+def test_unknown_and_empty_variables_are_refused_but_another_commands_are_not() -> None:
+    message = refusal("m", environ={"INLAY_MAX_NUM_SQS": "1"})
+    assert "unknown environment variable INLAY_MAX_NUM_SQS, did you mean INLAY_MAX_NUM_SEQS?" in message
+    assert "INLAY_API_KEY is set but empty" in refusal("m", environ={"INLAY_API_KEY": ""})
+    assert serve("m", environ={"INLAY_KEEP_SERVING": "false", "PATH": ""}).engine.model == "m"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("max-num-sqs: 3\n", "unknown key max-num-sqs, did you mean max-num-seqs?"),
+        ("port: 1\nport: [\n", "config file"),
+        ("- port\n", "must be a table of options, got list"),
+        ("max-num-seqs: 1\nmax_num_seqs: 2\n", "max-num-seqs is given twice"),
+        ("api_key: {a: b}\n", "api-key in "),
+    ],
+)
+def test_a_wrong_config_file_is_refused_in_one_line(tmp_path: Path, text: str, said: str) -> None:
+    config = tmp_path / "serve.yaml"
+    config.write_text(text)
+    assert said in refusal("m", "--config", str(config))
+
+
+def test_words_after_the_dashes_are_kept_untouched() -> None:
+    words = parse(SERVE, ["m", "--port", "1", "--", "--anything", "--", "x=1"])
+    assert words.rest == ["--anything", "--", "x=1"]
+
+
+def test_a_command_without_an_engine_refuses_words_after_the_dashes() -> None:
+    demo = next(command for command in COMMANDS if command.name == "demo")
+    with pytest.raises(UsageError, match="takes no further arguments, got '--x'"):
+        parse(demo, ["--", "--x"])
+
+
+class _Inner(BaseModel):
+    count: int = Field(default=1, ge=0, description="How many.")
+
+
+class _Outer(BaseModel):
+    ratio: float = 0.5
+    name: str | None = None
+    mode: Literal["a", "b"] = "a"
+    flag: bool = True
+    words: list[str] = []
+    inner: _Inner = Field(title="Inner")
+
+
+@settings(derandomize=True, max_examples=60)
+@given(
+    ratio=st.floats(allow_nan=False),
+    name=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")),
+    flag=st.booleans(),
+    words=st.lists(st.text("abc=é ", min_size=1), min_size=1),
+    count=st.integers(min_value=0),
+)
+def test_what_is_written_as_flags_is_read_back(
+    ratio: float, name: str, flag: bool, words: list[str], count: int
+) -> None:
+    command = Command("x", "", _Outer, lambda _settings, _rest: 0)
+    line = [f"--ratio={ratio}", f"--name={name}", "--flag" if flag else "--no-flag", f"--count={count}"]
+    line += [f"--words={word}" for word in words]
+    got = read(command, parse(command, line), {}, set())
+    assert got == _Outer(ratio=ratio, name=name, flag=flag, words=words, inner=_Inner(count=count))
+
+
+def test_two_options_of_one_name_are_refused_where_they_are_declared() -> None:
+    class Twice(BaseModel):
+        count: int = 1
+        inner: _Inner
+
+    with pytest.raises(ValueError, match="two options named 'count'"):
+        Options.of(Twice)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_help_names_every_option_and_every_option_has_a_description(command: Command) -> None:
+    text = usage(command)
+    for option in command.options.by_name.values():
+        assert option.field.description
+        assert option.flag in text or f"--[no-]{option.key}" in text
+    assert max(map(len, text.splitlines())) <= 110
