@@ -56,7 +56,7 @@ async def serve(channel: Channel[ToWorker], card: ModelCard, handler: WorkHandle
     except EOFError:
         return
     finally:
-        for work_id in under_way:
+        for work_id in tuple(under_way):
             handler.abort(work_id)
         for task in calls:
             task.cancel()

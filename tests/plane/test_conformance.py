@@ -1,0 +1,203 @@
+"""What every plane must do, whatever carries the messages."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+
+import pytest
+
+from inlay.digest import Secret, with_digests
+from inlay.engine.echo import EchoEngine
+from inlay.engine.settings import EngineSettings
+from inlay.errors import ContextLengthError, DeadlineExceededError, InvalidRequestError, OverloadedError
+from inlay.plane.local import LocalPlane
+from inlay.prompt import Buffer, Prompt, Rows, Segment, Tokens
+from inlay.protocol.work import Command, Delta, Sampling, Stream, Work
+from inlay.worker import WorkerProcess, spawn
+from tests.plane.direct import DirectPlane
+
+SECRET = Secret(bytes(32))
+
+
+class Place:
+    """A plane under test and the means to hurt it."""
+
+    def __init__(self, plane: LocalPlane, process: WorkerProcess | None) -> None:
+        self.plane = plane
+        self.process = process
+
+    async def kill(self) -> None:
+        if self.process is None:
+            assert isinstance(self.plane, DirectPlane)
+            self.plane.worker_ends[0].close()
+        else:
+            os.kill(self.process.pid, 9)
+
+
+@pytest.fixture(params=["direct", "local"])
+async def place(request: pytest.FixtureRequest, echo_settings: EngineSettings) -> AsyncIterator[Place]:
+    if request.param == "direct":
+        plane: LocalPlane = await DirectPlane.around(EchoEngine(echo_settings, SECRET))
+        process = None
+    else:
+        process = await spawn(echo_settings, SECRET, arena_bytes=1 << 20)
+        plane = LocalPlane([process.channel])
+        await plane.start()
+        await plane.wait_ready()
+    yield Place(plane, process)
+    await plane.close()
+    if process is not None:
+        await process.close()
+        assert not process.alive
+
+
+def work(id_: str, *segments: Segment, max_tokens: int = 20, **fields: object) -> Work:
+    prompt = with_digests(Prompt.of(*segments), SECRET)
+    return Work(id=id_, prompt=prompt, sampling=Sampling(max_tokens=max_tokens), **fields)  # type: ignore[arg-type]
+
+
+def random_rows(num: int, hidden: int = 64) -> Rows:
+    return Rows(Buffer(os.urandom(4 * num * hidden)), "float32", (num, hidden))
+
+
+async def collect(stream: Stream) -> list[Delta]:
+    return [delta async for deltas in stream for delta in deltas]
+
+
+def ids(deltas: list[Delta]) -> list[int]:
+    return [id_ for delta in deltas for id_ in delta.token_ids]
+
+
+async def test_a_stream_carries_every_delta_in_order_and_ends(place: Place) -> None:
+    deltas = await collect(place.plane.workers()[0].send(work("a", Tokens([5, 6, 7]), max_tokens=7)))
+    assert ids(deltas) == [5, 6, 7, 5, 6, 7, 5]
+    assert [delta.offset for delta in deltas] == list(range(7))
+    assert deltas[-1].finish_reason == "length"
+    assert deltas[-1].usage is not None
+    assert deltas[-1].usage.completion_tokens == 7
+
+
+async def test_a_resumed_work_goes_on_where_it_stopped(place: Place) -> None:
+    worker = place.plane.workers()[0]
+    whole = ids(await collect(worker.send(work("a", Tokens([1, 2, 3]), max_tokens=10))))
+    rest = await collect(
+        worker.send(work("b", Tokens([1, 2, 3]), max_tokens=10, prior_output=tuple(whole[:4]), attempt=1))
+    )
+    assert ids(rest) == whole[4:]
+    assert (rest[0].offset, rest[0].attempt) == (4, 1)
+
+
+@pytest.mark.parametrize(
+    "num_rows", [1, 1000, 3000, 9000], ids=["inline", "shared", "larger", "beyond the arena"]
+)
+async def test_rows_of_any_size_arrive_as_they_were_sent(place: Place, num_rows: int) -> None:
+    worker = place.plane.workers()[0]
+    plain = random_rows(num_rows)
+    # The engine answers with ids drawn from the rows' digests; without digests on the work it computes them from the bytes.
+    bare = Work(id="bare", prompt=Prompt.of(Tokens([1]), plain), sampling=Sampling(max_tokens=num_rows + 1))
+    marked = work("marked", Tokens([1]), plain, max_tokens=num_rows + 1)
+    first, second = await asyncio.gather(collect(worker.send(bare)), collect(worker.send(marked)))
+    assert ids(first) == ids(second)
+    assert len(set(ids(first))) > 1 or num_rows == 1
+
+
+async def test_the_arena_is_whole_again_after_many_prompts(place: Place) -> None:
+    worker = place.plane.workers()[0]
+    arena = place.plane._links[0]._channel.arena
+    prompts = [work(str(n), Tokens([n]), random_rows(300 + 50 * n)) for n in range(20)]
+    streams = [worker.send(prompt) for prompt in prompts]
+    assert arena.free_bytes < arena.size
+    for stream in streams[::3]:
+        stream.cancel()
+    await asyncio.gather(*map(collect, streams))
+    assert arena.free_bytes == arena.size
+
+
+async def test_works_that_share_rows_share_them_on_the_way(place: Place) -> None:
+    worker = place.plane.workers()[0]
+    arena = place.plane._links[0]._channel.arena
+    shared = with_digests(Prompt.of(random_rows(1000)), SECRET)
+    works = [Work(id=str(n), prompt=shared, sampling=Sampling(max_tokens=50)) for n in range(8)]
+    streams = [worker.send(one) for one in works]
+    assert arena.size - arena.free_bytes < 2 * shared.nbytes
+    answers = await asyncio.gather(*map(collect, streams))
+    assert all(ids(answer) == ids(answers[0]) for answer in answers)
+    assert arena.free_bytes == arena.size
+
+
+async def test_a_cancelled_work_ends_with_abort_and_its_neighbours_go_on(place: Place) -> None:
+    worker = place.plane.workers()[0]
+    neighbour = worker.send(work("n", Tokens([9]), max_tokens=3000))
+    stream = worker.send(work("c", Tokens([1]), max_tokens=100_000))
+    seen: list[Delta] = []
+    async for deltas in stream:
+        seen.extend(deltas)
+        stream.cancel()
+        stream.cancel()
+    assert seen[-1].finish_reason == "abort"
+    assert len(ids(seen)) < 100_000
+    assert len(ids(await collect(neighbour))) == 3000
+    stream.cancel()
+
+
+async def test_a_refused_work_raises_the_workers_own_error(place: Place) -> None:
+    worker = place.plane.workers()[0]
+    with pytest.raises(ContextLengthError, match="maximum context length is 200000"):
+        await collect(worker.send(work("long", Tokens([1]), max_tokens=200_000)))
+    with pytest.raises(InvalidRequestError, match="no positions"):
+        await collect(worker.send(work("empty")))
+    assert ids(await collect(worker.send(work("after", Tokens([4]), max_tokens=1)))) == [4]
+
+
+async def test_a_deadline_that_passed_raises(place: Place) -> None:
+    stream = place.plane.workers()[0].send(work("late", Tokens([1]), max_tokens=150_000, deadline=0.01))
+    with pytest.raises(DeadlineExceededError):
+        await collect(stream)
+
+
+async def test_commands_are_answered(place: Place) -> None:
+    worker = place.plane.workers()[0]
+    await collect(worker.send(work("a", Tokens([1]), max_tokens=3)))
+    replies = await asyncio.gather(
+        *(worker.call(Command(name)) for name in ("stats", "probe", "reset_prefix_cache"))
+    )
+    assert [reply.error for reply in replies] == [None, None, None]
+    assert replies[0].value["generated_tokens"] == 3
+    unknown = await worker.call(Command("dance"))
+    assert unknown.error is not None
+    assert "dance" in unknown.error.message
+
+
+async def test_a_draining_worker_finishes_what_it_has_and_refuses_more(place: Place) -> None:
+    worker = place.plane.workers()[0]
+    before = worker.send(work("before", Tokens([1]), max_tokens=500))
+    await worker.call(Command("drain"))
+    with pytest.raises(OverloadedError, match="draining"):
+        await collect(worker.send(work("after", Tokens([1]))))
+    assert len(ids(await collect(before))) == 500
+
+
+async def test_when_the_worker_dies_its_streams_and_calls_say_so_at_once(place: Place) -> None:
+    worker = place.plane.workers()[0]
+    stream = worker.send(work("a", Tokens([1]), max_tokens=150_000))
+    iterator = aiter(stream)
+    assert await anext(iterator)
+    await place.kill()
+    with pytest.raises(OverloadedError, match="gone"):
+        async for _ in iterator:
+            pass
+    await place.plane.changed()
+    assert place.plane.workers() == []
+    with pytest.raises(OverloadedError, match="gone"):
+        worker.send(work("b", Tokens([1])))
+    with pytest.raises(OverloadedError, match="gone"):
+        await worker.call(Command("stats"))
+
+
+async def test_many_streams_at_once_are_kept_apart(place: Place) -> None:
+    worker = place.plane.workers()[0]
+    answers = await asyncio.gather(
+        *(collect(worker.send(work(str(n), Tokens([n, n + 1]), max_tokens=40))) for n in range(200))
+    )
+    for n, answer in enumerate(answers):
+        assert ids(answer) == [n, n + 1] * 20
