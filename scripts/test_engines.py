@@ -1,0 +1,44 @@
+"""Run the suites that need another engine, each in its own environment.
+
+A folder `tests/engines/NAME` with a `constraints.txt` is such a suite. Its environment `.venv-NAME-HASH` is kept by the hash of
+its constraints, `install.sh` beside them says how it is filled, and pytest runs there with the suite's folder alone.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+NO_TESTS_COLLECTED = 5
+
+
+def environment_of(suite: Path) -> Path:
+    """The suite's virtual environment, made and filled when it is not there yet."""
+    recipe = b"".join((suite / name).read_bytes() for name in ("constraints.txt", "install.sh"))
+    path = ROOT / f".venv-{suite.name}-{hashlib.sha256(recipe).hexdigest()[:12]}"
+    if not (path / ".installed").exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", path], check=True)
+        subprocess.run(
+            ["bash", suite / "install.sh"], check=True, cwd=ROOT, env={**os.environ, "VENV": str(path)}
+        )
+        (path / ".installed").touch()
+    return path
+
+
+def main() -> int:
+    """Run every suite; the exit status of the first that fails."""
+    suites = sorted(path.parent for path in (ROOT / "tests" / "engines").glob("*/constraints.txt"))
+    for suite in suites:
+        print(f"engine suite: {suite.name}", flush=True)
+        python = environment_of(suite) / "bin" / "python"
+        status = subprocess.run([python, "-m", "pytest", "-m", "engines", suite], cwd=ROOT, check=False).returncode
+        if status:
+            return 1 if status == NO_TESTS_COLLECTED else status
+    print(f"{len(suites)} engine suites ran")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

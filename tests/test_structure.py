@@ -1,0 +1,90 @@
+"""The import arrows of docs/architecture.md hold, and what must not need torch does not."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parent.parent / "src" / "inlay"
+
+SHARED = {"prompt", "digest", "errors"}
+MAY_IMPORT = {
+    "prompt": {"errors"},
+    "errors": set[str](),
+    "digest": {"prompt", "errors"},
+    "tensors": SHARED,
+    "protocol": SHARED,
+    "render": SHARED | {"protocol", "tensors"},
+    "plane": SHARED | {"protocol"},
+    "router": SHARED | {"protocol", "plane"},
+    "frontend": SHARED | {"protocol", "tensors", "render", "router", "plane"},
+    "worker": SHARED | {"protocol", "plane", "engine"},
+    "engine": SHARED | {"protocol", "tensors"},
+    "client": SHARED | {"tensors", "render"},
+    "demo": set[str](),
+}
+HEAVY = {"torch", "transformers", "safetensors", "vllm", "sglang", "diffusers"}
+HEAVY_MAY_BE_IN = {"engine"}
+MAX_LINES = 500
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imports_of(path: Path) -> set[str]:
+    """Dotted names `path` imports anywhere, also inside functions."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return names
+
+
+FILES = sorted(path for path in SOURCE.rglob("*.py") if path.parent != SOURCE or path.stem in MAY_IMPORT)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_a_room_imports_only_the_rooms_it_may_know(path: Path) -> None:
+    room = room_of(path)
+    if room == "cli":
+        return
+    inner = {name.split(".")[1] for name in imports_of(path) if name.startswith("inlay.")}
+    assert inner - {room, "__version__"} <= MAY_IMPORT[room]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_heavy_libraries_stay_in_the_engines(path: Path) -> None:
+    heavy = {name.split(".")[0] for name in imports_of(path)} & HEAVY
+    assert not heavy or room_of(path) in HEAVY_MAY_BE_IN
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_no_file_outgrows_a_reader(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_LINES
+
+
+def test_every_room_is_known() -> None:
+    rooms = {room_of(path) for path in FILES}
+    assert rooms - {"cli", "web"} <= set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("module", ["inlay.frontend", "inlay.client", "inlay.cli", "inlay.worker", "inlay.router"])
+def test_what_faces_clients_starts_without_torch(module: str) -> None:
+    """In an interpreter where the heavy libraries cannot be imported at all."""
+    script = f"""
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {HEAVY!r}:
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, Absent())
+import {module}
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
