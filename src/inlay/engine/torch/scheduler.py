@@ -1,0 +1,384 @@
+"""Who is computed in the next step, and with whose pages. Pure Python: no tensors, no clock, no threads.
+
+There is no prefill and no decode: a sequence has `remaining` positions to compute before its next token can be chosen,
+one for a sequence that decodes, many for one that is new or was preempted. A step has one budget of positions. It goes
+
+1. to whoever was passed over `PATIENCE` steps in a row, so that nobody waits for ever;
+2. to every running sequence with one position remaining, so that streams flow whatever else arrives;
+3. to the others: half of the rest to the first in order, so that a long prompt ends in bounded time, and half to
+   those with the fewest positions remaining, so that a short prompt does not wait for a long one.
+
+Order is (priority, arrival). The scheme of computed positions that catch up with known ones is vLLM's.
+"""
+
+from bisect import insort
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+from operator import attrgetter
+
+from inlay.engine.torch.prefix_cache import PrefixCache
+from inlay.engine.torch.sequence import Sequence
+from inlay.engine.torch.table import PageTable
+from inlay.errors import ContextLengthError, InvalidRequestError
+from inlay.prompt import split_point
+from inlay.protocol.work import Work
+
+PATIENCE = 8
+"""Steps in a row in which a sequence may be passed over before it goes first."""
+
+_by_order = attrgetter("order")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Positions [start, start + count) of a sequence, computed in this step; if `samples`, the last yields the next token."""
+
+    sequence: Sequence
+    start: int
+    count: int
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one step computes."""
+
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What fits into the engine at all.
+
+    Attributes:
+        max_model_len: positions of one sequence, prompt and output together.
+        max_num_seqs: sequences in one step.
+        max_num_batched_tokens: positions in one step.
+        page_size: positions in a page, a multiple of `inlay.digest.BLOCK_SIZE`.
+        num_pages: pages there are.
+    """
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    page_size: int
+    num_pages: int
+
+    def pages_for(self, positions: int) -> int:
+        """Pages that hold `positions`."""
+        return -(-positions // self.page_size)
+
+    def check(self, work: Work) -> None:
+        """Refuse what could never run, however long it waited.
+
+        Raises:
+            ContextLengthError: prompt and output are longer than the model or the pages can take.
+            InvalidRequestError: nothing to start from, or a segment that may not be split is larger than a step.
+        """
+        prompt = len(work.prompt)
+        if not prompt:
+            raise InvalidRequestError("a prompt needs at least one position, got none", param="prompt")
+        total = prompt + work.sampling.max_tokens
+        limit = min(self.max_model_len, self.num_pages * self.page_size)
+        if total > limit:
+            raise ContextLengthError(
+                f"the maximum context length is {limit} positions; got a prompt of {prompt} and "
+                f"max_tokens of {work.sampling.max_tokens}, together {total}"
+            )
+        for start, stop in work.prompt.atomic_bounds():
+            if stop - start > self.max_num_batched_tokens:
+                raise InvalidRequestError(
+                    f"positions {start} to {stop} must be computed in one step of at most "
+                    f"{self.max_num_batched_tokens} positions, and are {stop - start}"
+                )
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A plan in the making: the budget left, the spans so far, and who was preempted on the way."""
+
+    left: int
+    spans: dict[Sequence, Span] = field(default_factory=dict)
+    preempted: set[Sequence] = field(default_factory=set)
+
+    def lacks(self, sequence: Sequence) -> bool:
+        return sequence not in self.spans and sequence not in self.preempted
+
+
+class Scheduler:
+    """Sequences, and the pages they hold. `schedule`, run the plan, `commit`; `finish` whoever ended.
+
+    Attributes:
+        table: who holds which pages; changed by the scheduler alone, but for scrubbing.
+        cache: which page holds which prefix; empty for ever without prefix caching.
+        running: sequences that hold pages or may take them, in order.
+        waiting: the others, in order.
+        preemptions: how often a sequence lost its pages.
+    """
+
+    def __init__(self, bounds: Bounds, *, prefix_caching: bool = True) -> None:
+        self.bounds = bounds
+        self.cache = PrefixCache()
+        self.table = PageTable(bounds.num_pages, self.cache)
+        self.running: list[Sequence] = []
+        self.waiting: list[Sequence] = []
+        self.preemptions = 0
+        self._prefix_caching = prefix_caching
+        self._makers: dict[bytes, Sequence] = {}
+
+    def __len__(self) -> int:
+        return len(self.running) + len(self.waiting)
+
+    def admit(self, sequence: Sequence) -> None:
+        """Let `sequence` wait for its turn; `Bounds.check` has passed."""
+        insort(self.waiting, sequence, key=_by_order)
+
+    def schedule(self) -> Plan:
+        """The next step. Its spans have their pages; it is empty only when there are no sequences."""
+        self._start_waiting()
+        for sequence in self.running:
+            self._skip_cached(sequence)
+        draft = _Draft(self.bounds.max_num_batched_tokens)
+        self._plan_overdue(draft)
+        for sequence in tuple(self.running):
+            if sequence.remaining == 1 and draft.lacks(sequence):
+                self._plan(draft, sequence, 1)
+        self._plan_catching_up(draft)
+        for sequence in self.running:
+            sequence.passed_over = 0 if sequence in draft.spans else sequence.passed_over + 1
+        return Plan(tuple(draft.spans.values()))
+
+    def commit(self, span: Span) -> None:
+        """The keys and values of `span` are in its pages: name the pages it filled."""
+        sequence = span.sequence
+        stop = span.start + span.count
+        sequence.computed = stop
+        if not self._prefix_caching:
+            return
+        size = self.bounds.page_size
+        for index in range(span.start // size, stop // size):
+            digest = sequence.page_digest(index, size)
+            if digest is not None:
+                self.cache.insert(digest, sequence.pages[index])
+                self._unmake(digest, sequence)
+
+    def prove(self, sequence: Sequence) -> None:
+        """Finite logits came out of all of the sequence's pages."""
+        self.table.prove(sequence.pages[sequence.proven :])
+        # The last page may be filled further, and is proven again then.
+        sequence.proven = max(0, len(sequence.pages) - 1)
+
+    def condemn(self, span: Span) -> None:
+        """Non-finite logits came out of `span`: its pages are scrubbed before anyone else has them. Not committed."""
+        self.table.condemn(span.sequence.pages, span.start // self.bounds.page_size)
+
+    def finish(self, sequence: Sequence) -> None:
+        """`sequence` has ended, for whatever reason: its pages are free, or idle in the cache, at once."""
+        if sequence in self.running:
+            self._stop(sequence)
+        else:
+            self.waiting.remove(sequence)
+
+    # Starting and stopping
+
+    def _start_waiting(self) -> None:
+        promised = sum(self._outstanding(sequence) for sequence in self.running)
+        for sequence in tuple(islice(self.waiting, self.bounds.max_num_seqs)):
+            full = len(self.running) >= self.bounds.max_num_seqs
+            if full and self.running[-1].order[0] <= sequence.order[0]:
+                return
+            hits = self._hits(sequence)
+            if self._is_being_made(sequence, len(hits)):
+                continue
+            need = self.bounds.pages_for(sequence.length) - len(hits)
+            room = self.table.available - self.table.unheld(hits) - promised
+            if full or need > room:
+                if not self._displace(sequence, need - room):
+                    sequence.passed_over += 1
+                    # Others may start before it for a while; then the pages that come free are kept for it.
+                    if sequence.passed_over >= PATIENCE:
+                        return
+                    continue
+                promised = sum(self._outstanding(other) for other in self.running)
+            self.waiting.remove(sequence)
+            insort(self.running, sequence, key=_by_order)
+            sequence.passed_over = 0
+            self._take(sequence, hits)
+            self._announce(sequence)
+            promised += self._outstanding(sequence)
+
+    def _displace(self, sequence: Sequence, missing: int) -> bool:
+        """Preempt sequences of worse priority until there is a slot and `missing` pages more; False if that cannot be."""
+        worse = [other for other in reversed(self.running) if other.order[0] > sequence.order[0]]
+        gains = [self.table.exclusive(other.pages) + self._outstanding(other) for other in worse]
+        surplus = len(self.running) - self.bounds.max_num_seqs + 1
+        if surplus > len(worse) or missing > sum(gains):
+            return False
+        for other, gain in zip(worse, gains, strict=True):
+            if surplus <= 0 and missing <= 0:
+                break
+            self._preempt(other)
+            surplus -= 1
+            missing -= gain
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take the pages away; what was computed of full pages stays in the cache while there is room."""
+        self._stop(sequence)
+        sequence.computed = 0
+        sequence.proven = 0
+        sequence.passed_over = 0
+        sequence.preemptions += 1
+        self.preemptions += 1
+        self.admit(sequence)
+
+    def _stop(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        for digest in self._uncomputed_digests(sequence):
+            self._unmake(digest, sequence)
+        self.table.release(sequence.pages)
+
+    def _outstanding(self, sequence: Sequence) -> int:
+        """Pages a running sequence lacks for the positions that are known."""
+        return self.bounds.pages_for(sequence.length) - len(sequence.pages)
+
+    # The prefix cache
+
+    def _hits(self, sequence: Sequence) -> list[int]:
+        """Cached pages with which `sequence` can go on from where it is.
+
+        They never reach its last position, which must be computed to give logits, and never end inside an atomic segment.
+        """
+        size = self.bounds.page_size
+        if not self._prefix_caching or sequence.computed % size:
+            return []
+        first = sequence.computed // size
+        pages: list[int] = []
+        for index in range(first, (sequence.length - 1) // size):
+            digest = sequence.page_digest(index, size)
+            page = None if digest is None else self.cache.find(digest)
+            if page is None:
+                break
+            pages.append(page)
+        while pages and not self._may_stop(sequence, (first + len(pages)) * size):
+            pages.pop()
+        return pages
+
+    def _may_stop(self, sequence: Sequence, position: int) -> bool:
+        return split_point(sequence.atomic, position) == position
+
+    def _take(self, sequence: Sequence, hits: list[int]) -> None:
+        first = len(sequence.pages)
+        self.table.share(sequence.pages, hits)
+        for index in range(first, first + len(hits)):
+            digest = sequence.page_digest(index, self.bounds.page_size)
+            if digest is not None:
+                self._unmake(digest, sequence)
+        sequence.computed += len(hits) * self.bounds.page_size
+        if not sequence.preemptions:
+            sequence.cached_tokens = min(
+                len(sequence.prompt), sequence.cached_tokens + len(hits) * self.bounds.page_size
+            )
+
+    def _skip_cached(self, sequence: Sequence) -> None:
+        """Another may have computed what comes next since `sequence` started."""
+        if sequence.remaining > 1:
+            hits = self._hits(sequence)
+            if hits:
+                self._take(sequence, hits)
+
+    def _is_being_made(self, sequence: Sequence, hits: int) -> bool:
+        """Whether a running sequence that goes first is computing the very page `sequence` would compute next.
+
+        Then waiting for it is cheaper: works that share a prompt compute it once.
+        """
+        size = self.bounds.page_size
+        if (hits + 1) * size >= sequence.length or not self._may_stop(sequence, (hits + 1) * size):
+            return False
+        digest = sequence.page_digest(hits, size)
+        maker = None if digest is None else self._makers.get(digest)
+        return maker is not None and maker.order < sequence.order
+
+    def _announce(self, sequence: Sequence) -> None:
+        if self._prefix_caching:
+            for digest in self._uncomputed_digests(sequence):
+                self._makers.setdefault(digest, sequence)
+
+    def _unmake(self, digest: bytes, sequence: Sequence) -> None:
+        if self._makers.get(digest) is sequence:
+            del self._makers[digest]
+
+    def _uncomputed_digests(self, sequence: Sequence) -> Iterable[bytes]:
+        size = self.bounds.page_size
+        for index in range(sequence.computed // size, sequence.length // size):
+            digest = sequence.page_digest(index, size)
+            if digest is not None:
+                yield digest
+
+    # Planning
+
+    def _plan_overdue(self, draft: _Draft) -> None:
+        overdue = [sequence for sequence in self.running if sequence.passed_over >= PATIENCE]
+        overdue.sort(key=lambda sequence: (-sequence.passed_over, sequence.order))
+        for sequence in overdue:
+            if draft.lacks(sequence):
+                self._plan(draft, sequence, self.bounds.max_num_batched_tokens // 4)
+
+    def _plan_catching_up(self, draft: _Draft) -> None:
+        line = [sequence for sequence in self.running if draft.lacks(sequence)]
+        if not line or not draft.left:
+            return
+        first, *others = line
+        left = draft.left - self._chunk(first, max(1, draft.left // 2), draft.left)
+        wanted: list[tuple[Sequence, int]] = []
+        for sequence in sorted(others, key=lambda s: (s.order[0], s.remaining, s.order)):
+            count = self._chunk(sequence, left, left)
+            left -= count
+            if count:
+                wanted.append((sequence, count))
+        self._plan(draft, first, draft.left - sum(count for _, count in wanted))
+        for sequence, count in wanted:
+            if draft.lacks(sequence):
+                self._plan(draft, sequence, count)
+
+    def _chunk(self, sequence: Sequence, want: int, limit: int) -> int:
+        """How many positions of `sequence` to compute: `want` of them if they end where it may be split.
+
+        Else fewer; or, where an atomic segment comes first, all of it if that is within `limit`, else 0.
+        """
+        start = sequence.computed
+        want = min(want, limit, sequence.remaining)
+        if want <= 0:
+            return 0
+        stop = split_point(sequence.atomic, start + want)
+        if stop <= start:
+            stop = next(end for first, end in sequence.atomic if first <= start < end)
+        return stop - start if stop - start <= limit else 0
+
+    def _plan(self, draft: _Draft, sequence: Sequence, want: int) -> None:
+        """Plan about `want` positions of `sequence`, with pages for them, or leave it out."""
+        start, size = sequence.computed, self.bounds.page_size
+        count = self._chunk(sequence, max(1, want), draft.left)
+        missing = self.bounds.pages_for(start + count) - len(sequence.pages)
+        if missing > self.table.available:
+            self._make_room(draft, sequence, missing)
+            room = (len(sequence.pages) + self.table.available) * size - start
+            count = self._chunk(sequence, min(count, room), min(room, draft.left))
+            missing = self.bounds.pages_for(start + count) - len(sequence.pages)
+        if not count or not self.table.grow(sequence.pages, missing):
+            return
+        draft.left -= count
+        draft.spans[sequence] = Span(sequence, start, count, start + count == sequence.length)
+
+    def _make_room(self, draft: _Draft, sequence: Sequence, missing: int) -> None:
+        """Preempt those that come after `sequence` and are not planned, last first, until `missing` pages are available."""
+        for other in tuple(reversed(self.running)):
+            if other.order <= sequence.order or self.table.available >= missing:
+                return
+            if other not in draft.spans:
+                self._preempt(other)
+                draft.preempted.add(other)
+
+
+__all__ = ["PATIENCE", "Bounds", "Plan", "Scheduler", "Span"]

@@ -1,0 +1,169 @@
+"""One work under way: its output, its pages, and how far it has been computed. Counters, no states."""
+
+from collections.abc import Iterator
+
+from inlay.digest import BLOCK_SIZE, Chain
+from inlay.errors import ErrorFrame, InlayError
+from inlay.prompt import Prompt, Segment, Tokens
+from inlay.protocol.work import Delta, FinishReason, Sampling, TokenLogprobs, Usage, Work
+
+
+class Sequence:
+    """Prompt and output as one run of positions, of which the first `computed` have keys and values in `pages`.
+
+    Attributes:
+        work: what was asked.
+        prompt: the work's.
+        output: ids so far, those of earlier attempts included.
+        prompt_token_ids: ids of the prompt's token positions: what penalties may see.
+        pages: page numbers in the order of positions; `PageTable` alone changes it.
+        computed: positions whose keys and values are in the pages.
+        proven: pages at the front from which finite logits have come.
+        cached_tokens: prompt positions that came from the prefix cache before the first preemption.
+        passed_over: steps in a row in which it wanted to go on and could not.
+        preemptions: how often its pages were taken away.
+        order: (priority, arrival): who goes first; unique.
+        expires: on the clock `Core.step` is given, or None.
+        atomic: bounds of the segments that must not be split.
+    """
+
+    __slots__ = (
+        "_announced",
+        "_chain",
+        "_prompt_length",
+        "atomic",
+        "cached_tokens",
+        "computed",
+        "expires",
+        "order",
+        "output",
+        "pages",
+        "passed_over",
+        "preemptions",
+        "prompt",
+        "prompt_token_ids",
+        "proven",
+        "work",
+    )
+
+    def __init__(
+        self,
+        work: Work,
+        *,
+        arrival: int,
+        chain: Chain | None = None,
+        expires: float | None = None,
+    ) -> None:
+        """A sequence of which nothing is computed.
+
+        Args:
+            work: what was asked.
+            arrival: counts up.
+            chain: empty, rooted where the work's adapter and salt say; None when nothing of it may be cached.
+            expires: when it must have ended.
+        """
+        self.work = work
+        self.prompt: Prompt = work.prompt
+        self.output: list[int] = list(work.prior_output)
+        self.prompt_token_ids = self.prompt.token_ids()
+        self.pages: list[int] = []
+        self.computed = 0
+        self.proven = 0
+        self.cached_tokens = 0
+        self.passed_over = 0
+        self.preemptions = 0
+        self.order = (work.priority, arrival)
+        self.expires = expires
+        self.atomic = self.prompt.atomic_bounds()
+        self._prompt_length = len(self.prompt)
+        self._chain = chain
+        self._announced = False
+        if chain is not None:
+            chain.extend(self.prompt)
+            chain.extend_tokens(self.output)
+
+    def __repr__(self) -> str:
+        return f"Sequence({self.work.id!r}, {self.computed}/{self.length})"
+
+    @property
+    def sampling(self) -> Sampling:
+        """The work's."""
+        return self.work.sampling
+
+    @property
+    def length(self) -> int:
+        """Positions that are known: the prompt's and the output's."""
+        return self._prompt_length + len(self.output)
+
+    @property
+    def remaining(self) -> int:
+        """Positions to compute before the next token can be chosen; at least 1 until the sequence ends."""
+        return self.length - self.computed
+
+    def segments(self, start: int, stop: int) -> Iterator[tuple[int, Segment]]:
+        """(first position, part) of each segment between positions `start` and `stop`; output comes as tokens."""
+        base = self._prompt_length
+        if start < base:
+            yield from self.prompt.spans(start, min(stop, base))
+        low = max(start, base)
+        if stop > low:
+            yield low, Tokens(tuple(self.output[low - base : stop - base]))
+
+    def page_digest(self, index: int, page_size: int) -> bytes | None:
+        """The digest of everything up to the end of page `index`; None when that is not known yet, or never cached."""
+        if self._chain is None:
+            return None
+        block = (index + 1) * (page_size // BLOCK_SIZE) - 1
+        return self._chain.blocks[block] if block < len(self._chain.blocks) else None
+
+    def append(self, token_id: int) -> None:
+        """Take the next output token."""
+        self.output.append(token_id)
+        if self._chain is not None:
+            self._chain.extend_tokens((token_id,))
+
+    def ending(self, eos_token_ids: tuple[int, ...]) -> FinishReason | None:
+        """Why the output as it stands is over, or None."""
+        sampling = self.work.sampling
+        if self.output:
+            last = self.output[-1]
+            if last in sampling.stop_token_ids or (not sampling.ignore_eos and last in eos_token_ids):
+                return "stop"
+        return "length" if len(self.output) >= sampling.max_tokens else None
+
+    def delta(
+        self,
+        *,
+        new: int = 0,
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        finish_reason: FinishReason | None = None,
+        error: InlayError | None = None,
+    ) -> Delta:
+        """What to tell of the last `new` output tokens, and of the end.
+
+        Args:
+            new: how many tokens at the end of the output have not been told.
+            logprobs: theirs.
+            finish_reason: set on the last delta.
+            error: why it failed; then the finish reason is "error".
+        """
+        offset = len(self.output) - new
+        reason: FinishReason | None = "error" if error is not None else finish_reason
+        usage = None
+        if reason is not None or not self._announced:
+            usage = Usage(self._prompt_length, len(self.output), self.cached_tokens)
+        self._announced = True
+        return Delta(
+            work_id=self.work.id,
+            attempt=self.work.attempt,
+            offset=offset,
+            token_ids=tuple(self.output[offset:]),
+            logprobs=logprobs,
+            finish_reason=reason,
+            stop_token_id=self.output[-1] if reason == "stop" and new else None,
+            usage=usage,
+            error=None if error is None else ErrorFrame.of(error),
+        )
+
+
+__all__ = ["Sequence"]
