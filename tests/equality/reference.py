@@ -1,0 +1,40 @@
+"""What plain `transformers` answers: the tokens every other way must give."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+
+@cache
+def model_of(path: Path) -> Any:
+    """The model in float32, with eager attention."""
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+@cache
+def tokenizer_of(path: Path) -> Any:
+    """The model's own tokenizer."""
+    return AutoTokenizer.from_pretrained(path)
+
+
+def rows_of(path: Path, ids: list[int]) -> torch.Tensor:
+    """The model's own embeddings of `ids`, (len(ids), hidden) float32."""
+    with torch.no_grad():
+        embedded: torch.Tensor = model_of(path).get_input_embeddings()(torch.tensor(ids))
+    return embedded
+
+
+@torch.no_grad()
+def greedy(path: Path, rows: torch.Tensor, max_tokens: int) -> list[int]:
+    """Greedy continuation of (n, hidden) rows by `transformers.generate`; an end token is the last."""
+    generated = model_of(path).generate(
+        inputs_embeds=rows[None],
+        attention_mask=torch.ones(1, len(rows), dtype=torch.long),
+        max_new_tokens=max_tokens,
+        do_sample=False,
+    )
+    ids: list[int] = generated[0].tolist()
+    return ids

@@ -1,0 +1,78 @@
+"""A real server for tests: `inlay` as its own process, on a free port, ended with the test."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+START_SECONDS = 90.0
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server that answers."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+
+    @property
+    def v1(self) -> str:
+        """What the `openai` client wants as `base_url`."""
+        return self.url + "/v1"
+
+
+def free_port() -> int:
+    """A port nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def serving(
+    *arguments: object, command: str = "serve", environment: dict[str, str] | None = None
+) -> Iterator[Served]:
+    """Run `inlay COMMAND ARGUMENTS --port P` until the block ends; yields once it is ready.
+
+    Raises:
+        RuntimeError: the process ended, or was not ready in time.
+    """
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "inlay.cli", command, *map(str, arguments), "--port", str(port)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+        stdin=subprocess.DEVNULL,
+    )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _wait_ready(process, url)
+        yield Served(url, process)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _wait_ready(process: subprocess.Popen[bytes], url: str) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"the server ended with status {process.returncode} before it was ready")
+        try:
+            with urllib.request.urlopen(url + "/ready", timeout=2):
+                return
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            time.sleep(0.1)
+    raise RuntimeError(f"the server was not ready within {START_SECONDS:g} s")
