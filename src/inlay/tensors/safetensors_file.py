@@ -1,0 +1,129 @@
+"""The safetensors format, one tensor to a file: reader and writer.
+
+Layout: the safetensors README (an eight-byte header length, a JSON header, the data).
+"""
+
+import json
+from typing import Any, NoReturn
+
+from inlay.errors import EmbeddingsError
+from inlay.tensors.tensor import MAX_TABLE_ID_LENGTH, MIN_BYTES, Tensor, dense, quoted, refused
+
+MAX_HEADER_BYTES = 8192
+_METADATA = "__metadata__"
+_TABLE_ID = "embedding_table_id"
+_DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+def read_safetensors(container: memoryview) -> Tensor:
+    """The tensor in a safetensors file.
+
+    Raises:
+        EmbeddingsError: not a well-formed file of one dense float tensor that fills all its data.
+    """
+    length = int.from_bytes(container[:8], "little")
+    if length > MAX_HEADER_BYTES or 8 + length > len(container):
+        raise _malformed(
+            f"its header is {length} bytes long in a file of {len(container)}; allowed: at most {MAX_HEADER_BYTES}"
+        )
+    header = _header(bytes(container[8 : 8 + length]))
+    metadata = header.pop(_METADATA, {})
+    if len(header) != 1:
+        raise refused(f"a safetensors file of {len(header)} tensors; send one tensor")
+    ((_, entry),) = header.items()
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise _malformed("its tensor is not described by dtype, shape and data_offsets")
+    data = container[8 + length :]
+    name = entry["dtype"]
+    if not isinstance(name, str) or name not in _DTYPES:
+        raise refused(f"a tensor of dtype {quoted(str(name))}; allowed: {', '.join(_DTYPES)}")
+    shape = _integers(entry["shape"])
+    if _integers(entry["data_offsets"]) != (0, len(data)):
+        raise _malformed(f"its tensor does not fill its {len(data)} bytes of data exactly")
+    tensor = Tensor(
+        dense(data, _DTYPES[name], shape), _DTYPES[name], shape, "safetensors", _table_id(metadata)
+    )
+    if len(tensor.data) != len(data):
+        raise _malformed(
+            f"shape {shape} and dtype {name} need {len(tensor.data)} bytes and it holds {len(data)}"
+        )
+    return tensor
+
+
+def _header(raw: bytes) -> dict[str, Any]:
+    if raw[:1] != b"{":
+        raise _malformed("its header is not a JSON object")
+    try:
+        # The length bounds the depth of the recursion; the hooks leave text and whole numbers only.
+        header = json.loads(
+            raw.decode(),
+            object_pairs_hook=_object,
+            parse_int=_integer,
+            parse_float=_not_whole,
+            parse_constant=_not_whole,
+        )
+    except (ValueError, RecursionError) as error:
+        raise _malformed("its header is not valid JSON") from error
+    if not isinstance(header, dict):
+        raise _malformed("its header is not a JSON object")
+    return header
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    items = dict(pairs)
+    if len(items) != len(pairs):
+        raise _malformed("its header says something twice")
+    return items
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > 19:
+        raise _malformed(f"its header holds a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _not_whole(number: str) -> NoReturn:
+    raise _malformed(f"its header holds the number {quoted(number)}")
+
+
+def _integers(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or any(type(item) is not int or item < 0 for item in value):
+        raise _malformed("its shape or data_offsets are not whole numbers")
+    return tuple(value)
+
+
+def _table_id(metadata: Any) -> str | None:
+    if not isinstance(metadata, dict) or any(not isinstance(value, str) for value in metadata.values()):
+        raise _malformed("its metadata is not text")
+    table_id: str | None = metadata.get(_TABLE_ID)
+    return table_id if table_id is None else table_id[: MAX_TABLE_ID_LENGTH + 1]
+
+
+def write_safetensors(data: memoryview, dtype: str, shape: tuple[int, ...], table_id: str | None) -> bytes:
+    """A safetensors file of one tensor, `prompt_embeds`, with the table's id in its metadata.
+
+    Args:
+        data: elements in C order, little endian.
+        dtype: one of `inlay.prompt.DTYPE_SIZES`.
+        shape: every size at least 1.
+        table_id: of the embedding table the rows were taken from.
+    """
+    header: dict[str, Any] = {} if table_id is None else {_METADATA: {_TABLE_ID: table_id}}
+    header["prompt_embeds"] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": (0, len(data))}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    # Data begins on eight bytes, and even one element makes a file of the least size that servers accept.
+    width = max(len(text), MIN_BYTES - 8 - len(data))
+    text = text.ljust(width + -width % 8)
+    return b"".join((len(text).to_bytes(8, "little"), text, data))
+
+
+def _malformed(why: str) -> EmbeddingsError:
+    return refused(f"a malformed safetensors file: {why}")

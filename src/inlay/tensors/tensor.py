@@ -1,0 +1,170 @@
+"""What a reader returns, and what readers of all formats share: size limits, refusals, strided views made dense."""
+
+from math import prod
+from typing import Any, Literal, TypeAlias
+
+import ml_dtypes
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from inlay.errors import EmbeddingsError
+from inlay.prompt import DTYPE_SIZES, Buffer
+
+TensorFormat: TypeAlias = Literal["torch", "safetensors", "npy"]
+
+NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
+    "float64": np.dtype("<f8"),
+    "float32": np.dtype("<f4"),
+    "float16": np.dtype("<f2"),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
+    "float8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
+}
+"""numpy's dtype for each dtype a tensor may have, by torch's names."""
+
+BITS_DTYPES: dict[int, np.dtype[Any]] = {size: np.dtype(f"<u{size}") for size in (1, 2, 4, 8)}
+"""Unsigned integers by size in bytes: elements moved or compared as bits."""
+
+MIN_BYTES = 100
+"""Decoded bytes under which no container can hold a tensor."""
+
+MAX_DIMENSIONS = 8
+MAX_TABLE_ID_LENGTH = 128
+
+_MIB, _KIB = 1024 * 1024, 1024
+
+
+class ReadLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What `read` may be made to look at.
+
+    Attributes:
+        max_bytes: container bytes of one tensor file, after base64.
+    """
+
+    max_bytes: int = 10 * _MIB
+
+
+class Tensor(msgspec.Struct, frozen=True):
+    """A dense tensor out of a file: C order, little endian, not yet checked for finite values.
+
+    Attributes:
+        data: the elements; views the bytes that were read wherever those are contiguous, so these must not change.
+        dtype: one of `inlay.prompt.DTYPE_SIZES`.
+        shape: every size at least 1; () for a scalar.
+        format: the container it came in.
+        table_id: id of the embedding table the rows were taken from, where the file says so.
+    """
+
+    data: Buffer
+    dtype: str
+    shape: tuple[int, ...]
+    format: TensorFormat
+    table_id: str | None = None
+
+    @property
+    def array(self) -> npt.NDArray[Any]:
+        """The elements as a read-only numpy array that shares their memory (bfloat16 and float8 by `ml_dtypes`)."""
+        return np.frombuffer(self.data.view, NUMPY_DTYPES[self.dtype]).reshape(self.shape)
+
+
+def check_size(num_bytes: int, *, limits: ReadLimits) -> None:
+    """Check the size of a container, which may be done before its bytes are there.
+
+    Raises:
+        EmbeddingsError: under 100 bytes or over `limits.max_bytes`.
+    """
+    if num_bytes < MIN_BYTES:
+        raise EmbeddingsError(
+            f"prompt_embeds decoded data must be at least {MIN_BYTES} bytes, got {num_bytes} bytes"
+        )
+    if num_bytes > limits.max_bytes:
+        raise EmbeddingsError(
+            f"prompt_embeds exceeds maximum size of {_size(limits.max_bytes)}: got {num_bytes} bytes after decoding"
+        )
+
+
+def _size(num_bytes: int) -> str:
+    for unit, name in ((_MIB, "MB"), (_KIB, "KB")):
+        if num_bytes >= unit and num_bytes % unit == 0:
+            return f"{num_bytes // unit}{name}"
+    return f"{num_bytes} bytes"
+
+
+def refused(what: str) -> EmbeddingsError:
+    """The error for bytes that are not one dense float tensor; `what` names what they are instead."""
+    return EmbeddingsError(
+        "prompt_embeds must be a torch.Tensor: one dense floating-point tensor, written by torch.save, safetensors or "
+        f"numpy.save; got {what}"
+    )
+
+
+def quoted(text: str) -> str:
+    """Text out of a file as it may stand in a message: escaped, and short."""
+    return ascii(text if len(text) <= 80 else text[:77] + "...")
+
+
+def dense(
+    view: memoryview,
+    dtype: str,
+    shape: tuple[int, ...],
+    *,
+    strides: tuple[int, ...] | None = None,
+    offset: int = 0,
+) -> Buffer:
+    """The elements of a strided view of `view`, in C order.
+
+    A contiguous view is not copied. Of any other, only its own elements are: as these may not overlap, the copy is
+    never larger than `view`.
+
+    Args:
+        view: the storage, bytes.
+        dtype: one of `DTYPE_SIZES`.
+        shape: elements in each dimension.
+        strides: elements from one index to the next in each dimension, C order if None.
+        offset: first element.
+
+    Raises:
+        EmbeddingsError: empty, out of bounds, overlapping, or with more dimensions than any prompt has.
+    """
+    size = DTYPE_SIZES[dtype]
+    if len(shape) > MAX_DIMENSIONS:
+        raise refused(f"a tensor of {len(shape)} dimensions; allowed: at most {MAX_DIMENSIONS}")
+    if any(n <= 0 for n in shape):
+        raise refused(f"an empty tensor of shape {shape}; at least one element is needed")
+    if strides is None:
+        strides = c_strides(shape)
+    if len(strides) != len(shape) or offset < 0 or any(stride < 0 for stride in strides):
+        raise refused(f"a tensor of shape {shape} with strides {strides} and offset {offset}")
+    steps = sorted((stride, n) for stride, n in zip(strides, shape, strict=True) if n > 1)
+    reach = 0
+    for stride, n in steps:
+        # A dimension whose step clears everything the smaller steps reach cannot make two indices meet. Views that
+        # interleave without meeting fail this too; torch's own test for overlap is the same.
+        if stride <= reach:
+            how = "stride 0 (an expanded tensor)" if stride == 0 else "overlapping elements"
+            raise refused(
+                f"a view of shape {shape} and strides {strides} with {how}; call .contiguous().clone() before saving"
+            )
+        reach += stride * (n - 1)
+    end = (offset + reach + 1) * size
+    if end > len(view):
+        raise refused(
+            f"a tensor of shape {shape}, strides {strides} and offset {offset}, which ends at byte {end} of a storage "
+            f"of {len(view)} bytes"
+        )
+    if all(a == b for a, b, n in zip(strides, c_strides(shape), shape, strict=True) if n > 1):
+        return Buffer(view[offset * size : (offset + prod(shape)) * size])
+    bits = np.ndarray(
+        shape, BITS_DTYPES[size], view, offset * size, tuple(stride * size for stride in strides)
+    )
+    return Buffer(memoryview(bits.tobytes()))
+
+
+def c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides, in elements, of a C-ordered tensor of `shape`."""
+    strides, step = [], 1
+    for n in reversed(shape):
+        strides.append(step)
+        step *= n
+    return tuple(reversed(strides))
