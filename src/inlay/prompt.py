@@ -30,7 +30,7 @@ class Buffer:
     Equal when the bytes are equal.
     """
 
-    __slots__ = ("view",)
+    __slots__ = ("__weakref__", "view")
 
     def __init__(self, data: "bytes | bytearray | memoryview") -> None:
         view = memoryview(data)
