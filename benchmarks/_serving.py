@@ -1,0 +1,229 @@
+"""Servers to measure, side by side: inlay, and where their environments are there, vLLM and Dynamo.
+
+A peer runs from an environment of its own: `INLAY_BENCH_VLLM` and `INLAY_BENCH_DYNAMO` name its python. docs/performance.md says how such an
+environment is made.
+"""
+
+import contextlib
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.models import make
+
+START_SECONDS = 240.0
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server under measurement: where it listens, and the processes it consists of."""
+
+    name: str
+    port: int
+    pids: tuple[int, ...]
+
+    def cpu_seconds(self) -> float:
+        """CPU time all its processes and their children have used so far."""
+        ticks = os.sysconf("SC_CLK_TCK")
+        total = 0.0
+        for pid in _descendants(self.pids):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+                total += (int(fields[11]) + int(fields[12])) / ticks
+        return total
+
+    def resident_bytes(self) -> int:
+        """Resident memory of all its processes and their children, shared pages counted once a process."""
+        total = 0
+        for pid in _descendants(self.pids):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
+                    if line.startswith("VmRSS:"):
+                        total += int(line.split()[1]) * 1024
+        return total
+
+    def post(self, path: str, body: bytes, content_type: str = "application/json") -> tuple[int, bytes]:
+        """Status and body of the answer."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
+        try:
+            connection.request("POST", path, body, {"Content-Type": content_type})
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        """Status and body of the answer."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+
+def _descendants(pids: tuple[int, ...]) -> list[int]:
+    found, waiting = [], list(pids)
+    while waiting:
+        pid = waiting.pop()
+        found.append(pid)
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                waiting += map(int, (task / "children").read_text(encoding="ascii").split())
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def _running(name: str, port: int, ready: str, *commands: list[str], **environment: str) -> Iterator[Server]:
+    with tempfile.TemporaryFile() as log:
+        processes = [
+            subprocess.Popen(
+                command,
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+            for command in commands
+        ]
+        server = Server(name, port, tuple(process.pid for process in processes))
+        try:
+            _wait_ready(server, processes, ready, log.fileno())
+            yield server
+        finally:
+            for process in processes:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGTERM)
+            for process in processes:
+                try:
+                    process.wait(15)
+                except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+
+
+def _wait_ready(server: Server, processes: list["subprocess.Popen[bytes]"], ready: str, log: int) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if any(process.poll() is not None for process in processes):
+            break
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            status, body = server.get(ready)
+            if status == 200 and (ready != "/v1/models" or b'"id"' in body):
+                return
+        time.sleep(0.3)
+    os.lseek(log, 0, os.SEEK_SET)
+    raise RuntimeError(
+        f"{server.name} did not start:\n{os.read(log, 1 << 20)[-3000:].decode(errors='replace')}"
+    )
+
+
+def inlay(model: Path, *arguments: object) -> contextlib.AbstractContextManager[Server]:
+    """inlay on `model`, served as "m", with embeddings on."""
+    port = free_port()
+    command = [
+        sys.executable,
+        "-m",
+        "inlay.cli",
+        "serve",
+        str(model),
+        "--served-model-name",
+        "m",
+        "--port",
+        str(port),
+    ]
+    return _running("inlay", port, "/ready", [*command, "--enable-prompt-embeds", *map(str, arguments)])
+
+
+def vllm(model: Path, *arguments: object) -> contextlib.AbstractContextManager[Server] | None:
+    """vLLM's own server, or None where `INLAY_BENCH_VLLM` is not set."""
+    python = os.environ.get("INLAY_BENCH_VLLM")
+    if python is None:
+        return None
+    port = free_port()
+    command = [
+        python,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        str(model),
+        "--served-model-name",
+        "m",
+    ]
+    command += ["--port", str(port), "--enforce-eager", "--enable-prompt-embeds", *map(str, arguments)]
+    return _running(
+        "vllm",
+        port,
+        "/health",
+        command,
+        VLLM_CPU_KVCACHE_SPACE="1",
+        HF_HUB_OFFLINE="1",
+        VLLM_NO_USAGE_STATS="1",
+    )
+
+
+def dynamo(model: Path, *arguments: object) -> contextlib.AbstractContextManager[Server] | None:
+    """Dynamo's frontend in front of its vLLM worker, or None where `INLAY_BENCH_DYNAMO` is not set."""
+    python = os.environ.get("INLAY_BENCH_DYNAMO")
+    if python is None:
+        return None
+    port = free_port()
+    frontend = [python, "-m", "dynamo.frontend", "--http-port", str(port)]
+    worker = [
+        python,
+        "-m",
+        "dynamo.vllm",
+        "--model",
+        str(model),
+        "--served-model-name",
+        "m",
+        "--enforce-eager",
+    ]
+    return _running(
+        "dynamo",
+        port,
+        "/v1/models",
+        frontend,
+        [*worker, "--enable-prompt-embeds", *map(str, arguments)],
+        VLLM_CPU_KVCACHE_SPACE="1",
+        HF_HUB_OFFLINE="1",
+        VLLM_NO_USAGE_STATS="1",
+        DYN_DISCOVERY_BACKEND="file",
+        DYN_FILE_KV=tempfile.mkdtemp(prefix="dynamo-kv-"),
+        DYN_REQUEST_PLANE="tcp",
+        DYN_EVENT_PLANE="zmq",
+    )
+
+
+def wide_model(directory: Path, *, hidden: int = 4096, max_len: int = 10_240) -> Path:
+    """A one-layer Llama with a hidden size like an 8B model's and random bf16 weights: the prompt is large, the model is not."""
+    return make(
+        "llama",
+        directory,
+        dtype="bfloat16",
+        vocab_size=512,
+        hidden_size=hidden,
+        intermediate_size=256,
+        num_hidden_layers=1,
+        num_attention_heads=32,
+        num_key_value_heads=1,
+        head_dim=64,
+        max_position_embeddings=max_len,
+    )
