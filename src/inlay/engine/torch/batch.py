@@ -1,0 +1,152 @@
+"""A plan as tensors: the positions of one step, packed one span after another.
+
+Shapes: T positions in the step, S spans, R rows among the positions, C hidden size.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inlay.errors import EngineError
+from inlay.prompt import Rows, Segment, Tokens
+
+if TYPE_CHECKING:
+    from inlay.engine.torch.scheduler import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Positions [start, start + count) of one sequence, to be computed.
+
+    Attributes:
+        segments: (first absolute position, part) over exactly those positions, in order.
+        start: first position.
+        count: how many, at least one.
+        pages: page ids of the sequence, in order, covering at least `start + count` positions.
+        samples: whether the last position's logits are wanted.
+    """
+
+    segments: Iterable[tuple[int, Segment]]
+    start: int
+    count: int
+    pages: list[int]
+    samples: bool
+
+
+class Batch(NamedTuple):
+    """The input of one forward pass.
+
+    Attributes:
+        token_ids: [T] int64; 0 where a row stands.
+        row_index: [R] int64, the positions in the batch that are rows.
+        row_values: [R, C], in the model's dtype; [0, 0] without rows.
+        positions: [T] int64, absolute in each sequence.
+        slots: [T] int64, where keys and values go: page id * page size + offset.
+        sampled: [number of spans that sample] int64, positions in the batch whose logits are wanted.
+        block_table: [S, longest] int32, page ids of each sequence, padded with 0.
+        counts: positions of each span.
+        contexts: positions of each sequence up to and with the span's last.
+    """
+
+    token_ids: Tensor
+    row_index: Tensor
+    row_values: Tensor
+    positions: Tensor
+    slots: Tensor
+    sampled: Tensor
+    block_table: Tensor
+    counts: tuple[int, ...]
+    contexts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, plan: "Plan", page_size: int, device: torch.device) -> "Batch":
+        """The batch of a scheduler's plan; raises as `pack` does."""
+        return cls.pack(
+            (
+                Stretch(
+                    span.sequence.segments(span.start, span.start + span.count),
+                    span.start,
+                    span.count,
+                    span.sequence.pages,
+                    span.samples,
+                )
+                for span in plan.spans
+            ),
+            page_size,
+            device,
+        )
+
+    @classmethod
+    def pack(cls, stretches: Iterable[Stretch], page_size: int, device: torch.device) -> "Batch":
+        """Pack stretches of sequences, in order.
+
+        Raises:
+            EngineError: a segment this engine cannot embed, rows of different dtypes, or pages that do not cover a stretch.
+        """
+        stretches = list(stretches)
+        total = sum(stretch.count for stretch in stretches)
+        token_ids = np.zeros(total, dtype=np.int64)
+        positions = np.empty(total, dtype=np.int64)
+        slots = np.empty(total, dtype=np.int64)
+        page_counts = [-(-(stretch.start + stretch.count) // page_size) for stretch in stretches]
+        table = np.zeros((len(stretches), max(page_counts, default=0)), dtype=np.int32)
+        rows: list[tuple[int, Rows]] = []
+        first = 0
+        for index, stretch in enumerate(stretches):
+            stop = stretch.start + stretch.count
+            pages = stretch.pages[: page_counts[index]]
+            if len(pages) < page_counts[index]:
+                raise EngineError(f"{len(stretch.pages)} pages of {page_size} positions do not hold {stop}")
+            table[index, : len(pages)] = pages
+            absolute = np.arange(stretch.start, stop)
+            positions[first : first + stretch.count] = absolute
+            slots[first : first + stretch.count] = (
+                table[index, absolute // page_size].astype(np.int64) * page_size + absolute % page_size
+            )
+            for position, segment in stretch.segments:
+                where = first + position - stretch.start
+                if isinstance(segment, Tokens):
+                    token_ids[where : where + len(segment)] = segment.ids
+                elif isinstance(segment, Rows) and not segment.bundle:
+                    rows.append((where, segment))
+                else:
+                    raise EngineError("the torch engine embeds tokens and plain rows; got media or a bundle")
+            first += stretch.count
+        ends = np.cumsum([stretch.count for stretch in stretches], dtype=np.int64) - 1
+        sampled = ends[np.fromiter((stretch.samples for stretch in stretches), dtype=np.bool_)]
+        row_index, row_values = _rows(rows)
+        return cls(
+            torch.from_numpy(token_ids).to(device),
+            row_index.to(device),
+            row_values.to(device),
+            torch.from_numpy(positions).to(device),
+            torch.from_numpy(slots).to(device),
+            torch.from_numpy(sampled).to(device),
+            torch.from_numpy(table).to(device),
+            tuple(stretch.count for stretch in stretches),
+            tuple(stretch.start + stretch.count for stretch in stretches),
+        )
+
+
+def _rows(rows: list[tuple[int, Rows]]) -> tuple[Tensor, Tensor]:
+    """The rows' positions in the batch [R] and their values [R, C]; the one copy from client memory is here."""
+    if not rows:
+        return torch.empty(0, dtype=torch.int64), torch.empty(0, 0)
+    dtypes = {segment.dtype for _, segment in rows}
+    if len(dtypes) > 1:
+        raise EngineError(f"rows of one batch must have the model's dtype; got {', '.join(sorted(dtypes))}")
+    index = torch.tensor(list(chain.from_iterable(range(at, at + len(part)) for at, part in rows)))
+    dtype: torch.dtype = getattr(torch, dtypes.pop())
+    values = torch.empty(len(index), rows[0][1].shape[1], dtype=dtype)
+    target = values.view(torch.uint8).numpy()
+    first = 0
+    for _, segment in rows:
+        source = np.frombuffer(segment.data.view, dtype=np.uint8)
+        target[first : first + len(segment)] = source.reshape(len(segment), -1)
+        first += len(segment)
+    return index, values

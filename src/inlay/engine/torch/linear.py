@@ -1,0 +1,181 @@
+"""Faster modules, swapped in for a model's own after it is loaded.
+
+Three swaps, each checked against what it replaces before it is used:
+- projections of the same input become one product (query, key, value; gate, up);
+- on a CPU, weights are laid out once for oneDNN (`mkldnn::_reorder_linear_weight`, `mkldnn::_linear_pointwise`), where
+  `F.linear` lays them out again at every call. These operators are private to torch: if they are missing or disagree with
+  `F.linear`, that is used instead;
+- root-mean-square norms, written as six operations in transformers, become `F.rms_norm`.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+_logger = logging.getLogger(__name__)
+
+_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+
+
+class PackedLinear(nn.Module):
+    """A linear layer for inference whose weight is held in oneDNN's own layout. The given weight is not kept."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Pack `weight` [out, in]."""
+        super().__init__()
+        # Not a parameter: an opaque layout that must not be cast, moved or saved.
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
+        self._bias = None if bias is None else bias.detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] to [..., out]."""
+        return cast("Tensor", torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], ""))
+
+
+class PlainLinear(nn.Module):
+    """A linear layer for inference over any device, through `F.linear`."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Keep `weight` [out, in]."""
+        super().__init__()
+        self._weight = nn.Parameter(weight.detach(), requires_grad=False)
+        self._bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] to [..., out]."""
+        return F.linear(x, self._weight, self._bias)
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm in one operation."""
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight.detach(), requires_grad=False)
+        self._shape = tuple(weight.shape)
+        self._eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        return F.rms_norm(x, self._shape, self.weight, self._eps)
+
+
+class _Fused:
+    """One product for several projections of the same input.
+
+    The parts are called one after another by a module that does not know of this, so the first computes for all and the
+    others take theirs. One forward pass at a time.
+    """
+
+    def __init__(self, linear: nn.Module, sizes: Sequence[int]) -> None:
+        self._linear = linear
+        self._sizes = list(sizes)
+        self._input: Tensor | None = None
+        self._outputs: list[Tensor | None] = []
+
+    def take(self, index: int, x: Tensor) -> Tensor:
+        """Part `index` of the product with `x`."""
+        if self._input is not x or self._outputs[index] is None:
+            self._outputs = list(self._linear(x).split(self._sizes, -1))
+            self._input = x
+        output = self._outputs[index]
+        self._outputs[index] = None
+        if all(other is None for other in self._outputs):
+            self._input = None
+        return cast("Tensor", output)
+
+
+class FusedPart(nn.Module):
+    """Stands where a projection stood; its product is computed together with its siblings'."""
+
+    def __init__(self, fused: _Fused, index: int) -> None:
+        super().__init__()
+        self._fused = fused
+        self._index = index
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] to [..., out of this part]."""
+        return self._fused.take(self._index, x)
+
+
+def packs(dtype: torch.dtype) -> bool:
+    """Whether oneDNN's packed products exist here and agree with `F.linear` for `dtype`, on random input."""
+    if dtype not in _TOLERANCE:
+        return False
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(96, 64, generator=generator).to(dtype)
+    bias = torch.randn(96, generator=generator).to(dtype)
+    try:
+        linear = PackedLinear(weight, bias)
+        for shape in ((1, 1, 64), (1, 7, 64), (3, 64)):
+            x = torch.randn(shape, generator=generator).to(dtype)
+            expected = F.linear(x, weight, bias).float()
+            error = (linear(x).float() - expected).abs().max() / expected.abs().max()
+            if not error <= _TOLERANCE[dtype]:
+                _logger.warning("packed linears differ by %.3g in %s and are not used", float(error), dtype)
+                return False
+    except (AttributeError, RuntimeError) as error:
+        _logger.warning("packed linears are not available in %s: %s", dtype, error)
+        return False
+    return True
+
+
+def accelerate(model: nn.Module, fused: Sequence[Sequence[str]]) -> None:
+    """Swap the linears and norms of `model` in place.
+
+    A linear whose weight another module shares (a head tied to the embedding table) is packed beside it; every other
+    original weight is dropped as soon as its replacement exists.
+
+    Args:
+        model: on its device, in its final dtype.
+        fused: names of sibling linears that take the same input.
+    """
+    first = next(model.parameters())
+    pack = first.device.type == "cpu" and packs(first.dtype)
+    for parent in list(model.modules()):
+        for names in fused:
+            siblings = [getattr(parent, name, None) for name in names]
+            if all(isinstance(sibling, nn.Linear) for sibling in siblings):
+                _fuse(parent, names, cast("list[nn.Linear]", siblings), pack=pack)
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Linear):
+                setattr(parent, name, _linear(child.weight, child.bias, pack=pack))
+            elif (norm := _faster_norm(child)) is not None:
+                setattr(parent, name, norm)
+
+
+def _linear(weight: Tensor, bias: Tensor | None, *, pack: bool) -> nn.Module:
+    return PackedLinear(weight, bias) if pack else PlainLinear(weight, bias)
+
+
+def _fuse(parent: nn.Module, names: Sequence[str], linears: Sequence[nn.Linear], *, pack: bool) -> None:
+    weight = torch.cat([linear.weight.detach() for linear in linears])
+    biases: list[Tensor | None] = [linear.bias for linear in linears]
+    joined = None
+    if any(bias is not None for bias in biases):
+        joined = torch.cat(
+            [
+                linear.weight.new_zeros(linear.out_features) if bias is None else bias.detach()
+                for linear, bias in zip(linears, biases, strict=True)
+            ]
+        )
+    shared = _Fused(_linear(weight, joined, pack=pack), [linear.out_features for linear in linears])
+    for index, name in enumerate(names):
+        setattr(parent, name, FusedPart(shared, index))
+
+
+def _faster_norm(module: nn.Module) -> RMSNorm | None:
+    """The replacement of a root-mean-square norm; None where `module` is none, or some other kind of it."""
+    weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
+    if not type(module).__name__.endswith("RMSNorm") or not isinstance(weight, Tensor) or eps is None:
+        return None
+    norm = RMSNorm(weight, eps)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(3, weight.shape[0], generator=generator).to(weight)
+    expected = module(x).float()
+    error = (norm(x).float() - expected).abs().max() / expected.abs().max()
+    return norm if error <= _TOLERANCE[weight.dtype] else None

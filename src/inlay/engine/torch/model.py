@@ -1,0 +1,227 @@
+"""A transformers causal language model, fed embeddings only, over paged keys and values."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from inlay.engine.settings import EngineSettings
+from inlay.engine.torch import threads
+from inlay.engine.torch.attention import IMPLEMENTATION, Workspace, attention
+from inlay.engine.torch.batch import Batch
+from inlay.engine.torch.families import Family, family_of
+from inlay.engine.torch.linear import accelerate
+from inlay.engine.torch.pages import Pages
+from inlay.engine.torch.weights import directory_of, weights_id
+from inlay.errors import EngineError, InvalidRequestError
+from inlay.tensors.table import EmbeddingTable, config_of
+
+_logger = logging.getLogger(__name__)
+
+_SAMPLING_FIELDS: dict[str, type[int] | type[float]] = {
+    "temperature": float,
+    "top_p": float,
+    "top_k": int,
+    "min_p": float,
+    "repetition_penalty": float,
+}
+
+
+class CausalModel:
+    """A loaded model.
+
+    Attributes:
+        path: local directory it came from; tokenizer and chat template are there too.
+        dtype: of activations, weights, keys and values.
+        device: where it is.
+        vocab_size: logits a position.
+        hidden_size: elements of a row.
+        max_model_len: positions a sequence may have.
+        eos_token_ids: the model's own end tokens.
+        default_sampling: fields of `Sampling` its generation config sets.
+        weights_id: identity of configuration and weights, 32 hex digits.
+        embedding_table_id: identity of the input embedding table, 32 hex digits.
+        embedding_abs_max: the table's largest absolute value, after the model's own scale.
+        refuses_rows: why embeddings cannot be prompts, or None.
+    """
+
+    def __init__(self, model: Any, family: Family, directory: Path, max_model_len: int) -> None:
+        """Take over a transformers model; use `load`."""
+        accelerate(model, family.fused)
+        config = model.config
+        generation = _generation_config(directory)
+        table = EmbeddingTable.open(directory)
+        self._model = model
+        self._embed = model.get_input_embeddings()
+        self._float32_scores = family.float32_scores
+        self._workspace = Workspace()
+        self._num_layers: int = config.num_hidden_layers
+        self._num_heads: int = config.num_key_value_heads
+        self._head_size: int = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
+        self.path = str(directory)
+        self.dtype: torch.dtype = model.dtype
+        self.device: torch.device = model.device
+        self.vocab_size: int = config.vocab_size
+        self.hidden_size: int = config.hidden_size
+        self.max_model_len = max_model_len
+        self.eos_token_ids = _eos_token_ids(generation, config)
+        self.default_sampling = _default_sampling(generation)
+        self.weights_id = weights_id(directory)
+        self.embedding_table_id = table.id
+        self.embedding_abs_max = table.abs_max()
+        self.refuses_rows = family.refuses_rows
+
+    @classmethod
+    def load(cls, settings: EngineSettings) -> "CausalModel":
+        """Load what `settings` names, and set the number of CPU threads.
+
+        Raises:
+            InvalidRequestError: the model, its dtype here, or a longer context than it has, is refused; says what is allowed.
+        """
+        directory = directory_of(settings.model, settings.revision)
+        config = config_of(directory)
+        family = family_of(config)
+        device = _device(settings.device)
+        dtype = _dtype(settings.dtype, config, device)
+        max_model_len = _max_model_len(settings.max_model_len, config)
+        if device.type == "cpu":
+            torch.set_num_threads(threads.count(settings.num_threads))
+        transformers_logging.disable_progress_bar()
+        try:
+            model, info = AutoModelForCausalLM.from_pretrained(
+                directory,
+                dtype=dtype,
+                attn_implementation=IMPLEMENTATION,
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            raise InvalidRequestError(f"{directory} cannot be loaded: {error}") from error
+        if type(model).__name__ != family.architecture:
+            raise InvalidRequestError(
+                f"{directory} loads as {type(model).__name__}, not {family.architecture}"
+            )
+        if info["missing_keys"] or info["mismatched_keys"]:
+            lacking = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
+            raise InvalidRequestError(f"{directory} lacks weights of the model: {', '.join(lacking[:8])}")
+        model.requires_grad_(False).eval().to(device)
+        return cls(model, family, directory, max_model_len)
+
+    def page_bytes(self, page_size: int) -> int:
+        """Bytes of one page of `page_size` positions, over all layers."""
+        return 2 * self._num_layers * self._num_heads * page_size * self._head_size * self.dtype.itemsize
+
+    def new_pages(self, num_pages: int, page_size: int) -> Pages:
+        """Room for `num_pages` pages."""
+        return Pages(
+            num_layers=self._num_layers,
+            num_pages=num_pages,
+            page_size=page_size,
+            num_heads=self._num_heads,
+            head_size=self._head_size,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    def forward(self, batch: Batch, pages: Pages) -> Tensor:
+        """Compute a batch: its keys and values go to `pages`.
+
+        Returns:
+            float32 logits [spans that sample, vocab_size], in the order of those spans.
+
+        Raises:
+            EngineError: rows that are not (R, hidden size) in the model's dtype.
+        """
+        with torch.inference_mode():
+            logits: Tensor = self._model(
+                inputs_embeds=self._inputs(batch)[None],
+                position_ids=batch.positions[None],
+                use_cache=False,
+                # The head is never asked for nothing at all.
+                logits_to_keep=batch.sampled if len(batch.sampled) else batch.slots.new_zeros(1),
+                paged=attention(batch, pages, self._workspace, float32_scores=self._float32_scores),
+            ).logits[0]
+        # A copy made outside: what inference mode makes may not be changed in place elsewhere.
+        return logits[: len(batch.sampled)].to(torch.float32, copy=True)
+
+    def _inputs(self, batch: Batch) -> Tensor:
+        """The embeddings of a batch [T, C]: tokens by look-up (with the model's own scale), rows by copy."""
+        embeds: Tensor = self._embed(batch.token_ids)
+        if len(batch.row_index):
+            if batch.row_values.dtype != self.dtype or batch.row_values.shape[1] != self.hidden_size:
+                raise EngineError(
+                    f"rows are {batch.row_values.dtype} of {batch.row_values.shape[1]} elements; "
+                    f"the model takes {self.dtype} of {self.hidden_size}"
+                )
+            embeds.index_copy_(0, batch.row_index, batch.row_values)
+        return embeds
+
+
+def _device(name: str) -> torch.device:
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise InvalidRequestError(
+            "device cuda was asked for, and this machine or this torch has none; allowed: auto, cpu"
+        )
+    return torch.device("cuda" if name == "cuda" or (name == "auto" and available) else "cpu")
+
+
+def _dtype(name: str, config: dict[str, Any], device: torch.device) -> torch.dtype:
+    stored = str(config.get("dtype") or config.get("torch_dtype") or "float32")
+    chosen = stored if name == "auto" else name
+    if chosen not in ("float32", "bfloat16", "float16"):
+        raise InvalidRequestError(f"the checkpoint is {stored}; allowed: float32, bfloat16, float16")
+    if chosen == "float16" and device.type == "cpu":
+        if name != "auto":
+            raise InvalidRequestError("float16 does not run on a CPU; allowed there: float32, bfloat16")
+        _logger.warning("the checkpoint is float16, which a CPU does not compute: running in float32")
+        chosen = "float32"
+    dtype: torch.dtype = getattr(torch, chosen)
+    return dtype
+
+
+def _max_model_len(asked: int | None, config: dict[str, Any]) -> int:
+    own = config.get("max_position_embeddings")
+    if not isinstance(own, int):
+        raise InvalidRequestError("config.json does not say max_position_embeddings")
+    if asked is not None and asked > own:
+        raise InvalidRequestError(f"max_model_len is {asked}; the model's maximum context length is {own}")
+    return own if asked is None else asked
+
+
+def _generation_config(directory: Path) -> dict[str, Any]:
+    path = directory / "generation_config.json"
+    if not path.is_file():
+        return {}
+    try:
+        generation: dict[str, Any] = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise InvalidRequestError(f"{path} is not JSON: {error}") from error
+    return generation
+
+
+def _eos_token_ids(generation: dict[str, Any], config: Any) -> tuple[int, ...]:
+    found = generation.get("eos_token_id", config.eos_token_id)
+    if found is None:
+        return ()
+    return (found,) if isinstance(found, int) else tuple(found)
+
+
+def _default_sampling(generation: dict[str, Any]) -> dict[str, float | int]:
+    """What the generation config says of sampling; it counts only where that config samples at all."""
+    if not generation.get("do_sample", False):
+        return {}
+    return {
+        name: kind(generation[name])
+        for name, kind in _SAMPLING_FIELDS.items()
+        if generation.get(name) is not None
+    }

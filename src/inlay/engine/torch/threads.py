@@ -1,0 +1,20 @@
+"""CPU threads of the engine's process. No torch: the environment must stand before torch is imported."""
+
+import os
+
+
+def environment() -> dict[str, str]:
+    """Environment variables an engine's process must be started with.
+
+    libgomp's threads spin at barriers; beside a busy neighbour (the frontend, say) a spinning thread takes the core the
+    other one waits for, and two threads become several times slower than one. A short spin keeps both.
+    """
+    return {"GOMP_SPINCOUNT": "1000"}
+
+
+def count(num_threads: int | None) -> int:
+    """Threads the engine computes with: `num_threads`, or the cores this process may use less one, at least one."""
+    if num_threads is not None:
+        return num_threads
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores - 1)

@@ -1,0 +1,55 @@
+"""Where a model's files are, and what identifies them."""
+
+import json
+import os
+from pathlib import Path
+
+from blake3 import blake3
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+from inlay.errors import InvalidRequestError
+from inlay.tensors.table import config_of, spread, stored_tensors
+
+_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
+
+_VOLATILE = frozenset({"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"})
+"""Fields of a configuration that change without the model changing; the dtype is part of every digest beside this id."""
+
+_BLOCK = 4096
+_BLOCKS = 4
+
+
+def directory_of(model: str, revision: str | None) -> Path:
+    """The local directory of a model: itself, or a hub snapshot (from the cache alone under `HF_HUB_OFFLINE`).
+
+    Raises:
+        InvalidRequestError: neither a directory nor a hub model that can be had.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    try:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=_FILES))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise InvalidRequestError(
+            f"{model!r} is neither a directory nor a model of the hub: {error}"
+        ) from error
+
+
+def weights_id(directory: Path) -> str:
+    """32 hex digits: BLAKE3 of the configuration, and of name, dtype, shape and sampled blocks of every tensor.
+
+    How the tensors are spread over files does not count.
+    """
+    config = {key: value for key, value in config_of(directory).items() if key not in _VOLATILE}
+    hasher = blake3(json.dumps(config, sort_keys=True, separators=(",", ":")).encode())
+    for tensor in sorted(stored_tensors(directory), key=lambda tensor: tensor.name):
+        hasher.update(f"\n{tensor.name}:{tensor.dtype}:{tensor.shape}:{tensor.nbytes}\n".encode())
+        with tensor.file.open("rb") as stream:
+            for block in spread(-(-tensor.nbytes // _BLOCK), _BLOCKS):
+                start = block * _BLOCK
+                hasher.update(
+                    os.pread(stream.fileno(), min(_BLOCK, tensor.nbytes - start), tensor.offset + start)
+                )
+    return hasher.digest(16).hex()

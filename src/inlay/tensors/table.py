@@ -1,0 +1,261 @@
+"""A model's weights as they lie on disk, read without torch: safetensors directories and the input embedding table.
+
+Files are memory-mapped and only what is asked for is touched, so a table of gigabytes costs tens of megabytes.
+The format: https://huggingface.co/docs/safetensors (8 bytes of little-endian header length, a JSON header, the data).
+"""
+
+import json
+import mmap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+
+from inlay.errors import InvalidRequestError
+
+_NUMPY: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+
+_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+_TABLES = (
+    "embed_tokens.weight",
+    "wte.weight",
+    "word_embeddings.weight",
+    "embed_in.weight",
+    "tok_embeddings.weight",
+)
+"""How families end the name of their input embedding table."""
+
+_SCALED_BY_ROOT = frozenset({"gemma", "gemma2", "gemma3", "gemma3_text"})
+"""Model types whose embedding module multiplies by the root of the hidden size, in the model's dtype."""
+
+_MAX_HEADER = 100 << 20
+_SAMPLED_ROWS = 512
+_CHUNK_BYTES = 8 << 20
+
+
+class _Entry(msgspec.Struct):
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where one tensor lies: `dtype` as safetensors names it, `offset` in `file`, `nbytes`."""
+
+    name: str
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+def config_of(directory: Path) -> dict[str, Any]:
+    """The model's `config.json`.
+
+    Raises:
+        InvalidRequestError: there is none, or it is not a JSON object.
+    """
+    path = directory / "config.json"
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InvalidRequestError(f"{directory} is not a model directory: config.json: {error}") from error
+    if not isinstance(config, dict):
+        raise InvalidRequestError(f"{path} holds {type(config).__name__}, not an object")
+    return config
+
+
+def stored_tensors(directory: Path) -> Iterator[StoredTensor]:
+    """All tensors of a directory's safetensors files, in the order of the files and of their headers.
+
+    With an index file, the files it names; else every `*.safetensors`.
+
+    Raises:
+        InvalidRequestError: no such file, or a header that does not fit its file.
+    """
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise InvalidRequestError(f"{index} is not a safetensors index: {error!r}") from error
+        if any(Path(name).name != name for name in names):
+            raise InvalidRequestError(f"{index} names files outside its directory")
+        files = [directory / name for name in sorted(names)]
+    else:
+        files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise InvalidRequestError(f"{directory} holds no safetensors files; no other format is read")
+    for file in files:
+        yield from _header(file)
+
+
+def _header(file: Path) -> Iterator[StoredTensor]:
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if not 2 <= length <= min(_MAX_HEADER, size - 8):
+                raise InvalidRequestError(f"{file} has {size} bytes and a header of {length}")
+            header = msgspec.json.decode(stream.read(length), type=dict[str, msgspec.Raw])
+        header.pop("__metadata__", None)
+        entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in header.items()}
+    except (OSError, msgspec.DecodeError) as error:
+        raise InvalidRequestError(f"{file} is not a safetensors file: {error}") from error
+    for name, entry in entries.items():
+        start, stop = entry.data_offsets
+        if not 0 <= start <= stop <= size - 8 - length:
+            raise InvalidRequestError(
+                f"{file}: tensor {name} lies at {start} to {stop} of {size - 8 - length}"
+            )
+        yield StoredTensor(name, file, entry.dtype, entry.shape, 8 + length + start, stop - start)
+
+
+class EmbeddingTable:
+    """The input embedding matrix of a model directory, memory-mapped.
+
+    Rows come as the model's `inputs_embeds` would have them: after the scale of models that scale their embeddings.
+
+    Attributes:
+        shape: (vocabulary, hidden size).
+        dtype: as stored, one of `inlay.prompt.DTYPE_SIZES`.
+        scale: factor from the stored table to rows, in the stored dtype's precision; 1 for most models.
+    """
+
+    def __init__(self, tensor: StoredTensor, *, scaled_by_root: bool) -> None:
+        """Map `tensor`; use `open` to find it."""
+        if len(tensor.shape) != 2 or tensor.dtype not in _NUMPY:
+            raise InvalidRequestError(
+                f"{tensor.name} is a {tensor.dtype} tensor of shape {tensor.shape}; "
+                f"an embedding table is (vocabulary, hidden) in {', '.join(_NUMPY)}"
+            )
+        numpy_dtype = _NUMPY[tensor.dtype]
+        if tensor.shape[0] * tensor.shape[1] * numpy_dtype.itemsize != tensor.nbytes or not tensor.nbytes:
+            raise InvalidRequestError(f"{tensor.name} of shape {tensor.shape} has {tensor.nbytes} bytes")
+        self.shape = (tensor.shape[0], tensor.shape[1])
+        self.dtype = _NAMES[tensor.dtype]
+        self._root = scaled_by_root
+        self._tensor = tensor
+        with tensor.file.open("rb") as stream:
+            self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        if hasattr(mmap, "MADV_RANDOM"):
+            self._map.madvise(mmap.MADV_RANDOM)
+        self._table: npt.NDArray[Any] = np.frombuffer(
+            self._map, numpy_dtype, self.shape[0] * self.shape[1], tensor.offset
+        ).reshape(self.shape)
+
+    @classmethod
+    def open(cls, directory: Path | str) -> "EmbeddingTable":
+        """The table of the model in `directory`, whatever its family and however it is sharded.
+
+        Raises:
+            InvalidRequestError: no model there, or no table that can be told from other tensors.
+        """
+        directory = Path(directory)
+        config = config_of(directory)
+        text = config.get("text_config", config)
+        found = [
+            tensor
+            for tensor in stored_tensors(directory)
+            if tensor.name.endswith(tuple(f".{name}" for name in _TABLES)) or tensor.name in _TABLES
+        ]
+        hidden = text.get("hidden_size", text.get("n_embd"))
+        fitting = [tensor for tensor in found if len(tensor.shape) == 2 and hidden in (None, tensor.shape[1])]
+        language = [tensor for tensor in fitting if "language_model" in tensor.name] or fitting
+        if len(language) != 1:
+            raise InvalidRequestError(
+                f"{directory} has {len(language)} tensors that may be the embedding table "
+                f"({', '.join(tensor.name for tensor in found) or 'none'}); expected one"
+            )
+        return cls(language[0], scaled_by_root=text.get("model_type") in _SCALED_BY_ROOT)
+
+    @property
+    def scale(self) -> float:
+        """Factor from the stored table to rows, rounded to the stored dtype as models do; 1 for most."""
+        return self._scale(self._table.dtype)
+
+    def _scale(self, dtype: np.dtype[Any]) -> float:
+        return float(np.array(self.shape[1] ** 0.5).astype(dtype)) if self._root else 1.0
+
+    def rows(
+        self, ids: Sequence[int] | npt.NDArray[np.integer[Any]], dtype: str | None = None
+    ) -> npt.NDArray[Any]:
+        """The rows of token ids, [len(ids), hidden], after the scale.
+
+        Args:
+            ids: token ids.
+            dtype: the model's activation dtype; the stored one unless given. Cast before the scale, as models do.
+
+        Raises:
+            InvalidRequestError: an id outside the vocabulary, or a dtype that is not a model's.
+        """
+        index = np.asarray(ids, dtype=np.int64)
+        if index.size and not (index.min() >= 0 and index.max() < self.shape[0]):
+            raise InvalidRequestError(
+                f"token ids must be in [0, {self.shape[0]}), got {index.min()} to {index.max()}"
+            )
+        target = self._table.dtype if dtype is None else _by_name(dtype)
+        rows = self._table[index].astype(target, copy=False)
+        if self._root:
+            rows = (rows.astype(np.float32) * np.float32(self._scale(target))).astype(target)
+        return rows
+
+    @property
+    def id(self) -> str:
+        """32 hex digits: BLAKE3 of dtype, shape and up to 512 rows spread over the table; names and files do not count."""
+        hasher = blake3(f"{self.dtype}:{self.shape[0]}:{self.shape[1]}:{self.scale}".encode())
+        for index in spread(self.shape[0], _SAMPLED_ROWS):
+            hasher.update(self._table[index].tobytes())
+        return hasher.digest(16).hex()
+
+    def chunks(self) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+        """(first id, stored rows before the scale) over the whole table, a few megabytes at a time.
+
+        Each chunk is valid until the next is asked for: its pages are then given back to the system.
+        """
+        step = max(1, _CHUNK_BYTES // (self.shape[1] * self._table.dtype.itemsize))
+        row_bytes = self.shape[1] * self._table.dtype.itemsize
+        for start in range(0, self.shape[0], step):
+            stop = min(self.shape[0], start + step)
+            yield start, self._table[start:stop]
+            if hasattr(mmap, "MADV_DONTNEED"):
+                low = self._tensor.offset + start * row_bytes
+                low -= low % mmap.PAGESIZE
+                self._map.madvise(mmap.MADV_DONTNEED, low, self._tensor.offset + stop * row_bytes - low)
+
+    def abs_max(self) -> float:
+        """The largest absolute value in the table, after the scale. Reads the whole table once."""
+        largest = 0.0
+        for _, rows in self.chunks():
+            # Clearing the sign bit orders finite floats as integers: no cast of the whole table to a wider type.
+            bits = rows.view(f"u{rows.dtype.itemsize}") & (2 ** (8 * rows.dtype.itemsize - 1) - 1)
+            largest = max(largest, float(np.array(bits.max()).view(rows.dtype)))
+        return largest * self.scale
+
+
+def spread(length: int, count: int) -> list[int]:
+    """Up to `count` indices spread evenly over `range(length)`, the first and the last included."""
+    if length <= count:
+        return list(range(length))
+    return [index * (length - 1) // (count - 1) for index in range(count)]
+
+
+def _by_name(dtype: str) -> np.dtype[Any]:
+    known: Mapping[str, np.dtype[Any]] = {name: _NUMPY[key] for key, name in _NAMES.items()}
+    if dtype not in known:
+        raise InvalidRequestError(f"a model's dtype is one of {', '.join(known)}; got {dtype!r}")
+    return known[dtype]
