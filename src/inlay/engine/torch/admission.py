@@ -1,0 +1,91 @@
+"""What is refused before it costs anything: works that could never run here, or would fail in the middle of a step."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from inlay.engine.torch.scheduler import Bounds
+from inlay.errors import EmbeddingsError, InvalidRequestError
+from inlay.prompt import Prompt, Rows, Tokens
+from inlay.protocol.work import Sampling, Work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """The facts a work is held against. One bad work must never fail the step it shares with others.
+
+    Attributes:
+        bounds: what fits.
+        vocab_size: ids are below it.
+        hidden_size: elements of a row.
+        dtype: of rows, by torch's name.
+        max_logprobs: alternatives a token.
+        refuses_rows: why the model takes no rows, or None.
+        check_sampling: raises `InvalidRequestError` for what the sampler cannot do.
+    """
+
+    bounds: Bounds
+    vocab_size: int
+    hidden_size: int
+    dtype: str
+    max_logprobs: int
+    refuses_rows: str | None
+    check_sampling: Callable[[Sampling], None]
+
+    def check(self, work: Work) -> None:
+        """Return if `work` can run.
+
+        Raises:
+            ContextLengthError: too long, alone or with its output.
+            EmbeddingsError: rows this model does not take.
+            InvalidRequestError: anything else that cannot be served.
+        """
+        if work.adapter is not None:
+            raise InvalidRequestError(
+                f"adapter {work.adapter!r} does not exist: this engine has none", param="model"
+            )
+        self.bounds.check(work)
+        self._check_prompt(work.prompt)
+        self._check_ids(work.prior_output, "prior_output")
+        sampling = work.sampling
+        if len(work.prior_output) > sampling.max_tokens:
+            raise InvalidRequestError(
+                f"the earlier output has {len(work.prior_output)} tokens, and max_tokens is {sampling.max_tokens}",
+                param="max_tokens",
+            )
+        self.check_sampling(sampling)
+        if sampling.logprobs is not None and not 0 <= sampling.logprobs <= self.max_logprobs:
+            raise InvalidRequestError(
+                f"logprobs may be 0 to {self.max_logprobs}, got {sampling.logprobs}", param="logprobs"
+            )
+
+    def _check_prompt(self, prompt: Prompt) -> None:
+        for segment in prompt.segments:
+            if isinstance(segment, Tokens):
+                self._check_ids(segment.ids, "prompt")
+            elif isinstance(segment, Rows):
+                self._check_rows(segment)
+            else:
+                raise InvalidRequestError(f"this engine cannot read {segment.kind}", param="prompt")
+
+    def _check_rows(self, rows: Rows) -> None:
+        if self.refuses_rows is not None:
+            raise EmbeddingsError(f"this model takes no embeddings as prompt: {self.refuses_rows}")
+        if rows.shape[1] != self.hidden_size:
+            raise EmbeddingsError(
+                f"the size of tensor must match the model's hidden size of {self.hidden_size}, got {rows.shape[1]}"
+            )
+        if rows.dtype != self.dtype:
+            raise EmbeddingsError(f"rows must have the model's dtype {self.dtype} here, got {rows.dtype}")
+        if rows.bundle:
+            names = ", ".join(field.name for field in rows.bundle)
+            raise EmbeddingsError(f"this engine reads no further tensors with the rows, got {names}")
+
+    def _check_ids(self, ids: Sequence[int], param: str) -> None:
+        if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):
+            wrong = next(id_ for id_ in ids if not 0 <= id_ < self.vocab_size)
+            raise InvalidRequestError(
+                f"token id {wrong} is not in the vocabulary: ids are 0 to {self.vocab_size - 1}", param=param
+            )
+
+
+__all__ = ["Admission"]

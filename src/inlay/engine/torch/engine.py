@@ -1,0 +1,345 @@
+"""The `Engine` protocol over `Core`, which runs in a thread of its own: the event loop never waits for a step."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import count
+from typing import NamedTuple, TypeVar
+
+from inlay import __version__
+from inlay.digest import Secret
+from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.admission import Admission
+from inlay.engine.torch.capacity import available_memory, num_pages
+from inlay.engine.torch.model import CausalModel
+from inlay.engine.torch.scheduler import Bounds
+from inlay.engine.torch.step import Core
+from inlay.errors import EngineError, ErrorFrame, InlayError, InvalidRequestError, OverloadedError
+from inlay.prompt import Prompt, Tokens
+from inlay.protocol.work import Delta, Emit, Exactness, Limits, ModelCard, Sampling, Stats, Task, Work
+
+log = logging.getLogger(__name__)
+
+_FIRST = -(2**31)
+"""A priority before every client's."""
+
+_T = TypeVar("_T")
+
+
+class _Receiver(NamedTuple):
+    """Who hears of a work, and how a delta about it starts when the engine's thread never saw it."""
+
+    work: Work
+    emit: Emit
+
+    def lost(self, error: InlayError) -> Delta:
+        return Delta(
+            self.work.id,
+            self.work.attempt,
+            len(self.work.prior_output),
+            finish_reason="error",
+            error=ErrorFrame.of(error),
+        )
+
+
+class TorchEngine:
+    """A transformers model with paged attention and continuous batching, in this process.
+
+    What is asked on the event loop is put into a mailbox; the engine's thread empties it between steps. What a step
+    yields goes back to the loop in one call. When a step fails as a whole, every work ends with an error and the engine
+    refuses all that follows: its worker has to be started again.
+    """
+
+    def __init__(self, settings: EngineSettings, secret: Secret) -> None:
+        self._settings = settings
+        self._secret = secret
+        self._mail: deque[Callable[[Core], Iterable[Delta]]] = deque()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing = False
+        self._failure: InlayError | None = None
+        self._card: ModelCard | None = None
+        self._admission: Admission | None = None
+        self._receivers: dict[str, _Receiver] = {}
+        self._resets: set[asyncio.Future[int]] = set()
+        self._stats = Stats()
+        self._probes = count()
+
+    # On the event loop
+
+    @property
+    def card(self) -> ModelCard:
+        """What it serves. Raises `EngineError` before it is started."""
+        if self._card is None:
+            raise EngineError("the engine is not started")
+        return self._card
+
+    async def start(self) -> None:
+        """Load the model and make the pages.
+
+        Raises:
+            InvalidRequestError: a model or settings it refuses.
+            EngineError: the model could not be loaded, or does not fit.
+        """
+        if self._thread is not None:
+            raise EngineError("the engine was started before")
+        self._loop = asyncio.get_running_loop()
+        ready: asyncio.Future[None] = self._loop.create_future()
+        self._thread = threading.Thread(target=self._run, args=(ready,), name="inlay-engine", daemon=True)
+        self._thread.start()
+        await ready
+
+    async def close(self) -> None:
+        """End every work with "abort", stop the thread and let go of the model."""
+        self._closing = True
+        self._wake.set()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    def generate(self, work: Work, emit: Emit) -> None:
+        """Admit `work`.
+
+        Raises:
+            InvalidRequestError: it can never run here.
+            EngineError: the engine has failed, or is not started.
+            OverloadedError: the engine is closing.
+        """
+        if self._admission is None:
+            raise EngineError("the engine is not started")
+        if self._failure is not None:
+            raise self._failure
+        if self._closing:
+            raise OverloadedError("the engine is closing")
+        if work.id in self._receivers:
+            raise InvalidRequestError(f"a work with id {work.id!r} is under way")
+        self._admission.check(work)
+        receiver = self._receivers[work.id] = _Receiver(work, emit)
+        expires = None if work.deadline is None else time.monotonic() + work.deadline
+        self._send(partial(_admit, receiver, expires))
+
+    def abort(self, work_id: str) -> None:
+        """End a work before the next step."""
+        if work_id in self._receivers:
+            self._send(lambda core: core.abort(work_id))
+
+    async def reset_prefix_cache(self) -> int:
+        """Forget every cached page no work uses; their number. Raises `EngineError` when the engine is not running."""
+        if self._loop is None or self._failure is not None or self._closing:
+            raise self._failure or EngineError("the engine is not running")
+        done: asyncio.Future[int] = self._loop.create_future()
+
+        def reset(core: Core) -> Iterable[Delta]:
+            self._call(partial(_resolve, done, core.reset_prefix_cache()))
+            return ()
+
+        self._resets.add(done)
+        self._send(reset)
+        try:
+            return await done
+        finally:
+            self._resets.discard(done)
+
+    async def probe(self) -> float:
+        """Run one token through the model, before all waiting works, and time it.
+
+        Raises:
+            EngineError: the engine has failed, or failed now.
+        """
+        started = time.monotonic()
+        done: asyncio.Future[Delta] = asyncio.get_running_loop().create_future()
+
+        def emit(delta: Delta) -> None:
+            if delta.finish_reason is not None:
+                _resolve(done, delta)
+
+        work = Work(
+            id=f"probe-{next(self._probes)}",
+            prompt=Prompt.of(Tokens((0,))),
+            sampling=Sampling(max_tokens=1, temperature=0.0),
+            priority=_FIRST,
+        )
+        self.generate(work, emit)
+        try:
+            last = await done
+        finally:
+            self.abort(work.id)
+        if not last.token_ids:
+            raise EngineError(last.error.message if last.error else "the engine closed during the probe")
+        return time.monotonic() - started
+
+    def stats(self) -> Stats:
+        """The counters after the last step."""
+        return self._stats
+
+    def _send(self, letter: Callable[[Core], Iterable[Delta]]) -> None:
+        self._mail.append(letter)
+        self._wake.set()
+
+    def _deliver(self, deltas: Iterable[Delta]) -> None:
+        for delta in deltas:
+            ended = delta.finish_reason is not None
+            receiver = self._receivers.pop(delta.work_id) if ended else self._receivers[delta.work_id]
+            try:
+                receiver.emit(delta)
+            except Exception:
+                log.exception("the receiver of work %s failed", delta.work_id)
+
+    # In the engine's thread
+
+    def _run(self, ready: "asyncio.Future[None]") -> None:
+        try:
+            core = self._load()
+        except InlayError as error:
+            self._call(partial(_reject, ready, error))
+            return
+        except Exception as error:
+            log.exception("the engine did not start")
+            cause = EngineError(f"the model could not be loaded: {type(error).__name__}: {error}")
+            self._call(partial(_reject, ready, cause))
+            return
+        self._stats = core.stats()
+        self._call(partial(_resolve, ready, None))
+        try:
+            while not self._closing:
+                self._turn(core)
+            self._post([*self._read(core), *core.abort_all()])
+        except Exception as error:
+            log.exception("the engine failed")
+            self._fail(core, EngineError(f"the engine failed: {type(error).__name__}: {error}"))
+
+    def _turn(self, core: Core) -> None:
+        self._wake.clear()
+        # Told before the step, which may fail and must not take them with it.
+        self._post([*self._read(core), *core.expire(time.monotonic())])
+        deltas = core.step()
+        self._stats = core.stats()
+        self._post(deltas)
+        if not len(core) and not self._mail:
+            self._wake.wait()
+
+    def _read(self, core: Core) -> list[Delta]:
+        deltas: list[Delta] = []
+        while self._mail:
+            deltas.extend(self._mail.popleft()(core))
+        return deltas
+
+    def _fail(self, core: Core, error: InlayError) -> None:
+        """End all works with `error`, those in the mailbox too."""
+        self._post(core.fail_all(error))
+        self._call(partial(self._refuse, error))
+
+    def _refuse(self, error: InlayError) -> None:
+        """On the event loop, after the last deltas: what the thread never saw ends as well."""
+        self._failure = error
+        self._deliver([receiver.lost(error) for receiver in tuple(self._receivers.values())])
+        for done in self._resets:
+            _reject(done, error)
+
+    def _post(self, deltas: list[Delta]) -> None:
+        if deltas:
+            self._call(partial(self._deliver, deltas))
+
+    def _call(self, function: Callable[[], object]) -> None:
+        if self._loop is None:
+            raise EngineError("the engine has no event loop")
+        try:
+            self._loop.call_soon_threadsafe(function)
+        except RuntimeError:
+            # The loop is gone without `close`: nobody is left to listen.
+            log.warning("the event loop closed while the engine was running")
+            self._closing = True
+
+    def _load(self) -> Core:
+        settings = self._settings
+        model = CausalModel.load(settings)
+        bounds = Bounds(
+            max_model_len=model.max_model_len,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            page_size=settings.block_size,
+            num_pages=num_pages(
+                settings,
+                page_bytes=model.page_bytes(settings.block_size),
+                max_model_len=model.max_model_len,
+                available=available_memory(model.device),
+            ),
+        )
+        core = Core(model, bounds, self._secret, prefix_caching=settings.enable_prefix_caching)
+        self._card = _card(settings, core, self._secret)
+        self._admission = Admission(
+            bounds=bounds,
+            vocab_size=model.vocab_size,
+            hidden_size=model.hidden_size,
+            dtype=core.dtype,
+            max_logprobs=settings.max_logprobs,
+            refuses_rows=model.refuses_rows,
+            check_sampling=core.sampler.check,
+        )
+        return core
+
+
+def _card(settings: EngineSettings, core: Core, secret: Secret) -> ModelCard:
+    model, bounds = core.model, core.bounds
+    names = settings.served_model_name or [settings.model]
+    max_abs = settings.max_prompt_embeds_abs
+    return ModelCard(
+        name=names[0],
+        aliases=tuple(names[1:]),
+        path=model.path,
+        weights_id=model.weights_id,
+        dtype=core.dtype,
+        vocab_size=model.vocab_size,
+        hidden_size=model.hidden_size,
+        limits=Limits(
+            max_model_len=bounds.max_model_len,
+            max_num_seqs=bounds.max_num_seqs,
+            max_logprobs=settings.max_logprobs,
+            max_prompt_embeds_abs=100 * model.embedding_abs_max if max_abs is None else max_abs,
+        ),
+        engine="torch",
+        engine_version=__version__,
+        tasks=(Task.GENERATE,),
+        embedding_table_id=model.embedding_table_id,
+        embedding_abs_max=model.embedding_abs_max,
+        prompt_embeds=model.refuses_rows,
+        block_size=bounds.page_size,
+        num_blocks=bounds.num_pages,
+        eos_token_ids=model.eos_token_ids,
+        default_sampling=model.default_sampling,
+        resuming={
+            "greedy": Exactness.EXACT,
+            "sampling": Exactness.EXACT,
+            "penalties": Exactness.EXACT,
+            "logprobs": Exactness.EXACT,
+            "grammar": Exactness.IMPOSSIBLE,
+        },
+        shares_text_prefix=True,
+        secret_fingerprint=secret.fingerprint,
+    )
+
+
+def _admit(receiver: _Receiver, expires: float | None, core: Core) -> Iterable[Delta]:
+    """A failure to take one work is its own."""
+    try:
+        return core.admit(receiver.work, expires)
+    except Exception as error:
+        log.exception("work %s was not admitted", receiver.work.id)
+        return [receiver.lost(EngineError(f"the work was not admitted: {type(error).__name__}"))]
+
+
+def _resolve(future: "asyncio.Future[_T]", value: _T) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _reject(future: "asyncio.Future[_T]", error: InlayError) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+__all__ = ["TorchEngine"]

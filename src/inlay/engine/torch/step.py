@@ -1,0 +1,236 @@
+"""The whole engine but its thread: works go in, `step` computes what the scheduler chose, deltas come out."""
+
+import logging
+from collections.abc import Sequence as Run
+
+import torch
+from torch import Tensor
+
+from inlay.digest import Chain, Secret, root_digest
+from inlay.engine.torch.batch import Batch
+from inlay.engine.torch.model import CausalModel
+from inlay.engine.torch.sampler import Choice, Sampler
+from inlay.engine.torch.scheduler import Bounds, Scheduler, Span
+from inlay.engine.torch.sequence import Sequence
+from inlay.errors import DeadlineExceededError, EmbeddingsError, EngineError, InlayError
+from inlay.prompt import Rows
+from inlay.protocol.work import Delta, FinishReason, Stats, Work
+
+log = logging.getLogger(__name__)
+
+
+class Core:
+    """A model, its pages, and the works under way. Used from one thread; keeps no clock.
+
+    Attributes:
+        bounds: what fits.
+        dtype: of the model, by the name that digests and the card use.
+        model: what computes.
+        pages: its keys and values.
+        sampler: what chooses.
+        scheduler: who goes next.
+    """
+
+    def __init__(
+        self, model: CausalModel, bounds: Bounds, secret: Secret, *, prefix_caching: bool = True
+    ) -> None:
+        self.bounds = bounds
+        self.dtype = str(model.dtype).removeprefix("torch.")
+        self.model = model
+        self.pages = model.new_pages(bounds.num_pages, bounds.page_size)
+        self.scheduler = Scheduler(bounds, prefix_caching=prefix_caching)
+        self.sampler = Sampler(model.vocab_size, model.eos_token_ids, model.device)
+        self._secret = secret
+        self._prefix_caching = prefix_caching
+        self._sequences: dict[str, Sequence] = {}
+        self._arrivals = 0
+        self._prompt_tokens = 0
+        self._cached_tokens = 0
+        self._rows_served = 0
+        self._generated_tokens = 0
+        self._steps = 0
+        self._progress = 0
+
+    def __len__(self) -> int:
+        """Works under way."""
+        return len(self._sequences)
+
+    def admit(self, work: Work, expires: float | None = None) -> list[Delta]:
+        """Take a work that `Admission.check` has passed.
+
+        Args:
+            work: what to generate.
+            expires: when it fails, on the clock that `expire` is given.
+
+        Returns:
+            The last delta at once when the earlier output was already complete, else nothing.
+        """
+        chain = None
+        if self._prefix_caching:
+            root = root_digest(
+                self._secret,
+                weights_id=self.model.weights_id,
+                dtype=self.dtype,
+                adapter=work.adapter,
+                salt=work.salt,
+            )
+            chain = Chain(root, self._secret)
+        sequence = Sequence(work, arrival=self._arrivals, chain=chain, expires=expires)
+        self._arrivals += 1
+        reason = sequence.ending(self.model.eos_token_ids)
+        if reason is not None:
+            return [sequence.delta(finish_reason=reason)]
+        self._sequences[work.id] = sequence
+        self.scheduler.admit(sequence)
+        return []
+
+    def abort(self, work_id: str) -> list[Delta]:
+        """End a work now, its pages free before the next step; nothing when it is not under way."""
+        sequence = self._sequences.get(work_id)
+        return [] if sequence is None else [self._end(sequence, "abort")]
+
+    def abort_all(self) -> list[Delta]:
+        """End every work."""
+        return [self._end(sequence, "abort") for sequence in tuple(self._sequences.values())]
+
+    def fail_all(self, error: InlayError) -> list[Delta]:
+        """Tell every work that the engine is broken. Nothing else may be asked of it afterwards."""
+        deltas = [sequence.delta(error=error) for sequence in self._sequences.values()]
+        self._sequences.clear()
+        return deltas
+
+    def expire(self, now: float) -> list[Delta]:
+        """End the works whose time is up.
+
+        Args:
+            now: on the clock of the works' `expires`.
+        """
+        late = [
+            sequence
+            for sequence in self._sequences.values()
+            if sequence.expires is not None and sequence.expires <= now
+        ]
+        error = DeadlineExceededError("the deadline passed before the output was complete")
+        return [self._end(sequence, error=error) for sequence in late]
+
+    @torch.inference_mode()
+    def step(self) -> list[Delta]:
+        """Compute one plan. Nothing happens when there are no works.
+
+        Raises:
+            Exception: what the model raised; nothing but `fail_all` may be asked of the core afterwards.
+        """
+        if not self._sequences:
+            return []
+        dirty = self.scheduler.table.take_dirty()
+        if dirty:
+            self.pages.scrub(dirty)
+        plan = self.scheduler.schedule()
+        if not plan.spans:
+            raise EngineError(f"none of {len(self._sequences)} works could be scheduled")
+        batch = Batch.of(plan, self.bounds.page_size, self.model.device)
+        logits = self.model.forward(batch, self.pages)
+        self._steps += 1
+        self._progress += sum(span.count for span in plan.spans)
+
+        sampling = [span for span in plan.spans if span.samples]
+        finite = _finite(logits)
+        bad = {span for span, good in zip(sampling, finite, strict=True) if not good}
+        for span in plan.spans:
+            if span not in bad:
+                self.scheduler.commit(span)
+        deltas = [self._condemn(span) for span in plan.spans if span in bad]
+        if bad:
+            sampling = [span for span in sampling if span not in bad]
+            logits = logits[torch.tensor(finite, device=logits.device)]
+        for span, choice in zip(sampling, self._sample(logits, sampling), strict=True):
+            deltas.append(self._take(span.sequence, choice))
+        return deltas
+
+    def reset_prefix_cache(self) -> int:
+        """Forget the cached pages no work uses; their number."""
+        return self.scheduler.table.reset_cache()
+
+    def stats(self) -> Stats:
+        """The counters now."""
+        table = self.scheduler.table
+        return Stats(
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            blocks_used=table.used,
+            blocks_total=table.num_pages,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            rows_served=self._rows_served,
+            generated_tokens=self._generated_tokens,
+            preemptions=self.scheduler.preemptions,
+            steps=self._steps,
+            progress=self._progress,
+        )
+
+    def _condemn(self, span: Span) -> Delta:
+        self.scheduler.condemn(span)
+        error: InlayError = EngineError("the model's output is not finite")
+        if span.sequence.prompt.has_rows:
+            error = EmbeddingsError("the model's output for these embeddings is not finite")
+        return self._end(span.sequence, error=error)
+
+    def _sample(self, logits: Tensor, spans: Run[Span]) -> list[Choice | InlayError]:
+        """A choice for each span, or why there is none: one work's settings must not fail its neighbours."""
+        sequences = [span.sequence for span in spans]
+        if not sequences:
+            return []
+        try:
+            return list(self.sampler.sample(logits, sequences))
+        except Exception:
+            log.exception("sampling %d works together failed; trying them one by one", len(sequences))
+        found: list[Choice | InlayError] = []
+        for index, sequence in enumerate(sequences):
+            # What the sampler keeps of a work can be made again from its output, and may be half changed.
+            self.sampler.forget(sequence)
+            try:
+                found.extend(self.sampler.sample(logits[index : index + 1], [sequence]))
+            except Exception as error:
+                log.exception("sampling for work %s failed", sequence.work.id)
+                found.append(EngineError(f"the next token could not be chosen: {type(error).__name__}"))
+        return found
+
+    def _take(self, sequence: Sequence, choice: Choice | InlayError) -> Delta:
+        """The outcome of a step for one work: its next token and perhaps its end, or its failure."""
+        self.scheduler.prove(sequence)
+        if isinstance(choice, InlayError):
+            return self._end(sequence, error=choice)
+        if len(sequence.output) == len(sequence.work.prior_output):
+            self._prompt_tokens += len(sequence.prompt)
+            self._cached_tokens += sequence.cached_tokens
+            self._rows_served += sum(
+                len(segment) for segment in sequence.prompt.segments if isinstance(segment, Rows)
+            )
+        self._generated_tokens += 1
+        sequence.append(choice.token_id)
+        logprobs = () if choice.logprobs is None else (choice.logprobs,)
+        reason = sequence.ending(self.model.eos_token_ids)
+        if reason is not None:
+            self._drop(sequence)
+        return sequence.delta(new=1, logprobs=logprobs, finish_reason=reason)
+
+    def _end(
+        self, sequence: Sequence, reason: FinishReason | None = None, *, error: InlayError | None = None
+    ) -> Delta:
+        self._drop(sequence)
+        return sequence.delta(finish_reason=reason, error=error)
+
+    def _drop(self, sequence: Sequence) -> None:
+        self.scheduler.finish(sequence)
+        self.sampler.forget(sequence)
+        del self._sequences[sequence.work.id]
+
+
+def _finite(logits: Tensor) -> list[bool]:
+    """For each row of logits whether all are finite."""
+    # A sum is not finite if one of them is not, and reads the logits once; a sum may also overflow, so look again.
+    good: list[bool] = torch.isfinite(logits.sum(dim=-1)).tolist()
+    return [finite or bool(torch.isfinite(row).all()) for finite, row in zip(good, logits, strict=True)]
+
+
+__all__ = ["Core"]
