@@ -1,10 +1,11 @@
 """Casts and checks on elements as bits, a cache-sized piece at a time.
 
 The formats all put sign, exponent and fraction in this order, so that the bits without the sign, read as an integer,
-order by magnitude: one integer maximum says at once whether everything is finite and how large the largest is. Pieces stay
-in cache, and numpy lets other threads run during each. Rounding is to nearest, ties to even (IEEE 754, 4.3.1).
+order by magnitude: one integer maximum says at once whether everything is finite and how large the largest is. Rounding is
+to nearest, ties to even (IEEE 754, 4.3.1).
 """
 
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -68,63 +69,51 @@ def cast(bits: Bits, source: str, target: str) -> Bits:
     Args:
         bits: finite elements.
         source: any of `inlay.prompt.DTYPE_SIZES`.
-        target: "bfloat16", "float16" or "float32". Where an element rounds beyond its largest number the result is infinite.
+        target: "bfloat16", "float16" or "float32". What rounds beyond its largest number becomes infinite.
     """
     if source == target:
         return bits
-    if DTYPE_SIZES[source] == 1:
-        every = _cast_piece(_widened(np.arange(256, dtype=np.uint8), source), "float32", target)
-    cast_bits = np.empty(bits.size, BITS_DTYPES[DTYPE_SIZES[target]])
+    out = np.empty(bits.size, BITS_DTYPES[DTYPE_SIZES[target]])
     step = _PIECE_BYTES // bits.dtype.itemsize
+    table = _every_cast(source, target) if bits.dtype.itemsize <= 2 else None
     for start in range(0, bits.size, step):
-        piece = bits[start : start + step]
-        cast_bits[start : start + step] = (
-            every[piece] if DTYPE_SIZES[source] == 1 else _cast_piece(piece, source, target)
-        )
-    return cast_bits
+        piece, out_piece = bits[start : start + step], out[start : start + step]
+        if table is None:
+            _round(piece, source, out_piece, target)
+        else:
+            # Every index is in range; "wrap" only spares numpy the test.
+            np.take(table, piece, out=out_piece, mode="wrap")
+    return out
 
 
-def _cast_piece(piece: Bits, source: str, target: str) -> Bits:
-    if target == "bfloat16":
-        return _to_bfloat16(_narrowed_to_odd(piece) if source == "float64" else _widened(piece, source))
-    elements = piece if source == "float64" else _widened(piece, source)
-    elements = elements.view(NUMPY_DTYPES["float64" if source == "float64" else "float32"])
+@cache
+def _every_cast(source: str, target: str) -> Bits:
+    """What each of the 256 or 65,536 bit patterns of `source` becomes: looked up faster than computed."""
+    patterns = np.arange(1 << (8 * DTYPE_SIZES[source]), dtype=BITS_DTYPES[DTYPE_SIZES[source]])
+    with np.errstate(invalid="ignore", over="ignore"):
+        exact = patterns.view(NUMPY_DTYPES[source]).astype(np.float32)
+        return exact.astype(NUMPY_DTYPES[target]).view(BITS_DTYPES[DTYPE_SIZES[target]])
+
+
+def _round(piece: Bits, source: str, out: Bits, target: str) -> None:
+    elements = piece.view(NUMPY_DTYPES[source])
     with np.errstate(over="ignore", under="ignore"):
-        return elements.astype(NUMPY_DTYPES[target]).view(BITS_DTYPES[DTYPE_SIZES[target]])
+        if source == "float64" and target == "bfloat16":
+            # The cast goes by way of float32.
+            elements = _float32_to_odd(elements)
+        out.view(NUMPY_DTYPES[target])[:] = elements
 
 
-def _widened(piece: Bits, source: str) -> Bits:
-    """Elements no wider than float32 as float32 bits, exactly."""
-    if source == "float32":
-        return piece
-    if source == "bfloat16":
-        return piece.astype(np.uint32) << np.uint32(16)
-    with np.errstate(invalid="ignore"):
-        return piece.view(NUMPY_DTYPES[source]).astype(np.float32).view(np.uint32)
-
-
-def _to_bfloat16(piece: Bits) -> Bits:
-    """float32 bits rounded to their upper half: to even by adding just under half, and one more where the upper is odd."""
-    rounded = piece >> np.uint32(16)
-    rounded &= np.uint32(1)
-    rounded += piece
-    rounded += np.uint32(0x7FFF)
-    rounded >>= np.uint32(16)
-    return rounded
-
-
-def _narrowed_to_odd(piece: Bits) -> Bits:
-    """float64 bits as float32 bits, inexact ones with an odd last bit, so that a second rounding is as good as one.
+def _float32_to_odd(wide: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    """float32 elements, inexact ones with an odd last bit, so that rounding again is as good as rounding once.
 
     Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to odd" (2008).
     """
-    wide = piece.view(np.float64)
-    with np.errstate(over="ignore", under="ignore"):
-        near = wide.astype(np.float32)
+    near = wide.astype(np.float32)
     back = near.astype(np.float64)
     bits = near.view(np.uint32)
     even = (back != wide) & (bits & np.uint32(1) == 0)
-    towards_zero = np.abs(back) > np.abs(wide)
-    bits -= (even & towards_zero).astype(np.uint32)
-    bits += (even & ~towards_zero).astype(np.uint32)
-    return bits
+    too_large = np.abs(back) > np.abs(wide)
+    bits -= even & too_large
+    bits += even & ~too_large
+    return near
