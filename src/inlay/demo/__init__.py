@@ -1,0 +1,139 @@
+"""The bundled demo: a small model of an invented world, a soft prompt for it, and questions with known answers.
+
+Everything here is made by `scripts/train_demo.py`; `README.md` beside this file is the model card. Nothing here
+needs torch.
+"""
+
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+_HERE = Path(__file__).parent
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One chat message, as OpenAI writes it."""
+
+    role: str
+    content: str
+
+
+class ChatExample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A conversation and the answer greedy decoding gives to it."""
+
+    messages: tuple[Message, ...]
+    answer: str
+
+
+class CompletionExample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A plain prompt and its greedy continuation, up to the end of text."""
+
+    prompt: str
+    answer: str
+
+
+class MixedExample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A user message in three parts, the middle one meant to be sent as embeddings.
+
+    Attributes:
+        before: text part.
+        document: the text whose embeddings stand in the middle; every answer is in it and nowhere else.
+        after: text part with the question.
+        answer: what greedy decoding gives.
+    """
+
+    before: str
+    document: str
+    after: str
+    answer: str
+
+
+class Labelled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An input of the soft prompt's task and its right answer."""
+
+    input: str
+    answer: str
+
+
+class MeasuredTextPrompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A text prompt for the soft prompt's task.
+
+    Attributes:
+        template: the user's message, `{s}` where the input stands.
+        accuracy: share of held-out inputs answered right.
+    """
+
+    template: str
+    accuracy: float
+
+    def fill(self, name: str) -> str:
+        """The user's message for the input `name`."""
+        return self.template.replace("{s}", name)
+
+
+class SoftPromptTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the soft prompt does and how well, beside text prompts.
+
+    The user's message is the soft prompt's rows followed by the input.
+
+    Attributes:
+        description: the task in words.
+        answers: all possible answers.
+        tuning: inputs the rows were trained on.
+        choosing: inputs the best rows were chosen by.
+        held_out: inputs used only to measure.
+        accuracy: share of `held_out` answered right behind the rows.
+        text_prompts: the text prompts it is measured against, best first.
+    """
+
+    description: str
+    answers: tuple[str, ...]
+    tuning: tuple[Labelled, ...]
+    choosing: tuple[Labelled, ...]
+    held_out: tuple[Labelled, ...]
+    accuracy: float
+    text_prompts: tuple[MeasuredTextPrompt, ...]
+
+
+class Examples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All that the demo can show, with the answers to check it by.
+
+    Attributes:
+        chats: questions about remembered facts, small tasks and passages.
+        completions: plain prompts.
+        mixed: messages meant to mix text and embeddings.
+        soft_prompt: the soft prompt's task.
+        report: accuracy by kind of question, over all facts and over freshly drawn passages and tasks.
+    """
+
+    chats: tuple[ChatExample, ...]
+    completions: tuple[CompletionExample, ...]
+    mixed: tuple[MixedExample, ...]
+    soft_prompt: SoftPromptTask
+    report: dict[str, float]
+
+
+def model_dir() -> Path:
+    """The model directory: config, bfloat16 safetensors, tokenizer with chat template."""
+    return _HERE / "model"
+
+
+def soft_prompt_path() -> Path:
+    """A safetensors file with one tensor `embeddings`, (rows, hidden) float32, in the scale of `inputs_embeds`."""
+    return _HERE / "soft_prompt.safetensors"
+
+
+def soft_prompt_peft_dir() -> Path:
+    """The same rows as a PEFT prompt-tuning checkpoint."""
+    return _HERE / "soft_prompt_peft"
+
+
+@cache
+def examples() -> Examples:
+    """The examples in `tasks.json`.
+
+    Raises:
+        msgspec.ValidationError: the file is not what `Examples` says.
+    """
+    return msgspec.json.decode((_HERE / "tasks.json").read_bytes(), type=Examples)
