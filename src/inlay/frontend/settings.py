@@ -36,4 +36,9 @@ class FrontendSettings(BaseModel):
     chat_template: str | None = Field(
         default=None, description="File of a chat template instead of the model's own."
     )
+    share_prefix_cache: bool = Field(
+        default=False,
+        description="Let the holders of different API keys share cached prefixes. Apart unless set: what is cached "
+        "would tell one what another asked.",
+    )
     root_path: str = Field(default="", description="Path prefix a proxy in front strips.")

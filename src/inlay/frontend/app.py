@@ -1,0 +1,226 @@
+"""The ASGI app: who asks, which endpoint, and what becomes of errors."""
+
+import logging
+import re
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+from starlette.routing import Route
+from starlette.routing import Router as PathRouter
+
+import inlay
+from inlay.digest import Secret
+from inlay.errors import InlayError, NotFoundError
+from inlay.frontend import health, models, openapi, pages, tokenize
+from inlay.frontend.admission import Reservation
+from inlay.frontend.body import Message, Receive, Scope, Send, declared_length, discard_body, header
+from inlay.frontend.chat import chat_completions
+from inlay.frontend.completions import completions
+from inlay.frontend.errors import (
+    ClientGone,
+    MethodNotAllowedError,
+    error_headers,
+    error_json,
+    internal_error,
+)
+from inlay.frontend.health import Status, Version
+from inlay.frontend.openapi import Operation
+from inlay.frontend.server import Call, Server
+from inlay.frontend.settings import FrontendSettings
+from inlay.protocol.openai.chat import ChatChunk, ChatCompletion, ChatRequest
+from inlay.protocol.openai.completions import Completion, CompletionRequest
+from inlay.protocol.openai.models import ModelEntry, ModelList
+from inlay.protocol.openai.tokenize import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from inlay.router import Router
+
+Handler: TypeAlias = Callable[[Call], Awaitable[None]]
+
+_log = logging.getLogger(__name__)
+_request_id = re.compile(rb"[\x21-\x7e]{1,128}")
+_KEPT_ALIVE = 64 * 1024
+"""Bytes of a refused body that are read for the sake of the connection; over them it is closed."""
+
+
+async def _openapi(call: Call) -> None:
+    await call.bytes(openapi.document(OPERATIONS, inlay.__version__), (b"content-type", b"application/json"))
+
+
+_ROUTES: tuple[tuple[Operation, Handler], ...] = (
+    (
+        Operation(
+            "POST", "/v1/completions", "Continue a prompt of text, ids, embeddings or a mixture.",
+            CompletionRequest, Completion, Completion,
+        ),
+        completions,
+    ),
+    (
+        Operation(
+            "POST", "/v1/chat/completions", "Answer a chat whose messages may hold embeddings.",
+            ChatRequest, ChatCompletion, ChatChunk,
+        ),
+        chat_completions,
+    ),
+    (Operation("GET", "/v1/models", "All models.", None, ModelList), models.list_models),
+    (Operation("GET", "/v1/models/{id}", "One model.", None, ModelEntry), models.one_model),
+    (Operation("POST", "/tokenize", "Text or a chat to ids.", TokenizeRequest, TokenizeResponse), tokenize.tokenize),
+    (Operation("POST", "/detokenize", "Ids to text.", DetokenizeRequest, DetokenizeResponse), tokenize.detokenize),
+    (Operation("GET", "/live", "Whether the process answers.", None, Status, open=True), health.live),
+    (Operation("GET", "/ready", "Whether requests are taken.", None, Status, open=True), health.ready),
+    (Operation("GET", "/health", "As /ready.", None, Status, open=True), health.ready),
+    (Operation("GET", "/version", "inlay's version.", None, Version, open=True), health.version),
+    (Operation("GET", "/metrics", "What is counted, for Prometheus.", open=True), health.exposition),
+    (Operation("GET", "/openapi.json", "This description.", open=True), _openapi),
+    (Operation("GET", "/docs", "This description, to be read.", open=True), pages.docs),
+    (Operation("GET", "/", "Where to begin.", open=True), pages.home),
+)  # fmt: skip
+
+OPERATIONS = tuple(operation for operation, _ in _ROUTES)
+"""Every operation served, as `/openapi.json` describes it."""
+
+
+class _Endpoint:
+    """What one path does for each method."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.operations: dict[str, tuple[Operation, Handler]] = {}
+
+    def find(self, scope: Scope) -> tuple[Operation, Handler]:
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        found = self.operations.get(method)
+        if found is None:
+            raise MethodNotAllowedError(scope["method"], scope["path"], frozenset(self.operations))
+        return found
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call: Call = scope["inlay.call"]
+        operation, handler = self.find(scope)
+        scope["inlay.route"] = self.path
+        server = call.server
+        if not operation.open:
+            call.tenant = server.keys.check(scope["headers"])
+        if operation.method == "GET":
+            await handler(call)
+            return
+        with server.inflight, call.reservation:
+            await handler(call)
+
+
+def _endpoints() -> list[Route]:
+    endpoints: dict[str, _Endpoint] = {}
+    for operation, handler in _ROUTES:
+        endpoint = endpoints.setdefault(operation.path, _Endpoint(operation.path))
+        endpoint.operations[operation.method] = (operation, handler)
+    # A model's name may hold slashes.
+    return [Route(path.replace("{id}", "{id:path}"), endpoint) for path, endpoint in endpoints.items()]
+
+
+async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
+    raise NotFoundError(f"{scope['method']} {scope['path']} does not exist")
+
+
+class App:
+    """The ASGI app of a frontend, as `build_app` makes it.
+
+    Attributes:
+        server: what its endpoints share.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self._route = PathRouter(_endpoints(), redirect_slashes=False, default=_no_route)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; see the ASGI specification."""
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif scope["type"] == "http":
+            await self._answer(scope, receive, send)
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        while True:
+            kind = (await receive())["type"]
+            if kind == "lifespan.shutdown":
+                self.server.close()
+            await send({"type": f"{kind}.complete"})
+            if kind == "lifespan.shutdown":
+                return
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        server = self.server
+        given = header(scope["headers"], b"x-request-id")
+        named = given is not None and _request_id.fullmatch(given) is not None
+        request_id = given if named and given is not None else uuid.uuid4().hex.encode()
+        status = 0
+
+        async def tagged(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+            await send(message)
+
+        call = Call(
+            server,
+            scope,
+            receive,
+            tagged,
+            request_id.decode(),
+            server.keys.anyone,
+            Reservation(server.budget),
+        )
+        scope["inlay.call"] = call
+        try:
+            await self._route(scope, receive, tagged)
+        except ClientGone:
+            server.metrics.left()
+            return
+        except InlayError as error:
+            server.metrics.failed(error)
+            await _refuse(call, error)
+        except Exception:
+            _log.exception("request %s to %s failed", call.request_id, scope["path"])
+            if status:
+                raise
+            await _refuse(call, internal_error(call.request_id))
+        server.metrics.answered(scope.get("inlay.route", "other"), status)
+
+
+async def _refuse(call: Call, error: InlayError) -> None:
+    """Answer with an error, and take what is left of the body off the connection so that the client sees it."""
+    headers = call.scope["headers"]
+    body = error_json(error)
+    own = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        *error_headers(error),
+    ]
+    declared = declared_length(headers)
+    unread = not call.body_read and (declared or header(headers, b"transfer-encoding") is not None)
+    if unread and (declared is None or declared > _KEPT_ALIVE):
+        own.append((b"connection", b"close"))
+    await call.send({"type": "http.response.start", "status": error.status, "headers": own})
+    await call.send({"type": "http.response.body", "body": body, "more_body": bool(unread)})
+    if unread:
+        await discard_body(call.receive)
+        await call.send({"type": "http.response.body", "body": b""})
+
+
+def build_app(router: Router, settings: FrontendSettings, *, secret: Secret) -> App:
+    """The HTTP side of inlay, as an ASGI app.
+
+    Args:
+        router: knows the models and takes works; its plane is started and closed by the caller.
+        settings: of the frontend.
+        secret: of the namespace; row digests are made with it, so it must be the workers' own.
+
+    Raises:
+        InvalidRequestError: a file named in the settings cannot be read.
+    """
+    return App(Server(router, settings, secret))

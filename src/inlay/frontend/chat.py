@@ -1,0 +1,221 @@
+"""`POST /v1/chat/completions`."""
+
+import time
+import uuid
+from typing import Any
+
+import msgspec
+
+from inlay.errors import InvalidRequestError
+from inlay.frontend import lift
+from inlay.frontend.choices import Choice, Piece
+from inlay.frontend.completions import joined, prompt_ids
+from inlay.frontend.generation import Generation, Pieces
+from inlay.frontend.lift import Parsed
+from inlay.frontend.messages import check_depth, with_rows
+from inlay.frontend.respond import generation_of, respond
+from inlay.frontend.sampling import check_request, sampling_of
+from inlay.frontend.server import Call, Server
+from inlay.frontend.tokens import TokenNames
+from inlay.prompt import Prompt
+from inlay.protocol.openai.chat import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+    ChatRequest,
+    TokenLogprob,
+    TopLogprob,
+)
+from inlay.protocol.work import ModelCard
+from inlay.render import Renderer
+
+_decoder = msgspec.json.Decoder(ChatRequest)
+
+
+async def chat_completions(call: Call) -> None:
+    """Answer one chat request."""
+    server = call.server
+    body = await call.body()
+    size = len(body)
+    embeds = server.embeds
+    parsed = await server.prepare(
+        size,
+        lift.parse,
+        body,
+        _decoder,
+        lambda request: embeds.in_messages(request.messages),
+        limits=embeds.limits,
+    )
+    del body
+    request = parsed.request
+    check_request(request)
+    _check_chat(request, server.settings.max_choices)
+    card = server.card(request.model)
+    renderer = await server.renderers.of(card)
+    prompt = await server.prepare(size, _prompt, server, parsed, card, renderer)
+    del parsed
+    call.reservation.shrink_to(prompt.nbytes)
+    max_tokens = (
+        request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+    )
+    sampling = sampling_of(
+        request,
+        card,
+        longest=len(prompt),
+        max_tokens=max_tokens,
+        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        logprobs_param="top_logprobs",
+    )
+    response_id = f"chatcmpl-{uuid.uuid4().hex}"
+    generation = generation_of(call, request, response_id, card, renderer, [prompt], sampling, max_tokens)
+    shape = ChatShape(response_id, request, card.name, renderer, generation)
+    await respond(call, request, card, generation, shape)
+
+
+def _prompt(server: Server, parsed: Parsed[ChatRequest], card: ModelCard, renderer: Renderer) -> Prompt:
+    request = parsed.request
+    embeds = server.embeds
+    messages, rows = with_rows(
+        request.messages, lambda text: embeds.rows(parsed.data(text, limits=embeds.limits), card)
+    )
+    continues = bool(request.continue_final_message)
+    return renderer.chat(
+        messages,
+        rows=rows,
+        tools=request.tools,
+        add_generation_prompt=not continues
+        if request.add_generation_prompt is None
+        else request.add_generation_prompt,
+        continue_final_message=continues,
+        template_kwargs=request.chat_template_kwargs or {},
+    )
+
+
+def _check_chat(request: ChatRequest, max_choices: int) -> None:
+    if (request.n or 1) > max_choices:
+        raise InvalidRequestError(
+            f"the request asks for {request.n} choices; at most {max_choices} are allowed", param="n"
+        )
+    if request.top_logprobs is not None and not request.logprobs:
+        raise InvalidRequestError("top_logprobs is only allowed when logprobs is true", param="top_logprobs")
+    if request.prompt_logprobs is not None:
+        raise InvalidRequestError(
+            "prompt_logprobs is not supported in chat completions", param="prompt_logprobs"
+        )
+    if request.echo:
+        raise InvalidRequestError("echo is not supported in chat completions", param="echo")
+    if request.continue_final_message and request.add_generation_prompt:
+        raise InvalidRequestError(
+            "continue_final_message and add_generation_prompt exclude each other",
+            param="continue_final_message",
+        )
+    if request.tool_choice not in (None, "none", "auto"):
+        raise InvalidRequestError(
+            f"tool_choice must be 'none' or 'auto', got {_name(request.tool_choice)}", param="tool_choice"
+        )
+    for name in ("messages", "tools", "chat_template_kwargs"):
+        check_depth(getattr(request, name), name)
+
+
+def _name(choice: object) -> str:
+    return repr(choice[:40]) if isinstance(choice, str) else "an object that names a tool"
+
+
+class ChatShape:
+    """Chat completions as OpenAI shows them, with vLLM's `stop_reason` and `token_ids`."""
+
+    def __init__(
+        self, response_id: str, request: ChatRequest, model: str, renderer: Renderer, generation: Generation
+    ) -> None:
+        self._id = response_id
+        self._request = request
+        self._model = model
+        self._names = TokenNames(renderer)
+        self._generation = generation
+        self._created = int(time.time())
+        options = request.stream_options
+        self._continuous = bool(options and options.continuous_usage_stats)
+        self._begun: set[int] = set()
+        self._collected: dict[int, list[Piece]] = {}
+
+    def _chunk(self, choices: list[ChatChunkChoice], **more: Any) -> ChatChunk:
+        return ChatChunk(id=self._id, created=self._created, model=self._model, choices=choices, **more)
+
+    def events(self, pieces: Pieces) -> list[msgspec.Struct]:
+        """One event for each piece, and before a choice's first one another with the role."""
+        events: list[msgspec.Struct] = []
+        usage = self._generation.usage() if self._continuous else msgspec.UNSET
+        with_ids = bool(self._request.return_token_ids)
+        for choice, piece in pieces:
+            if choice.index not in self._begun:
+                self._begun.add(choice.index)
+                role = ChatChunkChoice(choice.index, ChatDelta("assistant", ""))
+                ids = prompt_ids(choice.work.prompt) if with_ids else msgspec.UNSET
+                events.append(self._chunk([role], prompt_token_ids=ids, usage=usage))
+            if piece.text or piece.finish_reason is not None or piece.logprobs or with_ids:
+                shown = ChatChunkChoice(
+                    choice.index,
+                    ChatDelta(content=piece.text) if piece.text else ChatDelta(),
+                    self._logprobs(piece),
+                    piece.finish_reason,
+                    piece.stop_reason if piece.finish_reason is not None else msgspec.UNSET,
+                    list(piece.token_ids) if with_ids else msgspec.UNSET,
+                )
+                events.append(self._chunk([shown], usage=usage))
+        return events
+
+    def usage_event(self) -> msgspec.Struct:
+        """No choices, only usage."""
+        return self._chunk([], usage=self._generation.usage())
+
+    def collect(self, pieces: Pieces) -> None:
+        """Keep the pieces by choice."""
+        for choice, piece in pieces:
+            self._collected.setdefault(choice.index, []).append(piece)
+
+    def response(self) -> msgspec.Struct:
+        """All choices, whole."""
+        with_ids = bool(self._request.return_token_ids)
+        first = self._generation.choices[0].work.prompt
+        return ChatCompletion(
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=[self._choice(choice, with_ids) for choice in self._generation.choices],
+            usage=self._generation.usage(),
+            prompt_token_ids=prompt_ids(first) if with_ids else msgspec.UNSET,
+        )
+
+    def _choice(self, choice: Choice, with_ids: bool) -> ChatChoice:
+        piece = joined(self._collected[choice.index])
+        return ChatChoice(
+            index=choice.index,
+            message=ChatMessage(piece.text),
+            logprobs=self._logprobs(piece),
+            finish_reason=piece.finish_reason,
+            stop_reason=piece.stop_reason,
+            token_ids=list(piece.token_ids) if with_ids else msgspec.UNSET,
+        )
+
+    def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
+        if not self._request.logprobs:
+            return None
+        text, data = self._names.text, self._names.data
+        return ChatLogprobs(
+            [
+                TokenLogprob(
+                    text(id_),
+                    entry.logprob,
+                    data(id_),
+                    [
+                        TopLogprob(text(other), logprob, data(other))
+                        for other, logprob in entry.top[: self._request.top_logprobs or 0]
+                    ],
+                )
+                for id_, entry in zip(piece.token_ids, piece.logprobs, strict=True)
+            ]
+        )

@@ -1,0 +1,120 @@
+"""One choice of a response: from the deltas of its work to text, with stop strings found and later tokens dropped."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from inlay.errors import EngineError, OverloadedError
+from inlay.protocol.work import Delta, TokenLogprobs, Work
+from inlay.render import Detokenizer, Renderer, StopStrings
+
+
+@dataclass(frozen=True, slots=True)
+class Display:
+    """How a request wants its output shown."""
+
+    stops: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+
+
+class Piece(NamedTuple):
+    """What some deltas add to a choice. `logprobs` has one entry for each of `token_ids` when they were asked for."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    finish_reason: str | None
+    stop_reason: int | str | None
+
+
+class Choice:
+    """The output of one work, so far.
+
+    Attributes:
+        index: of the choice in the response.
+        work: what is generated from.
+        completion_tokens: tokens shown; those past a stop string are not counted.
+        cached_tokens: of the prompt, as the engine said.
+        finish_reason: once it has ended.
+    """
+
+    __slots__ = (
+        "_detokenizer", "_include_stop", "_stops",
+        "cached_tokens", "completion_tokens", "finish_reason", "index", "work",
+    )  # fmt: skip
+
+    def __init__(self, index: int, work: Work, renderer: Renderer, display: Display) -> None:
+        self.index = index
+        self.work = work
+        self.completion_tokens = 0
+        self.cached_tokens = 0
+        self.finish_reason: str | None = None
+        self._detokenizer: Detokenizer = renderer.detokenizer(skip_special_tokens=display.skip_special_tokens)
+        self._stops = StopStrings(display.stops, include=display.include_stop) if display.stops else None
+        self._include_stop = display.include_stop
+
+    def take(self, deltas: Sequence[Delta]) -> Piece:
+        """What `deltas` add. Once `finish_reason` is set there is nothing more to take.
+
+        Raises:
+            InlayError: the work failed.
+        """
+        text = ""
+        ids: tuple[int, ...] = ()
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        stop_reason: int | str | None = None
+        for delta in deltas:
+            if delta.error is not None:
+                raise delta.error.to_error()
+            if delta.finish_reason == "error":
+                raise EngineError("the engine failed and did not say why")
+            if delta.finish_reason == "abort":
+                raise OverloadedError("the worker gave the request up", retry_after=1.0)
+            if delta.usage is not None:
+                self.cached_tokens = delta.usage.cached_tokens
+            shown, count, stop = self._show(delta)
+            text += shown
+            ids += delta.token_ids[:count]
+            logprobs += delta.logprobs[:count]
+            self.completion_tokens += count
+            if stop is None and delta.finish_reason is not None:
+                rest, stop = self._flush()
+                text += rest
+                self.finish_reason = delta.finish_reason
+                stop_reason = self._ended_by(delta)
+            if stop is not None:
+                self.finish_reason, stop_reason = "stop", stop
+                break
+        return Piece(text, ids, logprobs, self.finish_reason, stop_reason)
+
+    def _ended_by(self, delta: Delta) -> int | None:
+        if delta.stop_token_id is not None and delta.stop_token_id in self.work.sampling.stop_token_ids:
+            return delta.stop_token_id
+        return None
+
+    def _show(self, delta: Delta) -> tuple[str, int, str | None]:
+        """(text, tokens taken, stop string) of a delta's ids; the id that ended the output has no text of its own."""
+        ids = delta.token_ids
+        visible = ids if delta.stop_token_id is None or self._include_stop else ids[:-1]
+        if self._stops is None:
+            return (self._detokenizer.push(visible) if visible else ""), len(ids), None
+        text = ""
+        for taken, id_ in enumerate(visible, 1):
+            new = self._detokenizer.push((id_,))
+            if self.completion_tokens + taken < self.work.sampling.min_tokens:
+                text += new
+                continue
+            shown, stop = self._stops.push(new)
+            text += shown
+            if stop is not None:
+                return text, taken, stop
+        return text, len(ids), None
+
+    def _flush(self) -> tuple[str, str | None]:
+        """(text that was held back, stop string in it) at the end of the output."""
+        rest = self._detokenizer.flush()
+        if self._stops is None:
+            return rest, None
+        shown, stop = self._stops.push(rest)
+        return shown + ("" if stop is not None else self._stops.flush()), stop

@@ -1,0 +1,83 @@
+"""From errors to answers: one place where an `InlayError`, or a parser's, becomes a status and a body.
+
+Three errors belong to HTTP alone and never cross the plane: `BodyTimeoutError` (408), `MethodNotAllowedError` (405) and
+`ClientGone`, which no one is left to be told.
+"""
+
+import math
+import re
+from typing import ClassVar
+
+import msgspec
+
+from inlay.errors import AuthenticationError, EngineError, InlayError, InvalidRequestError
+from inlay.protocol.openai.generation import ErrorResponse
+
+_encoder = msgspec.json.Encoder()
+_path = re.compile(r"^(?P<what>.*) - at `(?:key in )?\$\.?(?P<path>[^`]*)`$", re.DOTALL)
+
+
+class BodyTimeoutError(InlayError):
+    """The body came too slowly."""
+
+    status = 408
+    type = "timeout_error"
+
+
+class MethodNotAllowedError(InlayError):
+    """The route exists, not for this method.
+
+    Attributes:
+        allowed: the methods it has.
+    """
+
+    status: ClassVar[int] = 405
+    type = "invalid_request_error"
+
+    def __init__(self, method: str, path: str, allowed: frozenset[str]) -> None:
+        super().__init__(
+            f"{path} takes {', '.join(sorted(allowed))}, got {method}", code="method_not_allowed"
+        )
+        self.allowed = allowed
+
+
+class ClientGone(Exception):
+    """The client has closed the connection: stop, and answer nothing."""
+
+
+def error_json(error: InlayError) -> bytes:
+    """`{"error": {...}}`."""
+    return _encoder.encode(ErrorResponse(error.body()))
+
+
+def error_headers(error: InlayError) -> list[tuple[bytes, bytes]]:
+    """The headers an error brings: `Retry-After`, `Allow`, `WWW-Authenticate`."""
+    headers: list[tuple[bytes, bytes]] = []
+    if error.retry_after is not None:
+        headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after))).encode()))
+    if isinstance(error, MethodNotAllowedError):
+        headers.append((b"allow", ", ".join(sorted(error.allowed)).encode()))
+    if isinstance(error, AuthenticationError):
+        headers.append((b"www-authenticate", b"Bearer"))
+    return headers
+
+
+def internal_error(request_id: str) -> EngineError:
+    """What clients see of a fault in the server: its request id, for whoever reads the log."""
+    return EngineError(f"Internal error; the server's log has it under request id {request_id}.")
+
+
+def from_parser(error: Exception) -> InvalidRequestError:
+    """What the JSON parser said, with the field it said it of as `param`."""
+    if isinstance(error, RecursionError):
+        return InvalidRequestError("The body is nested too deeply.")
+    text = str(error)
+    match = _path.match(text)
+    if match is not None:
+        path = match["path"]
+        what = match["what"][:1].lower() + match["what"][1:]
+        return InvalidRequestError(f"{path or 'the body'}: {what}", param=path or None)
+    if isinstance(error, msgspec.ValidationError):
+        missing = re.search(r"required field `([^`]+)`", text)
+        return InvalidRequestError(f"The body is not as it should be: {text}", param=missing and missing[1])
+    return InvalidRequestError(f"The body is not valid JSON: {text}")

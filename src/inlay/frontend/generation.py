@@ -1,0 +1,115 @@
+"""The works of one request under way together."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import TypeAlias
+
+from inlay.frontend.choices import Choice, Piece
+from inlay.frontend.metrics import RequestTimes
+from inlay.protocol.openai.generation import PromptTokensDetails, UsageInfo
+from inlay.protocol.work import Delta, Stream
+from inlay.router import Router
+
+Pieces: TypeAlias = list[tuple[Choice, Piece]]
+
+_QUEUED = 64
+"""Batches of deltas that may wait between the streams of a request and its response, together."""
+
+
+class Generation:
+    """Sends a request's works and gathers what they answer. `close` must be called whatever happens.
+
+    Attributes:
+        choices: in the order of the response.
+    """
+
+    def __init__(
+        self, choices: Sequence[Choice], prompt_tokens: int, prompts: int, times: RequestTimes
+    ) -> None:
+        self.choices = choices
+        self._prompt_tokens = prompt_tokens
+        self._per_prompt = len(choices) // prompts
+        self._times = times
+        self._streams: list[Stream] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self, router: Router, name: str) -> None:
+        """Send the works. Raises `OverloadedError` when no worker can take one."""
+        for choice in self.choices:
+            self._streams.append(router.send(name, choice.work))
+
+    async def pieces(self) -> AsyncGenerator[Pieces, None]:
+        """What comes, all that has arrived at a time, until every choice has ended.
+
+        Raises:
+            InlayError: a work was refused or failed.
+        """
+        if len(self.choices) == 1:
+            async for piece in self._follow(self.choices[0], self._streams[0]):
+                yield [(self.choices[0], piece)]
+            return
+        queue: asyncio.Queue[tuple[Choice, Piece] | BaseException] = asyncio.Queue(_QUEUED)
+        self._tasks = [
+            asyncio.create_task(self._pump(choice, stream, queue))
+            for choice, stream in zip(self.choices, self._streams, strict=True)
+        ]
+        open_ = len(self.choices)
+        while open_:
+            batch: Pieces = []
+            item = await queue.get()
+            while True:
+                if isinstance(item, BaseException):
+                    raise item
+                batch.append(item)
+                open_ -= item[1].finish_reason is not None
+                if queue.empty():
+                    break
+                item = queue.get_nowait()
+            yield batch
+
+    async def _pump(
+        self, choice: Choice, stream: Stream, queue: "asyncio.Queue[tuple[Choice, Piece] | BaseException]"
+    ) -> None:
+        try:
+            async for piece in self._follow(choice, stream):
+                await queue.put((choice, piece))
+        except Exception as error:  # handed on: raised where the pieces are read
+            await queue.put(error)
+
+    async def _follow(self, choice: Choice, stream: Stream) -> AsyncGenerator[Piece, None]:
+        async for deltas in stream:
+            piece = self._taken(choice, deltas)
+            if choice.finish_reason is not None:
+                stream.cancel()
+            yield piece
+            if choice.finish_reason is not None:
+                return
+
+    def _taken(self, choice: Choice, deltas: Sequence[Delta]) -> Piece:
+        piece = choice.take(deltas)
+        self._times.tokens(choice.index, len(piece.token_ids))
+        if piece.finish_reason is not None:
+            self._times.ended(piece.finish_reason, choice.completion_tokens)
+        return piece
+
+    def close(self) -> None:
+        """Cancel what is still under way."""
+        for task in self._tasks:
+            task.cancel()
+        for choice, stream in zip(self.choices, self._streams, strict=False):
+            if choice.finish_reason is None:
+                stream.cancel()
+        self._times.finished(self._cached_tokens())
+
+    def _cached_tokens(self) -> int:
+        return sum(choice.cached_tokens for choice in self.choices[:: self._per_prompt])
+
+    def usage(self) -> UsageInfo:
+        """Usage so far; each prompt counts once, however many choices it has."""
+        completed = sum(choice.completion_tokens for choice in self.choices)
+        return UsageInfo(
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=completed,
+            total_tokens=self._prompt_tokens + completed,
+            prompt_tokens_details=PromptTokensDetails(self._cached_tokens()),
+        )

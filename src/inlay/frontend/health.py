@@ -1,0 +1,48 @@
+"""Whether it lives, whether it is ready, what it counts."""
+
+import msgspec
+
+import inlay
+from inlay.errors import OverloadedError
+from inlay.frontend import metrics
+from inlay.frontend.lifeline import shutting_down
+from inlay.frontend.server import Call
+
+_TEXT = (b"content-type", metrics.CONTENT_TYPE)
+
+
+class Status(msgspec.Struct, frozen=True):
+    """The answer of the probes."""
+
+    status: str
+
+
+class Version(msgspec.Struct, frozen=True):
+    """The answer of `/version`."""
+
+    version: str
+
+
+async def live(call: Call) -> None:
+    """The process answers."""
+    await call.json(Status("live"))
+
+
+async def ready(call: Call) -> None:
+    """A request for some model would be taken: a worker is ready and the server does not drain."""
+    if call.server.inflight.draining:
+        raise shutting_down()
+    router = call.server.router
+    if not any(router.workers(card.name) for card in router.models()):
+        raise OverloadedError("no worker is ready", retry_after=1.0)
+    await call.json(Status("ready"))
+
+
+async def version(call: Call) -> None:
+    """Inlay's version."""
+    await call.json(Version(inlay.__version__))
+
+
+async def exposition(call: Call) -> None:
+    """Everything counted, in Prometheus' text format."""
+    await call.bytes(call.server.metrics.exposition(), _TEXT)

@@ -1,0 +1,89 @@
+"""The messages of a chat request: checked, and with rows in the place of their embeddings."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from inlay.errors import InvalidRequestError
+from inlay.frontend.embeds import part_rows
+from inlay.prompt import Rows
+
+MAX_DEPTH = 64
+"""Levels of nesting the free-form parts of a request may have."""
+
+_TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+
+
+def check_depth(value: object, param: str) -> None:
+    """Raise `InvalidRequestError` when `value` is nested deeper than `MAX_DEPTH`."""
+    level: list[object] = [value]
+    for _ in range(MAX_DEPTH):
+        deeper: list[object] = []
+        for item in level:
+            if isinstance(item, dict):
+                deeper.extend(child for child in item.values() if isinstance(child, dict | list))
+            elif isinstance(item, list):
+                deeper.extend(child for child in item if isinstance(child, dict | list))
+        if not deeper:
+            return
+        level = deeper
+    raise InvalidRequestError(f"{param} is nested more than {MAX_DEPTH} levels deep", param=param)
+
+
+def with_rows(
+    messages: Sequence[Mapping[str, Any]], read: Callable[[str], list[Rows]]
+) -> tuple[list[dict[str, Any]], list[Rows]]:
+    """Messages for the renderer, and the rows their `prompt_embeds` parts stand for.
+
+    Args:
+        messages: as the client sent them.
+        read: tensor data, as it stands in the request, to prompts.
+
+    Returns:
+        The messages, each such part replaced by `{"type": "prompt_embeds", "index": i}`, and the rows by index.
+
+    Raises:
+        InvalidRequestError: not messages, or a content part that is not served.
+        NotFoundError: a reference to what is not there.
+    """
+    if not messages:
+        raise InvalidRequestError("messages must not be empty", param="messages")
+    rows: list[Rows] = []
+    result: list[dict[str, Any]] = []
+    for number, message in enumerate(messages):
+        where = f"messages[{number}]"
+        if not isinstance(message.get("role"), str):
+            raise InvalidRequestError(f"{where}.role must be a string", param=f"{where}.role")
+        content = message.get("content")
+        if isinstance(content, list):
+            parts = [
+                _part(part, f"{where}.content[{index}]", rows, read) for index, part in enumerate(content)
+            ]
+            result.append({**message, "content": parts})
+        elif content is None or isinstance(content, str):
+            result.append(dict(message))
+        else:
+            raise InvalidRequestError(
+                f"{where}.content must be a string or a list of parts, got {type(content).__name__}",
+                param=f"{where}.content",
+            )
+    return result, rows
+
+
+def _part(part: object, where: str, rows: list[Rows], read: Callable[[str], list[Rows]]) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+        raise InvalidRequestError(f"{where} must be an object with a type", param=where)
+    kind = part["type"]
+    if kind in _TEXT_PARTS:
+        text = part.get("refusal" if kind == "refusal" else "text")
+        if not isinstance(text, str):
+            raise InvalidRequestError(f"{where}.text must be a string", param=f"{where}.text")
+        return {**part, "type": "text", "text": text}
+    if kind == "prompt_embeds":
+        rows.append(part_rows(part.get("data"), part.get("ref"), part.get("part"), where, read))
+        return {"type": "prompt_embeds", "index": len(rows) - 1}
+    raise InvalidRequestError(
+        f"{where}: content parts of type {kind[:40]!r} are not supported; supported: text, prompt_embeds",
+        param=f"{where}.type",
+    )

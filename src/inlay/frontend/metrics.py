@@ -1,0 +1,153 @@
+"""What a frontend counts. vLLM's names where the meaning is the same, `inlay:` for what only inlay has."""
+
+import time
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from inlay.errors import EmbeddingsError, InlayError
+
+CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+
+_SECONDS = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+    160.0,
+)
+_LENGTHS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)
+
+_REASONS = (
+    ("--enable-prompt-embeds", "disabled"),
+    ("valid base64", "base64"),
+    ("at least 100 bytes", "too_small"),
+    ("exceeds maximum size", "too_large"),
+    ("must be a torch.Tensor", "format"),
+    ("size of tensor must match", "shape"),
+    ("must be finite", "not_finite"),
+    ("magnitude", "magnitude"),
+    ("embedding table", "table"),
+)
+
+
+class Metrics:
+    """The counters of one frontend, in a registry of their own.
+
+    Args:
+        held_bytes: bytes of bodies and embeddings held now.
+        running: requests under way now.
+    """
+
+    def __init__(self, held_bytes: Callable[[], int], running: Callable[[], int]) -> None:
+        self.registry = CollectorRegistry()
+        model = ("model_name",)
+
+        def counter(name: str, text: str, labels: tuple[str, ...] = model) -> Counter:
+            return Counter(name, text, labels, registry=self.registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, text, model, buckets=buckets, registry=self.registry)
+
+        Gauge("vllm:num_requests_running", "Requests under way.", registry=self.registry).set_function(
+            running
+        )
+        Gauge(
+            "inlay:held_bytes", "Bytes of bodies and embeddings held for requests.", registry=self.registry
+        ).set_function(held_bytes)
+        self._prompt_tokens = counter("vllm:prompt_tokens", "Prompt positions, rows included.")
+        self._cached = counter("vllm:prompt_tokens_cached", "Prompt positions found in the prefix cache.")
+        self._generated = counter("vllm:generation_tokens", "Tokens shown to clients.")
+        self._success = counter(
+            "vllm:request_success", "Choices that ended, by reason.", ("model_name", "finished_reason")
+        )
+        self._first = histogram("vllm:time_to_first_token_seconds", "From request to first token.", _SECONDS)
+        self._between = histogram("vllm:inter_token_latency_seconds", "Between tokens of a choice.", _SECONDS)
+        self._whole = histogram("vllm:e2e_request_latency_seconds", "From request to last token.", _SECONDS)
+        self._lengths = histogram("vllm:request_prompt_tokens", "Prompt positions of a request.", _LENGTHS)
+        self._outputs = histogram("vllm:request_generation_tokens", "Tokens of a choice.", _LENGTHS)
+        self._http = counter("inlay:http_requests", "Answers, by route and status.", ("route", "status"))
+        self._gone = counter("inlay:client_disconnects", "Clients that left before the end.", ())
+        self._bytes = counter("inlay:prompt_embeds_bytes", "Container bytes of embeddings read.")
+        self._rows = counter("inlay:prompt_embeds_rows", "Rows of embeddings read.")
+        self._rejects = counter("inlay:prompt_embeds_rejected", "Embeddings refused, by reason.", ("reason",))
+
+    def exposition(self) -> bytes:
+        """Everything in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def answered(self, route: str, status: int) -> None:
+        """Count an answer."""
+        self._http.labels(route, str(status)).inc()
+
+    def failed(self, error: InlayError) -> None:
+        """Count an error whose kind has a counter of its own."""
+        if isinstance(error, EmbeddingsError) or error.param == "prompt_embeds":
+            reason = next((name for phrase, name in _REASONS if phrase in error.message), "other")
+            self._rejects.labels(reason).inc()
+
+    def left(self) -> None:
+        """Count a client that left."""
+        self._gone.inc()
+
+    def embeds_read(self, model: str, size: int, rows: int) -> None:
+        """Count embeddings that were read."""
+        self._bytes.labels(model).inc(size)
+        self._rows.labels(model).inc(rows)
+
+    def request(self, model: str, prompt_tokens: int, began: float) -> "RequestTimes":
+        """Begin to measure a request that came in at `began` (`time.perf_counter`)."""
+        self._prompt_tokens.labels(model).inc(prompt_tokens)
+        self._lengths.labels(model).observe(prompt_tokens)
+        return RequestTimes(self, model, began)
+
+
+class RequestTimes:
+    """The clock of one request.
+
+    Times are taken once a write, not once a token: the tokens of one write share the time since the last.
+    """
+
+    __slots__ = ("_began", "_between", "_last", "_metrics", "_model")
+
+    def __init__(self, metrics: Metrics, model: str, began: float) -> None:
+        self._metrics = metrics
+        self._model = model
+        self._began = began
+        self._last: dict[int, float] = {}
+        self._between = metrics._between.labels(model)
+
+    def tokens(self, choice: int, count: int) -> None:
+        """`count` tokens of a choice have come."""
+        if not count:
+            return
+        now = time.perf_counter()
+        last = self._last.get(choice)
+        if last is None:
+            self._metrics._first.labels(self._model).observe(now - self._began)
+        else:
+            self._between.observe((now - last) / count)
+        self._last[choice] = now
+
+    def ended(self, reason: str, tokens: int) -> None:
+        """A choice ended with `tokens` in all."""
+        self._metrics._success.labels(self._model, reason).inc()
+        self._metrics._generated.labels(self._model).inc(tokens)
+        self._metrics._outputs.labels(self._model).observe(tokens)
+
+    def finished(self, cached_tokens: int) -> None:
+        """The request ended."""
+        self._metrics._cached.labels(self._model).inc(cached_tokens)
+        self._metrics._whole.labels(self._model).observe(time.perf_counter() - self._began)

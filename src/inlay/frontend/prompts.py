@@ -1,0 +1,120 @@
+"""The prompts of a completions request."""
+
+from collections.abc import Sequence
+
+from inlay.errors import InvalidRequestError
+from inlay.frontend.embeds import EmbedsReader, part_rows, sources_of, unresolved
+from inlay.frontend.lift import Parsed
+from inlay.frontend.sampling import check_ids
+from inlay.prompt import Prompt, Rows, Segment, Tokens
+from inlay.protocol.openai.completions import (
+    CompletionRequest,
+    EmbedsSource,
+    PromptPart,
+    TextPart,
+    TokenIdsPart,
+)
+from inlay.protocol.work import ModelCard
+from inlay.render import Renderer
+
+
+class PromptReader:
+    """Makes prompts for one model. CPU work, safe to call from any thread."""
+
+    def __init__(
+        self, parsed: Parsed[CompletionRequest], card: ModelCard, renderer: Renderer, embeds: EmbedsReader
+    ) -> None:
+        self._parsed = parsed
+        self._card = card
+        self._renderer = renderer
+        self._embeds = embeds
+        self._special = parsed.request.add_special_tokens is not False
+
+    def prompts(self, *, most: int) -> list[Prompt]:
+        """Every prompt of the request, in order.
+
+        Raises:
+            InvalidRequestError: none, more than `most`, or one that is not a prompt for this model.
+            NotFoundError: a reference to what is not there.
+        """
+        request = self._parsed.request
+        sources = sources_of(request)
+        if sources:
+            _check_count(len(sources), most)
+            found = []
+            for source in sources:
+                found += [Prompt.of(rows) for rows in self._rows(source)]
+            _check_count(len(found), most)
+            return found
+        prompt = request.prompt
+        if not prompt:
+            raise InvalidRequestError(
+                "At least one of 'prompt' or 'prompt_embeds' must be provided and not be empty.",
+                param="prompt",
+            )
+        if isinstance(prompt, str):
+            return [self._text(prompt)]
+        return self._list(prompt, most)
+
+    def _list(self, prompt: list[int | str | PromptPart | list[int | PromptPart]], most: int) -> list[Prompt]:
+        if all(isinstance(item, str) for item in prompt):
+            _check_count(len(prompt), most)
+            return [self._text(item) for item in prompt if isinstance(item, str)]
+        if all(isinstance(item, list) for item in prompt):
+            _check_count(len(prompt), most)
+            return [
+                self._one(item, f"prompt[{i}]") for i, item in enumerate(prompt) if isinstance(item, list)
+            ]
+        flat = [item for item in prompt if not isinstance(item, str | list)]
+        if len(flat) != len(prompt):
+            raise InvalidRequestError(
+                "prompt is a list of strings, of token ids, of parts, or of lists of token ids or of parts; got a "
+                "list of several of these",
+                param="prompt",
+            )
+        return [self._one(flat, "prompt")]
+
+    def _one(self, items: Sequence[int | PromptPart], param: str) -> Prompt:
+        ids = [item for item in items if isinstance(item, int)]
+        parts = [item for item in items if not isinstance(item, int)]
+        if ids and parts:
+            raise InvalidRequestError(f"{param} holds token ids and parts; give ids as a part", param=param)
+        if not items:
+            raise InvalidRequestError(f"{param} is empty", param=param)
+        if ids:
+            return Prompt.of(self._ids(ids, param))
+        segments: list[Segment] = []
+        for index, part in enumerate(parts):
+            segments += self._part(part, index, f"{param}[{index}]")
+        return Prompt.of(*segments)
+
+    def _part(self, part: PromptPart, index: int, param: str) -> list[Segment]:
+        if isinstance(part, TextPart):
+            # Only the beginning of a prompt is where a tokenizer's own first token belongs.
+            special = self._special and index == 0
+            return [Tokens(self._renderer.encode(part.text, add_special_tokens=special))]
+        if isinstance(part, TokenIdsPart):
+            return [self._ids(part.token_ids, f"{param}.token_ids")]
+        return [part_rows(part.data, part.ref, part.part, param, self._read)]
+
+    def _text(self, text: str) -> Prompt:
+        return Prompt.of(Tokens(self._renderer.encode(text, add_special_tokens=self._special)))
+
+    def _ids(self, ids: list[int], param: str) -> Tokens:
+        check_ids(ids, self._card.vocab_size, param)
+        return Tokens(ids)
+
+    def _rows(self, source: str | EmbedsSource) -> list[Rows]:
+        if isinstance(source, EmbedsSource):
+            raise unresolved(source.ref, source.part, "prompt_embeds")
+        return self._read(source)
+
+    def _read(self, text: str) -> list[Rows]:
+        return self._embeds.rows(self._parsed.data(text, limits=self._embeds.limits), self._card)
+
+
+def _check_count(count: int, most: int) -> None:
+    if count > most:
+        raise InvalidRequestError(
+            f"the request asks for {count} prompts; at most {most} choices are allowed", param="prompt"
+        )

@@ -1,0 +1,120 @@
+"""From a request's works to its response, streamed or whole."""
+
+import logging
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Protocol
+
+import msgspec
+
+from inlay.errors import InlayError
+from inlay.frontend.choices import Choice, Display
+from inlay.frontend.errors import ClientGone, internal_error
+from inlay.frontend.generation import Generation, Pieces
+from inlay.frontend.lifeline import Lifeline
+from inlay.frontend.sampling import for_choice, stops_of
+from inlay.frontend.server import Call
+from inlay.frontend.sse import EventStream
+from inlay.prompt import Prompt
+from inlay.protocol.openai.generation import GenerationRequest
+from inlay.protocol.work import ModelCard, Sampling, Work
+from inlay.render import Renderer
+
+_log = logging.getLogger(__name__)
+
+
+class Shape(Protocol):
+    """How one API shows a generation."""
+
+    def events(self, pieces: Pieces) -> list[msgspec.Struct]:
+        """The events of a stream for what has come."""
+        ...
+
+    def usage_event(self) -> msgspec.Struct:
+        """The event after the last choice's end, when usage was asked for."""
+        ...
+
+    def collect(self, pieces: Pieces) -> None:
+        """Keep what has come for `response`."""
+        ...
+
+    def response(self) -> msgspec.Struct:
+        """The whole response."""
+        ...
+
+
+def generation_of(
+    call: Call,
+    request: GenerationRequest,
+    response_id: str,
+    card: ModelCard,
+    renderer: Renderer,
+    prompts: Sequence[Prompt],
+    sampling: Sampling,
+    max_tokens: int | None,
+) -> Generation:
+    """The works of a request: `n` for each prompt, all of which share its memory."""
+    display = Display(
+        stops=stops_of(request),
+        include_stop=bool(request.include_stop_str_in_output),
+        skip_special_tokens=request.skip_special_tokens is not False,
+    )
+    choices: list[Choice] = []
+    for prompt in prompts:
+        room = card.limits.max_model_len - len(prompt)
+        for _ in range(request.n or 1):
+            index = len(choices)
+            work = Work(
+                id=f"{response_id}-{index}",
+                prompt=prompt,
+                sampling=for_choice(sampling, seed=request.seed, index=index, max_tokens=max_tokens or room),
+                salt=call.tenant.salted(request.cache_salt),
+                priority=request.priority or 0,
+            )
+            choices.append(Choice(index, work, renderer, display))
+    total = sum(map(len, prompts))
+    times = call.server.metrics.request(card.name, total, call.began)
+    return Generation(choices, total, len(prompts), times)
+
+
+async def respond(
+    call: Call, request: GenerationRequest, card: ModelCard, generation: Generation, shape: Shape
+) -> None:
+    """Run `generation` and answer the call in `shape`.
+
+    The response of a stream starts with the first tokens, so that what an engine refuses is a status and not an event.
+
+    Raises:
+        InlayError: before anything was sent. After that, errors are events.
+        ClientGone: the client left; the works are cancelled.
+    """
+    stream = EventStream(call.send)
+    try:
+        async with Lifeline(call.server.inflight, call.receive):
+            generation.start(call.server.router, card.name)
+            async with aclosing(generation.pieces()) as arriving:
+                async for pieces in arriving:
+                    if request.stream:
+                        await stream.write(shape.events(pieces))
+                    else:
+                        shape.collect(pieces)
+    except (InlayError, ClientGone) as error:
+        if not stream.started or isinstance(error, ClientGone):
+            raise
+        call.server.metrics.failed(error)
+        await stream.fail(error)
+        return
+    except Exception:
+        if not stream.started:
+            raise
+        _log.exception("request %s failed in its stream", call.request_id)
+        await stream.fail(internal_error(call.request_id))
+        return
+    finally:
+        generation.close()
+    if not request.stream:
+        await call.json(shape.response())
+        return
+    if request.stream_options is not None and request.stream_options.include_usage:
+        await stream.write([shape.usage_event()])
+    await stream.done()

@@ -1,0 +1,118 @@
+"""What all endpoints of one frontend share, and what one call to it brings."""
+
+import asyncio
+import functools
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec, TypeVar
+
+import msgspec
+
+from inlay.digest import Secret
+from inlay.errors import NotFoundError
+from inlay.frontend.admission import ByteBudget, Reservation
+from inlay.frontend.auth import Keys, Tenant
+from inlay.frontend.body import Receive, Scope, Send, read_body
+from inlay.frontend.embeds import EmbedsReader
+from inlay.frontend.lifeline import Inflight
+from inlay.frontend.metrics import Metrics
+from inlay.frontend.renderers import Renderers
+from inlay.frontend.settings import FrontendSettings
+from inlay.protocol.work import ModelCard
+from inlay.router import Router
+
+OFFLOAD_BYTES = 16 * 1024
+"""Bytes of a body from which on it is parsed and prepared off the event loop; below, the change of thread costs more."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_encode = msgspec.json.Encoder().encode
+_JSON = (b"content-type", b"application/json")
+
+
+class Server:
+    """One frontend: its settings and everything that lives as long as it does.
+
+    Attributes:
+        created: Unix time it came up; what `/v1/models` shows.
+    """
+
+    def __init__(self, router: Router, settings: FrontendSettings, secret: Secret) -> None:
+        self.router = router
+        self.settings = settings
+        self.created = int(time.time())
+        self.keys = Keys(settings.api_key, share_prefix_cache=settings.share_prefix_cache)
+        self.budget = ByteBudget(settings.max_inflight_bytes)
+        self.inflight = Inflight(settings.max_inflight_requests)
+        self.metrics = Metrics(lambda: self.budget.used, lambda: self.inflight.count)
+        self.embeds = EmbedsReader(settings, secret, self.metrics)
+        self.renderers = Renderers(settings.chat_template)
+        self._pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="inlay-prepare")
+
+    def card(self, model: str | None) -> ModelCard:
+        """The card of the model asked for; of the first one when none is named. Raises `NotFoundError`."""
+        if model is not None:
+            return self.router.card(model)
+        cards = self.router.models()
+        if not cards:
+            raise NotFoundError("no model is served", param="model", code="model_not_found")
+        return cards[0]
+
+    async def prepare(self, size: int, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run `work`, CPU work on a request of `size` bytes, where it does not hold up others."""
+        if size < OFFLOAD_BYTES:
+            return work(*args, **kwargs)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, functools.partial(work, *args, **kwargs))
+
+    def close(self) -> None:
+        """Stop the threads once they have done what they are at."""
+        self._pool.shutdown(wait=False)
+
+
+@dataclass(slots=True)
+class Call:
+    """One request being answered.
+
+    Attributes:
+        tenant: who asks.
+        reservation: the bytes it holds.
+        began: `time.perf_counter` when it came.
+        body_read: nothing of the body is left on the connection.
+    """
+
+    server: Server
+    scope: Scope
+    receive: Receive
+    send: Send
+    request_id: str
+    tenant: Tenant
+    reservation: Reservation
+    began: float = field(default_factory=time.perf_counter)
+    body_read: bool = False
+
+    async def body(self) -> bytes | bytearray:
+        """The whole body; errors as `inlay.frontend.body.read_body`."""
+        body = await read_body(self.scope, self.receive, self.server.settings, self.reservation)
+        self.body_read = True
+        return body
+
+    @property
+    def path_params(self) -> dict[str, Any]:
+        """What the route's path took from the URL."""
+        params: dict[str, Any] = self.scope.get("path_params", {})
+        return params
+
+    async def json(self, answer: msgspec.Struct | dict[str, Any], status: int = 200) -> None:
+        """Answer with `answer` as JSON."""
+        await self.bytes(_encode(answer), _JSON, status)
+
+    async def bytes(self, body: bytes, media: tuple[bytes, bytes], status: int = 200) -> None:
+        """Answer with `body`."""
+        length = (b"content-length", str(len(body)).encode())
+        await self.send({"type": "http.response.start", "status": status, "headers": [media, length]})
+        await self.send({"type": "http.response.body", "body": body})

@@ -1,0 +1,114 @@
+"""`/v1/chat/completions`."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from inlay.protocol.openai.generation import GenerationRequest, UsageInfo
+
+
+class ChatRequest(GenerationRequest, kw_only=True):
+    """A request to `/v1/chat/completions`.
+
+    Attributes:
+        messages: as OpenAI's; what a template may want beyond them is passed on. Content parts: `text`, and
+            `prompt_embeds` with one of `data` (base64), `ref`, `part`.
+        tools: handed to the chat template.
+        tool_choice: "none" and "auto" are served.
+        chat_template_kwargs: variables for the chat template.
+        continue_final_message: the last message is left open, to be continued.
+    """
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    """One candidate of a position."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """The token chosen at a position, and the most likely ones."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    """Logprobs of a message's content."""
+
+    content: list[TokenLogprob]
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    """The assistant's answer."""
+
+    content: str
+    role: Literal["assistant"] = "assistant"
+
+
+class ChatChoice(msgspec.Struct, frozen=True):
+    """One answer."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    """The response of `/v1/chat/completions`."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageInfo
+    prompt_token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class ChatDelta(msgspec.Struct, frozen=True):
+    """What an event adds to a message; the role comes with the first."""
+
+    role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
+    content: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatChunkChoice(msgspec.Struct, frozen=True):
+    """A piece of one answer."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | msgspec.UnsetType | None = msgspec.UNSET
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """The event of a chat stream."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: UsageInfo | msgspec.UnsetType | None = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET

@@ -1,0 +1,84 @@
+"""`/v1/completions`."""
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from inlay.protocol.openai.generation import GenerationRequest, UsageInfo
+
+
+class EmbedsSource(msgspec.Struct, frozen=True):
+    """Embeddings named instead of sent: a stored prompt, or a part of a multipart body. Exactly one is set."""
+
+    ref: str | None = None
+    part: str | None = None
+
+
+class TextPart(msgspec.Struct, frozen=True, tag="text", tag_field="type"):
+    """Text within a prompt made of parts."""
+
+    text: str
+
+
+class TokenIdsPart(msgspec.Struct, frozen=True, tag="token_ids", tag_field="type"):
+    """Token ids within a prompt made of parts."""
+
+    token_ids: list[int]
+
+
+class PromptEmbedsPart(msgspec.Struct, frozen=True, tag="prompt_embeds", tag_field="type"):
+    """Embeddings within a prompt made of parts. Exactly one of `data` (base64), `ref` and `part` is set."""
+
+    data: str | None = None
+    ref: str | None = None
+    part: str | None = None
+
+
+PromptPart: TypeAlias = TextPart | TokenIdsPart | PromptEmbedsPart
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    """A request to `/v1/completions`.
+
+    Attributes:
+        prompt: text, texts, ids, lists of ids, parts, or lists of parts; each text or list in a list is a choice of its own.
+        prompt_embeds: base64 of a tensor file, a source, or a list of these; wins over `prompt`.
+        logprobs: alternatives a token.
+    """
+
+    prompt: str | list[int | str | PromptPart | list[int | PromptPart]] | None = None
+    prompt_embeds: str | EmbedsSource | list[str | EmbedsSource] | None = None
+    suffix: str | None = None
+    logprobs: int | None = None
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True):
+    """Parallel lists, one entry a token."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class CompletionChoice(msgspec.Struct, frozen=True):
+    """One continuation, or a piece of one in a stream."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """The response of `/v1/completions`, and the event of its stream."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: UsageInfo | msgspec.UnsetType | None = msgspec.UNSET

@@ -1,0 +1,90 @@
+"""The fields completions and chat completions share."""
+
+from typing import Any, ClassVar
+
+import msgspec
+
+from inlay.errors import ErrorBody
+
+
+class ErrorResponse(msgspec.Struct, frozen=True):
+    """Every error, as a response's body and as an SSE event."""
+
+    error: ErrorBody
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """What a stream shows besides its text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationRequest(msgspec.Struct, kw_only=True):
+    """What completions and chat completions both understand. Names beyond OpenAI's are vLLM's.
+
+    Attributes:
+        model: served name; the only model served when absent.
+        seed: choice `i` of the request draws from `seed + i`; each choice draws its own when absent.
+        cache_salt: prompts share cached prefixes only under equal salts.
+        priority: lower is sooner.
+    """
+
+    model: str | None = None
+    n: int | None = None
+    best_of: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    logit_bias: dict[str, float] | None = None
+    return_token_ids: bool | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
+    user: str | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    response_format: Any = None
+    prompt_logprobs: int | None = None
+    use_beam_search: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    structured_outputs: Any = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+
+    REFUSED: ClassVar[dict[str, str]] = {
+        "use_beam_search": "beam search",
+        "truncate_prompt_tokens": "truncating the prompt",
+        "structured_outputs": "structured output",
+        "bad_words": "a list of bad words",
+        "allowed_token_ids": "a list of allowed token ids",
+    }
+    """Fields that would change the answer and are not served: a request that sets one is refused, never half obeyed."""
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """What is known of the prompt's positions."""
+
+    cached_tokens: int
+
+
+class UsageInfo(msgspec.Struct, frozen=True):
+    """Positions in and out; rows of embeddings count as tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | None = None

@@ -1,0 +1,52 @@
+"""`/v1/models`."""
+
+from typing import Literal
+
+import msgspec
+
+
+class ModelLimits(msgspec.Struct, frozen=True):
+    """What one request may ask of the model."""
+
+    max_model_len: int
+    max_logprobs: int
+    max_choices: int
+    max_prompt_embeds_bytes: int
+    max_prompt_embeds_abs: float | None
+    max_body_bytes: int
+
+
+class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One served model.
+
+    Attributes:
+        capabilities: "completions", "chat", "prompt_embeds", "embeddings".
+        embedding_table_id: identity of the input embedding table, as clients stamp it into what they send.
+        embedding_abs_max: largest absolute value in that table.
+        adapters: names of the adapters that may be asked for.
+    """
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "inlay"
+    root: str
+    parent: str | None = None
+    max_model_len: int
+    hidden_size: int
+    vocab_size: int
+    dtype: str
+    embedding_table_id: str
+    embedding_abs_max: float
+    weights_id: str
+    engine: str
+    capabilities: list[str]
+    limits: ModelLimits
+    adapters: list[str] = []
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """All served models."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelEntry]
