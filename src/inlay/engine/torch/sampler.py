@@ -1,0 +1,447 @@
+"""Logits and samplings to token ids and logprobs.
+
+Order and meaning of the settings are vLLM's: logit bias and the ban of end tokens before `min_tokens`; repetition, frequency
+and presence penalties; greedy choice, or temperature, min_p, top_k, top_p and a draw. Logprobs are of the model's own
+distribution, before any of this.
+
+Three rules make a choice a pure function of (logits, settings, output so far, seed, output index), whoever the neighbours are and
+whichever worker resumes the sequence:
+
+- all tokens are ranked by (logit, higher first; id, lower first), so ties never depend on a sort's whims;
+- the one uniform number a choice needs is a hash of (seed, output index);
+- it is looked up in the cumulated probabilities in the order of ids, so that noise in the last bits of two logits, which may
+  swap their ranks, moves the outcome no further than the noise itself.
+
+Suffixes of tensors: S sequences in the batch, R those of them that need something, C candidates, V vocabulary.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from blake3 import blake3
+from torch import Tensor
+
+from inlay.errors import InvalidRequestError
+from inlay.protocol.work import Sampling, TokenLogprobs
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy, as in vLLM."""
+
+WIDTHS = (256, 4096, 32768)
+"""How many candidates are ranked at first, and then, before all of the vocabulary is: 256 nearly always settle a top_p, at a
+fiftieth of the cost of sorting 150,000."""
+
+LOOK_UP_BLOCK = 512
+"""Weights summed up at once when a uniform number is looked up."""
+
+_counter = struct.Struct("<QQ")
+
+
+class Choice(NamedTuple):
+    """The next token of a sequence."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None
+
+
+class Sampled(Protocol):
+    """What a sequence shows of itself."""
+
+    @property
+    def sampling(self) -> Sampling:
+        """How its tokens are chosen."""
+        ...
+
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        """Ids of the prompt's token positions; rows have none."""
+        ...
+
+    @property
+    def output(self) -> Sequence[int]:
+        """Ids so far, resumed ones included; it only grows."""
+        ...
+
+
+def uniform(seed: int, index: int) -> float:
+    """The number in [0, 1) that decides output `index` under `seed`: 53 bits of BLAKE3 of the two, modulo 2**64 each."""
+    data = _counter.pack(seed & 0xFFFFFFFFFFFFFFFF, index & 0xFFFFFFFFFFFFFFFF)
+    return (int.from_bytes(blake3(data).digest(8), "little") >> 11) * 2.0**-53
+
+
+def ranked(values_RV: Tensor, count: int) -> Tensor:
+    """Ids (R, count) of the highest ranking, best first; `count` is at least 1, no value is NaN.
+
+    `topk` alone leaves open which of equal values it takes, and sorting everything is slow. The `count`-th largest of the
+    maxima of blocks is no larger than the `count`-th largest value; what reaches it is little more than `count` and is sorted.
+    """
+    num_rows, size = values_RV.shape
+    if count == size:
+        return values_RV.sort(dim=-1, descending=True, stable=True).indices
+    block = max(1, size // (4 * count))
+    blocks = size // block
+    tops = values_RV[:, : blocks * block].view(num_rows, blocks, block).amax(dim=-1)
+    reach_R1 = tops.topk(count, dim=-1).values[:, -1:]
+    rows, ids = (values_RV >= reach_R1).nonzero(as_tuple=True)
+    counts_R = torch.bincount(rows, minlength=num_rows)
+    places = torch.arange(len(ids), device=ids.device) - (counts_R.cumsum(0) - counts_R)[rows]
+    shape = (num_rows, int(counts_R.max()))
+    found_RN = ids.new_zeros(shape).index_put((rows, places), ids)
+    values_RN = values_RV.new_full(shape, -torch.inf).index_put((rows, places), values_RV[rows, ids])
+    order_RC = values_RN.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+    return found_RN.gather(1, order_RC)
+
+
+class Tally:
+    """Which ids a sequence has had, and how often in its output: arrays of distinct ids that grow with it.
+
+    Attributes:
+        sequence: whose; held so that its `id()` is not used again while the tally is kept.
+    """
+
+    __slots__ = ("_counts", "_ids", "_places", "_seen", "_size", "sequence")
+
+    def __init__(self, sequence: Sampled, vocab_size: int) -> None:
+        self.sequence = sequence
+        prompt = np.unique(np.asarray(sequence.prompt_token_ids, dtype=np.int64))
+        prompt = prompt[(prompt >= 0) & (prompt < vocab_size)]
+        self._size = len(prompt)
+        self._ids = np.zeros(max(64, 2 * self._size), dtype=np.int64)
+        self._ids[: self._size] = prompt
+        self._counts = np.zeros(len(self._ids), dtype=np.float32)
+        self._places = dict(zip(prompt.tolist(), range(self._size), strict=True))
+        self._seen = 0
+
+    def catch_up(self, vocab_size: int) -> None:
+        """Count what the output has gained since the last call."""
+        output = self.sequence.output
+        for index in range(self._seen, len(output)):
+            id_ = output[index]
+            if not 0 <= id_ < vocab_size:
+                continue
+            place = self._places.get(id_)
+            if place is None:
+                place = self._places[id_] = self._size
+                self._size += 1
+                if place == len(self._ids):
+                    self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
+                    self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)))
+                self._ids[place] = id_
+            self._counts[place] += 1
+        self._seen = len(output)
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def ids(self) -> np.ndarray:
+        """int64: distinct ids of prompt and output."""
+        return self._ids[: self._size]
+
+    @property
+    def counts(self) -> np.ndarray:
+        """float32: how often each is in the output; 0 for those of the prompt alone."""
+        return self._counts[: self._size]
+
+
+def _penalises(sampling: Sampling) -> bool:
+    return (
+        sampling.repetition_penalty != 1.0
+        or sampling.frequency_penalty != 0.0
+        or sampling.presence_penalty != 0.0
+    )
+
+
+def _is_greedy(sampling: Sampling) -> bool:
+    return sampling.temperature < GREEDY_BELOW
+
+
+class Sampler:
+    """Chooses the next token of every sequence of a step. Keeps the tallies of those with penalties until `forget`."""
+
+    def __init__(self, vocab_size: int, eos_token_ids: tuple[int, ...], device: torch.device) -> None:
+        """Nothing is kept yet.
+
+        Args:
+            vocab_size: width of the logits.
+            eos_token_ids: the model's own end tokens.
+            device: where the logits will be.
+        """
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._device = device
+        self._tallies: dict[int, Tally] = {}
+
+    def check(self, sampling: Sampling) -> None:
+        """Refuse settings that name tokens the model does not have. For the engine, before it admits a work.
+
+        Raises:
+            InvalidRequestError: a biased or stop token id is outside the vocabulary.
+        """
+        for name, ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
+            wrong = [id_ for id_ in ids if not 0 <= id_ < self._vocab_size]
+            if wrong:
+                raise InvalidRequestError(
+                    f"{name} names token id {wrong[0]}; the model's ids are 0 to {self._vocab_size - 1}",
+                    param=name,
+                )
+
+    def sample(self, logits_SV: Tensor, sequences: Sequence[Sampled]) -> list[Choice]:
+        """The next token of each sequence. `logits_SV` is left as it is.
+
+        A row whose largest logit is not finite (all are -inf, or one is NaN) gets the token `argmax` names.
+
+        Args:
+            logits_SV: float32 (S, V).
+            sequences: S, in the order of the rows.
+        """
+        samplings = [sequence.sampling for sequence in sequences]
+        processed_SV = self._penalised(self._biased(logits_SV, sequences), sequences)
+        drawn = [row for row, sampling in enumerate(samplings) if not _is_greedy(sampling)]
+        if len(drawn) < len(samplings):
+            ids_S = processed_SV.argmax(dim=-1)
+        else:
+            ids_S = torch.zeros(len(samplings), dtype=torch.int64, device=self._device)
+        if drawn:
+            rows_R = self._tensor(drawn, torch.int64)
+            every = len(drawn) == len(samplings)
+            values_RV = processed_SV if every else processed_SV[rows_R]
+            uniforms = [uniform(samplings[row].seed, len(sequences[row].output)) for row in drawn]
+            ids_S[rows_R] = self._draw(values_RV, [samplings[row] for row in drawn], uniforms)
+        chosen = ids_S.tolist()
+        logprobs = self._logprobs(logits_SV, samplings, ids_S, chosen)
+        return [Choice(id_, logprobs.get(row)) for row, id_ in enumerate(chosen)]
+
+    def forget(self, sequence: Sampled) -> None:
+        """Drop what was kept for `sequence` between steps; nothing happens when nothing was."""
+        self._tallies.pop(id(sequence), None)
+
+    def __len__(self) -> int:
+        """Sequences something is kept for."""
+        return len(self._tallies)
+
+    def _tensor(self, values: Sequence[float] | np.ndarray, dtype: torch.dtype) -> Tensor:
+        return torch.as_tensor(values, dtype=dtype).to(self._device)
+
+    def _biased(self, logits_SV: Tensor, sequences: Sequence[Sampled]) -> Tensor:
+        """With logit biases added and end tokens banned where it is too early; a copy if anything changed."""
+        cells = list(self._cells(sequences))
+        if not cells:
+            return logits_SV
+        rows, ids, values = zip(*cells, strict=True)
+        place = (self._tensor(rows, torch.int64), self._tensor(ids, torch.int64))
+        # Adding -inf bans a token whatever its bias; the sum is the same in any order of the cells but for rounding.
+        return logits_SV.index_put(place, self._tensor(values, torch.float32), accumulate=True)
+
+    def _cells(self, sequences: Sequence[Sampled]) -> Iterator[tuple[int, int, float]]:
+        """(row, id, value to add)."""
+        for row, sequence in enumerate(sequences):
+            sampling = sequence.sampling
+            for id_, bias in sampling.logit_bias.items():
+                if 0 <= id_ < self._vocab_size:
+                    yield row, id_, bias
+            if len(sequence.output) < sampling.min_tokens:
+                for id_ in {*self._eos_token_ids, *sampling.stop_token_ids}:
+                    if 0 <= id_ < self._vocab_size:
+                        yield row, id_, -torch.inf
+
+    def _penalised(self, logits_SV: Tensor, sequences: Sequence[Sampled]) -> Tensor:
+        """With repetition, frequency and presence penalties; a copy if anything changed."""
+        rows = [row for row, sequence in enumerate(sequences) if _penalises(sequence.sampling)]
+        tallies = [self._tally(sequences[row]) for row in rows]
+        sizes = [len(tally) for tally in tallies]
+        if not sum(sizes):
+            return logits_SV
+        samplings = [sequences[row].sampling for row in rows]
+        settings = np.asarray(
+            [
+                (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
+                for sampling in samplings
+            ],
+            dtype=np.float32,
+        )
+        repetition, frequency, presence = (
+            self._tensor(np.repeat(column, sizes), torch.float32) for column in settings.T
+        )
+        counts = self._tensor(np.concatenate([tally.counts for tally in tallies]), torch.float32)
+        place = (
+            self._tensor(np.repeat(rows, sizes), torch.int64),
+            self._tensor(np.concatenate([tally.ids for tally in tallies]), torch.int64),
+        )
+        values = logits_SV[place]
+        values = torch.where(values > 0, values / repetition, values * repetition)
+        values = values - frequency * counts - presence * (counts > 0)
+        return logits_SV.index_put(place, values)
+
+    def _tally(self, sequence: Sampled) -> Tally:
+        tally = self._tallies.get(id(sequence))
+        if tally is None:
+            tally = self._tallies[id(sequence)] = Tally(sequence, self._vocab_size)
+        tally.catch_up(self._vocab_size)
+        return tally
+
+    def _draw(self, values_RV: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]) -> Tensor:
+        """Ids (R,) drawn after temperature, min_p, top_k and top_p."""
+        temperatures = [sampling.temperature for sampling in samplings]
+        scaled_RV = values_RV / self._tensor(temperatures, torch.float32)[:, None]
+        bounds = Bounds.of(samplings, self._vocab_size, self._device)
+        uniform_R = self._tensor(uniforms, torch.float64)
+        finite_R = scaled_RV.amax(dim=-1).isfinite()
+        ids_R = torch.zeros(len(samplings), dtype=torch.int64, device=self._device)
+        if not bool(finite_R.all()):
+            ids_R[~finite_R] = scaled_RV[~finite_R].argmax(dim=-1)
+
+        # On a row nothing truncates, the candidates are the vocabulary and need no ranking.
+        free_R = finite_R & ~bounds.truncates_R
+        if bool(free_R.any()):
+            ids_R[free_R] = _look_up(_rows(scaled_RV, free_R).softmax(dim=-1), uniform_R[free_R])
+
+        open_R = (finite_R & bounds.truncates_R).nonzero()[:, 0]
+        open_RV = _rows(scaled_RV, finite_R & bounds.truncates_R)
+        for width in (*WIDTHS, self._vocab_size):
+            if not len(open_R):
+                break
+            count = min(width, self._vocab_size)
+            candidates_RC = ranked(open_RV, count)
+            weights_RC, settled_R = bounds.select(open_R).weigh(open_RV, candidates_RC)
+            by_id_RC, order_RC = candidates_RC.sort(dim=-1)
+            places_R = _look_up(weights_RC.gather(1, order_RC), uniform_R[open_R])
+            drawn_R = by_id_RC.gather(1, places_R[:, None])[:, 0]
+            ids_R[open_R[settled_R]] = drawn_R[settled_R]
+            open_R, open_RV = open_R[~settled_R], _rows(open_RV, ~settled_R)
+        return ids_R
+
+    def _logprobs(
+        self, logits_SV: Tensor, samplings: Sequence[Sampling], ids_S: Tensor, chosen: Sequence[int]
+    ) -> dict[int, TokenLogprobs]:
+        """By row, where asked for: of the distribution in `logits_SV`."""
+        asked = [(row, sampling.logprobs) for row, sampling in enumerate(samplings)]
+        wanted = {row: min(count, self._vocab_size) for row, count in asked if count is not None}
+        if not wanted:
+            return {}
+        rows_R = self._tensor(list(wanted), torch.int64)
+        logits_RV = logits_SV[rows_R]
+        logprobs_RV = logits_RV.log_softmax(dim=-1)
+        own = logprobs_RV.gather(1, ids_S[rows_R][:, None])[:, 0].tolist()
+        widest = max(1, *wanted.values())
+        ids_RC = ranked(logits_RV.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf), widest)
+        ids, values = ids_RC.tolist(), logprobs_RV.gather(1, ids_RC).tolist()
+        return {
+            row: TokenLogprobs(own[index], tuple(zip(ids[index][:count], values[index][:count], strict=True)))
+            for index, (row, count) in enumerate(wanted.items())
+        }
+
+
+def _rows(values_RV: Tensor, mask_R: Tensor) -> Tensor:
+    """The rows `mask_R` names, without a copy where it names all."""
+    return values_RV if bool(mask_R.all()) else values_RV[mask_R]
+
+
+def _look_up(weights_RC: Tensor, uniform_R: Tensor) -> Tensor:
+    """Indices (R,) where the cumulated weights first exceed the uniform share of their sum; never one of weight zero.
+
+    In two steps, blocks and then the weights of one block, since cumulating a whole vocabulary in float64 costs more than
+    all the rest of a draw.
+    """
+    num_rows, size = weights_RC.shape
+    blocks = size // LOOK_UP_BLOCK
+    whole = blocks * LOOK_UP_BLOCK
+    sums = [
+        weights_RC[:, :whole].view(num_rows, blocks, LOOK_UP_BLOCK).sum(dim=-1, dtype=torch.float64),
+        weights_RC[:, whole:].sum(dim=-1, keepdim=True, dtype=torch.float64),
+    ]
+    blocks_RB = torch.cat(sums, dim=1).cumsum(dim=-1)
+    total_R1 = blocks_RB[:, -1:]
+    target_R1 = _below(uniform_R[:, None] * total_R1, total_R1)
+    block_R1 = torch.searchsorted(blocks_RB, target_R1, right=True)
+    before_R1 = torch.where(block_R1 > 0, blocks_RB.gather(1, (block_R1 - 1).clamp(min=0)), 0.0)
+
+    places_RB = block_R1 * LOOK_UP_BLOCK + torch.arange(LOOK_UP_BLOCK, device=weights_RC.device)
+    inside_RB = weights_RC.gather(1, places_RB.clamp(max=size - 1)) * (places_RB < size)
+    cumulated_RB = inside_RB.cumsum(dim=-1, dtype=torch.float64)
+    target_R1 = _below(target_R1 - before_R1, cumulated_RB[:, -1:])
+    return (block_R1 * LOOK_UP_BLOCK + torch.searchsorted(cumulated_RB, target_R1, right=True))[:, 0]
+
+
+def _below(values: Tensor, limits: Tensor) -> Tensor:
+    """`values`, lowered where rounding has brought them to their limit: nothing cumulated exceeds that."""
+    return torch.minimum(values, torch.nextafter(limits, torch.zeros_like(limits)))
+
+
+class Bounds(NamedTuple):
+    """What of the distribution may be drawn, one entry a row.
+
+    Attributes:
+        top_k_R: int64, at least 1, at most the vocabulary.
+        top_p_R: float64; 1 or more means all.
+        min_p_R: float64, share of the likeliest token's probability.
+    """
+
+    top_k_R: Tensor
+    top_p_R: Tensor
+    min_p_R: Tensor
+    vocab_size: int
+
+    @classmethod
+    def of(cls, samplings: Sequence[Sampling], vocab_size: int, device: torch.device) -> "Bounds":
+        """The bounds `samplings` set."""
+        top_k = [
+            min(sampling.top_k, vocab_size) if sampling.top_k > 0 else vocab_size for sampling in samplings
+        ]
+        top_p = [sampling.top_p for sampling in samplings]
+        min_p = [sampling.min_p for sampling in samplings]
+        return cls(
+            torch.as_tensor(top_k, dtype=torch.int64).to(device),
+            torch.as_tensor(top_p, dtype=torch.float64).to(device),
+            torch.as_tensor(min_p, dtype=torch.float64).to(device),
+            vocab_size,
+        )
+
+    @property
+    def truncates_R(self) -> Tensor:
+        """Of shape (R,): whether anything is cut off at all."""
+        return (self.top_k_R < self.vocab_size) | (self.top_p_R < 1) | (self.min_p_R > 0)
+
+    def select(self, rows: Tensor) -> "Bounds":
+        """Those of `rows`."""
+        return Bounds(self.top_k_R[rows], self.top_p_R[rows], self.min_p_R[rows], self.vocab_size)
+
+    def weigh(self, scaled_RV: Tensor, candidates_RC: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights of candidates, and for which rows they are all that may be drawn.
+
+        Args:
+            scaled_RV: float32 logits after temperature, the highest of each row finite.
+            candidates_RC: the highest ranking ids, best first.
+
+        Returns:
+            float64 (R, C), zero for what is cut off, and bool (R,): False where more candidates are needed to tell.
+        """
+        count = candidates_RC.shape[1]
+        values_RC = scaled_RV.gather(1, candidates_RC).to(torch.float64)
+        weights_RC = (values_RC - values_RC[:, :1]).exp()
+        cumulated_RC = weights_RC.cumsum(dim=-1)
+
+        likely_R = (weights_RC >= self.min_p_R[:, None]).sum(dim=-1)
+        kept_R = torch.minimum(self.top_k_R.clamp(max=count), likely_R).clamp(min=1)
+        whole = count == self.vocab_size
+        known_R = (self.top_k_R <= count) | (likely_R < count) | whole
+
+        # What top_p is a share of: the weights that min_p and top_k leave, or, where they leave all, all of them.
+        uncut_R = (self.top_k_R == self.vocab_size) & (self.min_p_R <= 0)
+        total_R = cumulated_RC.gather(1, kept_R[:, None] - 1)[:, 0]
+        if bool(uncut_R.any()):
+            everything_R = 1 / scaled_RV.softmax(dim=-1).amax(dim=-1).to(torch.float64)
+            total_R = torch.where(uncut_R, everything_R, total_R)
+        short_RC = cumulated_RC < (self.top_p_R * total_R)[:, None]
+        needed_R = short_RC.sum(dim=-1) + 1
+        known_R = known_R | (uncut_R & (needed_R <= count))
+        kept_R = torch.where(self.top_p_R < 1, torch.minimum(kept_R, needed_R), kept_R)
+
+        places_C = torch.arange(count, device=candidates_RC.device)
+        return weights_RC * (places_C < kept_R[:, None]), known_R
+
+
+__all__ = ["Choice", "Sampled", "Sampler"]
