@@ -51,6 +51,8 @@ def records(archive: memoryview) -> dict[str, memoryview]:
             )
         name_bytes = bytes(archive[name_start : name_start + name_length])
         name = _name(name_bytes)
+        if name.endswith(".npy"):
+            raise refused("an .npz archive of numpy arrays; send one array as .npy")
         _check_stored(name, flags, method, stored, size, disk)
         if name in contents:
             raise _malformed(f"it holds {quoted(name)} twice")
