@@ -370,6 +370,19 @@ def test_works_that_share_a_prompt_go_on_when_the_first_is_aborted() -> None:
     assert simulation.ended == [second]
 
 
+def test_nobody_waits_for_a_page_that_its_maker_found_in_the_cache_meanwhile() -> None:
+    simulation = Simulation(bounds(num_pages=64, max_num_batched_tokens=16))
+    first = simulation.admit(Tokens([1] * 40))
+    # Priority lets another compute the same pages first, while the first has started and announced them.
+    second = simulation.admit(Tokens([1] * 40), Tokens([2]), priority=-1)
+    simulation.drain()
+    assert simulation.ended == [second, first]
+    assert first.cached_tokens + second.cached_tokens > 0
+    simulation.scheduler.table.reset_cache()
+    simulation.admit(Tokens([1] * 40), Tokens([3]))
+    simulation.drain()
+
+
 def test_a_preempted_work_finds_its_pages_again() -> None:
     simulation = Simulation(bounds(num_pages=5, max_model_len=80))
     early = simulation.admit(Tokens([1] * 16), max_tokens=50)

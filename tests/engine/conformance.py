@@ -1,0 +1,276 @@
+"""What every engine must do, whatever runs the model.
+
+An engine's own test module subclasses `EngineConformance` and gives it the fixtures `directory` (a model of `tests.models`,
+float32) and `settings`; everything goes through `inlay.engine.create` and the `Engine` protocol.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import torch
+
+from inlay import engine as engines
+from inlay.digest import Secret
+from inlay.engine.settings import EngineSettings
+from inlay.errors import ContextLengthError, DeadlineExceededError, EmbeddingsError, InvalidRequestError
+from inlay.prompt import Prompt, Rows, Tokens
+from inlay.protocol.work import Delta, Engine, Sampling, Task, Work
+from tests.engine import reference
+
+SECRET = Secret(bytes(range(32)))
+
+
+class Receiver:
+    """Takes the deltas of one work, holding the engine to the rules all of them must keep."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._ended = asyncio.Event()
+        self._first = asyncio.Event()
+        self.deltas: list[Delta] = []
+
+    def __call__(self, delta: Delta) -> None:
+        assert not self._ended.is_set()
+        assert (delta.work_id, delta.attempt) == (self._work.id, self._work.attempt)
+        assert delta.offset == len(self._work.prior_output) + len(self.output)
+        if self._work.sampling.logprobs is not None:
+            assert len(delta.logprobs) == len(delta.token_ids)
+        self.deltas.append(delta)
+        if delta.finish_reason is None:
+            assert (delta.usage is not None) == (len(self.deltas) == 1)
+            assert delta.token_ids
+            self._first.set()
+            return
+        assert delta.usage is not None
+        assert delta.usage.prompt_tokens == len(self._work.prompt)
+        assert delta.usage.completion_tokens == len(self._work.prior_output) + len(self.output)
+        assert (delta.finish_reason == "error") == (delta.error is not None)
+        self._first.set()
+        self._ended.set()
+
+    @property
+    def output(self) -> list[int]:
+        return [id_ for delta in self.deltas for id_ in delta.token_ids]
+
+    @property
+    def last(self) -> Delta:
+        assert self._ended.is_set()
+        return self.deltas[-1]
+
+    @property
+    def cached(self) -> int:
+        assert self.last.usage is not None
+        return self.last.usage.cached_tokens
+
+    async def begun(self) -> None:
+        await asyncio.wait_for(self._first.wait(), 60)
+
+    async def ended(self) -> Delta:
+        await asyncio.wait_for(self._ended.wait(), 60)
+        return self.deltas[-1]
+
+
+def work(name: str, prompt: Prompt, max_tokens: int = 8, **options: Any) -> Work:
+    """A greedy work that end tokens do not end; `options` are fields of `Work` or `Sampling`."""
+    changes = {field: options.pop(field) for field in tuple(options) if field in Sampling.__struct_fields__}
+    values: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True, **changes}
+    return Work(id=name, prompt=prompt, sampling=Sampling(**values), **options)
+
+
+def ids(seed: int, count: int) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    found: list[int] = torch.randint(3, 300, (count,), generator=generator).tolist()
+    return found
+
+
+async def run(engine: Engine, *works: Work) -> list[Receiver]:
+    receivers = [Receiver(one) for one in works]
+    for one, receiver in zip(works, receivers, strict=True):
+        engine.generate(one, receiver)
+    for receiver in receivers:
+        await receiver.ended()
+    return receivers
+
+
+class EngineConformance:
+    """Engine-independent tests. `directory` and `settings` are fixtures of the subclass."""
+
+    @pytest_asyncio.fixture
+    async def engine(self, settings: EngineSettings) -> AsyncIterator[Engine]:
+        engine = engines.create(settings, SECRET)
+        await engine.start()
+        yield engine
+        await engine.close()
+
+    def rows(self, directory: Path, tokens: Sequence[int]) -> Rows:
+        return reference.rows_of(reference.look_up(directory, tokens))
+
+    def noise(self, engine: Engine, count: int) -> Rows:
+        generator = torch.Generator().manual_seed(count)
+        return reference.rows_of(0.5 * torch.randn(count, engine.card.hidden_size, generator=generator))
+
+    async def test_the_card_says_what_is_served(self, engine: Engine, directory: Path) -> None:
+        card = engine.card
+        assert Path(card.path) == directory
+        assert Task.GENERATE in card.tasks
+        assert card.dtype == "float32"
+        assert card.vocab_size == reference.model(directory).config.vocab_size
+        assert card.hidden_size == reference.model(directory).config.hidden_size
+        assert card.limits.max_model_len > 0
+        assert len(card.weights_id) == len(card.embedding_table_id) == 32
+        assert card.prompt_embeds is None
+        assert card.secret_fingerprint == SECRET.fingerprint
+
+    async def test_text_rows_and_mixtures_decode_as_transformers_does(
+        self, engine: Engine, directory: Path
+    ) -> None:
+        tokens = ids(1, 45)
+        expected = reference.greedy(directory, Prompt.of(Tokens(tokens)), 8)
+        forms = (
+            Prompt.of(Tokens(tokens)),
+            Prompt.of(self.rows(directory, tokens)),
+            Prompt.of(Tokens(tokens[:17]), self.rows(directory, tokens[17:30]), Tokens(tokens[30:])),
+            Prompt.of(self.rows(directory, tokens[:16]), Tokens(tokens[16:])),
+        )
+        for index, prompt in enumerate(forms):
+            (alone,) = await run(engine, work(f"alone-{index}", prompt, salt=str(index)))
+            assert alone.output == expected
+        together = await run(
+            engine, *(work(f"together-{index}", prompt) for index, prompt in enumerate(forms))
+        )
+        assert [receiver.output for receiver in together] == [expected] * len(forms)
+
+    async def test_rows_that_no_token_has_decode_as_transformers_does(
+        self, engine: Engine, directory: Path
+    ) -> None:
+        prompt = Prompt.of(self.noise(engine, 20), Tokens(ids(2, 9)))
+        (found,) = await run(engine, work("soft", prompt))
+        assert found.output == reference.greedy(directory, prompt, 8)
+
+    async def test_neighbours_change_nothing(self, engine: Engine, directory: Path) -> None:
+        works = [work(str(n), Prompt.of(Tokens(ids(n, 3 + 9 * n))), max_tokens=4 + n) for n in range(1, 8)]
+        for one, receiver in zip(works, await run(engine, *works), strict=True):
+            assert receiver.output == reference.greedy(directory, one.prompt, one.sampling.max_tokens)
+
+    async def test_a_resumed_work_goes_on_exactly(self, engine: Engine, directory: Path) -> None:
+        prompt = Prompt.of(Tokens(ids(3, 20)))
+        whole = reference.greedy(directory, prompt, 8)
+        (found,) = await run(engine, work("resumed", prompt, prior_output=tuple(whole[:3]), attempt=2))
+        assert found.output == whole[3:]
+
+    async def test_stop_tokens_end_the_output(self, engine: Engine, directory: Path) -> None:
+        prompt = Prompt.of(Tokens(ids(4, 20)))
+        whole = reference.greedy(directory, prompt, 8)
+        (found,) = await run(engine, work("stops", prompt, stop_token_ids=(whole[4],)))
+        assert found.output == whole[: whole.index(whole[4]) + 1]
+        assert (found.last.finish_reason, found.last.stop_token_id) == ("stop", whole[4])
+
+    async def test_a_seed_decides_the_output_whoever_else_is_there(self, engine: Engine) -> None:
+        one: dict[str, Any] = {"temperature": 1.0, "seed": 5}
+        prompt = Prompt.of(Tokens(ids(5, 20)))
+        (alone,) = await run(engine, work("alone", prompt, **one))
+        crowd = [work(str(n), Prompt.of(Tokens(ids(n, 30))), temperature=1.0) for n in range(10, 14)]
+        *_, crowded = await run(engine, *crowd, work("crowded", prompt, **one))
+        (other,) = await run(engine, work("other", prompt, temperature=1.0, seed=6))
+        assert crowded.output == alone.output != other.output
+
+    async def test_logprobs_come_with_every_token(self, engine: Engine) -> None:
+        (found,) = await run(engine, work("logprobs", Prompt.of(Tokens(ids(6, 20))), logprobs=2))
+        logprobs = [entry for delta in found.deltas for entry in delta.logprobs]
+        assert [entry.top[0][0] for entry in logprobs] == found.output
+        assert all(entry.top[0][1] == entry.logprob <= 0 and len(entry.top) == 2 for entry in logprobs)
+
+    async def test_a_prefix_is_found_again_by_its_own_tenant_until_it_is_forgotten(
+        self, engine: Engine
+    ) -> None:
+        prompt = Prompt.of(Tokens(ids(7, 70)))
+        (first,) = await run(engine, work("first", prompt, salt="a"))
+        (again,) = await run(engine, work("again", prompt, salt="a"))
+        (other,) = await run(engine, work("other", prompt, salt="b"))
+        assert first.output == again.output == other.output
+        assert (first.cached, again.cached, other.cached) == (0, 64, 0)
+        assert await engine.reset_prefix_cache() > 0
+        (forgotten,) = await run(engine, work("forgotten", prompt, salt="a"))
+        assert forgotten.cached == 0
+
+    async def test_an_aborted_work_ends_with_abort_and_harms_nobody(
+        self, engine: Engine, directory: Path
+    ) -> None:
+        long = work("long", Prompt.of(Tokens(ids(8, 20))), max_tokens=400)
+        receiver = Receiver(long)
+        engine.generate(long, receiver)
+        other = work("other", Prompt.of(Tokens(ids(9, 20))))
+        staying = Receiver(other)
+        engine.generate(other, staying)
+        await receiver.begun()
+        engine.abort("long")
+        assert (await receiver.ended()).finish_reason == "abort"
+        engine.abort("long")
+        engine.abort("never seen")
+        await staying.ended()
+        assert staying.output == reference.greedy(directory, other.prompt, 8)
+        assert engine.stats().blocks_used == 0
+
+    async def test_a_work_aborted_at_once_ends_too(self, engine: Engine) -> None:
+        one = work("one", Prompt.of(Tokens(ids(8, 20))), max_tokens=400)
+        receiver = Receiver(one)
+        engine.generate(one, receiver)
+        engine.abort("one")
+        assert (await receiver.ended()).finish_reason == "abort"
+
+    async def test_a_passed_deadline_is_an_error(self, engine: Engine) -> None:
+        (late,) = await run(engine, work("late", Prompt.of(Tokens(ids(8, 20))), max_tokens=400, deadline=0.0))
+        assert late.last.error is not None
+        assert isinstance(late.last.error.to_error(), DeadlineExceededError)
+
+    async def test_what_can_never_run_is_refused_before_it_starts(self, engine: Engine) -> None:
+        limit, hidden = engine.card.limits.max_model_len, engine.card.hidden_size
+        text = Prompt.of(Tokens([5]))
+        wide = Prompt.of(reference.rows_of(torch.zeros(2, hidden + 1)))
+        cases: list[tuple[type[InvalidRequestError], str, Work]] = [
+            (ContextLengthError, "maximum context length", work("x", text, max_tokens=limit)),
+            (
+                ContextLengthError,
+                "maximum context length",
+                work("x", Prompt.of(Tokens([5] * (limit + 1)))),
+            ),
+            (EmbeddingsError, "size of tensor must match", work("x", wide)),
+            (InvalidRequestError, "not in the vocabulary", work("x", Prompt.of(Tokens([10**6])))),
+            (InvalidRequestError, "at least one position", work("x", Prompt.of())),
+            (InvalidRequestError, "does not exist", work("x", text, adapter="missing")),
+            (InvalidRequestError, "logprobs", work("x", text, logprobs=10**4)),
+            (InvalidRequestError, "logit_bias", work("x", text, logit_bias={10**6: 1.0})),
+        ]
+        for kind, message, one in cases:
+            with pytest.raises(kind, match=message):
+                engine.generate(one, Receiver(one))
+        await run(engine, work("x", text))
+
+    async def test_an_id_under_way_is_refused_and_free_again_afterwards(self, engine: Engine) -> None:
+        one = work("one", Prompt.of(Tokens(ids(8, 20))))
+        receiver = Receiver(one)
+        engine.generate(one, receiver)
+        with pytest.raises(InvalidRequestError, match="under way"):
+            engine.generate(one, Receiver(one))
+        await receiver.ended()
+        await run(engine, one)
+
+    async def test_a_probe_runs_the_model(self, engine: Engine) -> None:
+        before = engine.stats().progress
+        assert await engine.probe() > 0
+        assert engine.stats().progress > before
+
+    async def test_closing_ends_what_is_under_way(self, settings: EngineSettings) -> None:
+        engine = engines.create(settings, SECRET)
+        await engine.start()
+        one = work("one", Prompt.of(Tokens(ids(8, 20))), max_tokens=400)
+        receiver = Receiver(one)
+        engine.generate(one, receiver)
+        await receiver.begun()
+        await engine.close()
+        assert receiver.last.finish_reason == "abort"
+        await engine.close()

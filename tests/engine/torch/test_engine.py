@@ -1,0 +1,195 @@
+"""The thread around the engine: hand-over, failure, starting and closing."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from inlay.digest import Secret
+from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.engine import TorchEngine
+from inlay.engine.torch.model import CausalModel
+from inlay.engine.torch.step import Core
+from inlay.errors import EngineError, InvalidRequestError, OverloadedError
+from inlay.prompt import Prompt, Tokens
+from inlay.protocol.work import Delta
+from tests.engine.conformance import Receiver, ids, run, work
+from tests.models import tiny
+
+
+def settings(**changes: Any) -> EngineSettings:
+    values = {
+        "model": str(tiny("llama")),
+        "device": "cpu",
+        "num_threads": 1,
+        "kv_cache_memory_bytes": 8 << 20,
+    }
+    return EngineSettings(**(values | changes))
+
+
+def create(**changes: Any) -> TorchEngine:
+    return TorchEngine(settings(**changes), Secret(bytes(32)))
+
+
+@pytest_asyncio.fixture
+async def engine() -> AsyncIterator[TorchEngine]:
+    engine = create()
+    await engine.start()
+    yield engine
+    await engine.close()
+
+
+def prompt(seed: int = 1, count: int = 20) -> Prompt:
+    return Prompt.of(Tokens(ids(seed, count)))
+
+
+async def test_each_step_wakes_the_loop_once_however_many_works_it_served(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    calls: list[Callable[..., object]] = []
+    call = loop.call_soon_threadsafe
+
+    def counting(callback: Callable[..., object], *arguments: Any) -> asyncio.Handle:
+        calls.append(callback)
+        return call(callback, *arguments)
+
+    before = engine.stats().steps
+    monkeypatch.setattr(loop, "call_soon_threadsafe", counting)
+    receivers = await run(engine, *(work(str(n), prompt(n), max_tokens=20) for n in range(4)))
+    assert len(calls) == engine.stats().steps - before < sum(len(found.deltas) for found in receivers)
+
+
+async def test_a_receiver_that_raises_harms_no_other(
+    engine: TorchEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(delta: Delta) -> None:
+        raise ValueError(f"cannot take {delta.offset}")
+
+    engine.generate(work("broken", prompt(1)), broken)
+    (found,) = await run(engine, work("whole", prompt(2)))
+    assert len(found.output) == 8
+    assert "the receiver of work broken failed" in caplog.text
+
+
+async def test_a_step_that_fails_ends_all_works_with_an_error_and_the_engine_says_so(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("the device fell off the bus")
+
+    assert await engine.probe() > 0
+    works = [work(str(n), prompt(n), max_tokens=300, attempt=3) for n in range(3)]
+    receivers = [Receiver(one) for one in works]
+    for one, receiver in zip(works, receivers, strict=True):
+        engine.generate(one, receiver)
+    await receivers[0].begun()
+    monkeypatch.setattr(CausalModel, "forward", fail)
+    for receiver in receivers:
+        last = await receiver.ended()
+        assert last.error is not None
+        assert isinstance(last.error.to_error(), EngineError)
+        assert "the device fell off the bus" in last.error.message
+    await asyncio.sleep(0)
+    with pytest.raises(EngineError, match="fell off the bus"):
+        await engine.probe()
+    with pytest.raises(EngineError, match="fell off the bus"):
+        await engine.reset_prefix_cache()
+    with pytest.raises(EngineError, match="fell off the bus"):
+        engine.generate(works[0], Receiver(works[0]))
+    assert "the engine failed" in caplog.text
+
+
+async def test_a_probe_during_the_failure_raises(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("the device fell off the bus")
+
+    monkeypatch.setattr(CausalModel, "forward", fail)
+    with pytest.raises(EngineError, match="fell off the bus"):
+        await engine.probe()
+
+
+async def test_a_work_that_cannot_be_admitted_fails_alone(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admit = Core.admit
+
+    def picky(core: Core, one: Any, expires: float | None = None) -> list[Delta]:
+        if one.id == "bad":
+            raise ValueError("bad")
+        return admit(core, one, expires)
+
+    monkeypatch.setattr(Core, "admit", picky)
+    bad = work("bad", prompt(1))
+    told: list[Delta] = []
+    engine.generate(bad, told.append)
+    (found,) = await run(engine, work("good", prompt(2)))
+    assert found.last.finish_reason == "length"
+    assert [(delta.finish_reason, delta.offset) for delta in told] == [("error", 0)]
+
+
+async def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    engine = create(model=str(tmp_path))
+    with pytest.raises(InvalidRequestError):
+        await engine.start()
+    with pytest.raises(EngineError, match="not started"):
+        engine.generate(work("x", prompt()), lambda delta: None)
+    await engine.close()
+
+
+async def test_a_cache_too_small_for_one_context_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="kv_cache_memory_bytes is 1000"):
+        await create(kv_cache_memory_bytes=1000).start()
+
+
+async def test_before_it_starts_it_serves_nothing_and_closes() -> None:
+    engine = create()
+    with pytest.raises(EngineError, match="not started"):
+        _ = engine.card
+    with pytest.raises(EngineError, match="not started"):
+        await engine.probe()
+    with pytest.raises(EngineError, match="not running"):
+        await engine.reset_prefix_cache()
+    await engine.close()
+
+
+async def test_a_closed_engine_refuses_work_and_cannot_start_again() -> None:
+    engine = create()
+    await engine.start()
+    await engine.close()
+    with pytest.raises(OverloadedError, match="closing"):
+        engine.generate(work("x", prompt()), lambda delta: None)
+    with pytest.raises(EngineError, match="started before"):
+        await engine.start()
+
+
+async def test_the_card_carries_names_limits_and_defaults() -> None:
+    engine = create(served_model_name=["mine", "also"], max_model_len=128, max_logprobs=7)
+    await engine.start()
+    card = engine.card
+    await engine.close()
+    assert (card.name, card.aliases) == ("mine", ("also",))
+    assert (card.limits.max_model_len, card.limits.max_logprobs) == (128, 7)
+    assert card.limits.max_prompt_embeds_abs == pytest.approx(100 * card.embedding_abs_max)
+    assert card.num_blocks * card.block_size >= 128
+
+
+async def test_a_probe_goes_before_all_that_waits() -> None:
+    engine = create(max_num_seqs=1)
+    await engine.start()
+    works = [work(str(n), prompt(n), max_tokens=100) for n in range(4)]
+    receivers = [Receiver(one) for one in works]
+    for one, receiver in zip(works, receivers, strict=True):
+        engine.generate(one, receiver)
+    await receivers[0].begun()
+    await engine.probe()
+    assert not receivers[-1].deltas
+    for receiver in receivers:
+        await receiver.ended()
+    await engine.close()
+    assert engine.stats().running == 0
