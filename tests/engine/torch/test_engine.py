@@ -21,7 +21,7 @@ from tests.models import tiny
 
 
 def settings(**changes: Any) -> EngineSettings:
-    values = {
+    values: dict[str, Any] = {
         "model": str(tiny("llama")),
         "device": "cpu",
         "num_threads": 1,
