@@ -232,7 +232,7 @@ def _unknown(what: str, name: str, known: Iterable[str]) -> str:
 
 
 def _checked(command: Command, given: Mapping[str, Given]) -> BaseModel:
-    options: dict[str | int, Option] = {**command.options.by_name}
+    options = command.options.by_name
     values: dict[str, Any] = {option.section: {} for option in options.values() if option.section is not None}
     for name, item in given.items():
         section = options[name].section
@@ -245,13 +245,13 @@ def _checked(command: Command, given: Mapping[str, Given]) -> BaseModel:
 
 
 def _complaint(
-    options: Mapping[str | int, Option],
+    options: Mapping[str, Option],
     given: Mapping[str, Given],
     location: tuple[str | int, ...],
     message: str,
 ) -> str:
     # A section may be called as one of its options is ("engine"), so the innermost name decides.
-    option = next((options[part] for part in reversed(location) if part in options), None)
+    option = next((options[str(part)] for part in reversed(location) if str(part) in options), None)
     message = message[:1].lower() + message[1:]
     if option is None:
         return message

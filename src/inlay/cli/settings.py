@@ -48,7 +48,8 @@ class EncodeSettings(BaseModel):
         description="Text to encode; standard input is read when neither this nor messages is given.",
     )
     messages: Path | None = Field(
-        default=None, description="JSON file of chat messages; the model's chat template is applied."
+        default=None,
+        description="JSON file of chat messages, - for standard input; the model's chat template is applied.",
     )
     format: Literal["safetensors", "torch", "npy"] = Field(
         default="safetensors",

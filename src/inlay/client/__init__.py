@@ -1,1 +1,19 @@
-"""."""
+"""Prompt embeddings for clients: made without torch, sent with the `openai` client.
+
+embedder = PromptEmbedder.from_pretrained("model directory")
+client.completions.create(model="m", **embedder.completion_args("Tell me more."))
+"""
+
+from inlay.client.embedder import PromptEmbedder
+from inlay.client.neighbours import Neighbour, nearest
+from inlay.client.prompts import EmbeddedPrompt, SoftPrompt, load, loads
+
+__all__ = [
+    "EmbeddedPrompt",
+    "Neighbour",
+    "PromptEmbedder",
+    "SoftPrompt",
+    "load",
+    "loads",
+    "nearest",
+]

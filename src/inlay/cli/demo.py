@@ -1,0 +1,174 @@
+"""`inlay demo`: serve the bundled model and show, by requests to itself, what it does."""
+
+import asyncio
+import http.client
+import json
+import shlex
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from inlay import demo
+from inlay.cli.console import Console
+from inlay.cli.serve import check_address, run_host, stop
+from inlay.cli.settings import DemoSettings
+from inlay.client import PromptEmbedder, load
+from inlay.engine.settings import EngineSettings
+from inlay.errors import EngineError, InvalidRequestError
+from inlay.frontend.settings import FrontendSettings
+from inlay.protocol.work import ModelCard
+
+MODEL_NAME = "inlay-demo"
+DEFAULT_PORT = 8000
+SOFT_PROMPT_INPUTS = 3
+"""How many inputs of the soft prompt's task are shown."""
+
+ANSWER_TOKENS = 32
+
+
+def run(settings: DemoSettings) -> int:
+    """Serve, show, and serve on unless told otherwise; the exit status.
+
+    Raises:
+        InlayError: the server did not start, or answered a request with an error.
+    """
+    console = Console(sys.stdout, sys.stderr)
+    engine = EngineSettings(model=str(demo.model_dir()), served_model_name=[MODEL_NAME])
+    frontend = FrontendSettings(host=settings.host, port=_port(settings), enable_prompt_embeds=True)
+
+    async def show(url: str, card: ModelCard) -> None:
+        await asyncio.to_thread(_show, url, console)
+        if not settings.keep_serving:
+            stop()
+        else:
+            console.line("serving until Ctrl-C")
+
+    return run_host(engine, frontend, console, show)
+
+
+def _port(settings: DemoSettings) -> int:
+    if settings.port is not None:
+        return settings.port
+    try:
+        check_address(settings.host, DEFAULT_PORT)
+    except InvalidRequestError:
+        return 0
+    return DEFAULT_PORT
+
+
+@dataclass(frozen=True)
+class _Server:
+    """The server, as a client that knows only HTTP sees it."""
+
+    url: str
+
+    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        parts = urlsplit(self.url)
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
+        try:
+            defaults = {"model": MODEL_NAME, "temperature": 0, "max_tokens": ANSWER_TOKENS}
+            connection.request(
+                "POST", path, json.dumps(defaults | body), {"Content-Type": "application/json"}
+            )
+            response = connection.getresponse()
+            answer: dict[str, Any] = json.loads(response.read())
+        finally:
+            connection.close()
+        if response.status != http.client.OK:
+            raise EngineError(f"the demo's own request to {path} failed: {answer['error']['message']}")
+        return answer
+
+    def chat(self, content: object) -> str:
+        """The answer to one user message."""
+        answer = self._post("/v1/chat/completions", {"messages": [{"role": "user", "content": content}]})
+        text: str = answer["choices"][0]["message"]["content"]
+        return text.strip()
+
+    def complete(self, embeds: str) -> str:
+        """The continuation of a prompt of embeddings, base64."""
+        text: str = self._post("/v1/completions", {"prompt_embeds": embeds})["choices"][0]["text"]
+        return text.strip()
+
+
+def _show(url: str, console: Console) -> None:
+    question = demo.examples().chats[0].messages[-1].content
+    for line in _demonstration(_Server(url), question):
+        console.out(line + "\n")
+    console.out("\nTry it:\n\n")
+    for snippet in (_curl(url, question), _curl_embeds(url, question), _python(url, question)):
+        console.out(textwrap.indent(snippet, "    ") + "\n\n")
+
+
+def _demonstration(server: _Server, question: str) -> Iterator[str]:
+    examples = demo.examples()
+    embedder = PromptEmbedder.from_pretrained(demo.model_dir())
+
+    yield "\n1. A question in text"
+    yield f"   > {question}"
+    yield f"   < {server.chat(question)}"
+
+    rows = embedder.embed_messages([{"role": "user", "content": question}])
+    embeds = rows.to_base64()
+    yield "\n2. The same as embeddings: no text is sent"
+    yield f"   > prompt_embeds: {rows.num_tokens} rows of {rows.hidden_size} ({len(embeds)} characters of base64)"
+    yield f"   < {server.complete(embeds)}"
+
+    mixed = examples.mixed[0]
+    yield "\n3. A chat that mixes both: the document as embeddings, the question as text"
+    yield f"   > {mixed.before}[embeddings of {mixed.document!r}]{mixed.after}"
+    parts = [
+        {"type": "text", "text": mixed.before},
+        embedder.chat_part(mixed.document),
+        {"type": "text", "text": mixed.after},
+    ]
+    yield f"   < {server.chat(parts)}"
+
+    soft = load(demo.soft_prompt_path())
+    task = examples.soft_prompt
+    best = task.text_prompts[0]
+    yield f"\n4. A soft prompt: {soft.num_tokens} trained rows for a task ({task.description.rstrip('.')})"
+    yield f"   It is right on {task.accuracy:.0%} of held-out inputs, the best of {len(task.text_prompts)} text prompts on {best.accuracy:.0%}."
+    for example in task.held_out[:SOFT_PROMPT_INPUTS]:
+        answer = server.chat([soft.chat_part(), {"type": "text", "text": example.input}])
+        yield f"   > [soft prompt]{example.input}"
+        yield f"   < {answer}" + ("" if answer == example.answer else f"   (expected {example.answer})")
+
+
+def _body(fields: dict[str, Any]) -> str:
+    return json.dumps({"model": MODEL_NAME, "temperature": 0, "max_tokens": ANSWER_TOKENS} | fields)
+
+
+def _curl(url: str, question: str) -> str:
+    body = _body({"messages": [{"role": "user", "content": question}]})
+    return f"curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
+
+
+def _curl_embeds(url: str, question: str) -> str:
+    command = "inlay" if shutil.which("inlay") else f"{shlex.quote(sys.executable)} -m inlay.cli"
+    messages = json.dumps([{"role": "user", "content": question}])
+    before, after = _body({"prompt_embeds": "@"}).split("@")
+    # curl reads standard input, as a prompt of embeddings may be longer than a command line.
+    return (
+        f"embeds=$(echo {shlex.quote(messages)} |\n"
+        f"  {command} embeds encode --base64 --messages - --model {shlex.quote(str(demo.model_dir()))})\n"
+        f"printf '%s' {shlex.quote(before)} \"$embeds\" {shlex.quote(after)} |\n"
+        f"  curl -s {url}/v1/completions -H 'Content-Type: application/json' -d @-"
+    )
+
+
+def _python(url: str, question: str) -> str:
+    return textwrap.dedent(f"""\
+        from inlay.client import PromptEmbedder
+        from openai import OpenAI
+
+        client = OpenAI(base_url="{url}/v1", api_key="unused")
+        embedder = PromptEmbedder.from_pretrained({str(demo.model_dir())!r})
+        chat = embedder.embed_messages([{{"role": "user", "content": {question!r}}}])
+        answer = client.completions.create(
+            model="{MODEL_NAME}", temperature=0, max_tokens={ANSWER_TOKENS}, **chat.completion_args()
+        )
+        print(answer.choices[0].text)""")

@@ -1,0 +1,74 @@
+"""`inlay embeds encode`: text or messages to a file of embeddings."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from inlay.cli.command import UsageError
+from inlay.cli.console import Console
+from inlay.cli.settings import EncodeSettings
+from inlay.client import EmbeddedPrompt, PromptEmbedder
+
+
+def run(settings: EncodeSettings) -> int:
+    """Write the embeddings; the exit status.
+
+    Raises:
+        UsageError: the words contradict each other, or a file cannot be read or written.
+        InvalidRequestError: the model or the messages are no such thing.
+    """
+    if settings.text is not None and settings.messages is not None:
+        raise UsageError("--text and --messages cannot both be given")
+    if settings.output is None and not settings.base64 and sys.stdout.isatty():
+        raise UsageError("bytes are not for a terminal: give --output FILE or --base64")
+    prompt = _embedded(settings, PromptEmbedder.from_pretrained(settings.model))
+    if settings.base64:
+        data = prompt.to_base64(settings.format).encode("ascii") + b"\n"
+    else:
+        data = prompt.to_bytes(settings.format)
+    if settings.output is None:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        return 0
+    try:
+        settings.output.write_bytes(data)
+    except OSError as error:
+        raise UsageError(f"--output {settings.output}: {error.strerror}") from error
+    Console(sys.stdout, sys.stderr).line(
+        f"{settings.output}: {prompt.num_tokens} rows of {prompt.hidden_size}, {prompt.rows.dtype}, {len(data)} bytes"
+    )
+    return 0
+
+
+def _embedded(settings: EncodeSettings, embedder: PromptEmbedder) -> EmbeddedPrompt:
+    if settings.messages is not None:
+        return embedder.embed_messages(_messages(settings.messages))
+    text = settings.text if settings.text is not None else _standard_input(sys.stdin.buffer)
+    prompt = embedder.embed(text)
+    if not prompt.num_tokens:
+        raise UsageError("the text has no tokens")
+    return prompt
+
+
+def _messages(path: Path) -> list[dict[str, Any]]:
+    try:
+        messages = json.loads(sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"--messages {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(f"--messages {path}: not JSON: {error}") from error
+    if isinstance(messages, dict):
+        messages = messages.get("messages")
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise UsageError(
+            f"--messages {path}: must be a list of messages, or an object that has one as 'messages'"
+        )
+    return messages
+
+
+def _standard_input(stream: BinaryIO) -> str:
+    try:
+        return stream.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"standard input is not UTF-8 text: {error.reason}") from error

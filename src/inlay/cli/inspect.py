@@ -1,0 +1,89 @@
+"""`inlay embeds inspect`: what a file of embeddings holds, row by row."""
+
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+
+from inlay.cli.command import UsageError
+from inlay.cli.console import Console
+from inlay.cli.settings import InspectSettings
+from inlay.client import EmbeddedPrompt, Neighbour, PromptEmbedder, loads, nearest
+from inlay.client.prompts import Array
+
+
+def run(settings: InspectSettings) -> int:
+    """Write what the file holds; the exit status.
+
+    Raises:
+        UsageError: the file cannot be read.
+        InvalidRequestError: it is not embeddings, or not of the model's hidden size.
+    """
+    prompts = loads(_read(settings))
+    embedder = PromptEmbedder.from_pretrained(settings.model) if settings.model is not None else None
+    console = Console(sys.stdout, sys.stderr)
+    for index, prompt in enumerate(prompts):
+        if len(prompts) > 1:
+            console.out(f"prompt {index}\n")
+        for line in _described(prompt, embedder, settings.top):
+            console.out(line + "\n")
+    return 0
+
+
+def _read(settings: InspectSettings) -> bytes:
+    if str(settings.file) == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return settings.file.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{settings.file}: {error.strerror}") from error
+
+
+def _described(prompt: EmbeddedPrompt, embedder: PromptEmbedder | None, top: int) -> Iterator[str]:
+    wide = prompt.rows.astype(np.float64)
+    norms = np.linalg.norm(wide, axis=1)
+    finite = np.isfinite(norms)
+    yield f"shape   {prompt.num_tokens} rows of {prompt.hidden_size}"
+    yield f"dtype   {prompt.rows.dtype}"
+    if finite.any():
+        low, middle, high = np.quantile(norms[finite], [0, 0.5, 1])
+        yield f"norms   {low:.4g} to {high:.4g}, median {middle:.4g}"
+    if not finite.all():
+        yield f"finite  no: {int((~finite).sum())} rows hold NaN or infinity, which a server refuses"
+    if embedder is None:
+        yield f"table   {prompt.table_id or 'not stamped'}"
+        return
+    yield f"table   {_table(prompt, embedder)}"
+    found = nearest(prompt.rows[finite], embedder.table, top)
+    yield f"exact   {sum(row[0].exact for row in found)} of {prompt.num_tokens} rows are the table's own"
+    yield ""
+    yield f"{'row':>5}  {'norm':>10}  nearest tokens: id, text, L2 distance, cosine"
+    yield from _rows(norms, finite, found, embedder)
+
+
+def _rows(
+    norms: Array, finite: Array, found: list[list[Neighbour]], embedder: PromptEmbedder
+) -> Iterator[str]:
+    neighbours = iter(found)
+    for index, norm in enumerate(norms):
+        head = f"{index:>5}  {norm:>10.4g}  "
+        if not finite[index]:
+            yield f"{head}not finite"
+            continue
+        for neighbour in next(neighbours):
+            text = repr(embedder.renderer.decode((neighbour.token_id,), skip_special_tokens=False))
+            mark = "  exact" if neighbour.exact else ""
+            yield (
+                f"{head}{neighbour.token_id:>7}  {text:<16}  {neighbour.distance:>9.4g}  "
+                f"{neighbour.cosine:>7.4f}{mark}"
+            )
+            head = " " * len(head)
+
+
+def _table(prompt: EmbeddedPrompt, embedder: PromptEmbedder) -> str:
+    own = embedder.table.id
+    if prompt.table_id is None:
+        return f"not stamped; the model's is {own}"
+    if prompt.table_id == own:
+        return f"{own}, the model's"
+    return f"{prompt.table_id}, but the model's is {own}: made for another model"

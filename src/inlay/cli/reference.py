@@ -1,0 +1,58 @@
+"""The reference page of the command line, made from the settings classes alone."""
+
+from collections.abc import Iterator
+
+from inlay.cli.command import Command
+from inlay.cli.commands import COMMANDS
+from inlay.cli.options import Option
+
+_HEAD = """\
+# Command line
+
+Written by `scripts/reference.py` from the settings classes; `make reference` writes it again.
+
+Every option of a command is a flag, an environment variable and a key of a config file. A flag wins over the
+environment, the environment over the file, the file over the default. An unknown option, `INLAY_*` variable or key is
+an error that names the nearest known one.
+
+- Flags: `--max-num-seqs 8` or `--max-num-seqs=8`. A switch is `--enable-x` or `--no-enable-x`. A list takes several values,
+  `--served-model-name a b`, or is repeated.
+- Environment: `INLAY_MAX_NUM_SEQS=8`, a switch `true` or `false`, a list separated by spaces. A variable that is set but empty is
+  an error.
+- File: `--config serve.yaml` (or `.toml`, or `INLAY_CONFIG`): one flat table, `max-num-seqs: 8`.
+
+Words after `--` go to the engine untouched; the torch engine takes none.
+
+Exit status: 0 when it did what was asked, 1 when that failed, 2 when the words make no sense, 130 when it was interrupted. An
+error is one line on standard error.
+"""
+
+
+def reference() -> str:
+    """The page, Markdown."""
+    return "\n".join([_HEAD, *("\n".join(_command(command)) for command in COMMANDS)])
+
+
+def _command(command: Command) -> Iterator[str]:
+    places = "".join(f" {option.flag}" for option in command.options.positionals)
+    yield f"## inlay {command.name}{places}\n"
+    yield f"{command.summary} {command.details}\n"
+    if command.options.positionals:
+        yield from _table(command.options.positionals)
+    for title, options in command.options.sections():
+        yield f"### {title}\n"
+        yield from _table(options)
+
+
+def _table(options: list[Option]) -> Iterator[str]:
+    yield "| option | variable | default | |"
+    yield "|---|---|---|---|"
+    for option in options:
+        words = option.flag
+        if not option.positional:
+            words = f"--[no-]{option.key}" if option.kind == "switch" else f"{words} {option.metavar}"
+        short = f"`-{option.short}` " if option.short else ""
+        default = "required" if option.field.is_required() else (option.default or "")
+        bounds = f" {option.bounds[:1].upper()}{option.bounds[1:]}." if option.bounds else ""
+        yield f"| {short}`{words}` | `{option.variable}` | {default} | {option.field.description or ''}{bounds} |"
+    yield ""

@@ -1,0 +1,154 @@
+"""`inlay serve`: a worker process, the plane to it, the router and the HTTP in front."""
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+import uvloop
+
+import inlay
+from inlay.cli.command import UsageError
+from inlay.cli.console import Console
+from inlay.cli.settings import ServeSettings
+from inlay.digest import Secret
+from inlay.engine.settings import EngineSettings
+from inlay.errors import InvalidRequestError, OverloadedError
+from inlay.frontend import build_app, serve
+from inlay.frontend.settings import FrontendSettings
+from inlay.plane.local import LocalPlane
+from inlay.protocol.work import ModelCard, Plane
+from inlay.router import Router
+from inlay.worker import spawn
+
+EXIT_INTERRUPTED = 130
+
+WhenReady = Callable[[str, ModelCard], Awaitable[None]]
+"""Takes the server's base URL and the card of its model, once requests are answered."""
+
+
+def run(settings: ServeSettings, rest: Sequence[str]) -> int:
+    """Serve until told to stop; the exit status.
+
+    Raises:
+        UsageError: words for an engine that takes none.
+        InlayError: the address is taken, or the worker did not start.
+    """
+    if rest:
+        raise UsageError(
+            f"the {settings.engine.engine} engine takes no further arguments, got {' '.join(rest)!r} after --"
+        )
+    return run_host(settings.engine, settings.frontend, Console(sys.stdout, sys.stderr))
+
+
+def run_host(
+    engine: EngineSettings,
+    frontend: FrontendSettings,
+    console: Console,
+    when_ready: WhenReady | None = None,
+) -> int:
+    """`host` in an event loop of its own; the exit status."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(host(engine, frontend, console, when_ready))
+    except asyncio.CancelledError:
+        return EXIT_INTERRUPTED
+    return 0
+
+
+async def host(
+    engine: EngineSettings,
+    frontend: FrontendSettings,
+    console: Console,
+    when_ready: WhenReady | None = None,
+) -> None:
+    """Start a worker, serve HTTP in front of it until a signal comes, drain, and end the worker.
+
+    Raises:
+        InlayError: the address is taken, the worker did not start, or it ended while it was needed.
+    """
+    check_address(frontend.host, frontend.port)
+    # Until the server takes signals over; Ctrl-C cancels by itself.
+    main = asyncio.current_task()
+    if main is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, main.cancel)
+    console.line(f"inlay {inlay.__version__}: loading {engine.model} with the {engine.engine} engine")
+    secret = Secret.random()
+    worker = await spawn(engine, secret)
+    plane = LocalPlane([worker.channel])
+    try:
+        await plane.start()
+        app = build_app(Router(plane), frontend, secret=secret)
+        await plane.wait_ready()
+        card = plane.workers()[0].card
+        tasks: list[asyncio.Task[None]] = [asyncio.create_task(_until_gone(plane))]
+
+        def started(url: str) -> None:
+            console.line(f"serving {_described(card, frontend)} at {url}")
+            if when_ready is not None:
+                tasks.append(asyncio.create_task(_stopping_if_it_fails(when_ready(url, card))))
+
+        await serve(app, frontend, on_started=started)
+        for task in tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+    finally:
+        await plane.close()
+        await worker.close()
+
+
+def check_address(host: str, port: int) -> None:
+    """Say now, before a model is loaded for it, that an address cannot be listened on.
+
+    Raises:
+        InvalidRequestError: it cannot; the message says why.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise InvalidRequestError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+
+
+def stop() -> None:
+    """Ask the running server to drain and stop, as Ctrl-C does."""
+    signal.raise_signal(signal.SIGTERM)
+
+
+async def _until_gone(plane: Plane) -> None:
+    """Stop the server when its only worker is gone: whoever supervises the process starts it afresh.
+
+    Raises:
+        OverloadedError: it is gone.
+    """
+    while plane.workers():
+        await plane.changed()
+    stop()
+    raise OverloadedError("the worker process ended; its own output above says why")
+
+
+async def _stopping_if_it_fails(work: Awaitable[None]) -> None:
+    try:
+        await work
+    except Exception:
+        stop()
+        raise
+
+
+def _described(card: ModelCard, frontend: FrontendSettings) -> str:
+    embeds = "accepted" if frontend.enable_prompt_embeds else "off (--enable-prompt-embeds turns them on)"
+    if card.prompt_embeds is not None:
+        embeds = f"refused: {card.prompt_embeds}"
+    return (
+        f"{card.name} ({card.dtype}, hidden size {card.hidden_size}, {card.limits.max_model_len} positions; "
+        f"embeddings {embeds})"
+    )

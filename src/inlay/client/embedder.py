@@ -1,0 +1,87 @@
+"""Text and chat messages to rows, as the model itself would look them up."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from inlay.client.model_files import model_directory
+from inlay.client.prompts import EmbeddedPrompt
+from inlay.render import Renderer
+from inlay.tensors import ModelDType, TensorFormat
+from inlay.tensors.table import EmbeddingTable
+
+
+class PromptEmbedder:
+    """Looks tokens up in a model's embedding table, which stays on disk: only the rows asked for are read.
+
+    Attributes:
+        table: the embedding table.
+        renderer: tokenizer and chat template.
+        dtype: of the rows, or None for the table's own.
+    """
+
+    def __init__(self, table: EmbeddingTable, renderer: Renderer, *, dtype: ModelDType | None = None) -> None:
+        self.table = table
+        self.renderer = renderer
+        self.dtype = dtype
+        self._table_id = table.id
+
+    @classmethod
+    def from_pretrained(
+        cls, model: str | Path, *, revision: str | None = None, dtype: ModelDType | None = None
+    ) -> "PromptEmbedder":
+        """For a model directory, or a name on the hub. The weights are neither loaded nor, where they are apart, fetched.
+
+        Args:
+            model: the directory or name.
+            revision: of a model on the hub.
+            dtype: of the rows; the table's own unless given. Give the dtype the model is served in where that is wider
+                than the checkpoint's and the model scales its embeddings: the product is rounded in it.
+
+        Raises:
+            InvalidRequestError: no such model, or one without a tokenizer or an embedding table in safetensors.
+        """
+        directory = model_directory(model, revision)
+        return cls(EmbeddingTable.open(directory), Renderer.load(directory), dtype=dtype)
+
+    def embed(self, text: str, *, add_special_tokens: bool = True) -> EmbeddedPrompt:
+        """The rows of `text`: what a completion of it starts from.
+
+        Args:
+            text: any text.
+            add_special_tokens: what the model wants around a text of its own, such as a begin token. Without them for
+                text that stands inside something longer.
+        """
+        return self.embed_tokens(self.renderer.encode(text, add_special_tokens=add_special_tokens))
+
+    def embed_messages(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> EmbeddedPrompt:
+        """The rows of a chat, its template applied: what a chat completion of the messages starts from."""
+        prompt = self.renderer.chat(
+            [dict(message) for message in messages],
+            rows=(),
+            tools=None if tools is None else [dict(tool) for tool in tools],
+            add_generation_prompt=add_generation_prompt,
+        )
+        return self.embed_tokens(prompt.token_ids())
+
+    def embed_tokens(self, ids: Sequence[int]) -> EmbeddedPrompt:
+        """The rows of token ids.
+
+        Raises:
+            InvalidRequestError: an id is not in the table.
+        """
+        return EmbeddedPrompt(self.table.rows(ids, self.dtype), self._table_id)
+
+    def completion_args(self, text: str, format: TensorFormat = "safetensors") -> dict[str, Any]:
+        """`text` as keyword arguments for `client.completions.create`; see `EmbeddedPrompt.completion_args`."""
+        return self.embed(text).completion_args(format)
+
+    def chat_part(self, text: str, format: TensorFormat = "safetensors") -> Any:
+        """`text` as a part of a chat message's `content`: no special tokens, as it stands inside the template."""
+        return self.embed(text, add_special_tokens=False).chat_part(format)

@@ -1,0 +1,168 @@
+"""Rows of embeddings as a client holds them, and as the `openai` client sends them."""
+
+import binascii
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pybase64
+
+from inlay.errors import EmbeddingsError, InvalidRequestError
+from inlay.tensors import ReadLimits, TensorFormat, prompts_of, read, write
+
+_BASE64_BEGIN = re.compile(rb"[A-Za-z0-9+/=\s]{16}")
+"""No container begins so: each has a control character or a high bit in its first 16 bytes."""
+
+Array: TypeAlias = npt.NDArray[Any]
+"""(num_tokens, hidden); bfloat16 and float8 are `ml_dtypes`' types."""
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddedPrompt:
+    """A prompt, or a piece of one, as rows.
+
+    Attributes:
+        rows: (num_tokens, hidden), after the model's own scale: what `inputs_embeds` takes.
+        table_id: identity of the embedding table the rows are meant for, or None where nobody knows.
+    """
+
+    rows: Array
+    table_id: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.rows.ndim != 2:
+            raise InvalidRequestError(
+                f"a prompt's rows have shape (num_tokens, hidden), got {self.rows.shape}"
+            )
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows, which is positions, which is what usage counts."""
+        return int(self.rows.shape[0])
+
+    @property
+    def hidden_size(self) -> int:
+        """Elements of a row."""
+        return int(self.rows.shape[1])
+
+    def __add__(self, other: "EmbeddedPrompt") -> "EmbeddedPrompt":
+        """These rows, then the other's. Of two dtypes the wider is kept, which loses nothing.
+
+        Raises:
+            InvalidRequestError: the hidden sizes differ, or the two are meant for different tables.
+        """
+        if not isinstance(other, EmbeddedPrompt):
+            return NotImplemented
+        if self.hidden_size != other.hidden_size:
+            raise InvalidRequestError(
+                f"rows of hidden size {self.hidden_size} and {other.hidden_size} cannot be one prompt"
+            )
+        if self.table_id and other.table_id and self.table_id != other.table_id:
+            raise InvalidRequestError(
+                f"rows for the embedding tables {self.table_id} and {other.table_id} cannot be one prompt"
+            )
+        return EmbeddedPrompt(np.concatenate([self.rows, other.rows]), self.table_id or other.table_id)
+
+    def to_bytes(self, format: TensorFormat = "safetensors") -> bytes:
+        """The rows in a container, stamped with the table's id; npy has no room for one.
+
+        Raises:
+            EmbeddingsError: no rows, or a dtype npy has no name for (bfloat16).
+        """
+        return write(self.rows, format, table_id=None if format == "npy" else self.table_id)
+
+    def to_base64(self, format: TensorFormat = "safetensors") -> str:
+        """`to_bytes` as `prompt_embeds` takes it. "torch" is what vLLM reads as well."""
+        return pybase64.b64encode(self.to_bytes(format)).decode("ascii")
+
+    def completion_args(self, format: TensorFormat = "safetensors") -> dict[str, Any]:
+        """Keyword arguments for `client.completions.create`, beside `model` and whatever else is asked.
+
+        `prompt` is None: inlay and vLLM both take that beside `prompt_embeds`.
+        """
+        return {"prompt": None, "extra_body": {"prompt_embeds": self.to_base64(format)}}
+
+    def chat_part(self, format: TensorFormat = "safetensors") -> Any:
+        """A part for a chat message's `content` list.
+
+        Typed `Any`, as the `openai` client's types know only OpenAI's own parts.
+        """
+        return {"type": "prompt_embeds", "data": self.to_base64(format)}
+
+
+class _PeftConfig(msgspec.Struct):
+    peft_type: str = ""
+    base_model_name_or_path: str | None = None
+    num_transformer_submodules: int | None = None
+
+
+class SoftPrompt(EmbeddedPrompt):
+    """Rows that were trained instead of looked up. They stand before a text: `soft + embedder.embed(text)`."""
+
+    @classmethod
+    def from_peft(cls, directory: str | Path) -> "SoftPrompt":
+        """The rows of a PEFT prompt-tuning checkpoint: adapter_config.json and adapter_model.safetensors.
+
+        Raises:
+            InvalidRequestError: no such checkpoint, another kind of one, or one stored as a pickle.
+        """
+        root = Path(directory)
+        config = _peft_config(root / "adapter_config.json")
+        if config.peft_type != "PROMPT_TUNING":
+            raise InvalidRequestError(
+                f"{root}: a soft prompt is a PROMPT_TUNING checkpoint, this is {config.peft_type or 'none'!r}"
+            )
+        if (config.num_transformer_submodules or 1) != 1:
+            raise InvalidRequestError(f"{root}: soft prompts of encoder-decoder models are not supported")
+        weights = root / "adapter_model.safetensors"
+        if not weights.is_file():
+            pickled = (root / "adapter_model.bin").is_file()
+            hint = "; adapter_model.bin is a pickle and is never read: save it again as safetensors"
+            raise InvalidRequestError(f"{root}: has no adapter_model.safetensors{hint if pickled else ''}")
+        return cls(load(weights).rows)
+
+
+def load(path: str | Path) -> EmbeddedPrompt:
+    """Rows from a file: any container `inlay.tensors` reads, or base64 of one.
+
+    Raises:
+        InvalidRequestError: the file cannot be read, or holds anything but the rows of one prompt.
+    """
+    try:
+        prompts = loads(Path(path).read_bytes())
+    except OSError as error:
+        raise InvalidRequestError(f"{str(path)!r}: {error.strerror}") from error
+    if len(prompts) != 1:
+        raise InvalidRequestError(f"{str(path)!r} holds {len(prompts)} prompts, expected one")
+    return prompts[0]
+
+
+def loads(data: bytes) -> list[EmbeddedPrompt]:
+    """The prompts in container bytes, or in base64 of them: one, or as many as the tensor's batch.
+
+    Raises:
+        EmbeddingsError: they are not rows of embeddings.
+    """
+    if _BASE64_BEGIN.match(data):
+        try:
+            data = pybase64.b64decode(b"".join(data.split()), validate=True)
+        except binascii.Error as error:
+            raise EmbeddingsError(f"not valid base64, though it begins like it: {error}") from error
+    tensor = read(data, limits=ReadLimits(max_bytes=max(len(data), 1)))
+    return [EmbeddedPrompt(prompt.array, prompt.table_id) for prompt in prompts_of(tensor)]
+
+
+def _peft_config(path: Path) -> _PeftConfig:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_PeftConfig)
+    except OSError as error:
+        raise InvalidRequestError(f"{path.parent}: has no adapter_config.json ({error.strerror})") from error
+    except msgspec.MsgspecError as error:
+        raise InvalidRequestError(f"{path}: not a PEFT configuration: {error}") from error
+
+
+__all__ = ["Array", "EmbeddedPrompt", "SoftPrompt", "load", "loads"]

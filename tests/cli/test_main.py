@@ -1,0 +1,60 @@
+"""`inlay` itself: help, version, words that make no sense."""
+
+import subprocess
+import sys
+
+import pytest
+
+import inlay
+from inlay.cli import main
+from inlay.cli.commands import COMMANDS
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
+def test_help_names_every_command(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words, {}) == 0
+    out = capsys.readouterr().out
+    assert all(command.name in out for command in COMMANDS)
+
+
+@pytest.mark.parametrize("name", [command.name for command in COMMANDS])
+def test_each_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*name.split(), "--help"], {}) == 0
+    assert capsys.readouterr().out.startswith(f"usage: inlay {name}")
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"], {}) == 0
+    assert capsys.readouterr().out == f"inlay {inlay.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["serv"], "inlay: unknown command serv, did you mean serve? (see inlay --help)"),
+        (["--verbose"], "inlay: unknown option --verbose"),
+        (["embeds"], "inlay: embeds takes one of: encode, inspect"),
+        (["embeds", "show"], "inlay: embeds takes one of: encode, inspect"),
+        (["serve"], "inlay serve: MODEL is missing (see inlay serve --help)"),
+        (["serve", "m", "--prot", "1"], "inlay serve: unknown option --prot, did you mean --port?"),
+        (["demo", "--", "x"], "inlay demo: takes no further arguments, got 'x' after --"),
+        (["serve", "m", "--", "-x"], "the torch engine takes no further arguments, got '-x' after --"),
+    ],
+)
+def test_words_that_make_no_sense_are_one_line_and_status_2(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words, {}) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_help_needs_no_heavy_library() -> None:
+    code = (
+        "import sys; from inlay.cli import main; main(['serve', '--help'], {}); "
+        "print([name for name in ('torch', 'transformers', 'safetensors', 'openai') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,87 @@
+"""`inlay serve` as its own process: it starts, says why it cannot, and ends as told."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.models import tiny
+from tests.serving import free_port, serving
+
+END_SECONDS = 30
+
+
+def refused(*words: object) -> tuple[int, list[str]]:
+    """Status and lines of standard error of a server that does not start."""
+    done = subprocess.run(
+        [sys.executable, "-m", "inlay.cli", "serve", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=END_SECONDS,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stderr.splitlines()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_an_idle_server_and_its_worker(number: signal.Signals) -> None:
+    with serving(tiny("llama"), "--engine", "echo") as served:
+        children = psutil.Process(served.process.pid).children()
+        assert children
+        served.process.send_signal(number)
+        assert served.process.wait(END_SECONDS) == 0
+        _, alive = psutil.wait_procs(children, END_SECONDS)
+        assert not alive
+
+
+def test_a_second_signal_does_not_wait_for_open_requests() -> None:
+    with (
+        serving(tiny("llama"), "--engine", "echo", "--drain-timeout", 600) as served,
+        socket.create_connection(("127.0.0.1", int(served.url.rsplit(":", 1)[1]))) as unfinished,
+    ):
+        unfinished.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+        served.process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            served.process.wait(1)
+        served.process.send_signal(signal.SIGINT)
+        assert served.process.wait(END_SECONDS) == 0
+
+
+def test_a_server_whose_worker_dies_ends_with_an_error() -> None:
+    with serving(tiny("llama"), "--engine", "echo") as served:
+        for child in psutil.Process(served.process.pid).children():
+            child.kill()
+        assert served.process.wait(END_SECONDS) == 1
+
+
+def test_settings_from_the_environment_reach_the_server() -> None:
+    environment = {"INLAY_SERVED_MODEL_NAME": "one two", "INLAY_ENGINE": "echo"}
+    with serving(tiny("llama"), environment=environment) as served:
+        with urllib.request.urlopen(served.v1 + "/models") as response:
+            body = response.read()
+    assert b'"one"' in body
+
+
+def test_a_directory_without_a_model_is_refused_with_the_reason(tmp_path: Path) -> None:
+    status, lines = refused(tmp_path, "--port", free_port())
+    assert status == 1
+    assert lines[-1].startswith("inlay serve: ")
+    assert str(tmp_path) in lines[-1]
+
+
+def test_an_address_that_is_taken_is_refused_before_a_model_is_loaded() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        status, lines = refused("nowhere", "--port", port)
+    assert status == 1
+    assert lines == [f"inlay serve: cannot listen on 127.0.0.1:{port}: Address already in use"]
