@@ -1,12 +1,13 @@
 """Large base64 strings are taken out of a JSON body before it is parsed.
 
-A run of at least `RUN` characters between an unescaped quote and the next quote is swapped for a nonce, a real JSON parser
-reads the rest, and the nonces that turn up where the schema expects tensor data are decoded straight from the body's
-memory. Whenever anything else happens (a nonce elsewhere, or nowhere, a run that is not base64, a parser's complaint) the
-whole body takes the full parser: the result is always the one the full parser alone would have given.
+A run of at least `RUN` characters between two quotes is swapped for a nonce, a real JSON parser reads the rest, and a string
+that is a nonce and nothing else, where the schema expects tensor data, is decoded straight from the body's memory. Whenever
+anything else happens (a nonce elsewhere, within a longer string, or nowhere; a run that is not base64; a parser's complaint)
+the whole body takes the full parser: the result is always the one the full parser alone would have given.
 
-Why the swap is sound: within JSON nothing but `,` `:` `]` `}` and white space stands between a closing and an opening
-quote, none of which is base64; so a run of base64 between two quotes of which the first is not escaped is one whole string.
+Why that is enough: a string that reads as the nonce alone began at the quote before the run and ended at the quote after
+it, and base64 reads the same inside JSON as outside. A run behind an escaped quote is part of a longer string; one between
+a closing and an opening quote is no JSON, with or without the swap.
 """
 
 import re
@@ -25,7 +26,7 @@ from inlay.tensors import ReadLimits, check_size
 RUN = 64 * 1024
 """Base64 characters from which on a string is lifted."""
 
-_QUOTE, _BACKSLASH = b'"', 0x5C
+_QUOTE = b'"'
 _SAMPLE = 256
 _alphabet = re.compile(rb"[A-Za-z0-9+/]+")
 _PARSER_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -68,7 +69,7 @@ def find_runs(body: bytes | bytearray) -> list[tuple[int, int]]:
         if right < 0:
             break
         if left >= 0 and right - left - 1 >= RUN:
-            if _looks_like_base64(body, left + 1, right) and not _escaped(body, floor, left):
+            if _looks_like_base64(body, left + 1, right):
                 found.append((left + 1, right))
             floor = right + 1
             probe = right + RUN
@@ -83,13 +84,6 @@ def _looks_like_base64(body: bytes | bytearray, start: int, stop: int) -> bool:
         _alphabet.fullmatch(body, start, start + _SAMPLE) is not None
         and _alphabet.fullmatch(body, stop - _SAMPLE, stop - 2) is not None
     )
-
-
-def _escaped(body: bytes | bytearray, floor: int, quote: int) -> bool:
-    if quote == floor or body[quote - 1] != _BACKSLASH:
-        return False
-    before = bytes(body[floor:quote])
-    return (len(before) - len(before.rstrip(b"\\"))) % 2 == 1
 
 
 def parse(

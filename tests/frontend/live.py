@@ -1,0 +1,106 @@
+"""Real servers for tests: one worker process, and as many frontends over it as are asked for, each on a port of its own."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from inlay.digest import Secret
+from inlay.engine.settings import EngineSettings
+from inlay.frontend import App, FrontendSettings, build_app, serve
+from inlay.plane.local import LocalPlane
+from inlay.protocol.work import Reply, Command
+from inlay.router import Router
+from inlay.worker import spawn
+
+T = TypeVar("T")
+SECRET = Secret(bytes(range(32)))
+
+
+@dataclass
+class Fleet:
+    """A loop in a thread, a plane to one worker, and the frontends before it."""
+
+    loop: asyncio.AbstractEventLoop
+    plane: LocalPlane
+    router: Router
+    path: Path
+    apps: dict[str, App] = field(default_factory=dict)
+    _serving: list["asyncio.Task[None]"] = field(default_factory=list)
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run in the fleet's loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(60)
+
+    def serve(self, **settings: Any) -> str:
+        """The base URL of a new frontend."""
+        return self.run(self._serve(FrontendSettings(port=0, **settings)))
+
+    async def _serve(self, settings: FrontendSettings) -> str:
+        app = build_app(self.router, settings, secret=SECRET)
+        started: asyncio.Future[str] = self.loop.create_future()
+        self._serving.append(self.loop.create_task(serve(app, settings, on_started=started.set_result)))
+        url = await started
+        self.apps[url] = app
+        return url
+
+    def running(self) -> int:
+        """Works the engine has under way."""
+        return self.run(self._running())
+
+    async def _running(self) -> int:
+        (worker,) = self.plane.workers()
+        reply: Reply = await worker.call(Command("stats"))
+        return int(reply.value["running"] or 0) + int(reply.value["waiting"] or 0)
+
+    async def close(self) -> None:
+        """Stop the frontends."""
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+
+@contextmanager
+def fleet(path: Path, **engine: Any) -> Iterator[Fleet]:
+    """A worker with the model at `path`, ready, until the block ends."""
+    holder: dict[str, Any] = {}
+    up, down = threading.Event(), threading.Event()
+
+    async def life() -> None:
+        settings = EngineSettings(model=str(path), served_model_name=["tiny", "org/tiny"], **engine)
+        process = await spawn(settings, SECRET)
+        plane = LocalPlane([process.channel])
+        try:
+            await plane.start()
+            await plane.wait_ready()
+            holder["fleet"] = running = Fleet(asyncio.get_running_loop(), plane, Router(plane), path)
+            up.set()
+            await asyncio.to_thread(down.wait)
+            await running.close()
+        finally:
+            await plane.close()
+            await process.close()
+
+    def thread() -> None:
+        try:
+            asyncio.run(life())
+        except BaseException as error:
+            holder["error"] = error
+            up.set()
+
+    runner = threading.Thread(target=thread)
+    runner.start()
+    up.wait()
+    if "error" in holder:
+        runner.join()
+        raise holder["error"]
+    try:
+        yield holder["fleet"]
+    finally:
+        down.set()
+        runner.join()
+    if "error" in holder:
+        raise holder["error"]
