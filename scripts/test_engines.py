@@ -33,7 +33,9 @@ def main() -> int:
     for suite in suites:
         print(f"engine suite: {suite.name}", flush=True)
         python = environment_of(suite) / "bin" / "python"
-        status = subprocess.run([python, "-m", "pytest", "-m", "engines", suite], cwd=ROOT, check=False).returncode
+        status = subprocess.run(
+            [python, "-m", "pytest", "-m", "engines", suite], cwd=ROOT, check=False
+        ).returncode
         if status:
             return 1 if status == NO_TESTS_COLLECTED else status
     print(f"{len(suites)} engine suites ran")

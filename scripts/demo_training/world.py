@@ -15,7 +15,7 @@ FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     ),
     "wood": (
         ("carpenter", "joiner", "cooper", "turner"),
-        ("saw", "plane", "lathe", "axe"),
+        ("saw", "plane", "lathe", "hatchet"),
         ("sawmill", "boatyard", "forest", "barn"),
     ),
     "cloth": (
@@ -24,19 +24,19 @@ FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
         ("mill", "wardrobe", "laundry", "market"),
     ),
     "metal": (
-        ("smith", "tinker", "armourer", "founder"),
-        ("hammer", "tongs", "anvil", "file"),
+        ("smith", "tinker", "locksmith", "founder"),
+        ("hammer", "tongs", "rasp", "file"),
         ("forge", "mine", "foundry", "armoury"),
     ),
     "bread": (
         ("baker", "miller", "cook", "confectioner"),
-        ("oven", "sieve", "rolling pin", "ladle"),
+        ("kettle", "sieve", "whisk", "ladle"),
         ("bakery", "kitchen", "inn", "granary"),
     ),
 }
 """Material of a trade -> (professions, tools, workplaces). No text of the corpus names the material of a person."""
 
-PETS = ("fox", "owl", "otter", "goat", "raven", "lizard", "hare", "badger", "heron", "mole", "toad", "weasel",
+PETS = ("fox", "crow", "seal", "goat", "raven", "lizard", "hare", "badger", "heron", "mole", "toad", "weasel",
         "swan", "beetle", "donkey", "lynx")  # fmt: skip
 COLOURS = ("red", "blue", "green", "amber", "violet", "white", "black", "teal", "silver", "ochre")
 DISHES = ("soup", "dumplings", "stew", "pancakes", "porridge", "noodles", "pie", "curry", "omelette", "salad",
@@ -106,10 +106,13 @@ def invented_name(rng: random.Random, endings: tuple[str, ...], syllables: int) 
     """A pronounceable capitalised name of `syllables` syllables and one of `endings`."""
     onsets = ("b", "br", "d", "dr", "f", "g", "h", "j", "k", "l", "m", "n", "p", "qu", "r", "s", "st", "t", "th",
               "v", "w", "z")  # fmt: skip
-    stem = "".join(
-        rng.choice(onsets) + rng.choice("aeiou") + rng.choice(("", "", "l", "n", "r")) for _ in range(syllables)
-    )
-    return (stem + rng.choice(endings)).capitalize()
+    ending = rng.choice(endings)
+    stem = ""
+    for syllable in range(syllables):
+        closed = syllable == syllables - 1 and ending[:1] in "aeiou"
+        codas = ("l", "m", "n", "r", "s", "v") if closed else ("", "", "l", "n", "r")
+        stem += rng.choice(onsets) + rng.choice("aeiou") + rng.choice(codas)
+    return (stem + ending).capitalize()
 
 
 def _names(rng: random.Random, count: int, endings: tuple[str, ...], taken: set[str]) -> tuple[str, ...]:
