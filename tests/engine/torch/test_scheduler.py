@@ -382,6 +382,8 @@ def test_nobody_waits_for_pages_whose_maker_found_them_in_the_cache_meanwhile() 
     assert maker.cached_tokens > 0
     simulation.drain()
     simulation.scheduler.table.reset_cache()
+    simulation.admit(Tokens([1] * 20))
+    simulation.drain()
     simulation.admit(Tokens([1] * 100))
     simulation.drain()
 

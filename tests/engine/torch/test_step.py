@@ -2,6 +2,7 @@
 `transformers.generate` gives, exactly."""
 
 import math
+import random
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -159,8 +160,9 @@ def test_batched_with_neighbours_nothing_changes(family: str, changes: dict[str,
     assert {name: outcome.output for name, outcome in found.items()} == truth(family)
 
 
-def test_preempted_works_go_on_as_if_nothing_had_happened(family: str) -> None:
-    engine = core(family, num_pages=9, max_model_len=140)
+@pytest.mark.parametrize("prefix_caching", [True, False], ids=["cached", "uncached"])
+def test_preempted_works_go_on_as_if_nothing_had_happened(family: str, prefix_caching: bool) -> None:
+    engine = core(family, num_pages=9, max_model_len=140, prefix_caching=prefix_caching)
     chosen = {
         name: prompt for name, prompt in prompts(family).items() if name in ("a-text", "b-text", "d-soft")
     }
@@ -181,6 +183,42 @@ def test_arriving_in_the_middle_changes_nobody() -> None:
         deltas += engine.step()
     for name, expected in truth("llama").items():
         assert Outcome([delta for delta in deltas if delta.work_id == name]).output == expected
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_random_load_of_all_forms_with_aborts_and_failures_is_exact(seed: int) -> None:
+    dice = random.Random(seed)
+    engine = core(
+        num_pages=dice.choice([12, 30]),
+        max_model_len=150,
+        max_num_seqs=dice.choice([3, 8]),
+        max_num_batched_tokens=dice.choice([33, 100]),
+        page_size=dice.choice([16, 32]),
+    )
+    known = prompts("llama") | {"bad": Prompt.of(Tokens(ids(1, 20)), bad_rows("llama", 20), Tokens([5]))}
+    names: dict[str, str] = {}
+    gone: set[str] = set()
+    deltas: list[Delta] = []
+    while len(names) < 40 or len(engine):
+        if len(names) < 40 and dice.random() < 0.4:
+            name, kind = f"work {len(names)}", dice.choice(sorted(known))
+            names[name] = kind
+            deltas += engine.admit(work(name, known[kind], dice.randint(1, 12), priority=dice.randint(0, 2)))
+        if dice.random() < 0.05 and names:
+            name = dice.choice(sorted(names))
+            aborted = engine.abort(name)
+            gone.update(delta.work_id for delta in aborted)
+            deltas += aborted
+        deltas += engine.step()
+    assert engine.stats().blocks_used == 0
+    for name, kind in names.items():
+        found = Outcome([delta for delta in deltas if delta.work_id == name])
+        if kind == "bad":
+            assert (found.output, found.last.finish_reason) == ([], "abort" if name in gone else "error")
+        else:
+            assert found.output == truth("llama")[kind][: len(found.output)]
+            assert found.last.finish_reason == ("abort" if name in gone else "length")
+    assert set(names.values()) >= {"bad", "a-mixed", "e-soft"}
 
 
 def test_a_text_prefix_is_shared_by_a_mixed_prompt_and_the_other_way_round(family: str) -> None:

@@ -183,6 +183,8 @@ class Scheduler:
     # Starting and stopping
 
     def _start_waiting(self) -> None:
+        if not self.waiting:
+            return
         promised = sum(self._outstanding(sequence) for sequence in self.running)
         for sequence in tuple(islice(self.waiting, self.bounds.max_num_seqs)):
             full = len(self.running) >= self.bounds.max_num_seqs
