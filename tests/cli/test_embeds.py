@@ -156,7 +156,7 @@ def test_inspect_shows_the_nearest_tokens_and_norms_of_other_rows(
     assert f"exact   0 of {len(rows)} rows" in out
     norms = np.sort(np.linalg.norm(noisy.astype(np.float64), axis=1))
     assert f"norms   {norms[0]:.4g} to {norms[-1]:.4g}, median {np.median(norms):.4g}" in out
-    table = out[: out.index("prompt 1")].splitlines()[7:]
+    table = out[: out.index("prompt 1")].splitlines()[8:]
     assert len(table) == 3 * len(rows)
 
 

@@ -64,9 +64,11 @@ def test_a_server_whose_worker_dies_ends_with_an_error() -> None:
 
 def test_settings_from_the_environment_reach_the_server() -> None:
     environment = {"INLAY_SERVED_MODEL_NAME": "one two", "INLAY_ENGINE": "echo"}
-    with serving(tiny("llama"), environment=environment) as served:
-        with urllib.request.urlopen(served.v1 + "/models") as response:
-            body = response.read()
+    with (
+        serving(tiny("llama"), environment=environment) as served,
+        urllib.request.urlopen(served.v1 + "/models") as response,
+    ):
+        body = response.read()
     assert b'"one"' in body
 
 

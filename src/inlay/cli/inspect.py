@@ -21,12 +21,12 @@ def run(settings: InspectSettings) -> int:
     """
     prompts = loads(_read(settings))
     embedder = PromptEmbedder.from_pretrained(settings.model) if settings.model is not None else None
-    console = Console(sys.stdout, sys.stderr)
+    lines: list[str] = []
     for index, prompt in enumerate(prompts):
         if len(prompts) > 1:
-            console.out(f"prompt {index}\n")
-        for line in _described(prompt, embedder, settings.top):
-            console.out(line + "\n")
+            lines.append(f"prompt {index}")
+        lines += _described(prompt, embedder, settings.top)
+    Console(sys.stdout, sys.stderr).out("\n".join(lines) + "\n")
     return 0
 
 
