@@ -7,8 +7,8 @@ On a CPU, scores are formed by batched matrix products over gathered pages, the 
 rows: torch's fused attention is two to three times slower there, for one query and for many. On CUDA,
 `torch.nn.attention.varlen.varlen_attn` reads the pages through a block table.
 
-Shapes: T positions in the step, Q query heads, H key/value heads, G = Q / H, D head size, B sequences in a group,
-N pages, P positions a page, L gathered positions.
+Shapes: T positions in the step, Q query heads, H key/value heads, G = Q / H, D head size, B sequences in a
+group, C queries and L gathered positions of each, N pages, P positions a page.
 """
 
 from collections.abc import Iterator
@@ -31,6 +31,9 @@ _GROUP_BYTES = 1 << 20
 
 _SCORE_BYTES = 1 << 21
 """Scores of one block of a prompt's queries, roughly at most, for the same reason."""
+
+_MIN_BLOCK, _MAX_BLOCK = 16, 256
+"""Queries in such a block."""
 
 _NOT_OPTIONS = frozenset({"dropout", "is_causal", "position_ids", "use_cache", "past_key_values"})
 """Keyword arguments of attention layers that do not change the result here."""
@@ -99,45 +102,23 @@ class Workspace:
 
 
 class _Group(NamedTuple):
-    """Sequences that compute one position each, attended to together.
+    """B sequences with C queries each, attended to in one product over whole pages.
+
+    Whole pages, because a product over a slice of the gathered keys would first copy them, transposed.
 
     Attributes:
-        rows: [B] int64, their positions in the batch.
+        rows: [B * C] int64, the queries' positions in the batch.
         pages: [B * L / P] int64, what to gather.
-        first: where B is 1, the first gathered position to look at.
-        length: where B is 1, past the last one; exact bounds need no masking.
-        hidden: [B, 1, L] bool, what a sequence must not see, or None.
-        stale: [number hidden] int64, the same positions in B * L.
+        num_sequences: B.
+        hidden: [B, 1, C, up to L] bool, which of the last gathered positions a query must not see.
+        stale: int64, positions in B * L whose content is not the sequence's.
     """
 
     rows: Tensor
     pages: Tensor
-    first: int
-    length: int
-    hidden: Tensor | None
-    stale: Tensor | None
-
-
-class _Prefill(NamedTuple):
-    """A sequence that computes several positions: its place in the batch, its pages, its blocks of queries."""
-
-    first: int
-    pages: Tensor
-    blocks: tuple["_Block", ...]
-
-
-class _Block(NamedTuple):
-    """Queries [start, stop) of a stretch, which see keys [low, high) of the sequence except where `hidden`.
-
-    Attributes:
-        hidden: [stop - start, high - low] bool, or [stop - start, stop - start] for the last keys alone.
-    """
-
-    start: int
-    stop: int
-    low: int
-    high: int
+    num_sequences: int
     hidden: Tensor
+    stale: Tensor
 
 
 class CpuAttention:
@@ -154,7 +135,7 @@ class CpuAttention:
         self._pages = pages
         self._workspace = workspace
         self._float32_scores = float32_scores
-        self._plans: dict[tuple[int | None, int], tuple[list[_Group], list[_Prefill]]] = {}
+        self._plans: dict[int | None, list[_Group]] = {}
 
     def attend(
         self,
@@ -167,51 +148,29 @@ class CpuAttention:
     ) -> Tensor:
         """As `PagedAttention.attend`."""
         self._pages.write(layer, self._batch.slots, key, value)
-        plan = self._plans.get((window, query.shape[0]))
-        if plan is None:
-            plan = self._plan(window, query)
-            self._plans[window, query.shape[0]] = plan
+        groups = self._plans.get(window)
+        if groups is None:
+            groups = self._plans[window] = list(self._plan(window, query))
         out = query.new_empty(query.shape[1], query.shape[0], query.shape[2])
-        for group in plan[0]:
-            self._decode(group, layer, query, scaling, out)
-        for prefill in plan[1]:
-            self._prefill(prefill, layer, query, scaling, out)
+        for group in groups:
+            self._attend(group, layer, query, scaling, out)
         return out
 
-    def _decode(self, group: _Group, layer: int, query: Tensor, scaling: float, out: Tensor) -> None:
+    def _attend(self, group: _Group, layer: int, query: Tensor, scaling: float, out: Tensor) -> None:
         keys, values = self._gather(group.pages, layer)
         num_heads, size = keys.shape[0], keys.shape[3]
-        num_rows = len(group.rows)
-        folded = (num_heads * num_rows, query.shape[0] // num_heads, size)
-        keys = keys.view(folded[0], -1, size)
-        values = values.view(folded[0], -1, size)
-        if group.stale is None:
-            keys = keys[:, group.first : group.length]
-            values = values[:, group.first : group.length]
-        else:
-            # Zero times a stale NaN would be NaN.
-            values.view(num_heads, -1, size).index_fill_(1, group.stale, 0)
-        queries = query.index_select(1, group.rows)
-        queries = queries.reshape(num_heads, -1, num_rows, size).transpose(1, 2).reshape(folded)
-        scores = self._scores(queries, keys, scaling)
-        if group.hidden is not None:
-            scores.view(num_heads, num_rows, *scores.shape[1:]).masked_fill_(group.hidden, float("-inf"))
-        found = torch.bmm(torch.softmax(scores, -1).to(values.dtype), values)
-        found = found.view(num_heads, num_rows, -1, size).transpose(0, 1).flatten(1, 2)
-        out.index_copy_(0, group.rows, found)
-
-    def _prefill(self, prefill: _Prefill, layer: int, query: Tensor, scaling: float, out: Tensor) -> None:
-        keys, values = self._gather(prefill.pages, layer)
-        num_heads, size = keys.shape[0], keys.shape[3]
-        keys, values = keys.view(num_heads, -1, size), values.view(num_heads, -1, size)
-        for start, stop, low, high, hidden in prefill.blocks:
-            first, count = prefill.first + start, stop - start
-            queries = query[:, first : first + count].reshape(num_heads, -1, size)
-            scores = self._scores(queries, keys[:, low:high], scaling)
-            seen = scores.view(num_heads, -1, count, high - low)
-            seen[..., -hidden.shape[1] :].masked_fill_(hidden, float("-inf"))
-            found = torch.bmm(torch.softmax(scores, -1).to(values.dtype), values[:, low:high])
-            out[first : first + count] = found.view(query.shape[0], count, size).transpose(0, 1)
+        # Zero times a stale NaN would be NaN.
+        values.view(num_heads, -1, size).index_fill_(1, group.stale, 0)
+        folded = (num_heads * group.num_sequences, -1, size)
+        # [H, G, B, C, D] to [H, B, G, C, D]: the queries of a group of heads are rows of one product.
+        apart = (num_heads, query.shape[0] // num_heads, group.num_sequences, -1, size)
+        queries = query.index_select(1, group.rows).reshape(apart).transpose(1, 2).reshape(folded)
+        scores = self._scores(queries, keys.view(folded), scaling)
+        seen = scores.view(num_heads, group.num_sequences, apart[1], -1, scores.shape[-1])
+        seen[..., -group.hidden.shape[-1] :].masked_fill_(group.hidden.unsqueeze(0), float("-inf"))
+        found = torch.bmm(torch.softmax(scores, -1).to(values.dtype), values.view(folded))
+        found = found.view(num_heads, group.num_sequences, apart[1], -1, size)
+        out.index_copy_(0, group.rows, found.permute(1, 3, 0, 2, 4).reshape(-1, query.shape[0], size))
 
     def _gather(self, index: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of some pages, [H, number of pages, P, D]; valid until the next call."""
@@ -228,95 +187,81 @@ class CpuAttention:
             queries, keys = queries.float(), keys.float()
         return torch.baddbmm(queries.new_empty(()), queries, keys.transpose(1, 2), beta=0, alpha=scaling)
 
-    def _plan(self, window: int | None, query: Tensor) -> tuple[list[_Group], list[_Prefill]]:
+    def _plan(self, window: int | None, query: Tensor) -> Iterator[_Group]:
+        """Group the batch's queries; the same for every layer with this window."""
         decodes: list[tuple[int, int, int]] = []
-        prefills: list[_Prefill] = []
         first = 0
         for span, (count, context) in enumerate(zip(self._batch.counts, self._batch.contexts, strict=True)):
             if count == 1:
                 decodes.append((context, span, first))
             else:
-                table = self._batch.block_table[span]
-                prefills.append(
-                    _Prefill(
-                        first,
-                        table[: -(-context // self._pages.page_size)].long(),
-                        tuple(_blocks(count, context, window, query.shape[0] * query.element_size())),
-                    )
-                )
+                step = _SCORE_BYTES // (query.shape[0] * query.element_size() * context)
+                step = min(_MAX_BLOCK, max(_MIN_BLOCK, step))
+                for start in range(0, count, step):
+                    stop = min(count, start + step)
+                    rows = torch.arange(first + start, first + stop)
+                    yield self._block(span, rows, context - count + stop, window)
             first += count
-        return list(self._groups(decodes, window)), prefills
+        # By length: sequences of a group are padded to its longest.
+        decodes.sort(reverse=True)
+        yield from self._decodes(decodes, window)
 
-    def _groups(self, decodes: list[tuple[int, int, int]], window: int | None) -> Iterator[_Group]:
-        """Group (context, span, position in the batch) by similar length, within `_GROUP_BYTES`."""
+    def _block(self, span: int, rows: Tensor, high: int, window: int | None) -> _Group:
+        """Consecutive queries of one sequence, the last of them at position `high - 1`."""
+        size = self._pages.page_size
+        low = _low(high - len(rows) + 1, window) // size
+        pages = self._batch.block_table[span, low : -(-high // size)].long()
+        length = len(pages) * size
+        # Without a window only positions from the first query on can be hidden from a later one.
+        tail = length if window is not None and high > window else length - (high - low * size) + len(rows)
+        distance = torch.arange(high - len(rows), high)[:, None] - torch.arange(
+            low * size + length - tail, low * size + length
+        )
+        hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+        return _Group(rows, pages, 1, hidden[None, None], torch.arange(high - low * size, length))
+
+    def _decodes(self, decodes: list[tuple[int, int, int]], window: int | None) -> Iterator[_Group]:
+        """Group (context, span, position in the batch), longest first, within `_GROUP_BYTES` and twofold lengths."""
         keys = self._pages.keys[0]
         page_bytes = keys.element_size() * keys.shape[0] * keys.shape[2] * keys.shape[3]
         members: list[tuple[int, int, int]] = []
         longest = 0
-        for member in sorted(decodes, reverse=True):
+        for member in decodes:
             length = self._num_pages(member[0], window)
             full = (len(members) + 1) * longest * page_bytes > _GROUP_BYTES
             if members and (full or 2 * length < longest):
-                yield self._group(members, longest, window)
+                yield self._decode(members, longest, window)
                 members = []
             if not members:
                 longest = length
+            longest = max(longest, length)
             members.append(member)
         if members:
-            yield self._group(members, longest, window)
+            yield self._decode(members, longest, window)
 
     def _num_pages(self, context: int, window: int | None) -> int:
         size = self._pages.page_size
         return -(-context // size) - _low(context, window) // size
 
-    def _group(self, members: list[tuple[int, int, int]], longest: int, window: int | None) -> _Group:
+    def _decode(self, members: list[tuple[int, int, int]], longest: int, window: int | None) -> _Group:
+        """Sequences with one query each, of at most `longest` pages in sight."""
         size = self._pages.page_size
-        rows = torch.tensor([row for _, _, row in members])
-        if len(members) == 1:
-            context, span, _ = members[0]
-            low = _low(context, window)
-            start = low // size
-            index = self._batch.block_table[span, start : start + longest].long()
-            return _Group(rows, index, low - start * size, context - start * size, None, None)
-        spans = torch.tensor([span for _, span, _ in members])
-        contexts = torch.tensor([context for context, _, _ in members])
+        contexts, spans, rows = (torch.tensor(column) for column in zip(*members, strict=True))
         lows = torch.tensor([_low(context, window) for context, _, _ in members])
         starts = lows // size
-        # A shorter sequence gathers some page again in place of what it lacks; all of that is hidden.
+        # Past its end a sequence gathers whatever the table holds there; all of that is hidden.
         columns = (starts[:, None] + torch.arange(longest)).clamp_(max=self._batch.block_table.shape[1] - 1)
-        index = self._batch.block_table[spans[:, None], columns].long().flatten()
+        pages = self._batch.block_table[spans[:, None], columns].long().flatten()
         places = starts[:, None] * size + torch.arange(longest * size)
-        hidden = (places < lows[:, None]) | (places >= contexts[:, None])
-        stale = hidden.flatten().nonzero().squeeze(1)
-        return _Group(rows, index, 0, 0, hidden[:, None], stale)
+        after = places >= contexts[:, None]
+        hidden = after | (places < lows[:, None])
+        stale = after.flatten().nonzero().squeeze(1)
+        return _Group(rows, pages, len(members), hidden[:, None, None], stale)
 
 
 def _low(context: int, window: int | None) -> int:
     """The first position the last of `context` positions sees."""
     return 0 if window is None else max(0, context - window)
-
-
-def _blocks(count: int, context: int, window: int | None, position_bytes: int) -> Iterator[_Block]:
-    """Cut a stretch of `count` positions that ends at `context` into blocks of queries.
-
-    Args:
-        count: positions computed.
-        context: positions of the sequence up to and with the last of them.
-        window: as for `PagedAttention.attend`.
-        position_bytes: bytes of all heads' scores of one query for one key.
-    """
-    before = context - count
-    step = min(256, max(16, _SCORE_BYTES // (position_bytes * context)))
-    for start in range(0, count, step):
-        stop = min(count, start + step)
-        high = before + stop
-        low = _low(before + start + 1, window)
-        if window is None or high <= window:
-            hidden = torch.ones(stop - start, stop - start, dtype=torch.bool).triu_(1)
-        else:
-            distance = torch.arange(before + start, high)[:, None] - torch.arange(low, high)
-            hidden = (distance < 0) | (distance >= window)
-        yield _Block(start, stop, low, high, hidden)
 
 
 class VarlenAttention:

@@ -5,7 +5,8 @@ Three swaps, each checked against what it replaces before it is used:
 - on a CPU, weights are laid out once for oneDNN (`mkldnn::_reorder_linear_weight`, `mkldnn::_linear_pointwise`), where
   `F.linear` lays them out again at every call. These operators are private to torch: if they are missing or disagree with
   `F.linear`, that is used instead;
-- root-mean-square norms, written as six operations in transformers, become `F.rms_norm`.
+- root-mean-square norms, in transformers two casts and six operations over whole activations, become a reduction and two
+  operations. `F.rms_norm` is no faster on a CPU than what it would replace.
 """
 
 import logging
@@ -51,17 +52,19 @@ class PlainLinear(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm in one operation."""
+    """Root-mean-square norm of the last dimension, computed in float32 and rounded once."""
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         super().__init__()
-        self.weight = nn.Parameter(weight.detach(), requires_grad=False)
-        self._shape = tuple(weight.shape)
-        self._eps = eps
+        self._size = weight.shape[0]
+        self._weight = nn.Parameter(weight.detach().float(), requires_grad=False)
+        self._offset = nn.Parameter(weight.new_tensor(eps, dtype=torch.float32), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension."""
-        return F.rms_norm(x, self._shape, self.weight, self._eps)
+        """[..., size] to the same."""
+        norm = torch.linalg.vector_norm(x, 2, -1, keepdim=True, dtype=torch.float32)
+        factor = torch.addcmul(self._offset, norm, norm, value=1 / self._size).rsqrt_()
+        return torch.mul(x, factor).mul_(self._weight).to(x.dtype)
 
 
 class _Fused:
