@@ -163,14 +163,16 @@ def test_inspect_shows_the_nearest_tokens_and_norms_of_other_rows(
 def test_inspect_without_a_model_and_with_another_says_what_it_can(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    other, wider = str(tiny("qwen3")), str(tiny("qwen2"))
+    capsys.readouterr()
     path = tmp_path / "rows"
     prompt = PromptEmbedder.from_pretrained(model).embed(TEXT)
     path.write_bytes(prompt.to_base64().encode())
     assert main(["embeds", "inspect", str(path)], {}) == 0
     assert f"table   {prompt.table_id}\n" in capsys.readouterr().out
-    assert main(["embeds", "inspect", str(path), "--model", str(tiny("qwen3"))], {}) == 0
+    assert main(["embeds", "inspect", str(path), "--model", other], {}) == 0
     assert "made for another model" in capsys.readouterr().out
-    error = failed(capsys, "embeds", "inspect", str(path), "--model", str(tiny("qwen2")), status=1)
+    error = failed(capsys, "embeds", "inspect", str(path), "--model", wider, status=1)
     assert "hidden size 48, the table's is 64" in error
 
 

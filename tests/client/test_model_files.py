@@ -1,0 +1,37 @@
+"""A name on the hub stands for the files in the hub's cache."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.models import tiny
+
+_EMBED = "import sys; from inlay.client import PromptEmbedder; print(PromptEmbedder.from_pretrained(sys.argv[1]).embed('a').num_tokens)"
+
+
+def embed(name: str, cache: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", _EMBED, name],
+        env={**os.environ, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_model_in_the_hubs_cache_is_used_without_a_network(tmp_path: Path) -> None:
+    revision = "0" * 40
+    repository = tmp_path / "models--owner--model"
+    shutil.copytree(tiny("llama"), repository / "snapshots" / revision)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(revision)
+    done = embed("owner/model", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 0
+
+
+def test_a_model_the_hub_does_not_give_is_refused_by_name(tmp_path: Path) -> None:
+    done = embed("owner/other", tmp_path)
+    assert done.returncode != 0
+    assert "inlay.errors.InvalidRequestError: model 'owner/other': not a directory here" in done.stderr
