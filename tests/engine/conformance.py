@@ -5,7 +5,7 @@ float32) and `settings`; everything goes through `inlay.engine.create` and the `
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,10 @@ SECRET = Secret(bytes(range(32)))
 class Receiver:
     """Takes the deltas of one work, holding the engine to the rules all of them must keep."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, then: Callable[[], None] | None = None) -> None:
+        """Takes the deltas of `work`; calls `then` at the first."""
         self._work = work
+        self._then = then
         self._ended = asyncio.Event()
         self._first = asyncio.Event()
         self.deltas: list[Delta] = []
@@ -44,6 +46,8 @@ class Receiver:
             assert (delta.usage is not None) == (len(self.deltas) == 1)
             assert delta.token_ids
             self._first.set()
+            if self._then is not None and len(self.deltas) == 1:
+                self._then()
             return
         assert delta.usage is not None
         assert delta.usage.prompt_tokens == len(self._work.prompt)
@@ -201,13 +205,11 @@ class EngineConformance:
         self, engine: Engine, directory: Path
     ) -> None:
         long = work("long", Prompt.of(Tokens(ids(8, 20))), max_tokens=400)
-        receiver = Receiver(long)
+        receiver = Receiver(long, then=lambda: engine.abort("long"))
         engine.generate(long, receiver)
         other = work("other", Prompt.of(Tokens(ids(9, 20))))
         staying = Receiver(other)
         engine.generate(other, staying)
-        await receiver.begun()
-        engine.abort("long")
         assert (await receiver.ended()).finish_reason == "abort"
         engine.abort("long")
         engine.abort("never seen")

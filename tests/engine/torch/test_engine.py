@@ -75,24 +75,31 @@ async def test_a_receiver_that_raises_harms_no_other(
     assert "the receiver of work broken failed" in caplog.text
 
 
+def failing_after(steps: int) -> Callable[..., Any]:
+    """`CausalModel.forward` that works so many times."""
+    forward = CausalModel.forward
+    left = steps
+
+    def fail(*arguments: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise RuntimeError("the device fell off the bus")
+        return forward(*arguments)
+
+    return fail
+
+
 async def test_a_step_that_fails_ends_all_works_with_an_error_and_the_engine_says_so(
     engine: TorchEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*arguments: object) -> None:
-        raise RuntimeError("the device fell off the bus")
-
+    monkeypatch.setattr(CausalModel, "forward", failing_after(12))
     assert await engine.probe() > 0
-    works = [work(str(n), prompt(n), max_tokens=300, attempt=3) for n in range(3)]
-    receivers = [Receiver(one) for one in works]
-    for one, receiver in zip(works, receivers, strict=True):
-        engine.generate(one, receiver)
-    await receivers[0].begun()
-    monkeypatch.setattr(CausalModel, "forward", fail)
-    for receiver in receivers:
-        last = await receiver.ended()
-        assert last.error is not None
-        assert isinstance(last.error.to_error(), EngineError)
-        assert "the device fell off the bus" in last.error.message
+    works = [work(str(n), prompt(n), max_tokens=20, attempt=3) for n in range(3)]
+    for one, receiver in zip(works, await run(engine, *works), strict=True):
+        assert receiver.last.error is not None, one
+        assert isinstance(receiver.last.error.to_error(), EngineError)
+        assert "the device fell off the bus" in receiver.last.error.message
     await asyncio.sleep(0)
     with pytest.raises(EngineError, match="fell off the bus"):
         await engine.probe()
@@ -106,10 +113,7 @@ async def test_a_step_that_fails_ends_all_works_with_an_error_and_the_engine_say
 async def test_a_probe_during_the_failure_raises(
     engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*arguments: object) -> None:
-        raise RuntimeError("the device fell off the bus")
-
-    monkeypatch.setattr(CausalModel, "forward", fail)
+    monkeypatch.setattr(CausalModel, "forward", failing_after(0))
     with pytest.raises(EngineError, match="fell off the bus"):
         await engine.probe()
 
