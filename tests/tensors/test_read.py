@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,21 @@ def test_contiguous_elements_are_not_copied() -> None:
         at = bytes(container).rindex(before)
         container[at] ^= 0xFF
         assert bytes(got.data.view) != before
+
+
+OLD_FILES = sorted((Path(__file__).parent / "saved").iterdir())
+
+
+@pytest.mark.parametrize("path", OLD_FILES, ids=[path.stem for path in OLD_FILES])
+def test_files_by_older_torch_are_read(path: Path) -> None:
+    """Each holds these values, or a view of them, as torch 1.13.1 or 2.0.1 saved them."""
+    wanted = (torch.arange(32.0).reshape(4, 8) - 16) / 8
+    what = path.stem.rpartition("-")[2]
+    if what == "view":
+        wanted = wanted.t()[1:, ::2]
+    elif what != "parameter":
+        wanted = wanted.to(getattr(torch, what))
+    assert_same(read(path.read_bytes()), wanted)
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, Buffer])
