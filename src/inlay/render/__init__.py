@@ -1,1 +1,7 @@
-"""."""
+"""Text, chats and ids: what stands between what clients write and the positions models read. No torch."""
+
+from inlay.render.detokenizer import Detokenizer
+from inlay.render.renderer import Renderer
+from inlay.render.stop_strings import StopStrings
+
+__all__ = ["Detokenizer", "Renderer", "StopStrings"]

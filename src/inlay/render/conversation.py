@@ -1,0 +1,202 @@
+"""Messages as clients send them to messages as chat templates read them, with marks where embeddings go."""
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from inlay.errors import InvalidRequestError
+
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names under which a message carries its reasoning; templates read the first, some the second."""
+
+
+class Marks:
+    """Texts that stand for rows while a template is rendered, and one for the place where the last message ends.
+
+    They are digits alone, which trimming, escaping, changing case and writing as JSON all leave as they are, and 133 random
+    bits make them such that no text sent beforehand can hold one.
+    """
+
+    _INDEX_DIGITS = 6
+
+    def __init__(self, num_rows: int) -> None:
+        if num_rows >= 10**self._INDEX_DIGITS:
+            raise InvalidRequestError(
+                f"a chat may have fewer than {10**self._INDEX_DIGITS} embeddings parts, got {num_rows}",
+                param="messages",
+            )
+        self._nonce = f"{secrets.randbelow(10**40):040}"
+        self._num_rows = num_rows
+
+    def rows(self, index: int) -> str:
+        """The mark of rows `index`."""
+        return f"{self._nonce}{index:0{self._INDEX_DIGITS}}"
+
+    @property
+    def end(self) -> str:
+        """The mark of the end of the message to be continued. Its last character is a space, to see whether it was trimmed."""
+        return f"{self._nonce}{'9' * self._INDEX_DIGITS} "
+
+    def cut(self, text: str) -> str:
+        """`text` up to the mark of the end.
+
+        Raises:
+            InvalidRequestError: the template did not write it, or not only once.
+        """
+        times = text.count(self.end.rstrip())
+        if times != 1:
+            raise InvalidRequestError(
+                f"the final message cannot be continued: the chat template writes its content {times} times",
+                param="continue_final_message",
+            )
+        place = text.index(self.end.rstrip())
+        # Without the space the template trims what it writes, so the content's own end is trimmed too.
+        return text[:place] if text.startswith(self.end, place) else text[:place].rstrip()
+
+    def replace(self, text: str, token: str) -> str:
+        """`text` with every mark of rows replaced by `token`.
+
+        Raises:
+            InvalidRequestError: the template dropped a mark, doubled one, or changed their order.
+        """
+        found = [int(match[1]) for match in self._pattern.finditer(text)]
+        if found != list(range(self._num_rows)):
+            raise InvalidRequestError(self._complaint(found), param="messages")
+        return self._pattern.sub(lambda _: token, text)
+
+    def hide(self, message: str) -> str:
+        """An error message without marks."""
+        return re.sub(rf"{self._nonce}\d{{{self._INDEX_DIGITS}}} ?", "<prompt_embeds>", message)
+
+    @property
+    def _pattern(self) -> re.Pattern[str]:
+        return re.compile(rf"{self._nonce}(\d{{{self._INDEX_DIGITS}}})")
+
+    def _complaint(self, found: Sequence[int]) -> str:
+        missing = sorted(set(range(self._num_rows)) - set(found))
+        if missing:
+            which = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+            return (
+                f"the chat template dropped {len(missing)} of {self._num_rows} prompt_embeds parts (number {which}, "
+                "from 0): it may not write content of that role, or of a list"
+            )
+        if len(found) > self._num_rows:
+            return f"the chat template wrote {self._num_rows} prompt_embeds parts {len(found)} times"
+        return "the chat template changed the order of the prompt_embeds parts"
+
+
+def template_messages(
+    messages: Sequence[Mapping[str, Any]],
+    marks: Marks,
+    *,
+    num_rows: int,
+    reads_parts: Callable[[str], bool],
+    continues: bool,
+) -> list[dict[str, Any]]:
+    """Messages for the template; `messages` are left as they are.
+
+    Fields that are None are left out, reasoning is found under each of its names, and tool calls' arguments that are
+    JSON become what they say, since templates write them as JSON again. Content that is a list becomes text parts where the
+    template reads them, else one string with a line break between text parts, as vLLM has it. Embeddings stand directly
+    beside the text around them, in the same part: a text and the same text with some of it as embeddings render alike.
+
+    Args:
+        messages: a part `{"type": "prompt_embeds", "index": i}` stands for rows `i`.
+        marks: where rows go.
+        num_rows: how many rows there are.
+        reads_parts: whether the template reads lists of parts in messages of a role.
+        continues: the last message is marked where it ends.
+
+    Raises:
+        InvalidRequestError: not messages, or rows named twice, never, or out of order.
+    """
+    if not messages:
+        raise InvalidRequestError("messages must not be empty", param="messages")
+    result = []
+    indices: list[int] = []
+    for number, message in enumerate(messages):
+        ready = {name: value for name, value in message.items() if value is not None}
+        role = ready.get("role")
+        if not isinstance(role, str):
+            raise InvalidRequestError("a message must have a role", param=f"messages[{number}].role")
+        _name_reasoning(ready)
+        if isinstance(ready.get("tool_calls"), list):
+            ready["tool_calls"] = [_open_arguments(call) for call in ready["tool_calls"]]
+        if isinstance(ready.get("content"), list):
+            texts = _texts(ready["content"], f"messages[{number}].content", marks, indices)
+            ready["content"] = (
+                [{"type": "text", "text": text} for text in texts]
+                if texts and reads_parts(role)
+                else "\n".join(texts)
+            )
+        result.append(ready)
+    if indices != list(range(num_rows)):
+        raise InvalidRequestError(
+            f"prompt_embeds parts name rows {indices[:8]}; each of the {num_rows} must be named once, in order",
+            param="messages",
+        )
+    if continues:
+        _mark_end(result[-1], marks)
+    return result
+
+
+def _texts(parts: Sequence[Any], where: str, marks: Marks, indices: list[int]) -> list[str]:
+    """The texts of a list of parts, embeddings as marks glued to their neighbours; appends the rows named to `indices`."""
+    texts: list[str] = []
+    glue = False
+    for number, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind == "prompt_embeds" and isinstance(part.get("index"), int):
+            indices.append(part["index"])
+            text, embeds = marks.rows(part["index"]), True
+        elif kind == "text" and isinstance(part.get("text"), str):
+            text, embeds = part["text"], False
+        else:
+            raise InvalidRequestError(
+                f"{where}[{number}] must be a part of type text or prompt_embeds", param=f"{where}[{number}]"
+            )
+        if texts and (glue or embeds):
+            texts[-1] += text
+        else:
+            texts.append(text)
+        glue = embeds
+    return texts
+
+
+def _name_reasoning(message: dict[str, Any]) -> None:
+    reasoning = next((message[name] for name in _REASONING if name in message), None)
+    if reasoning is not None:
+        message["reasoning_content"] = reasoning
+        message.setdefault("thinking", reasoning)
+
+
+def _open_arguments(call: Any) -> Any:
+    """A tool call with its arguments read, where they are a JSON object; models also write what is none."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    arguments = function.get("arguments") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(arguments, str):
+        return call
+    try:
+        value = json.loads(arguments) if arguments else {}
+    except (ValueError, RecursionError):
+        return call
+    if not isinstance(value, dict):
+        return call
+    return {**call, "function": {**function, "arguments": value}}
+
+
+def _mark_end(message: dict[str, Any], marks: Marks) -> None:
+    content = message.get("content")
+    if isinstance(content, str):
+        message["content"] = content + marks.end
+    elif isinstance(content, list):
+        message["content"] = [*content[:-1], {"type": "text", "text": content[-1]["text"] + marks.end}]
+    else:
+        raise InvalidRequestError(
+            "the final message cannot be continued: it has no content", param="continue_final_message"
+        )
+
+
+__all__ = ["Marks", "template_messages"]

@@ -1,0 +1,106 @@
+"""Ids to text as they come: nothing is shown that later ids could change, and nothing is held back longer than that."""
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+from inlay.render.vocabulary import Vocabulary
+
+MAX_UNRESOLVED = 16
+"""Ids a `WindowDetokenizer` holds back for ending in U+FFFD before it shows it: no character has more bytes."""
+
+
+class Detokenizer(Protocol):
+    """The text of a growing sequence of ids, in pieces.
+
+    What `push` and `flush` return, joined, is what decoding all ids at once returns, however they were split among calls.
+    """
+
+    def push(self, ids: Sequence[int]) -> str:
+        """The text that `ids` settle. Costs are proportional to their number."""
+        ...
+
+    def flush(self) -> str:
+        """What is left when no more ids will come."""
+        ...
+
+
+class ByteLevelDetokenizer:
+    """For vocabularies whose tokens are bytes: joins them, and keeps back an unfinished character alone.
+
+    Broken UTF-8 becomes U+FFFD by the rule of "maximal subparts" (Unicode 15, section 3.9), which Python and Rust share.
+    """
+
+    __slots__ = ("_decoder", "_skipped", "_vocabulary")
+
+    def __init__(self, vocabulary: Vocabulary, *, skip_special_tokens: bool) -> None:
+        self._vocabulary = vocabulary
+        self._skipped = vocabulary.special if skip_special_tokens else frozenset[int]()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, ids: Sequence[int]) -> str:
+        """As `Detokenizer.push`."""
+        data, skipped = self._vocabulary.data, self._skipped
+        return self._decoder.decode(b"".join([data(id_) for id_ in ids if id_ not in skipped]))
+
+    def flush(self) -> str:
+        """As `Detokenizer.flush`."""
+        return self._decoder.decode(b"", final=True)
+
+
+class WindowDetokenizer:
+    """For all other vocabularies: decodes what is new behind the last token already shown, and cuts that one's text off.
+
+    Such decoders treat tokens one by one, but for the first of a text, which may lose a space, and for a run of byte tokens:
+    the whole run is broken if any part of it is, so it is held back until another token ends it.
+    """
+
+    __slots__ = ("_anchor", "_anchor_text", "_held", "_skipped", "_vocabulary")
+
+    def __init__(self, vocabulary: Vocabulary, *, skip_special_tokens: bool) -> None:
+        self._vocabulary = vocabulary
+        self._skipped = vocabulary.special if skip_special_tokens else frozenset[int]()
+        self._anchor: list[int] = []
+        self._anchor_text = ""
+        self._held: list[int] = []
+
+    def push(self, ids: Sequence[int]) -> str:
+        """As `Detokenizer.push`."""
+        vocabulary, held = self._vocabulary, self._held
+        settled = 0
+        for id_ in ids:
+            if id_ in self._skipped or vocabulary.token(id_) is None:
+                continue
+            held.append(id_)
+            if not vocabulary.is_byte(id_):
+                settled = len(held)
+        if not settled:
+            return ""
+        new = self._decode(settled)
+        if new.endswith("\ufffd") and len(held) < MAX_UNRESOLVED:
+            return ""
+        self._settle(settled)
+        return new
+
+    def flush(self) -> str:
+        """As `Detokenizer.flush`."""
+        return self._decode(len(self._held)) if self._held else ""
+
+    def _decode(self, count: int) -> str:
+        """The text of the first `count` ids held."""
+        window = self._anchor + self._held[:count]
+        text = self._vocabulary.decode(window, skip_special_tokens=False)
+        return text[len(self._anchor_text) :]
+
+    def _settle(self, count: int) -> None:
+        """Let the first `count` ids held go; the last of them with any text is what the next are decoded behind."""
+        window = self._anchor + self._held[:count]
+        start = len(window) - 1
+        while start > 0 and not self._vocabulary.token(window[start]):
+            start -= 1
+        self._anchor = window[start:]
+        self._anchor_text = self._vocabulary.decode(self._anchor, skip_special_tokens=False)
+        del self._held[:count]
+
+
+__all__ = ["ByteLevelDetokenizer", "Detokenizer", "WindowDetokenizer"]

@@ -1,0 +1,196 @@
+"""Text and chats to prompts, and ids back to text, by what stands in a model directory."""
+
+import secrets
+import threading
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from inlay.errors import InvalidRequestError
+from inlay.prompt import Prompt, Rows, Segment, Tokens
+from inlay.render.conversation import Marks, template_messages
+from inlay.render.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
+from inlay.render.template import ChatTemplates
+from inlay.render.tokenizer import load_tokenizer
+from inlay.render.vocabulary import Vocabulary
+
+_RESERVED = frozenset(
+    {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
+)
+"""Template variables that are fields of the request."""
+
+
+class Renderer:
+    """Tokenizer and chat template of a model.
+
+    Every method may be called from any thread, at the same time as others; tokenizing lets other threads run. A megabyte of
+    text takes about a second: call it off the event loop where texts may be long.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, templates: ChatTemplates) -> None:
+        self._tokenizer = tokenizer
+        self._templates = templates
+        self._vocabulary = Vocabulary(tokenizer)
+        self._with_rows: _RowsTokenizer | None = None
+        self._lock = threading.Lock()
+
+    @classmethod
+    def load(cls, path: str | PathLike[str], *, chat_template: str | None = None) -> "Renderer":
+        """Read the tokenizer and the chat template of a model directory.
+
+        Args:
+            path: the directory.
+            chat_template: text of a template that replaces the model's own.
+
+        Raises:
+            InvalidRequestError: there is no usable tokenizer, or `chat_template` is not a template.
+        """
+        directory = Path(path)
+        loaded = load_tokenizer(directory)
+        if chat_template is None:
+            templates = ChatTemplates.load(directory, loaded.config, loaded.special_tokens)
+        else:
+            templates = ChatTemplates({"default": chat_template}, loaded.special_tokens)
+            templates.choose(tools=False).compiled()
+        return cls(loaded.tokenizer, templates)
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id with a token; the model's embedding table may have more rows."""
+        return self._vocabulary.size
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """The ids of a text; special tokens written in it become their ids.
+
+        Args:
+            text: any.
+            add_special_tokens: with those the tokenizer puts around a text, such as a beginning-of-text token.
+        """
+        return _encode(self._tokenizer, text, add_special_tokens=add_special_tokens)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        rows: Sequence[Rows] = (),
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Prompt:
+        """The prompt of a chat. Nothing a message says is ever taken for embeddings; text next to them is split only there.
+
+        Args:
+            messages: as OpenAI's; a content part `{"type": "prompt_embeds", "index": i}` stands for `rows[i]`.
+            rows: each is named by one part, in order.
+            tools: as OpenAI's, for the template.
+            add_generation_prompt: end where the assistant's answer begins.
+            continue_final_message: end where the last message's content ends.
+            template_kwargs: further variables for the template.
+
+        Raises:
+            InvalidRequestError: the messages are malformed, the model has no template, or the template refuses the
+                messages, fails on them, or leaves out embeddings.
+        """
+        if continue_final_message and add_generation_prompt:
+            raise InvalidRequestError(
+                "continue_final_message and add_generation_prompt exclude each other",
+                param="continue_final_message",
+            )
+        reserved = sorted(_RESERVED & (template_kwargs or {}).keys())
+        if reserved:
+            raise InvalidRequestError(
+                f"{reserved[0]} is not a variable for the template but a field of the request",
+                param="chat_template_kwargs",
+            )
+        template = self._templates.choose(tools=bool(tools))
+        marks = Marks(len(rows))
+        prepared = template_messages(
+            messages,
+            marks,
+            num_rows=len(rows),
+            reads_parts=template.reads_parts,
+            continues=continue_final_message,
+        )
+        try:
+            text = template.render(
+                prepared,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                variables=template_kwargs or {},
+            )
+        except InvalidRequestError as error:
+            raise InvalidRequestError(marks.hide(error.message), param=error.param) from error
+        if continue_final_message:
+            text = marks.cut(text)
+        if not rows:
+            return Prompt.of(Tokens(self.encode(text, add_special_tokens=False)))
+        return self._rows_tokenizer().prompt(text, marks, rows)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of ids; those without a token stand for nothing.
+
+        Raises:
+            InvalidRequestError: an id is negative or does not fit into 32 bits.
+        """
+        return self._vocabulary.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
+        """A new detokenizer for one sequence."""
+        kind = ByteLevelDetokenizer if self._vocabulary.byte_level else WindowDetokenizer
+        return kind(self._vocabulary, skip_special_tokens=skip_special_tokens)
+
+    def token_text(self, id_: int) -> str:
+        """What an id reads as within a text, its leading space included; U+FFFD for a part of a character."""
+        return self._vocabulary.text(id_)
+
+    def token_bytes(self, id_: int) -> list[int]:
+        """The bytes of an id, also where they are a part of a character; empty for an id without a token."""
+        return list(self._vocabulary.data(id_))
+
+    def _rows_tokenizer(self) -> "_RowsTokenizer":
+        with self._lock:
+            if self._with_rows is None:
+                self._with_rows = _RowsTokenizer(self._tokenizer)
+            return self._with_rows
+
+
+class _RowsTokenizer:
+    """A copy of a tokenizer with one more special token, which stands for rows.
+
+    Around a special token text is tokenized as on its own, as it is around the model's own special tokens. The token's text is
+    random and never leaves this object.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
+        self._text = f"<rows {secrets.token_hex(16)}>"
+        self._tokenizer.add_special_tokens([AddedToken(self._text, normalized=False, special=True)])
+        self._id = self._tokenizer.token_to_id(self._text)
+
+    def prompt(self, text: str, marks: Marks, rows: Sequence[Rows]) -> Prompt:
+        """The prompt of a rendered text, with `rows` in the places of their marks."""
+        ids = _encode(self._tokenizer, marks.replace(text, self._text), add_special_tokens=False)
+        segments: list[Segment] = []
+        start = 0
+        for part in rows:
+            place = ids.index(self._id, start)
+            segments += [Tokens(ids[start:place]), part]
+            start = place + 1
+        segments.append(Tokens(ids[start:]))
+        return Prompt.of(*segments)
+
+
+def _encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+    # The batch form lets other threads run and leaves out offsets, which nobody needs and which take most of the time.
+    try:
+        (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    except TypeError as error:
+        raise InvalidRequestError("text must be valid Unicode, without unpaired surrogates") from error
+    return tuple(encoding.ids)
+
+
+__all__ = ["Renderer"]

@@ -1,0 +1,240 @@
+"""Chat templates: Jinja as transformers (5.23) runs it, sandboxed, and bounded in time and size."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
+
+from inlay.errors import InvalidRequestError
+
+MAX_CHARACTERS = 2**25
+"""Length of a rendered chat at most."""
+
+MAX_SECONDS = 10.0
+"""Time a template may take, looked at whenever it has written something."""
+
+_PARTS = ("first\npart", 'second "part"')
+"""What templates are probed with: written as they are by a template that reads parts, escaped by one that prints the list."""
+
+
+class ChatTemplates:
+    """The templates of a model: one, or several by name, of which "tool_use" is for requests with tools."""
+
+    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+        self._templates = {name: ChatTemplate(source, special_tokens) for name, source in sources.items()}
+
+    @classmethod
+    def load(
+        cls, directory: Path, config: Mapping[str, Any], special_tokens: Mapping[str, str]
+    ) -> "ChatTemplates":
+        """The templates in a model directory; files go before `tokenizer_config.json`.
+
+        Raises:
+            InvalidRequestError: a template file cannot be read.
+        """
+        files = {"default": directory / "chat_template.jinja"}
+        files |= {
+            path.stem: path for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))
+        }
+        sources = {name: _read(path) for name, path in files.items() if path.is_file()}
+        given = config.get("chat_template")
+        if not sources and isinstance(given, str):
+            sources = {"default": given}
+        elif not sources and isinstance(given, list):
+            sources = {entry["name"]: entry["template"] for entry in given}
+        return cls(sources, special_tokens)
+
+    def choose(self, *, tools: bool) -> "ChatTemplate":
+        """The template for a request, with tools or without.
+
+        Raises:
+            InvalidRequestError: the model has none.
+        """
+        template = self._templates.get("tool_use") if tools else None
+        template = template or self._templates.get("default")
+        if template is None:
+            named = f", only {', '.join(sorted(self._templates))}" if self._templates else ""
+            raise InvalidRequestError(
+                f"the model has no default chat template{named}: serve it with --chat-template, or use completions",
+                param="messages",
+            )
+        return template
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"cannot read {path}: {error}", param="model") from error
+
+
+class ChatTemplate:
+    """One template. Compiled at first use; may be rendered by many threads at once."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self._source = source
+        self._special_tokens = dict(special_tokens)
+        self._compiled: jinja2.Template | None = None
+        self._reads_parts: dict[str, bool] = {}
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+    ) -> str:
+        """The text of a chat. `variables` go before the special tokens of the same name.
+
+        Raises:
+            InvalidRequestError: the template refused the messages, failed on them, or wrote too much or too long.
+        """
+        values = {
+            "tools": tools,
+            "documents": None,
+            **self._special_tokens,
+            **variables,
+            "messages": messages,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        deadline = time.monotonic() + MAX_SECONDS
+        pieces: list[str] = []
+        written = 0
+        try:
+            for piece in self.compiled().generate(values):
+                pieces.append(piece)
+                written += len(piece)
+                if written > MAX_CHARACTERS:
+                    raise InvalidRequestError(
+                        f"the chat template wrote more than {MAX_CHARACTERS} characters", param="messages"
+                    )
+                if time.monotonic() > deadline:
+                    raise InvalidRequestError(
+                        f"the chat template took more than {MAX_SECONDS:g} seconds", param="messages"
+                    )
+        except InvalidRequestError:
+            raise
+        except jinja2.TemplateError as error:
+            raise InvalidRequestError(f"the chat template: {error}", param="messages") from error
+        except Exception as error:  # whatever the template's expressions raise over these messages
+            reason = f"{type(error).__name__}: {error}"
+            raise InvalidRequestError(
+                f"the chat template failed on these messages: {reason}", param="messages"
+            ) from error
+        return "".join(pieces)
+
+    def compiled(self) -> jinja2.Template:
+        """The template, ready to be rendered.
+
+        Raises:
+            InvalidRequestError: it is not a valid template.
+        """
+        if self._compiled is None:
+            try:
+                self._compiled = _environment().from_string(self._source)
+            except jinja2.TemplateSyntaxError as error:
+                raise InvalidRequestError(
+                    f"the chat template is not valid, line {error.lineno}: {error.message}",
+                    param="chat_template",
+                ) from error
+        return self._compiled
+
+    def reads_parts(self, role: str) -> bool:
+        """Whether the template writes out content that is a list of text parts, in a message of `role`.
+
+        Found by trying: how a template goes through a list (loops, macros, filters, the first part alone) is too various to
+        be read off its source. Roles a template may know nothing of are treated as the user's.
+        """
+        known = self._reads_parts.get(role)
+        if known is None:
+            known = self._reads_parts[role] = self._try_parts(role)
+        return known
+
+    def _try_parts(self, role: str) -> bool:
+        messages: list[dict[str, Any]]
+        parts = [{"type": "text", "text": text} for text in _PARTS]
+        user = {"role": "user", "content": "x"}
+        tried = {"role": role, "content": parts}
+        if role in ("system", "developer"):
+            messages = [tried, user]
+        elif role == "assistant":
+            messages = [user, tried]
+        elif role == "user":
+            messages = [tried]
+        else:
+            return self.reads_parts("user")
+        try:
+            text = self.render(messages, tools=None, add_generation_prompt=False, variables={})
+        except InvalidRequestError:
+            return False
+        first = text.find(_PARTS[0])
+        return 0 <= first < text.find(_PARTS[1], first)
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Bounds the two operators by which a short expression makes a huge value."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Multiply or raise to a power, unless the outcome would be absurd."""
+        if operator == "**":
+            if abs(left) > 2**16 or abs(right) > 64:
+                raise jinja2.TemplateError(f"{left} ** {right} is too large")
+        else:
+            value, times = (right, left) if isinstance(left, int) else (left, right)
+            if isinstance(value, str | bytes | list | tuple) and len(value) * times > MAX_CHARACTERS:
+                raise jinja2.TemplateError(f"a value of length {len(value)} times {times} is too long")
+        return super().call_binop(context, operator, left, right)
+
+
+class _Generation(Extension):
+    """`{% generation %}`, which marks what the assistant wrote, for training: its body is rendered as it is."""
+
+    tags = {"generation"}  # noqa: RUF012 (an instance variable to the base class)
+
+    def parse(self, parser: Parser) -> list[Node]:
+        """The nodes of the body."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> SandboxedEnvironment:
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own escapes for HTML, which models were not trained on.
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+__all__ = ["ChatTemplate", "ChatTemplates"]

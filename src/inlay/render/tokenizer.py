@@ -1,0 +1,117 @@
+"""The tokenizer of a model directory: `tokenizer.json`, and what `tokenizer_config.json` adds to it.
+
+The rules are those by which transformers (5.23) makes a fast tokenizer of the same directory: tokens that the configuration
+names and the file lacks are added; `add_bos_token` and `add_eos_token`, where given, replace the file's post-processor; truncation
+and padding in the file are switched off.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokenizers import AddedToken, Tokenizer, processors
+
+from inlay.errors import InvalidRequestError
+
+
+class Loaded(NamedTuple):
+    """A tokenizer, and the special tokens by the names templates know them by ("bos_token")."""
+
+    tokenizer: Tokenizer
+    special_tokens: dict[str, str]
+    config: dict[str, Any]
+
+
+def load_tokenizer(directory: Path) -> Loaded:
+    """Read the tokenizer of a model directory.
+
+    Raises:
+        InvalidRequestError: there is none, or it cannot be read.
+    """
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        raise InvalidRequestError(
+            f"{directory} has no tokenizer.json. If the model has another kind of tokenizer, convert it once: "
+            f"transformers.AutoTokenizer.from_pretrained({str(directory)!r}).save_pretrained({str(directory)!r})",
+            param="model",
+        )
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise InvalidRequestError(f"cannot read {path}: {error}", param="model") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    config = _read_json(directory / "tokenizer_config.json")
+    if "added_tokens_decoder" not in config:
+        config = {**config, **_read_json(directory / "special_tokens_map.json")}
+    special_tokens = _special_tokens(config)
+    try:
+        _add_missing(tokenizer, config, special_tokens)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InvalidRequestError(
+            f"{directory / 'tokenizer_config.json'} describes added tokens wrongly: {error!r}", param="model"
+        ) from error
+    if "add_bos_token" in config or "add_eos_token" in config:
+        _surround(
+            tokenizer,
+            special_tokens.get("bos_token") if config.get("add_bos_token") else None,
+            special_tokens.get("eos_token") if config.get("add_eos_token") else None,
+        )
+    return Loaded(tokenizer, special_tokens, config)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a file, empty when there is no such file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise InvalidRequestError(f"cannot read {path}: {error}", param="model") from error
+    if not isinstance(value, dict):
+        raise InvalidRequestError(f"{path} must hold an object, got {type(value).__name__}", param="model")
+    return value
+
+
+def _content(token: object) -> str | None:
+    """The text of a token as configurations write it: a string, or an object with `content`."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    named = {name: token for name, token in config.items() if name.endswith("_token")}
+    extra = config.get("extra_special_tokens")
+    if isinstance(extra, dict):
+        named |= extra
+    contents = {name: _content(token) for name, token in named.items()}
+    return {name: content for name, content in contents.items() if content is not None}
+
+
+def _add_missing(tokenizer: Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]) -> None:
+    """Add what the configuration names and the tokenizer does not have as an added token."""
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    missing: dict[str, AddedToken] = {}
+    for _, token in sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0])):
+        missing[token["content"]] = AddedToken(**token)
+    listed = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    others = list(special_tokens.values())
+    if isinstance(listed, list):
+        others += [content for content in map(_content, listed) if content is not None]
+    for content in others:
+        missing.setdefault(content, AddedToken(content, special=True))
+    tokenizer.add_tokens([token for content, token in missing.items() if content not in known])
+
+
+def _surround(tokenizer: Tokenizer, bos: str | None, eos: str | None) -> None:
+    before, after = (f"{bos}:0 " if bos else ""), (f" {eos}:0" if eos else "")
+    ids = {token: tokenizer.token_to_id(token) for token in (bos, eos) if token}
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{before}$A:0{after}",
+        pair=f"{before}$A:0{after} {before}$B:1{after}".replace("  ", " "),
+        special_tokens=[(token, id_) for token, id_ in ids.items() if id_ is not None],
+    )
+
+
+__all__ = ["Loaded", "load_tokenizer"]

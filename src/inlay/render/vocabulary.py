@@ -1,0 +1,122 @@
+"""What single ids stand for: tokens, bytes, text."""
+
+import json
+import re
+from functools import cached_property
+
+from tokenizers import Tokenizer
+
+from inlay.errors import InvalidRequestError
+
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+_MAX_ID = 2**32
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """Characters that stand for bytes in byte-level vocabularies: printable Latin-1 for itself, U+0100 on for the rest.
+
+    Radford et al., "Language models are unsupervised multitask learners" (2019), in the code published with it.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+
+
+_ALPHABET = _byte_level_alphabet()
+
+
+class Vocabulary:
+    """Ids of a tokenizer, one by one. Safe to use from any thread: what it remembers is only ever added to.
+
+    Attributes:
+        tokenizer: whose ids they are.
+        special: ids of special tokens.
+        byte_level: the decoder joins the bytes of all tokens, so each id has bytes of its own.
+        byte_fallback: tokens like `<0xE2>` stand for single bytes among tokens of text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.special = frozenset(
+            id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special
+        )
+        kinds = _decoder_kinds(tokenizer)
+        self.byte_level = kinds == ["ByteLevel"]
+        self.byte_fallback = "ByteFallback" in kinds
+        self._bytes: dict[int, bytes] = {}
+        self._texts: dict[int, str] = {}
+
+    @cached_property
+    def size(self) -> int:
+        """One more than the largest id."""
+        return max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    def token(self, id_: int) -> str | None:
+        """The token as the vocabulary spells it, None where the id has none."""
+        return self.tokenizer.id_to_token(id_) if 0 <= id_ < _MAX_ID else None
+
+    def is_byte(self, id_: int) -> bool:
+        """Whether a decoder with byte fallback takes the id for a single byte."""
+        return self.byte_fallback and _BYTE_TOKEN.fullmatch(self.token(id_) or "") is not None
+
+    def data(self, id_: int) -> bytes:
+        """The bytes an id stands for; a part of a character where it is one. Empty where the id has no token."""
+        known = self._bytes.get(id_)
+        if known is None:
+            known = self._bytes[id_] = self._data(id_)
+        return known
+
+    def _data(self, id_: int) -> bytes:
+        token = self.token(id_)
+        if token is None:
+            return b""
+        if self.byte_level:
+            values = [_ALPHABET.get(character) for character in token]
+            whole = [value for value in values if value is not None]
+            return bytes(whole) if len(whole) == len(values) else token.encode()
+        byte = _BYTE_TOKEN.fullmatch(token) if self.byte_fallback else None
+        return bytes.fromhex(byte[1]) if byte else self._in_context(id_).encode()
+
+    def text(self, id_: int) -> str:
+        """What an id reads as in the middle of a text: with its leading space, U+FFFD for parts of a character."""
+        known = self._texts.get(id_)
+        if known is None:
+            known = self._texts[id_] = self.data(id_).decode("utf-8", "replace")
+        return known
+
+    def _in_context(self, id_: int) -> str:
+        """Decoded behind another token, as decoders drop the space in front of the first."""
+        anchor = self._anchor
+        before = self.decode(anchor, skip_special_tokens=False)
+        return self.decode((*anchor, id_), skip_special_tokens=False)[len(before) :]
+
+    @cached_property
+    def _anchor(self) -> tuple[int, ...]:
+        ids = self.tokenizer.encode("a", add_special_tokens=False).ids
+        return tuple(id_ for id_ in ids[-1:] if not self.is_byte(id_))
+
+    def decode(self, ids: "tuple[int, ...] | list[int]", *, skip_special_tokens: bool) -> str:
+        """The text of `ids`; those without a token stand for nothing.
+
+        Raises:
+            InvalidRequestError: an id is negative or does not fit into 32 bits.
+        """
+        try:
+            return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        except OverflowError as error:
+            wrong = next(id_ for id_ in ids if not 0 <= id_ < _MAX_ID)
+            raise InvalidRequestError(
+                f"token id {wrong} is not one; the vocabulary has {self.size}"
+            ) from error
+
+
+def _decoder_kinds(tokenizer: Tokenizer) -> list[str]:
+    """Names of the decoder's steps, in order."""
+    if tokenizer.decoder is None:
+        return []
+    decoder = json.loads(tokenizer.decoder.__getstate__())
+    steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+    return [step["type"] for step in steps]
+
+
+__all__ = ["Vocabulary"]
