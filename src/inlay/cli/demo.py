@@ -14,13 +14,12 @@ from urllib.parse import urlsplit
 
 from inlay import demo
 from inlay.cli.console import Console
-from inlay.cli.serve import check_address, run_host, stop
+from inlay.cli.serve import Running, check_address, run_host
 from inlay.cli.settings import DemoSettings
 from inlay.client import PromptEmbedder, load
 from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.frontend.settings import FrontendSettings
-from inlay.protocol.work import ModelCard
 
 MODEL_NAME = "inlay-demo"
 DEFAULT_PORT = 8000
@@ -40,12 +39,12 @@ def run(settings: DemoSettings) -> int:
     engine = EngineSettings(model=str(demo.model_dir()), served_model_name=[MODEL_NAME])
     frontend = FrontendSettings(host=settings.host, port=_port(settings), enable_prompt_embeds=True)
 
-    async def show(url: str, card: ModelCard) -> None:
-        await asyncio.to_thread(_show, url, console)
-        if not settings.keep_serving:
-            stop()
-        else:
+    async def show(running: Running) -> None:
+        await asyncio.to_thread(_show, running.url, console)
+        if settings.keep_serving:
             console.line("serving until Ctrl-C")
+        else:
+            running.stop.set()
 
     return run_host(engine, frontend, console, show)
 

@@ -7,6 +7,9 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeAlias
+from urllib.parse import urlsplit
 
 import uvloop
 
@@ -25,9 +28,26 @@ from inlay.router import Router
 from inlay.worker import spawn
 
 EXIT_INTERRUPTED = 130
+_ACCEPTING_SECONDS = 0.02
 
-WhenReady = Callable[[str, ModelCard], Awaitable[None]]
-"""Takes the server's base URL and the card of its model, once requests are answered."""
+
+@dataclass(frozen=True)
+class Running:
+    """A server that answers.
+
+    Attributes:
+        url: its base URL.
+        card: of its model.
+        stop: ends it when set, as Ctrl-C does.
+    """
+
+    url: str
+    card: ModelCard
+    stop: asyncio.Event
+
+
+WhenReady: TypeAlias = Callable[[Running], Awaitable[None]]
+"""Runs beside the server once it answers; an error it raises ends the server."""
 
 
 def run(settings: ServeSettings, rest: Sequence[str]) -> int:
@@ -85,15 +105,24 @@ async def host(
         app = build_app(Router(plane), frontend, secret=secret)
         await plane.wait_ready()
         card = plane.workers()[0].card
-        tasks: list[asyncio.Task[None]] = [asyncio.create_task(_until_gone(plane))]
+        stop = asyncio.Event()
+        beside = [asyncio.create_task(_until_gone(plane, stop))]
 
-        def started(url: str) -> None:
+        async def ready(url: str) -> None:
+            await _accepting(frontend.host, urlsplit(url).port or frontend.port)
             console.line(f"serving {_described(card, frontend)} at {url}")
             if when_ready is not None:
-                tasks.append(asyncio.create_task(_stopping_if_it_fails(when_ready(url, card))))
+                try:
+                    await when_ready(Running(url, card, stop))
+                except Exception:
+                    stop.set()
+                    raise
 
-        await serve(app, frontend, on_started=started)
-        for task in tasks:
+        def started(url: str) -> None:
+            beside.append(asyncio.create_task(ready(url)))
+
+        await serve(app, frontend, on_started=started, stop=stop)
+        for task in beside:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
@@ -119,12 +148,19 @@ def check_address(host: str, port: int) -> None:
         raise InvalidRequestError(f"cannot listen on {host}:{port}: {error.strerror}") from error
 
 
-def stop() -> None:
-    """Ask the running server to drain and stop, as Ctrl-C does."""
-    signal.raise_signal(signal.SIGTERM)
+async def _accepting(host: str, port: int) -> None:
+    """Return once connections are accepted: the port is bound a moment before."""
+    while True:
+        try:
+            _, writer = await asyncio.open_connection(host, port)
+        except ConnectionRefusedError:
+            await asyncio.sleep(_ACCEPTING_SECONDS)
+        else:
+            writer.close()
+            return
 
 
-async def _until_gone(plane: Plane) -> None:
+async def _until_gone(plane: Plane, stop: asyncio.Event) -> None:
     """Stop the server when its only worker is gone: whoever supervises the process starts it afresh.
 
     Raises:
@@ -132,16 +168,8 @@ async def _until_gone(plane: Plane) -> None:
     """
     while plane.workers():
         await plane.changed()
-    stop()
+    stop.set()
     raise OverloadedError("the worker process ended; its own output above says why")
-
-
-async def _stopping_if_it_fails(work: Awaitable[None]) -> None:
-    try:
-        await work
-    except Exception:
-        stop()
-        raise
 
 
 def _described(card: ModelCard, frontend: FrontendSettings) -> str:

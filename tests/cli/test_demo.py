@@ -1,0 +1,105 @@
+"""`inlay demo`: what it shows is right, and what it prints to be pasted works."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from inlay import demo
+from tests.serving import free_port
+
+START_SECONDS = 90
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a demo, still serving, has written."""
+
+    text: str
+    url: str
+
+    def snippet(self, begin: str) -> str:
+        """The printed snippet that begins with `begin`."""
+        snippets = textwrap.dedent(self.text[self.text.index("Try it:") + len("Try it:") :]).split("\n\n")
+        joined = "\n\n".join(snippets)
+        start = joined.index(begin)
+        following = [joined.find("\n\n" + other, start) for other in ("curl", "embeds=", "from inlay")]
+        return joined[start : min([end for end in following if end > start], default=len(joined))]
+
+
+@pytest.fixture(scope="module")
+def shown() -> Iterator[Shown]:
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "inlay.cli", "demo", "--port", str(port)],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout is not None
+    try:
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if line.strip() == "print(answer.choices[0].text)":
+                break
+        yield Shown("".join(lines), f"http://127.0.0.1:{port}")
+    finally:
+        process.terminate()
+        process.stdout.close()
+        assert process.wait(START_SECONDS) == 0
+
+
+@pytest.fixture(scope="module")
+def answers(shown: Shown) -> list[str]:
+    found: list[str] = re.findall(r"^   < (.*)$", shown.text, re.M)
+    return found
+
+
+def test_it_shows_right_answers_in_all_four_ways(answers: list[str]) -> None:
+    examples = demo.examples()
+    text, as_embeddings, mixed, *soft = answers
+    assert text == examples.chats[0].answer
+    assert as_embeddings == text
+    assert mixed == examples.mixed[0].answer
+    assert len(soft) == 3
+    right = sum(
+        answer == example.answer for answer, example in zip(soft, examples.soft_prompt.held_out, strict=False)
+    )
+    assert right >= 2
+
+
+@pytest.mark.parametrize("begin", ["curl", "embeds="])
+def test_the_curl_snippets_answer_when_pasted(begin: str, shown: Shown, answers: list[str]) -> None:
+    snippet = shown.snippet(begin)
+    assert shown.url in snippet
+    done = subprocess.run(["bash", "-c", snippet], capture_output=True, text=True, check=True)
+    choice = json.loads(done.stdout)["choices"][0]
+    text = choice["text"] if "text" in choice else choice["message"]["content"]
+    assert text.strip() == answers[0]
+
+
+def test_the_openai_snippet_answers_when_pasted(shown: Shown, answers: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", shown.snippet("from inlay")], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == answers[0]
+
+
+def test_it_ends_by_itself_when_asked_to() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "inlay.cli", "demo", "--no-keep-serving", "--port", "0"],
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Try it:" in done.stdout
