@@ -90,7 +90,7 @@ def test_chunks_cover_the_table_once_and_in_order(tmp_path: Path) -> None:
     assert table.abs_max() == data.max()
 
 
-def write(directory: Path, tensors: dict[str, np.ndarray], config: dict[str, object]) -> Path:  # type: ignore[type-arg]
+def write(directory: Path, tensors: dict[str, np.ndarray], config: dict[str, object]) -> Path:
     save_file(tensors, directory / "model.safetensors")
     (directory / "config.json").write_text(json.dumps(config))
     return directory
@@ -123,7 +123,7 @@ def test_the_language_models_table_is_told_from_others(tmp_path: Path) -> None:
 )
 def test_a_directory_without_one_clear_table_is_refused(
     tmp_path: Path,
-    tensors: dict[str, np.ndarray],  # type: ignore[type-arg]
+    tensors: dict[str, np.ndarray],
     message: str,
 ) -> None:
     with pytest.raises(InvalidRequestError, match=message):
@@ -173,14 +173,14 @@ def test_a_large_directory_costs_little_memory(tmp_path: Path) -> None:
     ).encode()
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
-        file.truncate(8 + len(header) + (1 << 30))
+        file.truncate(8 + len(header) + (1 << 28))
     (tmp_path / "config.json").write_text('{"hidden_size": 4096}')
     script = (
         "import resource, sys\n"
         "from inlay.tensors.table import EmbeddingTable\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "table = EmbeddingTable.open(sys.argv[1])\n"
-        "table.id, table.rows(range(0, 131072, 1000)), table.abs_max()\n"
+        "table.id, table.rows(range(0, 32768, 500)), table.abs_max()\n"
         "assert 'torch' not in sys.modules\n"
         "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)\n"
     )

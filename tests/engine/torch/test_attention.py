@@ -1,0 +1,233 @@
+"""Attention over scattered pages equals attention over each sequence alone, whatever else is in the pages."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from inlay.engine.torch.attention import IMPLEMENTATION, CpuAttention, VarlenAttention, Workspace, attention
+from inlay.engine.torch.batch import Batch, Stretch
+from inlay.engine.torch.pages import Pages
+from inlay.errors import EngineError
+from inlay.prompt import Tokens
+
+CPU = torch.device("cpu")
+SIZE = 8
+PAGE = 16
+
+
+class Scene:
+    """Some sequences with computed positions in pages full of NaN elsewhere, and the step that is due."""
+
+    def __init__(
+        self,
+        spans: list[tuple[int, int]],
+        *,
+        heads: int = 2,
+        group: int = 2,
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+    ) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        needed = [-(-(start + count) // PAGE) for start, count in spans]
+        self.pages = Pages(
+            num_layers=2,
+            num_pages=sum(needed) + 3,
+            page_size=PAGE,
+            num_heads=heads,
+            head_size=SIZE,
+            dtype=dtype,
+            device=CPU,
+        )
+        for tensor in (*self.pages.keys, *self.pages.values):
+            tensor.fill_(float("nan"))
+        free = iter(torch.randperm(sum(needed) + 3, generator=generator).tolist())
+        stretches = []
+        self.queries: list[Tensor] = []
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self.spans = spans
+        for (start, count), pages in zip(spans, needed, strict=True):
+            own = [next(free) for _ in range(pages)]
+            stretches.append(Stretch([(start, Tokens([1] * count))], start, count, own, True))
+            self.queries.append(torch.randn(heads * group, count, SIZE, generator=generator).to(dtype))
+            self.keys.append(torch.randn(heads, start + count, SIZE, generator=generator).to(dtype))
+            self.values.append(torch.randn(heads, start + count, SIZE, generator=generator).to(dtype))
+            slots = torch.tensor(
+                [own[at // PAGE] * PAGE + at % PAGE for at in range(start)], dtype=torch.int64
+            )
+            self.pages.write(1, slots, self.keys[-1][:, :start], self.values[-1][:, :start])
+        self.batch = Batch.pack(stretches, PAGE, CPU)
+
+    def step(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value of the positions that are due, packed."""
+        due = [slice(start, start + count) for start, count in self.spans]
+        return (
+            torch.cat(self.queries, 1),
+            torch.cat([keys[:, part] for keys, part in zip(self.keys, due, strict=True)], 1),
+            torch.cat([values[:, part] for values, part in zip(self.values, due, strict=True)], 1),
+        )
+
+    def expected(self, scaling: float, window: int | None) -> Tensor:
+        """Each query alone, in float64."""
+        out = []
+        for (start, count), queries, keys, values in zip(
+            self.spans, self.queries, self.keys, self.values, strict=True
+        ):
+            group = queries.shape[0] // keys.shape[0]
+            wide = keys.double().repeat_interleave(group, 0), values.double().repeat_interleave(group, 0)
+            for index in range(count):
+                stop = start + index + 1
+                low = 0 if window is None else max(0, stop - window)
+                scores = (
+                    torch.einsum("hd,htd->ht", queries[:, index].double(), wide[0][:, low:stop]) * scaling
+                )
+                out.append(torch.einsum("ht,htd->hd", scores.softmax(-1), wide[1][:, low:stop]))
+        return torch.stack(out)
+
+
+spans = st.lists(
+    st.tuples(st.integers(0, 90), st.one_of(st.just(1), st.integers(1, 60))), min_size=1, max_size=7
+)
+
+
+@given(spans=spans, group=st.sampled_from([1, 3]), window=st.sampled_from([None, 1, 7, 16, 40]))
+def test_paged_attention_equals_dense_attention_of_each_sequence(
+    spans: list[tuple[int, int]], group: int, window: int | None
+) -> None:
+    scene = Scene(spans, group=group)
+    found = attention(scene.batch, scene.pages, Workspace()).attend(1, *scene.step(), 0.3, window)
+    torch.testing.assert_close(found.double(), scene.expected(0.3, window), atol=1e-5, rtol=1e-5)
+
+
+@given(spans=spans, float32_scores=st.booleans())
+def test_bfloat16_attention_is_near_the_exact_one(spans: list[tuple[int, int]], float32_scores: bool) -> None:
+    scene = Scene(spans, dtype=torch.bfloat16)
+    paged = CpuAttention(scene.batch, scene.pages, Workspace(), float32_scores=float32_scores)
+    found = paged.attend(1, *scene.step(), 0.3, None)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), scene.expected(0.3, None), atol=3e-2, rtol=3e-2)
+
+
+def test_a_long_prompt_is_cut_into_blocks_and_equals_the_dense_one() -> None:
+    scene = Scene([(700, 600), (3, 500)])
+    for window in (None, 300):
+        found = attention(scene.batch, scene.pages, Workspace()).attend(1, *scene.step(), 0.3, window)
+        torch.testing.assert_close(found.double(), scene.expected(0.3, window), atol=1e-5, rtol=1e-5)
+
+
+def test_scores_in_the_hundreds_keep_their_differences_in_float32_scores() -> None:
+    scene = Scene([(40, 1)], heads=1, group=1, dtype=torch.bfloat16)
+    scene.keys[0][:] = 1
+    scene.keys[0][..., 0] = torch.arange(41) / 8
+    scene.queries[0][:] = 64
+    slots = scene.batch.block_table[0].long()[torch.arange(40) // PAGE] * PAGE + torch.arange(40) % PAGE
+    scene.pages.write(1, slots, scene.keys[0][:, :40], scene.values[0][:, :40])
+    expected = scene.expected(1.0, None)
+    found = CpuAttention(scene.batch, scene.pages, Workspace(), float32_scores=True).attend(
+        1, *scene.step(), 1.0, None
+    )
+    torch.testing.assert_close(found.double(), expected, atol=1e-2, rtol=1e-2)
+
+
+def test_a_workspace_serves_batches_of_any_size_one_after_another() -> None:
+    workspace = Workspace()
+    for spans in ([(0, 5)], [(300, 1), (2, 1)], [(0, 1)], [(10, 90)]):
+        for dtype in (torch.float32, torch.bfloat16):
+            scene = Scene(spans, dtype=dtype)
+            found = attention(scene.batch, scene.pages, workspace).attend(1, *scene.step(), 0.3, None)
+            torch.testing.assert_close(found.double(), scene.expected(0.3, None), atol=3e-2, rtol=3e-2)
+
+
+def varlen_reference(
+    *,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: None,
+    max_q: int,
+    max_k: int,
+    scale: float,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+    seqused_k: Tensor,
+    block_table: Tensor,
+) -> Tensor:
+    """`torch.nn.attention.varlen.varlen_attn` as documented, one query at a time, aligned to the last key."""
+    starts, lengths = cu_seq_q.tolist(), seqused_k.tolist()
+    group = query.shape[1] // key.shape[2]
+    assert enable_gqa == (group > 1)
+    out = torch.empty_like(query)
+    for index, length in enumerate(lengths):
+        count = starts[index + 1] - starts[index]
+        assert count <= max_q
+        assert length <= max_k
+        own = block_table[index, : -(-length // key.shape[1])].long()
+        keys, values = (pages[own].flatten(0, 1)[:length] for pages in (key, value))
+        for offset in range(count):
+            last = length - count + offset + window_size[1]
+            low = 0 if window_size[0] < 0 else max(0, last - window_size[0])
+            seen = slice(low, last + 1)
+            scores = torch.einsum(
+                "hd,thd->ht", query[starts[index] + offset], keys[seen].repeat_interleave(group, 1)
+            )
+            out[starts[index] + offset] = torch.einsum(
+                "ht,thd->hd", (scores * scale).softmax(-1), values[seen].repeat_interleave(group, 1)
+            )
+    return out
+
+
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("group", [1, 2])
+def test_what_cuda_is_called_with_means_the_same_attention(window: int | None, group: int) -> None:
+    scene = Scene([(40, 1), (0, 30), (17, 20)], group=group)
+    query, key, value = scene.step()
+    scene.pages.write(1, scene.batch.slots, key, value)
+    arguments = VarlenAttention(scene.batch, scene.pages).arguments(1, query, 0.3, window)
+    for name in ("cu_seq_q", "seqused_k", "block_table"):
+        assert arguments[name].dtype == torch.int32
+    assert all(arguments[name].stride(-1) == 1 for name in ("key", "value"))
+    torch.testing.assert_close(
+        varlen_reference(**arguments).double(), scene.expected(0.3, window), atol=1e-5, rtol=1e-5
+    )
+
+
+class Layer(nn.Module):
+    layer_idx = 1
+
+
+def call(**options: Any) -> Tensor:
+    scene = Scene([(0, 3)])
+    query, key, value = (tensor[None] for tensor in scene.step())
+    paged = attention(scene.batch, scene.pages, Workspace())
+    found: Tensor = AttentionInterface()[IMPLEMENTATION](
+        Layer(), query, key, value, options.pop("mask", None), scaling=0.3, paged=paged, **options
+    )[0]
+    return found
+
+
+def test_transformers_finds_the_attention_by_name() -> None:
+    assert call(position_ids=torch.arange(3), dropout=0.0).shape == (1, 3, 4, SIZE)
+
+
+@pytest.mark.parametrize("option", ["softcap", "s_aux", "position_bias", "something_new"])
+def test_an_option_it_does_not_know_is_an_error_and_not_dropped(option: str) -> None:
+    with pytest.raises(EngineError, match=option):
+        call(**{option: 30.0})
+
+
+def test_a_mask_is_an_error() -> None:
+    with pytest.raises(EngineError, match="attention_mask"):
+        call(mask=torch.zeros(1))
+
+
+def test_outside_the_engine_it_is_an_error() -> None:
+    with pytest.raises(EngineError, match="inside the torch engine"):
+        AttentionInterface()[IMPLEMENTATION](
+            nn.Module(), torch.zeros(1), torch.zeros(1), torch.zeros(1), None, scaling=1.0
+        )

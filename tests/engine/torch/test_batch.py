@@ -1,0 +1,97 @@
+"""A plan's positions become tensors, each where its sequence and its page say."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inlay.engine.torch.batch import Batch, Stretch
+from inlay.errors import EngineError
+from inlay.prompt import Buffer, Field, Media, Prompt, Rows, Tokens
+
+CPU = torch.device("cpu")
+
+
+def rows_of(values: torch.Tensor) -> Rows:
+    array = values.view(torch.uint8).numpy().tobytes()
+    return Rows(Buffer(array), str(values.dtype).removeprefix("torch."), (values.shape[0], values.shape[1]))
+
+
+@given(
+    spans=st.lists(st.tuples(st.integers(0, 70), st.integers(1, 40), st.booleans()), min_size=1, max_size=6),
+    page_size=st.sampled_from([16, 32]),
+)
+def test_every_position_has_its_token_its_number_and_its_slot(
+    spans: list[tuple[int, int, bool]], page_size: int
+) -> None:
+    free = iter(np.random.default_rng(0).permutation(200).tolist())
+    stretches = []
+    for start, count, samples in spans:
+        pages = [next(free) for _ in range(-(-(start + count) // page_size) + 1)]
+        tokens = Tokens([1000 * start + position for position in range(start, start + count)])
+        stretches.append(Stretch([(start, tokens)], start, count, pages, samples))
+
+    batch = Batch.pack(stretches, page_size, CPU)
+
+    first = 0
+    sampled = []
+    for index, stretch in enumerate(stretches):
+        for offset in range(stretch.count):
+            position = stretch.start + offset
+            assert batch.token_ids[first + offset] == 1000 * stretch.start + position
+            assert batch.positions[first + offset] == position
+            page = stretch.pages[position // page_size]
+            assert batch.slots[first + offset] == page * page_size + position % page_size
+            assert batch.block_table[index, position // page_size] == page
+        first += stretch.count
+        if stretch.samples:
+            sampled.append(first - 1)
+    assert batch.sampled.tolist() == sampled
+    assert batch.counts == tuple(stretch.count for stretch in stretches)
+    assert batch.contexts == tuple(stretch.start + stretch.count for stretch in stretches)
+    assert len(set(batch.slots.tolist())) == first
+    assert batch.row_index.numel() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_keep_their_bits_and_their_places(dtype: torch.dtype) -> None:
+    values = torch.randn(5, 8).to(dtype)
+    prompt = Prompt.of(Tokens([1, 2]), rows_of(values[:3]), Tokens([3]), rows_of(values[3:]))
+    batch = Batch.pack(
+        [
+            Stretch([(0, Tokens([9]))], 0, 1, [4], True),
+            Stretch(prompt.spans(1, 8), 1, 7, [2], True),
+        ],
+        16,
+        CPU,
+    )
+    assert batch.token_ids.tolist() == [9, 2, 0, 0, 0, 3, 0, 0]
+    assert batch.row_index.tolist() == [2, 3, 4, 6, 7]
+    assert batch.row_values.dtype == dtype
+    assert torch.equal(batch.row_values, values)
+
+
+def test_rows_of_two_dtypes_are_an_error() -> None:
+    first, second = rows_of(torch.randn(1, 4)), rows_of(torch.randn(1, 4).bfloat16())
+    with pytest.raises(EngineError, match="bfloat16, float32"):
+        Batch.pack([Stretch([(0, first), (1, second)], 0, 2, [0], True)], 16, CPU)
+
+
+def test_media_and_bundles_are_an_error() -> None:
+    media = Media("image", b"0" * 16, 1)
+    bundled = Rows(
+        Buffer(np.ones((1, 4), ml_dtypes.bfloat16).tobytes()),
+        "bfloat16",
+        (1, 4),
+        (Field("positions", Buffer(b"1234"), "int32", (1,)),),
+    )
+    for segment in (media, bundled):
+        with pytest.raises(EngineError, match="tokens and plain rows"):
+            Batch.pack([Stretch([(0, segment)], 0, 1, [0], True)], 16, CPU)
+
+
+def test_too_few_pages_are_an_error() -> None:
+    with pytest.raises(EngineError, match="1 pages of 16 positions do not hold 17"):
+        Batch.pack([Stretch([(16, Tokens([1]))], 16, 1, [0], True)], 16, CPU)

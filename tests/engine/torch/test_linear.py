@@ -1,0 +1,135 @@
+"""What is swapped in computes what was there before."""
+
+import logging
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+from inlay.engine.torch import linear
+from inlay.engine.torch.linear import FusedPart, PackedLinear, PlainLinear, RMSNorm, accelerate, packs
+
+FUSED = (("q_proj", "k_proj", "v_proj"),)
+
+
+class Attention(nn.Module):
+    def __init__(self, biases: tuple[bool, bool, bool] = (False, False, False)) -> None:
+        super().__init__()
+        self.q_proj = nn.Linear(24, 32, bias=biases[0])
+        self.k_proj = nn.Linear(24, 16, bias=biases[1])
+        self.v_proj = nn.Linear(24, 8, bias=biases[2])
+        self.o_proj = nn.Linear(32, 24)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        query, key, value = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        return query, key, value, self.o_proj(query)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_packed_linear_equals_the_plain_one(dtype: torch.dtype, bias: bool) -> None:
+    if not packs(dtype):
+        pytest.skip(f"no packed linears in {dtype} here")
+    original = nn.Linear(40, 56, bias=bias).to(dtype).requires_grad_(False)
+    packed = PackedLinear(original.weight, original.bias)
+    for shape in ((1, 1, 40), (1, 33, 40), (5, 40)):
+        x = torch.randn(shape).to(dtype)
+        torch.testing.assert_close(
+            packed(x), original(x), atol=1e-2 if dtype == torch.bfloat16 else 1e-5, rtol=1e-2
+        )
+
+
+@pytest.mark.parametrize("biases", [(False, False, False), (True, True, True), (True, False, True)])
+@pytest.mark.parametrize("packed", [True, False])
+def test_fused_projections_equal_separate_ones(
+    biases: tuple[bool, bool, bool], packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = Attention(biases).requires_grad_(False)
+    inputs = [torch.randn(1, count, 24) for count in (1, 7, 1)]
+    expected = [module(x) for x in inputs]
+    if not packed:
+        monkeypatch.setattr(linear, "packs", lambda dtype: False)
+    accelerate(module, FUSED)
+    kinds = [type(child) for child in module.children()]
+    assert kinds[:3] == [FusedPart] * 3
+    assert kinds[3] == (PackedLinear if packed and packs(torch.float32) else PlainLinear)
+    for x, before in zip(inputs, expected, strict=True):
+        for found, wanted in zip(module(x), before, strict=True):
+            torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_fused_parts_called_in_any_order_and_again_with_new_input_are_right() -> None:
+    module = Attention().requires_grad_(False)
+    x, y = torch.randn(1, 2, 24), torch.randn(1, 2, 24)
+    expected = {name: (getattr(module, name)(x), getattr(module, name)(y)) for name in FUSED[0]}
+    accelerate(module, FUSED)
+    for name, which in (
+        ("v_proj", 0),
+        ("v_proj", 0),
+        ("q_proj", 1),
+        ("k_proj", 0),
+        ("k_proj", 1),
+        ("v_proj", 1),
+    ):
+        torch.testing.assert_close(
+            getattr(module, name)((x, y)[which]), expected[name][which], atol=1e-5, rtol=1e-5
+        )
+
+
+def test_originals_are_dropped_and_a_shared_weight_is_not() -> None:
+    model = nn.Module()
+    model.embed = nn.Embedding(50, 24)
+    model.head = nn.Linear(24, 50, bias=False)
+    model.head.weight = model.embed.weight
+    model.attention = Attention()
+    model.requires_grad_(False)
+    kept = model.embed.weight
+    accelerate(model, FUSED)
+    assert model.embed.weight is kept
+    x = torch.randn(2, 24)
+    torch.testing.assert_close(model.head(x), F.linear(x, kept), atol=1e-5, rtol=1e-5)
+    if packs(torch.float32):
+        assert [name for name, _ in model.named_parameters()] == ["embed.weight"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_norm_is_swapped_for_a_faster_one_with_the_same_result(dtype: torch.dtype) -> None:
+    norm = Qwen3RMSNorm(32, eps=1e-5)
+    norm.weight.data = torch.randn(32)
+    holder = nn.Sequential(norm).to(dtype).requires_grad_(False)
+    x = 3 * torch.randn(2, 5, 32).to(dtype)
+    expected = holder(x)
+    accelerate(holder, ())
+    assert isinstance(holder[0], RMSNorm)
+    assert holder(x).dtype == dtype
+    torch.testing.assert_close(holder(x), expected, atol=5e-2 if dtype == torch.bfloat16 else 1e-5, rtol=1e-2)
+
+
+def test_a_norm_of_another_formula_stays() -> None:
+    norm = GemmaRMSNorm(32)
+    norm.variance_epsilon = 1e-6
+    norm.weight.data = torch.randn(32)
+    holder = nn.Sequential(norm).requires_grad_(False)
+    accelerate(holder, ())
+    assert holder[0] is norm
+
+
+def test_packed_linears_that_are_wrong_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    right = PackedLinear.forward
+    monkeypatch.setattr(PackedLinear, "forward", lambda self, x: 1.1 * right(self, x))
+    with caplog.at_level(logging.WARNING):
+        assert not packs(torch.float32)
+    assert "not used" in caplog.text
+
+
+def test_packed_linears_that_do_not_exist_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(self: PackedLinear, weight: Tensor, bias: Tensor | None) -> None:
+        raise AttributeError("no such operator")
+
+    monkeypatch.setattr(PackedLinear, "__init__", missing)
+    assert not packs(torch.float32)
