@@ -173,7 +173,7 @@ def serve(name: str, port: int) -> None:
 
         app = web.Application(client_max_size=100 * MIB)
         app.add_routes([web.post("/body", body), web.post("/stream", stream)])
-        uvloop.install()
+        asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
         web.run_app(app, host="127.0.0.1", port=port, print=None, access_log=None)
     elif name == "granian":
         from granian import Granian

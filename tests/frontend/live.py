@@ -12,7 +12,7 @@ from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.frontend import App, FrontendSettings, build_app, serve
 from inlay.plane.local import LocalPlane
-from inlay.protocol.work import Reply, Command
+from inlay.protocol.work import Command, Reply
 from inlay.router import Router
 from inlay.worker import spawn
 
@@ -30,6 +30,7 @@ class Fleet:
     path: Path
     apps: dict[str, App] = field(default_factory=dict)
     _serving: list["asyncio.Task[None]"] = field(default_factory=list)
+    _stop: asyncio.Event = field(default_factory=asyncio.Event)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run in the fleet's loop."""
@@ -42,7 +43,9 @@ class Fleet:
     async def _serve(self, settings: FrontendSettings) -> str:
         app = build_app(self.router, settings, secret=SECRET)
         started: asyncio.Future[str] = self.loop.create_future()
-        self._serving.append(self.loop.create_task(serve(app, settings, on_started=started.set_result)))
+        self._serving.append(
+            self.loop.create_task(serve(app, settings, on_started=started.set_result, stop=self._stop))
+        )
         url = await started
         self.apps[url] = app
         return url
@@ -58,9 +61,8 @@ class Fleet:
 
     async def close(self) -> None:
         """Stop the frontends."""
-        for task in self._serving:
-            task.cancel()
-        await asyncio.gather(*self._serving, return_exceptions=True)
+        self._stop.set()
+        await asyncio.gather(*self._serving)
 
 
 @contextmanager

@@ -137,20 +137,9 @@ class App:
         self._route = PathRouter(_endpoints(), redirect_slashes=False, default=_no_route)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; see the ASGI specification."""
-        if scope["type"] == "lifespan":
-            await self._lifespan(receive, send)
-        elif scope["type"] == "http":
+        """Answer one request; see the ASGI specification. What is not HTTP is not answered."""
+        if scope["type"] == "http":
             await self._answer(scope, receive, send)
-
-    async def _lifespan(self, receive: Receive, send: Send) -> None:
-        while True:
-            kind = (await receive())["type"]
-            if kind == "lifespan.shutdown":
-                self.server.close()
-            await send({"type": f"{kind}.complete"})
-            if kind == "lifespan.shutdown":
-                return
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         server = self.server

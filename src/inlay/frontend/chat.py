@@ -16,7 +16,6 @@ from inlay.frontend.messages import check_depth, with_rows
 from inlay.frontend.respond import generation_of, respond
 from inlay.frontend.sampling import check_request, sampling_of
 from inlay.frontend.server import Call, Server
-from inlay.frontend.tokens import TokenNames
 from inlay.prompt import Prompt
 from inlay.protocol.openai.chat import (
     ChatChoice,
@@ -108,11 +107,6 @@ def _check_chat(request: ChatRequest, max_choices: int) -> None:
         )
     if request.echo:
         raise InvalidRequestError("echo is not supported in chat completions", param="echo")
-    if request.continue_final_message and request.add_generation_prompt:
-        raise InvalidRequestError(
-            "continue_final_message and add_generation_prompt exclude each other",
-            param="continue_final_message",
-        )
     if request.tool_choice not in (None, "none", "auto"):
         raise InvalidRequestError(
             f"tool_choice must be 'none' or 'auto', got {_name(request.tool_choice)}", param="tool_choice"
@@ -134,7 +128,7 @@ class ChatShape:
         self._id = response_id
         self._request = request
         self._model = model
-        self._names = TokenNames(renderer)
+        self._renderer = renderer
         self._generation = generation
         self._created = int(time.time())
         options = request.stream_options
@@ -204,7 +198,7 @@ class ChatShape:
     def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
         if not self._request.logprobs:
             return None
-        text, data = self._names.text, self._names.data
+        text, data = self._renderer.token_text, self._renderer.token_bytes
         return ChatLogprobs(
             [
                 TokenLogprob(

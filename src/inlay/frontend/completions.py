@@ -14,7 +14,6 @@ from inlay.frontend.prompts import PromptReader
 from inlay.frontend.respond import generation_of, respond
 from inlay.frontend.sampling import check_request, sampling_of
 from inlay.frontend.server import Call
-from inlay.frontend.tokens import TokenNames
 from inlay.prompt import Prompt
 from inlay.protocol.openai.completions import (
     Completion,
@@ -103,7 +102,6 @@ class CompletionShape:
         self._request = request
         self._model = model
         self._renderer = renderer
-        self._names = TokenNames(renderer)
         self._generation = generation
         self._created = int(time.time())
         options = request.stream_options
@@ -180,11 +178,11 @@ class CompletionShape:
         offset = self._offsets.get(choice.index, 0)
         result = CompletionLogprobs([], [], [], [])
         for id_, entry in zip(piece.token_ids, piece.logprobs, strict=True):
-            token = self._names.text(id_)
+            token = self._renderer.token_text(id_)
             result.text_offset.append(offset)
             result.tokens.append(token)
             result.token_logprobs.append(entry.logprob)
-            top = {self._names.text(other): logprob for other, logprob in entry.top}
+            top = {self._renderer.token_text(other): logprob for other, logprob in entry.top}
             top.setdefault(token, entry.logprob)
             result.top_logprobs.append(top if self._request.logprobs else None)
             offset += len(token)

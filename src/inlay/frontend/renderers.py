@@ -36,8 +36,6 @@ class Renderers:
         return renderer
 
     def _load(self, path: str) -> Renderer:
-        if self._template is None:
-            return Renderer.load(path)
         return Renderer.load(path, chat_template=self._template)
 
 

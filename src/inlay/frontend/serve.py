@@ -3,7 +3,7 @@
 import asyncio
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from socket import AI_PASSIVE, SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET, getaddrinfo, socket
 
 import uvicorn
@@ -83,39 +83,56 @@ def _listen(settings: FrontendSettings) -> socket:
 
 
 async def serve(
-    app: App, settings: FrontendSettings, *, on_started: Callable[[str], None] | None = None
+    app: App,
+    settings: FrontendSettings,
+    *,
+    on_started: Callable[[str], None] | None = None,
+    stop: asyncio.Event | None = None,
 ) -> None:
     """Serve `app` until SIGINT or SIGTERM, then drain.
 
     On the first signal no more connections are taken, new requests on open ones get 503, and what is under way may go on;
     streams that are still open when the drain time is nearly over end with an error event. On the second everything
-    ends at once. Returns in either case. Run it in uvloop's event loop.
+    ends at once. Returns in either case. Run it in uvloop's event loop; outside the main thread only `stop` ends it.
 
     Args:
-        app: from `build_app`.
+        app: from `build_app`; it is closed in the end.
         settings: host, port, drain time.
         on_started: called once with the base URL, when the port is bound.
+        stop: ends the serving when set, as the first signal does.
 
     Raises:
         InvalidRequestError: the address cannot be listened on.
     """
-    listening = _listen(settings)
-    config = uvicorn.Config(
-        app,
-        http="httptools",
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        root_path=settings.root_path,
-        timeout_keep_alive=KEEP_ALIVE,
-    )
-    # A float is fine for `asyncio.wait_for`, which is where it goes.
-    config.timeout_graceful_shutdown = settings.drain_timeout  # type: ignore[assignment]
-    if on_started is not None:
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        on_started(f"http://{host}:{listening.getsockname()[1]}{settings.root_path}")
-    await _Draining(config, app, settings.drain_timeout).serve(sockets=[listening])
+    with closing(_listen(settings)) as listening:
+        config = uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            root_path=settings.root_path,
+            timeout_keep_alive=KEEP_ALIVE,
+        )
+        # A float is fine for `asyncio.wait_for`, which is where it goes.
+        config.timeout_graceful_shutdown = settings.drain_timeout  # type: ignore[assignment]
+        if on_started is not None:
+            host = f"[{settings.host}]" if ":" in settings.host else settings.host
+            on_started(f"http://{host}:{listening.getsockname()[1]}{settings.root_path}")
+        server = _Draining(config, app, settings.drain_timeout)
+        stopping = None if stop is None else asyncio.create_task(_stop(server, stop))
+        try:
+            await server.serve(sockets=[listening])
+        finally:
+            if stopping is not None:
+                stopping.cancel()
+            app.server.close()
+
+
+async def _stop(server: _Draining, stop: asyncio.Event) -> None:
+    await stop.wait()
+    server.stop()

@@ -50,11 +50,7 @@ def _tokens(request: TokenizeRequest, card: ModelCard, renderer: Renderer) -> To
         ids = renderer.encode(request.prompt or "", add_special_tokens=special)
     else:
         ids = _chat(request, request.messages, renderer)
-    names = (
-        [renderer.decode((id_,), skip_special_tokens=False) for id_ in ids]
-        if request.return_token_strs
-        else None
-    )
+    names = [renderer.token_text(id_) for id_ in ids] if request.return_token_strs else None
     return TokenizeResponse(len(ids), card.limits.max_model_len, list(ids), names)
 
 
@@ -65,7 +61,6 @@ def _chat(request: TokenizeRequest, raw: Sequence[dict[str, Any]], renderer: Ren
     continues = bool(request.continue_final_message)
     prompt = renderer.chat(
         messages,
-        rows=[],
         tools=request.tools,
         add_generation_prompt=not continues
         if request.add_generation_prompt is None

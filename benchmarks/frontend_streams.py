@@ -1,0 +1,213 @@
+"""Streamed tokens per CPU-second of the frontend: many small streams.
+
+Two ways. *Paced*: one token for every stream at each tick of a clock in the frontend's own process, slow enough for it to keep
+up, so that every token is an event and a write of its own; no plane. *Echo*: a worker process with the echo engine, as
+fast as it comes, over the local plane; tokens that wait together share an event. The load comes from this process.
+Figures are CPU-seconds from the system's own accounts, so that a busy machine does not blur them.
+
+    python -m benchmarks.frontend_streams [--connections 32] [--tokens 128] [--rounds 12]
+"""
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+
+import psutil
+import uvloop
+from tests.models import tiny
+
+from inlay.digest import Secret
+from inlay.engine.echo import EchoEngine
+from inlay.engine.settings import EngineSettings
+from inlay.frontend import FrontendSettings, build_app
+from inlay.frontend import serve as serve_http
+from inlay.plane.local import LocalPlane
+from inlay.protocol.work import Command, Delta, FinishReason, ModelCard, Reply, Usage, Work
+from inlay.router import Router
+from inlay.worker import spawn
+
+BODIES: dict[str, tuple[str, dict[str, object]]] = {
+    "completions": ("/v1/completions", {"prompt": "the harbour town counts its lanterns " * 4}),
+    "completions, a stop string": (
+        "/v1/completions",
+        {"prompt": "the harbour town counts its lanterns " * 4, "stop": ["never said"]},
+    ),
+    "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "count the lanterns " * 8}]}),
+}
+
+
+TICK = 0.008
+
+
+class PacedWorker:
+    """A worker and its plane in one: a delta of one token to every stream at each tick."""
+
+    id = "paced"
+
+    def __init__(self, card: ModelCard) -> None:
+        self.card = card
+        self._streams: set[PacedStream] = set()
+        self._clock: asyncio.Task[None] | None = None
+
+    def workers(self) -> "list[PacedWorker]":
+        return [self]
+
+    def send(self, work: Work) -> "PacedStream":
+        if self._clock is None:
+            self._clock = asyncio.create_task(self._run())
+        return PacedStream(work, self._streams)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(TICK)
+            for stream in list(self._streams):
+                stream.step()
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def changed(self) -> None: ...
+
+    async def call(self, command: Command, within: float = 30.0) -> Reply:
+        return Reply()
+
+
+class PacedStream:
+    def __init__(self, work: Work, open_: "set[PacedStream]") -> None:
+        self._work = work
+        self._open = open_
+        self._ids = work.prompt.token_ids()
+        self._sent = 0
+        self._queue: asyncio.Queue[Delta] = asyncio.Queue()
+        open_.add(self)
+
+    def step(self) -> None:
+        self._sent += 1
+        last = self._sent == self._work.sampling.max_tokens
+        usage = Usage(len(self._ids), self._sent) if last or self._sent == 1 else None
+        id_ = self._ids[self._sent % len(self._ids)]
+        reason: FinishReason | None = "length" if last else None
+        self._queue.put_nowait(
+            Delta(self._work.id, 0, self._sent - 1, (id_,), finish_reason=reason, usage=usage)
+        )
+        if last:
+            self._open.discard(self)
+
+    async def __aiter__(self) -> AsyncIterator[Sequence[Delta]]:
+        while True:
+            deltas = [await self._queue.get()]
+            while not self._queue.empty():
+                deltas.append(self._queue.get_nowait())
+            yield deltas
+
+    def cancel(self) -> None:
+        self._open.discard(self)
+
+
+def serve(how: str, directory: str, port: int) -> None:
+    settings = EngineSettings(model=directory, served_model_name=["m"], engine="echo")
+    secret = Secret.random()
+    frontend = FrontendSettings(port=port)
+
+    async def echo() -> None:
+        process = await spawn(settings, secret)
+        plane = LocalPlane([process.channel])
+        await plane.start()
+        await plane.wait_ready()
+        await serve_http(build_app(Router(plane), frontend, secret=secret), frontend)
+        await plane.close()
+        await process.close()
+
+    async def paced() -> None:
+        engine = EchoEngine(settings, secret)
+        await engine.start()
+        router = Router(PacedWorker(engine.card))
+        await serve_http(build_app(router, frontend, secret=secret), frontend)
+
+    uvloop.run({"echo": echo, "paced": paced}[how]())
+
+
+async def exchange(port: int, path: str, body: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    writer.write(head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
+    data = await reader.read(-1)
+    writer.close()
+    return data
+
+
+def seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+async def wait_ready(port: int) -> None:
+    for _ in range(300):
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            await asyncio.sleep(0.1)
+            continue
+        writer.close()
+        return
+    raise RuntimeError("the server did not come up")
+
+
+async def drive(how: str, frontend: psutil.Process, port: int, arguments: argparse.Namespace) -> None:
+    workers = frontend.children()
+    for name, (path, fields) in BODIES.items():
+        body = json.dumps(
+            {**fields, "max_tokens": arguments.tokens, "stream": True, "ignore_eos": True, "temperature": 0}
+        ).encode()
+        await exchange(port, path, body)
+        before, before_worker, began = seconds(frontend), sum(map(seconds, workers)), time.perf_counter()
+        events = 0
+        for _ in range(arguments.rounds):
+            answers = await asyncio.gather(
+                *(exchange(port, path, body) for _ in range(arguments.connections))
+            )
+            events += sum(answer.count(b"data: ") - 1 for answer in answers)
+        wall = time.perf_counter() - began
+        cpu = seconds(frontend) - before
+        both = cpu + sum(map(seconds, workers)) - before_worker
+        tokens = arguments.rounds * arguments.connections * arguments.tokens
+        print(
+            f"{how:6} {name:28} {tokens / cpu:16.0f} {tokens / both:12.0f} {tokens / wall:10.0f} {tokens / events:13.2f}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--serve")
+    parser.add_argument("--how", default="echo")
+    parser.add_argument("--port", type=int, default=8231)
+    parser.add_argument("--connections", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=12)
+    arguments = parser.parse_args()
+    if arguments.serve:
+        serve(arguments.how, arguments.serve, arguments.port)
+        return
+    directory = str(tiny("llama"))
+    print(
+        f"{'':35} {'tokens/CPU-s':>16} {'with worker':>12} {'tokens/s':>10} {'tokens/event':>13}", flush=True
+    )
+    for offset, how in enumerate(("paced", "echo")):
+        port = arguments.port + offset
+        command = [sys.executable, "-m", "benchmarks.frontend_streams", "--port", str(port), "--how", how]
+        process = subprocess.Popen([*command, "--serve", directory])
+        try:
+            asyncio.run(wait_ready(port))
+            asyncio.run(drive(how, psutil.Process(process.pid), port, arguments))
+        finally:
+            process.terminate()
+            process.wait()
+
+
+if __name__ == "__main__":
+    main()
