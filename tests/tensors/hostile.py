@@ -236,7 +236,8 @@ _PICKLES: dict[str, tuple[bytes, str]] = {
     "a product over 64 bits": (tensor((1 << 40, 1 << 40), (1 << 40, 1), length=64), "ends at byte"),
     "a product that wraps to 0": (tensor((1 << 32, 1 << 32), (1 << 32, 1), length=64), "ends at byte"),
     "as many sizes as fit": (tensor((2,) * 60, (1,) * 60, length=64), "60 dimensions"),
-    "fewer strides than sizes": (tensor((4, 16), (16,), length=64), "strides (16,)"),
+    "fewer strides than sizes": (tensor((4, 16), (16,), length=64), "2 sizes and 1 strides"),
+    "many more strides than sizes": (tensor((4, 16), (1,) * 400, length=64), "2 sizes and 400 strides"),
     "a storage longer than its record": (
         tensor((4, 16), (16, 1), length=65),
         "should be 260 bytes and is 256",
@@ -409,7 +410,14 @@ _SAFETENSORS: dict[str, tuple[bytes, str]] = {
     "three offsets": (safetensors_file({"a": {**_F32, "data_offsets": [0, 256, 1]}}, DATA), "does not fill"),
     "bytes after the data": (safetensors_file({"a": _F32}, DATA + b"more"), "does not fill"),
     "integers": (safetensors_file({"a": {**_F32, "dtype": "I32"}}, DATA), "dtype 'I32'"),
-    "a dtype that is a list": (safetensors_file({"a": {**_F32, "dtype": []}}, DATA), "dtype '[]'"),
+    "a dtype that is a list": (safetensors_file({"a": {**_F32, "dtype": []}}, DATA), "its dtype is not text"),
+    "a dtype that is deep": (
+        safetensors_file(
+            b'{"a":{"dtype":' + b"[" * 900 + b"]" * 900 + b',"shape":[4,16],"data_offsets":[0,256]}}', DATA
+        ),
+        "its dtype is not text",
+    ),
+    "thousands of sizes": (safetensors_file({"a": {**_F32, "shape": [1] * 2000}}, DATA), "2000 dimensions"),
     "an unknown field": (safetensors_file({"a": {**_F32, "more": 1}}, DATA), "not described by"),
     "a tensor that is a number": (safetensors_file({"a": 1}, DATA), "not described by"),
     "metadata that is a list": (
@@ -455,6 +463,10 @@ _NPY: dict[str, tuple[Callable[[], bytes], str]] = {
     "a field too few": (lambda: npy_file("{'descr': '<f4', 'shape': (4, 16), }", DATA), "its header is not"),
     "another field": (lambda: npy_file(_NPY_HEADER.replace("}", "'a': 1}"), DATA), "its header is not"),
     "commas": (lambda: npy_file(_NPY_HEADER.replace("(4, 16)", "(4,,16)"), DATA), "its shape is"),
+    "a space that is no space": (
+        lambda: npy_file(_NPY_HEADER.replace("4, ", "4,\x1f "), DATA),
+        "its header is not",
+    ),
     "a long size": (lambda: npy_file(_NPY_HEADER.replace("16", "9" * 40), DATA), "its shape is"),
     "a huge product": (lambda: npy_file(_NPY_HEADER.replace("16", "9" * 18), DATA), "ends at byte"),
     "an empty shape": (lambda: npy_file(_NPY_HEADER.replace("16", "0"), DATA), "empty tensor"),

@@ -1,5 +1,6 @@
 """From a tensor to rows: casts as torch makes them, checks before and after, no copy where none is needed."""
 
+import tracemalloc
 from fractions import Fraction
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 
 from inlay.errors import EmbeddingsError
 from inlay.prompt import Buffer
-from inlay.tensors import Tensor, prompts_of, read, to_rows
+from inlay.tensors import ReadLimits, Tensor, prompts_of, read, to_rows, write
 from inlay.tensors.cast import first_at_least, largest_magnitude
 from tests.tensors.hostile import saved
 
@@ -202,6 +203,15 @@ def test_a_batch_is_that_many_prompts_in_the_same_memory(batch: int) -> None:
         assert prompt.data.view.obj is tensor.data.view.obj
 
 
+def test_a_batch_of_more_prompts_than_allowed_is_refused_before_they_are_made() -> None:
+    tensor = _shaped((1_000_000, 1, 1))
+    with pytest.raises(EmbeddingsError, match=r"hold 1000000 prompts .* at most 128"):
+        prompts_of(tensor)
+    assert len(prompts_of(_shaped((128, 1, 1)))) == 128
+    with pytest.raises(EmbeddingsError, match="at most 2"):
+        prompts_of(_shaped((3, 4, 64)), max_prompts=2)
+
+
 @pytest.mark.parametrize("shape", [(), (64,), (1, 1, 4, 64)])
 def test_other_shapes_are_no_prompt(shape: tuple[int, ...]) -> None:
     with pytest.raises(EmbeddingsError, match=r"must be a torch.Tensor of shape \(num_tokens, hidden\)"):
@@ -223,3 +233,41 @@ def test_the_largest_magnitude_is_that_of_the_bits_without_the_sign(bits: Any, s
     assert largest_magnitude(elements) == max(magnitudes)
     assert first_at_least(elements, max(magnitudes)) == magnitudes.index(max(magnitudes))
     assert first_at_least(elements, sign) == -1
+
+
+@pytest.mark.parametrize("format", ["torch", "safetensors", "npy"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_bytes_on_no_boundary_are_read_and_cast(target: str, format: Any) -> None:
+    values = torch.randn(40, 64, generator=torch.Generator().manual_seed(5))
+    container = b"x" + write(values.numpy(), format)
+    tensor = read(memoryview(container)[1:])
+    assert not tensor.array.flags.aligned
+    rows = to_rows(tensor, hidden_size=64, dtype=target)
+    assert same_bits(
+        torch.frombuffer(bytearray(rows.data.view), dtype=getattr(torch, target)).reshape(40, 64),
+        values.to(getattr(torch, target)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "copied"),
+    [
+        ("float32", "float32", 0),
+        ("float32", "bfloat16", 8),
+        ("bfloat16", "bfloat16", 0),
+        ("bfloat16", "float16", 8),
+    ],
+)
+def test_memory_is_that_of_the_cast_and_no_more(source: str, target: str, copied: int) -> None:
+    values = torch.zeros(4096, 1024, dtype=getattr(torch, source))
+    container = saved(values)
+    limits = ReadLimits(max_bytes=1 << 30)
+    to_rows(read(container, limits=limits), hidden_size=1024, dtype=target)
+    tracemalloc.start()
+    try:
+        rows = to_rows(read(container, limits=limits), hidden_size=1024, dtype=target, max_abs=1.0)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(rows) == 4096
+    assert peak <= (copied + 2) << 20

@@ -18,11 +18,11 @@ MAX_HEADER_BYTES = 4096
 
 _DTYPES = {"<f8": "float64", "<f4": "float32", "<f2": "float16"}
 _PAIR = re.compile(
-    r"\s*'(?:(?P<descr>descr)'\s*:\s*'(?P<dtype>[^'\\]{1,32})'"
-    r"|(?P<order>fortran_order)'\s*:\s*(?P<fortran>True|False)"
-    r"|(?P<shape>shape)'\s*:\s*\((?P<sizes>[0-9,\s]*)\))\s*(?P<next>,|(?=\}))"
+    r" *'(?:(?P<descr>descr)' *: *'(?P<dtype>[^'\\]{1,32})'"
+    r"|(?P<order>fortran_order)' *: *(?P<fortran>True|False)"
+    r"|(?P<shape>shape)' *: *\((?P<sizes>[0-9, ]*)\)) *(?:,|(?=\}))"
 )
-_SIZES = re.compile(r"\s*(?:[0-9]{1,18}\s*,\s*)*(?:[0-9]{1,18}\s*)?")
+_SIZES = re.compile(r" *(?:[0-9]{1,18} *, *)*(?:[0-9]{1,18} *)?")
 
 
 def read_npy(container: memoryview) -> Tensor:
@@ -66,7 +66,7 @@ def _header(raw: bytes) -> tuple[str, bool, tuple[int, ...]]:
                 if key in found:
                     raise _malformed(f"its header says {match[key]!r} twice")
                 found[key] = match[value]
-    if text[:1] != "{" or text[at:].strip() != "}" or len(found) != 3:
+    if text[:1] != "{" or text[at:].strip(" ") != "}" or len(found) != 3:
         raise _malformed("its header is not a dict of 'descr', 'fortran_order' and 'shape'")
     if not _SIZES.fullmatch(found["shape"]):
         raise _malformed(f"its shape is {quoted(found['shape'])}")

@@ -13,14 +13,19 @@ ModelDType: TypeAlias = Literal["bfloat16", "float16", "float32"]
 """dtypes a model's activations may have."""
 
 
-def prompts_of(tensor: Tensor) -> list[Tensor]:
+MAX_PROMPTS = 128
+"""Prompts in one tensor at most, unless told otherwise."""
+
+
+def prompts_of(tensor: Tensor, *, max_prompts: int = MAX_PROMPTS) -> list[Tensor]:
     """The prompts in a tensor, each (num_tokens, hidden), sharing its memory.
 
     Args:
         tensor: (num_tokens, hidden) for one prompt or (batch, num_tokens, hidden) for that many, also for a batch of 1.
+        max_prompts: allowed; a file of a few megabytes may hold a million prompts of one number each.
 
     Raises:
-        EmbeddingsError: any other number of dimensions.
+        EmbeddingsError: any other number of dimensions, or more prompts than allowed.
     """
     if len(tensor.shape) == 2:
         return [tensor]
@@ -30,6 +35,10 @@ def prompts_of(tensor: Tensor) -> list[Tensor]:
             f"got shape {tensor.shape}"
         )
     batch, num_tokens, hidden = tensor.shape
+    if batch > max_prompts:
+        raise EmbeddingsError(
+            f"prompt_embeds hold {batch} prompts in shape {tensor.shape}; allowed: at most {max_prompts}"
+        )
     size = len(tensor.data) // batch
     return [
         Tensor(

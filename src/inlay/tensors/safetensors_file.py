@@ -43,8 +43,10 @@ def read_safetensors(container: memoryview) -> Tensor:
         raise _malformed("its tensor is not described by dtype, shape and data_offsets")
     data = container[8 + length :]
     name = entry["dtype"]
-    if not isinstance(name, str) or name not in _DTYPES:
-        raise refused(f"a tensor of dtype {quoted(str(name))}; allowed: {', '.join(_DTYPES)}")
+    if not isinstance(name, str):
+        raise _malformed("its dtype is not text")
+    if name not in _DTYPES:
+        raise refused(f"a tensor of dtype {quoted(name)}; allowed: {', '.join(_DTYPES)}")
     shape = _integers(entry["shape"])
     if _integers(entry["data_offsets"]) != (0, len(data)):
         raise _malformed(f"its tensor does not fill its {len(data)} bytes of data exactly")

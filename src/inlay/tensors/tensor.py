@@ -134,8 +134,12 @@ def dense(
         raise refused(f"an empty tensor of shape {shape}; at least one element is needed")
     if strides is None:
         strides = c_strides(shape)
-    if len(strides) != len(shape) or offset < 0 or any(stride < 0 for stride in strides):
-        raise refused(f"a tensor of shape {shape} with strides {strides} and offset {offset}")
+    if len(strides) != len(shape):
+        raise refused(f"a tensor of {len(shape)} sizes and {len(strides)} strides")
+    if offset < 0 or any(stride < 0 for stride in strides):
+        raise refused(
+            f"a tensor of shape {shape} with strides {strides} and offset {offset}; none may be negative"
+        )
     steps = sorted((stride, n) for stride, n in zip(strides, shape, strict=True) if n > 1)
     reach = 0
     for stride, n in steps:
