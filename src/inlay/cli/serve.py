@@ -72,6 +72,8 @@ def run_host(
 ) -> int:
     """`host` in an event loop of its own; the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # Its lines about starting and stopping say what ours say.
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(host(engine, frontend, console, when_ready))

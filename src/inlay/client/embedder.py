@@ -62,12 +62,7 @@ class PromptEmbedder:
         add_generation_prompt: bool = True,
     ) -> EmbeddedPrompt:
         """The rows of a chat, its template applied: what a chat completion of the messages starts from."""
-        prompt = self.renderer.chat(
-            [dict(message) for message in messages],
-            rows=(),
-            tools=None if tools is None else [dict(tool) for tool in tools],
-            add_generation_prompt=add_generation_prompt,
-        )
+        prompt = self.renderer.chat(messages, tools=tools, add_generation_prompt=add_generation_prompt)
         return self.embed_tokens(prompt.token_ids())
 
     def embed_tokens(self, ids: Sequence[int]) -> EmbeddedPrompt:
