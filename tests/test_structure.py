@@ -19,7 +19,8 @@ MAY_IMPORT = {
     "render": SHARED | {"protocol", "tensors"},
     "plane": SHARED | {"protocol"},
     "router": SHARED | {"protocol", "plane"},
-    "frontend": SHARED | {"protocol", "tensors", "render", "router", "plane"},
+    "store": SHARED | {"protocol", "tensors"},
+    "frontend": SHARED | {"protocol", "tensors", "render", "router", "plane", "store"},
     "worker": SHARED | {"protocol", "plane", "engine"},
     "engine": SHARED | {"protocol", "tensors"},
     "client": SHARED | {"tensors", "render"},
@@ -73,7 +74,9 @@ def test_every_room_is_known() -> None:
     assert rooms - {"cli", "web"} <= set(MAY_IMPORT)
 
 
-@pytest.mark.parametrize("module", ["inlay.frontend", "inlay.client", "inlay.cli", "inlay.worker", "inlay.router"])
+@pytest.mark.parametrize(
+    "module", ["inlay.frontend", "inlay.client", "inlay.cli", "inlay.worker", "inlay.router"]
+)
 def test_what_faces_clients_starts_without_torch(module: str) -> None:
     """In an interpreter where the heavy libraries cannot be imported at all."""
     script = f"""

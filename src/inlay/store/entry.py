@@ -1,0 +1,225 @@
+"""One stored prompt: what clients are told of it, what is written to its file, and what is kept of it in memory."""
+
+import math
+from typing import TypeAlias
+
+import msgspec
+
+from inlay.prompt import Buffer, Rows
+from inlay.store.names import Key
+from inlay.tensors import Tensor, TensorFormat, prompts_of
+
+PAGE = 4096
+"""Bytes everything is rounded up to: an entry costs one page more than its tensor, in memory as on disk."""
+
+
+def cost(num_bytes: int) -> int:
+    """What a tensor of `num_bytes` counts for, in bytes: whole pages, and one for the entry itself."""
+    return -(-num_bytes // PAGE) * PAGE + PAGE
+
+
+class StoredPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """What its owner is told of a stored prompt.
+
+    Attributes:
+        id: `pe-...`.
+        num_prompts: how many prompts the tensor holds, each `num_tokens` long: 1 unless a batch was uploaded.
+        num_tokens: rows of one prompt.
+        hidden_size: elements of a row.
+        dtype: as it was uploaded.
+        bytes: of the tensor.
+        expires_at: seconds since the epoch; None while it is pinned.
+        pinned: whether it is kept until it is unpinned or deleted.
+    """
+
+    id: str
+    num_prompts: int
+    num_tokens: int
+    hidden_size: int
+    dtype: str
+    bytes: int
+    expires_at: float | None
+    pinned: bool
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """The model that rows are wanted for; the fields are the arguments of `inlay.tensors.to_rows`."""
+
+    hidden_size: int
+    dtype: str
+    max_abs: float | None = None
+    table_id: str | None = None
+
+
+class Description(msgspec.Struct, frozen=True, array_like=True):
+    """What a tensor is, apart from its elements.
+
+    Attributes:
+        tenant: digest of the owner.
+        id: `pe-...`.
+        dtype: one of `inlay.prompt.DTYPE_SIZES`.
+        shape: (num_tokens, hidden) or (batch, num_tokens, hidden).
+        format: the container it came in.
+        table_id: as the container said.
+        num_bytes: of the elements.
+    """
+
+    tenant: bytes
+    id: str
+    dtype: str
+    shape: tuple[int, ...]
+    format: TensorFormat
+    table_id: str | None
+    num_bytes: int
+
+    @property
+    def key(self) -> Key:
+        """What it is found by."""
+        return self.tenant, self.id
+
+    def prompts(self, data: Buffer) -> list[Tensor]:
+        """The prompts whose elements are in `data`, sharing its memory."""
+        return prompts_of(Tensor(data, self.dtype, self.shape, self.format, self.table_id))
+
+
+class StoredFile(msgspec.Struct, frozen=True):
+    """A file of the disk tier.
+
+    Attributes:
+        name: inside the store's directory, without an ending.
+        cost: bytes it counts for.
+    """
+
+    name: str
+    cost: int
+
+
+_Check: TypeAlias = tuple[int, str, str | None]
+
+
+class Entry:
+    """What is kept of one stored prompt. Changed by `Ledger` alone, under the store's lock.
+
+    Attributes:
+        description: what the tensor is.
+        data: its elements, while they are in memory.
+        digests: by model dtype, 16 bytes a row, one item a prompt.
+        file: its file, once written.
+        held: bytes it counts for in memory.
+        used_at: when it was uploaded, used or pinned last, seconds.
+        saved_use: the `used_at` its file knows.
+        pinned: neither evicted nor expired.
+        memory_only: it could not be written, or its file had to go.
+        gone: no longer in the store.
+    """
+
+    __slots__ = (
+        "_made",
+        "_made_for",
+        "_passed",
+        "data",
+        "description",
+        "digests",
+        "file",
+        "gone",
+        "held",
+        "memory_only",
+        "pinned",
+        "saved_use",
+        "used_at",
+    )
+
+    def __init__(self, description: Description, used_at: float, *, pinned: bool = False) -> None:
+        self.description = description
+        self.data: Buffer | None = None
+        self.digests: dict[str, tuple[bytes, ...]] = {}
+        self.file: StoredFile | None = None
+        self.held = 0
+        self.used_at = used_at
+        self.saved_use = used_at
+        self.pinned = pinned
+        self.memory_only = False
+        self.gone = False
+        self._passed: dict[_Check, float] = {}
+        self._made: tuple[Rows, ...] = ()
+        self._made_for: _Check | None = None
+
+    @property
+    def key(self) -> Key:
+        """What it is found by."""
+        return self.description.key
+
+    def told(self, ttl: float) -> StoredPrompt:
+        """What its owner is told."""
+        *batch, num_tokens, hidden = self.description.shape
+        return StoredPrompt(
+            id=self.description.id,
+            num_prompts=math.prod(batch),
+            num_tokens=num_tokens,
+            hidden_size=hidden,
+            dtype=self.description.dtype,
+            bytes=self.description.num_bytes,
+            expires_at=None if self.pinned else self.used_at + ttl,
+            pinned=self.pinned,
+        )
+
+    def has_passed(self, target: Target) -> bool:
+        """Whether the tensor is known to pass all that `to_rows` checks for `target`."""
+        bound = self._passed.get(_check(target))
+        return bound is not None and bound <= _bound(target)
+
+    def pass_for(self, target: Target) -> None:
+        """Remember that `to_rows` accepted the tensor for `target`."""
+        check = _check(target)
+        self._passed[check] = min(_bound(target), self._passed.get(check, math.inf))
+
+    def recall(self, target: Target) -> tuple[Rows, ...] | None:
+        """The rows for `target` with their digests, one item a prompt, if that needs no look at the elements."""
+        if not self.has_passed(target):
+            return None
+        if self._made_for != _check(target):
+            if self.data is None or target.dtype != self.description.dtype:
+                return None
+            digests = self.digests.get(target.dtype)
+            if digests is None:
+                return None
+            self.keep(target, views(self.description, self.data, digests))
+        return self._made
+
+    def keep(self, target: Target, made: tuple[Rows, ...]) -> None:
+        """Keep rows made for `target`, instead of others."""
+        self._made, self._made_for = made, _check(target)
+
+    def forget_made(self) -> int:
+        """Drop the rows made last; the bytes that they held beyond the tensor's own."""
+        freed = self.cast_bytes
+        self._made, self._made_for = (), None
+        return freed
+
+    @property
+    def cast_bytes(self) -> int:
+        """Bytes of kept rows that are not the tensor's own."""
+        if self._made_for is None or self._made_for[1] == self.description.dtype:
+            return 0
+        return sum(len(rows.data) for rows in self._made)
+
+    @property
+    def digest_bytes(self) -> int:
+        """Bytes of kept digests."""
+        return sum(len(part) for digests in self.digests.values() for part in digests)
+
+
+def views(description: Description, data: Buffer, digests: tuple[bytes, ...]) -> tuple[Rows, ...]:
+    """Rows in the tensor's own dtype, one item a prompt, sharing its memory."""
+    return tuple(
+        Rows(part.data, part.dtype, (part.shape[0], part.shape[1]), digests=digest)
+        for part, digest in zip(description.prompts(data), digests, strict=True)
+    )
+
+
+def _check(target: Target) -> _Check:
+    return target.hidden_size, target.dtype, target.table_id
+
+
+def _bound(target: Target) -> float:
+    return math.inf if target.max_abs is None else target.max_abs

@@ -1,0 +1,205 @@
+"""The files of the disk tier: one header page, then the elements of one tensor, plain or sealed.
+
+    0     magic, version, length of the description, length of the payload
+    24    fingerprints of the secret and of the encryption key (zeros: not encrypted), salt
+    72    BLAKE3 of the payload as it lies in the file
+    104   keyed BLAKE3 of the whole page, these 32 bytes as zeros
+    136   the description in msgpack, zeros up to 4096
+    4096  the payload: the elements, C order, little endian
+
+All little endian. The keyed digest lets nobody without the secret make or change a header that is taken; through it the
+payload's digest holds the rest. Nothing is believed, and no length used, before that digest is checked.
+"""
+
+import os
+import secrets
+import struct
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+from blake3 import blake3
+
+from inlay.prompt import Buffer
+from inlay.store.entry import PAGE, Description
+from inlay.store.names import Names
+from inlay.store.sealing import CHUNK_BYTES, TAG_BYTES, Seal, Sealer, SealError, sealed_size
+
+MAGIC = b"inlay pe"
+VERSION = 1
+HEADER_BYTES = PAGE
+SALT_BYTES = 32
+DIGEST_BYTES = 32
+
+_fixed = struct.Struct("<8sHxxIQ8s8s32s32s32s")
+_MAC_AT = _fixed.size - DIGEST_BYTES
+_NO_KEY = bytes(8)
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Description)
+
+
+class DamagedFileError(Exception):
+    """A file that is torn, changed, of another format, or written under another secret."""
+
+
+class LockedFileError(Exception):
+    """A sound file whose encryption key we do not have."""
+
+
+class Header(msgspec.Struct, frozen=True):
+    """A header that was found sound.
+
+    Attributes:
+        description: of the tensor.
+        payload_bytes: bytes that follow the header.
+        payload_digest: their BLAKE3.
+        seal: what decrypts them, or None.
+    """
+
+    description: Description
+    payload_bytes: int
+    payload_digest: bytes
+    seal: Seal | None
+
+
+class FileFormat:
+    """Writes and reads files under one secret and, if given, one encryption key."""
+
+    __slots__ = ("_names", "_sealer")
+
+    def __init__(self, names: Names, sealer: Sealer | None) -> None:
+        self._names = names
+        self._sealer = sealer
+
+    def file_size(self, num_bytes: int) -> int:
+        """Bytes of the file of a tensor of `num_bytes`."""
+        return HEADER_BYTES + (num_bytes if self._sealer is None else sealed_size(num_bytes))
+
+    def write(self, descriptor: int, description: Description, data: Buffer) -> None:
+        """Write a whole file to an empty one. Raises `OSError`."""
+        salt = secrets.token_bytes(SALT_BYTES)
+        seal = None if self._sealer is None else self._sealer.seal(salt)
+        os.lseek(descriptor, HEADER_BYTES, os.SEEK_SET)
+        hasher = blake3()
+        for chunk in _plain_chunks(data) if seal is None else seal.chunks(data):
+            hasher.update(chunk)
+            _write_all(descriptor, chunk)
+        text = _encoder.encode(description)
+        if seal is not None:
+            text = seal.close(text)
+        page = bytearray(HEADER_BYTES)
+        _fixed.pack_into(
+            page,
+            0,
+            MAGIC,
+            VERSION,
+            len(text),
+            self.file_size(description.num_bytes) - HEADER_BYTES,
+            self._names.fingerprint,
+            _NO_KEY if self._sealer is None else self._sealer.fingerprint,
+            salt,
+            hasher.digest(DIGEST_BYTES),
+            bytes(DIGEST_BYTES),
+        )
+        page[_fixed.size : _fixed.size + len(text)] = text
+        page[_MAC_AT : _fixed.size] = blake3(page, key=self._names.file_key).digest(DIGEST_BYTES)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        _write_all(descriptor, memoryview(page))
+
+    def read_header(self, descriptor: int) -> Header:
+        """Check and decode the header, and that the file is as long as it says.
+
+        Raises:
+            DamagedFileError: the file is not a whole one of ours.
+            LockedFileError: it is, but sealed with a key we do not have.
+            OSError: it cannot be read.
+        """
+        size = os.fstat(descriptor).st_size
+        page = bytearray(HEADER_BYTES)
+        if os.preadv(descriptor, [page], 0) < HEADER_BYTES:
+            raise DamagedFileError(f"torn: {size} bytes are less than a header")
+        magic, version, length, payload_bytes, fingerprint, key_fingerprint, salt, digest, mac = (
+            _fixed.unpack_from(page)
+        )
+        if magic != MAGIC:
+            raise DamagedFileError("not a stored prompt")
+        if version != VERSION:
+            raise DamagedFileError(f"of version {version}; this build reads {VERSION}")
+        if fingerprint != self._names.fingerprint:
+            raise DamagedFileError(
+                f"written under the secret {fingerprint.hex()}; ours is {self._names.fingerprint.hex()}"
+            )
+        page[_MAC_AT : _fixed.size] = bytes(DIGEST_BYTES)
+        if not secrets.compare_digest(mac, blake3(page, key=self._names.file_key).digest(DIGEST_BYTES)):
+            raise DamagedFileError("its header does not match its checksum")
+        if size != HEADER_BYTES + payload_bytes:
+            raise DamagedFileError(f"torn: {size} bytes of {HEADER_BYTES + payload_bytes}")
+        text = bytes(page[_fixed.size : _fixed.size + length])
+        seal = self._seal_of(key_fingerprint, salt)
+        try:
+            if seal is not None:
+                text = seal.open(text)
+            description = _decoder.decode(text)
+        except (SealError, msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise DamagedFileError("its description cannot be read") from error
+        return Header(description, payload_bytes, digest, seal)
+
+    def read_payload(self, descriptor: int, header: Header) -> Buffer:
+        """The elements.
+
+        Raises:
+            DamagedFileError: they do not match their checksum.
+            OSError: they cannot be read.
+        """
+        # Not a bytearray: that would be filled with zeros first.
+        view = np.empty(header.description.num_bytes, np.uint8).data
+        hasher = blake3()
+        os.lseek(descriptor, HEADER_BYTES, os.SEEK_SET)
+        if header.seal is None:
+            for start in range(0, len(view), CHUNK_BYTES):
+                chunk = view[start : start + CHUNK_BYTES]
+                _read_all(descriptor, chunk)
+                hasher.update(chunk)
+        else:
+            room = memoryview(bytearray(CHUNK_BYTES + TAG_BYTES))
+            for index, start in enumerate(range(0, len(view), CHUNK_BYTES)):
+                chunk = view[start : start + CHUNK_BYTES]
+                sealed = room[: len(chunk) + TAG_BYTES]
+                _read_all(descriptor, sealed)
+                hasher.update(sealed)
+                try:
+                    header.seal.open_chunk(index, start + len(chunk) == len(view), sealed, chunk)
+                except SealError as error:
+                    raise DamagedFileError(f"its chunk {index} cannot be decrypted") from error
+        if not secrets.compare_digest(hasher.digest(DIGEST_BYTES), header.payload_digest):
+            raise DamagedFileError("its payload does not match its checksum")
+        return Buffer(view)
+
+    def _seal_of(self, key_fingerprint: bytes, salt: bytes) -> Seal | None:
+        if key_fingerprint == _NO_KEY:
+            return None
+        if self._sealer is None:
+            raise LockedFileError(f"sealed with the key {key_fingerprint.hex()}; we have none")
+        if key_fingerprint != self._sealer.fingerprint:
+            raise LockedFileError(
+                f"sealed with the key {key_fingerprint.hex()}; ours is {self._sealer.fingerprint.hex()}"
+            )
+        return self._sealer.seal(salt)
+
+
+def _plain_chunks(data: Buffer) -> Iterator[memoryview]:
+    for start in range(0, len(data), CHUNK_BYTES):
+        yield data.view[start : start + CHUNK_BYTES]
+
+
+def _write_all(descriptor: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _read_all(descriptor: int, out: memoryview) -> None:
+    while out:
+        count = os.readv(descriptor, [out])
+        if count == 0:
+            raise DamagedFileError("torn while it was read")
+        out = out[count:]

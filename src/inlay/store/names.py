@@ -1,0 +1,47 @@
+"""The names a store gives: ids that cannot be guessed or forged, tenants that cannot be read back."""
+
+import struct
+from base64 import b32encode
+from typing import TypeAlias
+
+from blake3 import blake3
+
+from inlay.digest import Secret
+from inlay.prompt import Buffer
+
+ID_PREFIX = "pe-"
+ID_DIGEST_SIZE = 20
+TENANT_DIGEST_SIZE = 16
+
+Key: TypeAlias = tuple[bytes, str]
+"""(digest of the tenant, id): what an entry is found by, so that a stranger's id is as absent as one never given."""
+
+_length = struct.Struct("<Q")
+
+
+class Names:
+    """Keyed digests of tenants and contents.
+
+    Attributes:
+        file_key: 32 bytes that authenticate the store's files.
+        fingerprint: 8 bytes that tell two secrets apart and reveal neither.
+    """
+
+    __slots__ = ("_id_key", "_tenant_key", "file_key", "fingerprint")
+
+    def __init__(self, secret: Secret) -> None:
+        self._id_key = blake3(b"ids", key=secret.store).digest()
+        self._tenant_key = blake3(b"tenants", key=secret.store).digest()
+        self.file_key = blake3(b"files", key=secret.store).digest()
+        self.fingerprint = bytes.fromhex(secret.fingerprint)
+
+    def id(self, tenant: str, data: Buffer) -> str:
+        """`pe-` and 32 characters: the id of the container bytes `data` for `tenant`, a keyed 160-bit BLAKE3 of both."""
+        name = tenant.encode()
+        hasher = blake3(_length.pack(len(name)) + name, key=self._id_key)
+        hasher.update(data.view)
+        return ID_PREFIX + b32encode(hasher.digest(ID_DIGEST_SIZE)).decode().lower()
+
+    def key(self, tenant: str, id_: str) -> Key:
+        """What an entry of `tenant` called `id_` is found by."""
+        return blake3(tenant.encode(), key=self._tenant_key).digest(TENANT_DIGEST_SIZE), id_

@@ -1,0 +1,432 @@
+"""The store of uploaded prompt embeddings: sent once, used many times."""
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from inlay.digest import Secret, row_digests
+from inlay.errors import InvalidRequestError, NotFoundError, OverloadedError
+from inlay.prompt import Buffer, Rows
+from inlay.store.directory import Directory
+from inlay.store.disk import DiskTier
+from inlay.store.entry import Description, Entry, StoredPrompt, Target, cost, views
+from inlay.store.file_format import FileFormat
+from inlay.store.flights import Flights
+from inlay.store.ledger import Ledger, Limits
+from inlay.store.names import Key, Names
+from inlay.store.sealing import Sealer
+from inlay.tensors import Tensor, prompts_of, to_rows
+from inlay.tensors.tensor import quoted
+
+
+class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What a store holds, and counters since it was opened.
+
+    Attributes:
+        count: prompts, in any tier.
+        pinned: of these, pinned.
+        memory_bytes: held in memory.
+        disk_bytes: held in files.
+        hits: uses answered from memory.
+        loads: uses that had to read a file.
+        misses: ids that were not found, those of other tenants included.
+        evictions: prompts that went to make room.
+        expirations: prompts that went because nobody used them.
+        spills: files written.
+        refused_files: files removed because they were torn, changed, or written under another secret.
+        locked_files: files left alone at the start, as they are sealed with another key.
+        disk_errors: reads, writes and removals that failed; prompts they concerned are in memory only.
+    """
+
+    count: int
+    pinned: int
+    memory_bytes: int
+    disk_bytes: int
+    hits: int
+    loads: int
+    misses: int
+    evictions: int
+    expirations: int
+    spills: int
+    refused_files: int
+    locked_files: int
+    disk_errors: int
+
+
+class PromptStore:
+    """Uploaded prompt embeddings by id, each for the tenant that uploaded it.
+
+    Thread-safe; what may touch a file or pass over a tensor (`put`, `rows`, `pin`, `delete`, `close`) belongs in a worker
+    thread, while `ready`, `digests`, `get`, `sweep` and `stats` return at once and may be called from an event loop.
+
+    Memory is the first tier. With a directory every upload is also written there in the background, so that it outlives
+    the process; when memory is short, what is written leaves it. Without one, the least recently used goes. An id is found
+    by its owner alone: to another tenant it is exactly as absent as one that was never given.
+
+    Args:
+        secret: the namespace's. Files written under another are refused, so one that is to survive a restart must too.
+        memory_bytes: bound of tensors, digests and casts in memory.
+        ttl: seconds a prompt is kept after its last use, unless pinned.
+        disk_bytes: bound of the files; needed with a directory, and only then.
+        directory: where the files are; made with mode 0700 when missing, used by one store at a time.
+        max_per_tenant_bytes: bound of one tenant's prompts in any tier.
+        max_entries: bound of prompts in any tier.
+        encryption_key: 32 bytes; files are then sealed with AES-256-GCM. Plain files from before stay readable.
+        clock: seconds since the epoch.
+
+    Raises:
+        InvalidRequestError: a directory that cannot be made, is open to others or in use; a bad key; a bad bound.
+    """
+
+    def __init__(
+        self,
+        secret: Secret,
+        *,
+        memory_bytes: int,
+        ttl: float,
+        disk_bytes: int = 0,
+        directory: Path | None = None,
+        max_per_tenant_bytes: int | None = None,
+        max_entries: int = 65536,
+        encryption_key: bytes | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if memory_bytes < 0 or disk_bytes < 0 or not ttl > 0 or max_entries < 1:
+            raise InvalidRequestError(
+                f"a store needs bounds of at least 0 bytes, a TTL over 0 and at least one entry; got memory {memory_bytes}, "
+                f"disk {disk_bytes}, TTL {ttl}, entries {max_entries}"
+            )
+        if (directory is None) != (disk_bytes == 0):
+            raise InvalidRequestError(
+                f"a store's directory and its bound go together; got {directory} and {disk_bytes} bytes"
+            )
+        self._secret = secret
+        self._names = Names(secret)
+        self._clock = clock
+        self._ttl = ttl
+        self._lock = threading.Lock()
+        self._uploads: Flights[Key, StoredPrompt] = Flights()
+        self._uses: Flights[tuple[Entry, Target], tuple[Rows, ...]] = Flights()
+        self._closed = False
+        self._hits = self._loads = self._misses = 0
+        self._ledger = Ledger(
+            Limits(
+                memory_bytes=memory_bytes,
+                disk_bytes=disk_bytes,
+                ttl=ttl,
+                max_per_tenant_bytes=max_per_tenant_bytes,
+                max_entries=max_entries,
+            )
+        )
+        self._disk: DiskTier | None = None
+        sealer = None if encryption_key is None else Sealer(encryption_key)
+        if directory is not None:
+            files = Directory(directory, FileFormat(self._names, sealer))
+            self._disk = DiskTier(files, self._ledger, self._lock, clock())
+
+    # Upload
+
+    def put(self, tenant: str, data: Buffer, tensor: Tensor) -> StoredPrompt:
+        """Store a tensor; the same bytes again only start the TTL again.
+
+        Args:
+            tenant: whose it is.
+            data: the container bytes it was read from; with the tenant they make the id.
+            tensor: what `inlay.tensors.read` found in them. Its elements are copied, so `data` may be used again.
+
+        Raises:
+            EmbeddingsError: not two- or three-dimensional.
+            BodyTooLargeError: larger than the store, or than one tenant's share.
+            RateLimitedError: the tenant's share is used up.
+            OverloadedError: no room can be made, or the disk failed where memory has no room.
+        """
+        prompts_of(tensor)
+        key = self._names.key(tenant, self._names.id(tenant, data))
+        return self._uploads.run(key, partial(self._put, key, tensor))
+
+    def _put(self, key: Key, tensor: Tensor) -> StoredPrompt:
+        description = Description(
+            *key, tensor.dtype, tensor.shape, tensor.format, tensor.table_id, len(tensor.data)
+        )
+        with self._lock:
+            self._check_open()
+            now = self._clock()
+            self._ledger.expire(now)
+            entry = self._ledger.find(key, now)
+            if entry is not None:
+                self._touch(entry, now)
+                return entry.told(self._ttl)
+            self._ledger.admit(description.tenant, description.num_bytes)
+        try:
+            entry = self._admitted(Entry(description, now), tensor.data)
+        except BaseException:
+            with self._lock:
+                self._ledger.dismiss(description.tenant, description.num_bytes)
+            raise
+        finally:
+            if self._disk is not None:
+                self._disk.tidy()
+        return entry.told(self._ttl)
+
+    def _admitted(self, entry: Entry, data: Buffer) -> Entry:
+        """Bring an admitted entry into memory, or if that has no room to disk."""
+        size = cost(len(data))
+        if self._make_room(size):
+            try:
+                own = _copy(data)
+            except BaseException:
+                with self._lock:
+                    self._ledger.release(size)
+                raise
+            with self._lock:
+                self._ledger.hold(entry, own)
+                self._ledger.add(entry)
+            if self._disk is not None:
+                self._disk.save_later(entry)
+        elif self._disk is not None and self._disk.save(entry, data):
+            with self._lock:
+                self._ledger.add(entry)
+        else:
+            raise self._ledger.full(len(data))
+        return entry
+
+    def _make_room(self, num_bytes: int) -> bool:
+        """Reserve memory, saving or evicting what stands in the way; False when pinned entries do."""
+        if num_bytes > self._ledger.limits.memory_bytes:
+            return False
+        while True:
+            with self._lock:
+                if self._ledger.reserve(num_bytes):
+                    return True
+                unsaved = None if self._disk is None else self._ledger.oldest_unsaved()
+                if unsaved is None and not self._ledger.evict_unsaved(num_bytes):
+                    return False
+            if self._disk is not None and unsaved is not None:
+                self._disk.save(unsaved)
+
+    # Use
+
+    def rows(self, tenant: str, id_: str, target: Target) -> tuple[Rows, ...]:
+        """The prompts of `id_` as rows for a model, with their digests; starts the TTL again.
+
+        Checks, casts and digests are made at the first use for a model, and remembered.
+
+        Args:
+            tenant: who asks.
+            id_: as `put` returned it.
+            target: the model.
+
+        Returns:
+            One item a prompt: one unless a batch was uploaded.
+
+        Raises:
+            NotFoundError: no such id, or not this tenant's, or expired.
+            EmbeddingsError: as `inlay.tensors.to_rows`.
+            OverloadedError: its file cannot be read now.
+        """
+        with self._lock:
+            entry = self._lookup(tenant, id_)
+            self._touch(entry, self._clock())
+            made = entry.recall(target)
+            if made is not None:
+                self._hits += 1
+                return made
+        return self._uses.run((entry, target), partial(self._prepare, entry, target))
+
+    def ready(self, tenant: str, id_: str, target: Target) -> tuple[Rows, ...] | None:
+        """As `rows`, where that takes neither a file nor a pass over the elements; else None, and nothing is touched.
+
+        Raises:
+            NotFoundError: as `rows`.
+        """
+        with self._lock:
+            entry = self._lookup(tenant, id_)
+            made = entry.recall(target)
+            if made is not None:
+                self._hits += 1
+                self._touch(entry, self._clock())
+            return made
+
+    def digests(self, tenant: str, id_: str, target: Target) -> tuple[bytes, ...] | None:
+        """The row digests for a model, one item a prompt, if it was used for that model before and they are kept.
+
+        They are kept when the elements have left memory, and are all that a router, or a worker that holds the rows or
+        their keys and values, has to know. Starts the TTL again if they are returned.
+
+        Raises:
+            NotFoundError: as `rows`.
+        """
+        with self._lock:
+            entry = self._lookup(tenant, id_)
+            digests = entry.digests.get(target.dtype) if entry.has_passed(target) else None
+            if digests is not None:
+                self._touch(entry, self._clock())
+            return digests
+
+    def get(self, tenant: str, id_: str) -> StoredPrompt:
+        """What is known of a stored prompt. Not a use. Raises `NotFoundError` as `rows` does."""
+        with self._lock:
+            return self._lookup(tenant, id_).told(self._ttl)
+
+    def _lookup(self, tenant: str, id_: str) -> Entry:
+        self._check_open()
+        entry = self._ledger.find(self._names.key(tenant, id_), self._clock())
+        if entry is None:
+            raise self._missing(id_)
+        return entry
+
+    def _missing(self, id_: str) -> NotFoundError:
+        self._misses += 1
+        if self._disk is not None:
+            self._disk.tidy()
+        return NotFoundError(f"prompt_embeds {quoted(id_)} not found")
+
+    def _touch(self, entry: Entry, now: float) -> None:
+        self._ledger.touch(entry, now)
+        if self._disk is not None:
+            self._disk.note_use(entry)
+
+    def _prepare(self, entry: Entry, target: Target) -> tuple[Rows, ...]:
+        description = entry.description
+        with self._lock:
+            data = entry.data
+            digests = entry.digests.get(target.dtype)
+            known = entry.has_passed(target) and target.dtype == description.dtype
+        if data is None:
+            data = self._load(entry)
+        if known and digests is not None:
+            made = views(description, data, digests)
+        else:
+            plain = [
+                to_rows(
+                    prompt,
+                    hidden_size=target.hidden_size,
+                    dtype=target.dtype,
+                    max_abs=target.max_abs,
+                    table_id=target.table_id,
+                )
+                for prompt in description.prompts(data)
+            ]
+            if digests is None:
+                digests = tuple(row_digests(rows, self._secret) for rows in plain)
+            made = tuple(
+                msgspec.structs.replace(rows, digests=digest)
+                for rows, digest in zip(plain, digests, strict=True)
+            )
+        with self._lock:
+            self._ledger.remember(entry, target, data, digests, made)
+        return made
+
+    def _load(self, entry: Entry) -> Buffer:
+        """Read the elements back, into memory where it has room without evicting anyone."""
+        size = cost(entry.description.num_bytes)
+        with self._lock:
+            reserved = self._ledger.reserve(size, sparing=entry)
+        data = None
+        try:
+            data = None if self._disk is None else self._disk.load(entry)
+        finally:
+            with self._lock:
+                if data is not None:
+                    self._loads += 1
+                if reserved and (data is None or entry.gone or entry.data is not None):
+                    self._ledger.release(size)
+                elif reserved and data is not None:
+                    self._ledger.hold(entry, data)
+        if data is None:
+            with self._lock:
+                raise self._missing(entry.description.id)
+        return data
+
+    # Pins, deletion, expiry
+
+    def pin(self, tenant: str, id_: str, pinned: bool) -> StoredPrompt:
+        """Keep a prompt until it is unpinned or deleted, or stop to; starts the TTL again.
+
+        Raises:
+            NotFoundError: as `rows`.
+        """
+        with self._lock:
+            entry = self._lookup(tenant, id_)
+            self._ledger.set_pinned(entry, pinned, self._clock())
+            told = entry.told(self._ttl)
+        if self._disk is not None:
+            self._disk.save_pin(entry)
+        return told
+
+    def delete(self, tenant: str, id_: str) -> None:
+        """Remove a prompt from every tier; when this returns no file holds it.
+
+        Raises:
+            NotFoundError: as `rows`.
+            OverloadedError: its file cannot be removed; the prompt is still there.
+        """
+        with self._lock:
+            entry = self._lookup(tenant, id_)
+            if self._disk is None:
+                self._ledger.remove(entry)
+        if self._disk is not None:
+            self._disk.delete(entry)
+
+    def sweep(self) -> int:
+        """Remove what has expired, and try again to write what could not be; to be called from time to time.
+
+        Returns:
+            How many expired.
+        """
+        with self._lock:
+            self._check_open()
+            count = self._ledger.expire(self._clock())
+            if self._disk is not None:
+                for entry in self._ledger.retry_saving():
+                    self._disk.save_later(entry)
+                self._disk.tidy()
+        return count
+
+    def stats(self) -> StoreStats:
+        """The counters now."""
+        disk = self._disk
+        with self._lock:
+            return StoreStats(
+                count=len(self._ledger),
+                pinned=self._ledger.num_pinned,
+                memory_bytes=self._ledger.memory_used,
+                disk_bytes=self._ledger.disk_used,
+                hits=self._hits,
+                loads=self._loads,
+                misses=self._misses,
+                evictions=self._ledger.evictions,
+                expirations=self._ledger.expirations,
+                spills=disk.written if disk else 0,
+                refused_files=disk.refused if disk else 0,
+                locked_files=disk.locked if disk else 0,
+                disk_errors=disk.errors if disk else 0,
+            )
+
+    def flush(self) -> None:
+        """Return when all that was put so far is written, or has turned out not to be writable."""
+        if self._disk is not None:
+            self._disk.flush()
+
+    def close(self) -> None:
+        """Write what is not written yet and note the last uses; then the store can do no more."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        if self._disk is not None:
+            self._disk.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise OverloadedError("the store of prompt_embeds is closed")
+
+
+def _copy(data: Buffer) -> Buffer:
+    """`data` in memory of its own; numpy copies without the interpreter's lock."""
+    return Buffer(np.frombuffer(data.view, np.uint8).copy().data)
