@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from inlay.prompt import Buffer
 from inlay.tensors import Tensor, read
 from tests.tensors.containers import Record, name, safetensors_file, tensor, torch_file
-from tests.tensors.hostile import DATA, PLAIN, ROWS, saved
+from tests.tensors.hostile import DATA, ROWS, saved
+from tests.tensors.hostile_pickles import PLAIN
 
 DTYPES = (
     torch.float64,
