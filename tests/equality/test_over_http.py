@@ -8,7 +8,7 @@ import asyncio
 import base64
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +63,9 @@ def server(request: pytest.FixtureRequest, path: Path) -> Iterator[Served]:
 
 
 @pytest.fixture
-def client(server: Served) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=server.v1, api_key="unused", max_retries=0)
+async def client(server: Served) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=server.v1, api_key="unused", max_retries=0) as client:
+        yield client
 
 
 def saved(rows: torch.Tensor) -> str:
