@@ -93,8 +93,13 @@ class _Server:
         return text.strip()
 
 
+def question_shown() -> demo.ChatExample:
+    """The first example that is one question and nothing before it."""
+    return next(chat for chat in demo.examples().chats if len(chat.messages) == 1)
+
+
 def _show(url: str, console: Console) -> None:
-    question = demo.examples().chats[0].messages[-1].content
+    question = question_shown().messages[0].content
     for line in _demonstration(_Server(url), question):
         console.out(line + "\n")
     console.out("\nTry it:\n\n")
