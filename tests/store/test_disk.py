@@ -177,6 +177,18 @@ def test_a_directory_belongs_to_one_store_at_a_time(opened: Opened, directory: P
         PromptStore(SECRET, memory_bytes=MANY, disk_bytes=MANY, directory=directory, ttl=TTL)
 
 
+def test_a_closed_directory_touches_no_other(directory: Path) -> None:
+    from inlay.store.directory import Directory
+    from inlay.store.entry import StoredFile
+    from inlay.store.file_format import FileFormat
+    from inlay.store.names import Names
+
+    closed = Directory(directory, FileFormat(Names(SECRET), None))
+    closed.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        closed.remove(StoredFile("0" * 32, 4096))
+
+
 def test_a_directory_that_is_a_file_is_refused(directory: Path, opened: Opened) -> None:
     directory.touch()
     with pytest.raises(InvalidRequestError, match="cannot be used"):

@@ -234,6 +234,8 @@ class Directory:
         """Let another store have the directory."""
         os.close(self._lock)
         os.close(self._descriptor)
+        # A number that is open again may be anything; this one never is.
+        self._descriptor = self._lock = -1
 
 
 def _cost(file_size: int) -> int:
