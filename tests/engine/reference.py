@@ -1,28 +1,20 @@
 """What plain transformers says: the truth every engine is held against."""
 
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import GenerationConfig
 
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
-
-
-@cache
-def model(directory: Path) -> Any:
-    """The model in float32, as transformers runs it."""
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+from tests.equality.reference import model_of
+from tests.equality.reference import rows_of as from_table
 
 
 def look_up(directory: Path, ids: Sequence[int]) -> Tensor:
     """Embeddings (len(ids), hidden) from the model's own table, float32."""
-    with torch.no_grad():
-        found: Tensor = model(directory).get_input_embeddings()(torch.tensor(list(ids)))
-    return found
+    return from_table(directory, list(ids))
 
 
 def rows_of(values: Tensor, *, atomic: bool = False) -> Rows:
@@ -50,7 +42,7 @@ def greedy(directory: Path, prompt: Prompt, max_tokens: int) -> list[int]:
     config = GenerationConfig(
         max_new_tokens=max_tokens, do_sample=False, eos_token_id=None, pad_token_id=0, bos_token_id=None
     )
-    reference = model(directory)
+    reference = model_of(directory)
     # What the checkpoint says of ending would be merged into the configuration given.
     own, reference.generation_config = reference.generation_config, GenerationConfig(pad_token_id=0)
     try:

@@ -372,14 +372,15 @@ def test_a_work_past_its_deadline_fails_whether_it_runs_or_waits() -> None:
     assert engine.stats().blocks_used == 0
 
 
-def poison(engine: Core) -> None:
+def fill(engine: Core, value: float) -> None:
+    """What the pages hold before anyone wrote to them."""
     for pages in (*engine.pages.keys, *engine.pages.values):
-        pages.fill_(math.nan)
+        pages.fill_(value)
 
 
 def test_what_pages_held_before_has_no_effect(family: str) -> None:
     engine = core(family)
-    poison(engine)
+    fill(engine, math.nan)
     found = run(engine, *(work(name, prompt) for name, prompt in prompts(family).items()))
     assert {name: outcome.output for name, outcome in found.items()} == truth(family)
 
@@ -409,6 +410,7 @@ def test_a_work_whose_output_is_not_finite_fails_alone(family: str) -> None:
 
 def test_pages_of_a_work_that_failed_are_scrubbed_and_never_found_again() -> None:
     engine = core(num_pages=12, max_model_len=150)
+    fill(engine, 0.0)
     head = ids(7, 32)
     run(engine, work("good", Prompt.of(Tokens(head), Tokens([5])), 2))
     bad = Prompt.of(Tokens(head), bad_rows("llama", 40), Tokens([5]))
