@@ -29,11 +29,6 @@ ONE = cost(16 * HIDDEN * 4)
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 def store(clock: Clock) -> PromptStore:
     return PromptStore(SECRET, memory_bytes=64 * ONE, ttl=TTL, clock=clock)
 

@@ -1,0 +1,27 @@
+"""Fixtures of the store's tests."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.store.directories import Opened
+from tests.store.making import Clock
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def opened(directory: Path, clock: Clock) -> Iterator[Opened]:
+    opened = Opened(directory, clock)
+    yield opened
+    if opened.last is not None:
+        opened.last.close()
