@@ -120,14 +120,15 @@ def test_a_token_the_table_does_not_have_is_refused() -> None:
 
 
 _MEASURE = """
-import json, resource, sys
-import psutil
+import json, re, sys
+from pathlib import Path
 from inlay.client import PromptEmbedder, nearest
 
 def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # Not getrusage: its peak outlives exec, so it is that of the process that started this one.
+    return 1024 * int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
 
-before = max(peak(), psutil.Process().memory_info().rss)
+before = peak()
 embedder = PromptEmbedder.from_pretrained(sys.argv[1])
 prompt = embedder.embed("the harbour town counts its lanterns every night")
 prompt.to_base64("torch")
@@ -153,10 +154,10 @@ def test_a_huge_model_costs_little_memory_and_no_torch(tmp_path: Path) -> None:
     assert (directory / "model.safetensors").stat().st_size > 4_000_000_000
     measured = _measured(directory, "made")
     assert measured["rows"] > 0
-    assert measured["made"] < 64 * 1024 * 1024
+    assert 0 < measured["made"] < 64 * 1024 * 1024
     assert measured["heavy"] == []
 
 
 def test_looking_for_the_nearest_token_goes_through_the_table_in_little_memory(tmp_path: Path) -> None:
     directory = sparse_model(tmp_path, vocab=32768, hidden=8192)
-    assert _measured(directory, "nearest")["nearest"] < 128 * 1024 * 1024
+    assert 0 < _measured(directory, "nearest")["nearest"] < 128 * 1024 * 1024
