@@ -113,6 +113,18 @@ def test_bfloat16_attention_is_near_the_exact_one(spans: list[tuple[int, int]], 
     torch.testing.assert_close(found.double(), scene.expected(0.3, None), atol=3e-2, rtol=3e-2)
 
 
+def test_padding_after_the_batch_is_neither_stored_nor_seen() -> None:
+    scene = Scene([(20, 1), (3, 2)])
+    pages = scene.pages.num_pages * PAGE
+    query, key, value = (torch.nn.functional.pad(tensor, (0, 0, 0, 2), value=9.0) for tensor in scene.step())
+    paged = attention(scene.batch, scene.pages, Workspace())
+    found = paged.attend(1, query, key, value, 0.3, None)
+    torch.testing.assert_close(found[:3].double(), scene.expected(0.3, None), atol=1e-5, rtol=1e-5)
+    assert not found[3:].any()
+    assert int(scene.pages.keys[1].isfinite().all(-1).sum()) == 2 * (21 + 5)
+    assert int(scene.pages.keys[1].isnan().all(-1).sum()) == 2 * (pages - 21 - 5)
+
+
 def test_a_long_prompt_is_cut_into_blocks_and_equals_the_dense_one() -> None:
     scene = Scene([(700, 600), (3, 500)])
     for window in (None, 300):

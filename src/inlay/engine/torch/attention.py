@@ -53,6 +53,8 @@ class PagedAttention(Protocol):
     ) -> Tensor:
         """Store the batch's keys and values, then attend causally to each sequence's own positions.
 
+        Positions after the batch's own are padding, which is neither stored nor seen.
+
         Args:
             layer: whose pages.
             query: [Q, T, D].
@@ -147,11 +149,13 @@ class CpuAttention:
         window: int | None,
     ) -> Tensor:
         """As `PagedAttention.attend`."""
-        self._pages.write(layer, self._batch.slots, key, value)
+        count = len(self._batch.slots)
+        self._pages.write(layer, self._batch.slots, key[:, :count], value[:, :count])
         groups = self._plans.get(window)
         if groups is None:
             groups = self._plans[window] = list(self._plan(window, query))
         out = query.new_empty(query.shape[1], query.shape[0], query.shape[2])
+        out[count:] = 0
         for group in groups:
             self._attend(group, layer, query, scaling, out)
         return out
