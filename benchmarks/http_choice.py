@@ -179,16 +179,17 @@ def serve(name: str, port: int) -> None:
         from granian import Granian
         from granian.constants import Interfaces
 
-        Granian(
+        server: Any = Granian(
             "benchmarks.http_choice:raw_app", address="127.0.0.1", port=port, interface=Interfaces.ASGI,
             log_enabled=False,
-        ).serve()  # fmt: skip
+        )  # fmt: skip
+        server.serve()
     else:
         import uvicorn
 
-        app = {"starlette": starlette_app, "routed": routed_app, "raw": lambda: raw_app}[name]()
+        apps: dict[str, Any] = {"starlette": starlette_app(), "routed": routed_app(), "raw": raw_app}
         uvicorn.run(
-            app, host="127.0.0.1", port=port, loop="uvloop", http="httptools", log_level="warning",
+            apps[name], host="127.0.0.1", port=port, loop="uvloop", http="httptools", log_level="warning",
             access_log=False,
         )  # fmt: skip
 
@@ -213,7 +214,7 @@ def cpu(process: psutil.Process) -> float:
 
 
 async def drive(name: str, port: int, body: bytes, rounds: int) -> dict[str, float]:
-    process = subprocess.Popen(
+    process = subprocess.Popen(  # noqa: ASYNC220  (before any load)
         [sys.executable, "-m", "benchmarks.http_choice", "--serve", name, "--port", str(port)]
     )
     try:

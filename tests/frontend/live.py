@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -49,6 +50,15 @@ class Fleet:
         url = await started
         self.apps[url] = app
         return url
+
+    def idle_within(self, seconds: float) -> bool:
+        """Whether the engine has nothing under way before `seconds` have passed."""
+        deadline = time.monotonic() + seconds
+        while self.running():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        return True
 
     def running(self) -> int:
         """Works the engine has under way."""

@@ -12,7 +12,7 @@ from inlay.tensors import write
 from tests.equality.reference import rows_of, tokenizer_of
 from tests.frontend.live import Fleet
 
-TEXT = "the harbour town counts its lanterns every night"
+TEXT = "count the lanterns of the harbour"
 HIDDEN = 48
 
 

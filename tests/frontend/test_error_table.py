@@ -31,7 +31,9 @@ def test_embeds_with_the_flag_off(plain_url: str) -> None:
     refused(post(plain_url, "/v1/chat/completions", {**MANY, "messages": messages}), 400, phrase)
 
 
-@pytest.mark.parametrize("fields", [{}, {"prompt": None}, {"prompt": ""}, {"prompt": []}, {"prompt_embeds": []}])
+@pytest.mark.parametrize(
+    "fields", [{}, {"prompt": None}, {"prompt": ""}, {"prompt": []}, {"prompt_embeds": []}]
+)
 def test_neither_prompt_nor_embeds(url: str, fields: dict[str, Any]) -> None:
     phrase = "At least one of 'prompt' or 'prompt_embeds' must be provided"
     assert refused(post(url, "/v1/completions", {**MANY, **fields}), 400, phrase)["param"] == "prompt"
@@ -129,7 +131,12 @@ def keyed_url(llama: Fleet) -> str:
 
 def test_a_missing_or_wrong_key(keyed_url: str) -> None:
     body = {**MANY, "prompt": TEXT}
-    for headers in ({}, {"authorization": "Bearer thre"}, {"authorization": "one"}, {"authorization": "Basic one"}):
+    for headers in (
+        {},
+        {"authorization": "Bearer thre"},
+        {"authorization": "one"},
+        {"authorization": "Basic one"},
+    ):
         response = post(keyed_url, "/v1/completions", body, **headers)
         refused(response, 401, "API key")
         assert response.headers["www-authenticate"] == "Bearer"
@@ -146,16 +153,24 @@ def test_what_needs_no_key(keyed_url: str) -> None:
 def test_a_content_encoding_that_is_not_read(url: str) -> None:
     refused(post(url, "/v1/completions", {"prompt": TEXT}, content_encoding="gzip"), 415, "identity")
     refused(
-        httpx.post(url + "/v1/completions", content=b"a=b", headers={"content-type": "text/plain"}), 415, "application/json"
+        httpx.post(url + "/v1/completions", content=b"a=b", headers={"content-type": "text/plain"}),
+        415,
+        "application/json",
     )
-    assert post(url, "/v1/completions", {**MANY, "prompt": TEXT}, content_encoding="identity").status_code == 200
+    assert (
+        post(url, "/v1/completions", {**MANY, "prompt": TEXT}, content_encoding="identity").status_code == 200
+    )
 
 
 def test_a_body_over_the_limit(llama: Fleet) -> None:
     url = llama.serve(max_body_bytes=100_000)
     refused(post(url, "/v1/completions", {"prompt": "x" * 100_000}), 413, "limit of 100000 bytes")
     chunks = (b"x" * 50_000 for _ in range(3))
-    refused(httpx.post(url + "/v1/completions", content=chunks, headers={"content-type": "application/json"}), 413, "limit of 100000")
+    refused(
+        httpx.post(url + "/v1/completions", content=chunks, headers={"content-type": "application/json"}),
+        413,
+        "limit of 100000",
+    )
 
 
 def test_what_does_not_exist(url: str) -> None:

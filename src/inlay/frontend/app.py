@@ -18,6 +18,7 @@ from inlay.frontend.body import Message, Receive, Scope, Send, declared_length, 
 from inlay.frontend.chat import chat_completions
 from inlay.frontend.completions import completions
 from inlay.frontend.errors import (
+    BodyTimeoutError,
     ClientGone,
     MethodNotAllowedError,
     error_headers,
@@ -192,12 +193,14 @@ async def _refuse(call: Call, error: InlayError) -> None:
     ]
     declared = declared_length(headers)
     unread = not call.body_read and (declared or header(headers, b"transfer-encoding") is not None)
-    if unread and (declared is None or declared > _KEPT_ALIVE):
+    slow = isinstance(error, BodyTimeoutError)
+    if unread and (declared is None or declared > _KEPT_ALIVE or slow):
         own.append((b"connection", b"close"))
     await call.send({"type": "http.response.start", "status": error.status, "headers": own})
     await call.send({"type": "http.response.body", "body": body, "more_body": bool(unread)})
     if unread:
-        await discard_body(call.receive)
+        if not slow:
+            await discard_body(call.receive)
         await call.send({"type": "http.response.body", "body": b""})
 
 

@@ -182,8 +182,11 @@ class CompletionShape:
             result.text_offset.append(offset)
             result.tokens.append(token)
             result.token_logprobs.append(entry.logprob)
-            top = {self._renderer.token_text(other): logprob for other, logprob in entry.top}
-            top.setdefault(token, entry.logprob)
+            top: dict[str, float] = {}
+            # Parts of characters read alike; the likeliest of them stands for all.
+            for other, logprob in ((id_, entry.logprob), *entry.top):
+                name = self._renderer.token_text(other)
+                top[name] = max(logprob, top.get(name, logprob))
             result.top_logprobs.append(top if self._request.logprobs else None)
             offset += len(token)
         self._offsets[choice.index] = offset

@@ -1,0 +1,117 @@
+"""Bodies that are malformed, slow, too many, or not what they say."""
+
+import json
+import socket
+import time
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from tests.frontend.live import Fleet
+from tests.frontend.payloads import error
+
+JSON = {"content-type": "application/json"}
+
+
+def raw(url: str, data: bytes, *, then: bytes | None = None, wait: float = 0.0) -> bytes:
+    """What the server answers to bytes on a connection, read until it closes or is silent."""
+    parts = urlsplit(url)
+    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=10) as connection:
+        connection.sendall(data)
+        if then is not None:
+            time.sleep(wait)
+            connection.sendall(then)
+        answer = b""
+        while chunk := connection.recv(65536):
+            answer += chunk
+        return answer
+
+
+def head(length: int, path: str = "/v1/completions", more: str = "") -> bytes:
+    return f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n{more}\r\n".encode()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"nul", b'{"prompt": "a"', b'{"prompt": "a"}}', b'{"prompt": "\xff"}', b"\xef\xbb\xbf{}", b'{"n": 01}',
+     b'{"temperature": NaN}', b'{"temperature": 1e999}', b'{"prompt": "\x01"}', b'{"prompt": "\\ud800"}', b'{"n": ' + b"9" * 5000 + b"}",
+     b'{"x":' * 5000 + b"1" + b"}" * 5000, b"[" * 200_000, b'{"prompt":' + b"[" * 5000 + b"]" * 5000 + b"}",
+     b'{"prompt_embeds": "' + b"A" * 100_000, b'"' + b"A" * 100_000 + b'"'],
+)  # fmt: skip
+def test_a_malformed_body_is_a_400(url: str, body: bytes) -> None:
+    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+        response = httpx.post(url + path, content=body, headers=JSON)
+        assert response.status_code == 400, response.text
+        assert error(response)["type"] == "invalid_request_error"
+
+
+def test_a_duplicate_key_counts_last(url: str) -> None:
+    body = b'{"prompt": "a", "max_tokens": 0, "max_tokens": 1}'
+    assert httpx.post(url + "/v1/completions", content=body, headers=JSON).status_code == 200
+
+
+def test_a_body_over_the_limit_is_refused_before_it_is_sent(url: str) -> None:
+    answer = raw(url, head(10**12))
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert b"connection: close" in answer
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+
+
+def test_a_sender_of_a_refused_body_gets_to_see_why(url: str) -> None:
+    response = httpx.post(
+        url + "/v1/completions", content=b"x" * (80 * 1024 * 1024), headers=JSON, timeout=30
+    )
+    assert response.status_code == 413
+
+
+def test_a_slow_body_is_given_up(llama: Fleet) -> None:
+    url = llama.serve(body_timeout=0.3)
+    answer = raw(url, head(100) + b'{"prompt":')
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert b"too slowly: 10 bytes" in answer
+    assert llama.apps[url].server.budget.used == 0
+
+
+def test_a_trickle_is_given_up_though_bytes_keep_coming(llama: Fleet) -> None:
+    url = llama.serve(body_timeout=0.5)
+    parts = urlsplit(url)
+    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=10) as connection:
+        connection.sendall(head(1000))
+        began = time.monotonic()
+        connection.settimeout(0.05)
+        answer = b""
+        while not answer and time.monotonic() - began < 10:
+            connection.sendall(b" ")
+            try:
+                answer = connection.recv(4096)
+            except TimeoutError:
+                continue
+    assert answer.startswith(b"HTTP/1.1 408")
+
+
+def test_bodies_beyond_the_budget_are_turned_away_and_the_budget_comes_back(llama: Fleet) -> None:
+    url = llama.serve(max_inflight_bytes=1024 * 1024, max_body_bytes=900_000)
+    parts = urlsplit(url)
+    with socket.create_connection((parts.hostname or "", parts.port or 0)) as connection:
+        connection.sendall(head(800_000) + b"{")
+        while llama.apps[url].server.budget.used < 800_000:
+            time.sleep(0.01)
+        refused = httpx.post(url + "/v1/completions", content=b" " * 800_000, headers=JSON)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert httpx.post(url + "/v1/completions", json={"prompt": "a", "max_tokens": 1}).status_code == 200
+    while llama.apps[url].server.budget.used:
+        time.sleep(0.01)
+    assert httpx.post(url + "/v1/completions", content=b" " * 800_000, headers=JSON).status_code == 400
+
+
+def test_a_connection_is_kept_after_an_error(url: str) -> None:
+    with httpx.Client() as client:
+        assert client.post(url + "/v1/completions", json={"prompt": 5}).status_code == 400
+        assert client.post(url + "/nothing", json={"prompt": 5}).status_code == 404
+        assert client.post(url + "/v1/completions", json={"prompt": "a", "max_tokens": 1}).status_code == 200
+
+
+def test_a_server_that_expects_100_continue_is_not_needed_to_refuse(url: str) -> None:
+    answer = raw(url, head(10**12, more="expect: 100-continue\r\n"))
+    assert answer.startswith(b"HTTP/1.1 413")
