@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from inlay.errors import InvalidRequestError
+from inlay.render.template import Reads
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names under which a message carries its reasoning; templates read the first, some the second."""
@@ -92,21 +93,21 @@ def template_messages(
     marks: Marks,
     *,
     num_rows: int,
-    reads_parts: Callable[[str], bool],
+    reads: Callable[[str], Reads],
     continues: bool,
 ) -> list[dict[str, Any]]:
     """Messages for the template; `messages` are left as they are.
 
     Fields that are None are left out, reasoning is found under each of its names, and tool calls' arguments that are
     JSON become what they say, since templates write them as JSON again. Content that is a list becomes text parts where the
-    template reads them, else one string with a line break between text parts, as vLLM has it. Embeddings stand directly
+    template reads several, else one text with line breaks between the parts, as vLLM has it. Embeddings stand directly
     beside the text around them, in the same part: a text and the same text with some of it as embeddings render alike.
 
     Args:
         messages: a part `{"type": "prompt_embeds", "index": i}` stands for rows `i`.
         marks: where rows go.
         num_rows: how many rows there are.
-        reads_parts: whether the template reads lists of parts in messages of a role.
+        reads: the forms of content the template writes out, by role.
         continues: the last message is marked where it ends.
 
     Raises:
@@ -124,12 +125,16 @@ def template_messages(
         _name_reasoning(ready)
         if isinstance(ready.get("tool_calls"), list):
             ready["tool_calls"] = [_open_arguments(call) for call in ready["tool_calls"]]
-        if isinstance(ready.get("content"), list):
-            texts = _texts(ready["content"], f"messages[{number}].content", marks, indices)
-            ready["content"] = (
-                [{"type": "text", "text": text} for text in texts]
-                if texts and reads_parts(role)
-                else "\n".join(texts)
+        content = ready.get("content")
+        if isinstance(content, list):
+            texts = _texts(content, f"messages[{number}].content", marks, indices)
+            ready["content"] = _shape(texts, reads(role))
+        elif isinstance(content, str):
+            ready["content"] = content if reads(role).text else _shape([content], reads(role))
+        elif content is not None:
+            raise InvalidRequestError(
+                f"content must be a string or a list of parts, got {type(content).__name__}",
+                param=f"messages[{number}].content",
             )
         result.append(ready)
     if indices != list(range(num_rows)):
@@ -163,6 +168,14 @@ def _texts(parts: Sequence[Any], where: str, marks: Marks, indices: list[int]) -
             texts.append(text)
         glue = embeds
     return texts
+
+
+def _shape(texts: Sequence[str], reads: Reads) -> str | list[dict[str, Any]]:
+    """Texts in the form that shows most of what they are."""
+    if texts and reads.parts:
+        return [{"type": "text", "text": text} for text in texts]
+    joined = "\n".join(texts)
+    return [{"type": "text", "text": joined}] if reads.part and not reads.text else joined
 
 
 def _name_reasoning(message: dict[str, Any]) -> None:

@@ -72,7 +72,7 @@ class WindowDetokenizer:
             if id_ in self._skipped or vocabulary.token(id_) is None:
                 continue
             held.append(id_)
-            if not vocabulary.is_byte(id_):
+            if id_ not in vocabulary.byte_ids:
                 settled = len(held)
         if not settled:
             return ""
@@ -99,7 +99,10 @@ class WindowDetokenizer:
         while start > 0 and not self._vocabulary.token(window[start]):
             start -= 1
         self._anchor = window[start:]
-        self._anchor_text = self._vocabulary.decode(self._anchor, skip_special_tokens=False)
+        if start == len(window) - 1:
+            self._anchor_text = self._vocabulary.alone(window[start])
+        else:
+            self._anchor_text = self._vocabulary.decode(self._anchor, skip_special_tokens=False)
         del self._held[:count]
 
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 from jinja2.ext import Extension, loopcontrols
@@ -21,8 +21,16 @@ MAX_CHARACTERS = 2**25
 MAX_SECONDS = 10.0
 """Time a template may take, looked at whenever it has written something."""
 
-_PARTS = ("first\npart", 'second "part"')
-"""What templates are probed with: written as they are by a template that reads parts, escaped by one that prints the list."""
+_TEXTS = ("first\npart", 'second "part"')
+"""What templates are tried with: written as they are by a template that reads them, escaped by one that prints a list."""
+
+
+class Reads(NamedTuple):
+    """What forms of content a template writes out: a string, a list of one text part, a list of several."""
+
+    text: bool
+    part: bool
+    parts: bool
 
 
 class ChatTemplates:
@@ -83,7 +91,7 @@ class ChatTemplate:
         self._source = source
         self._special_tokens = dict(special_tokens)
         self._compiled: jinja2.Template | None = None
-        self._reads_parts: dict[str, bool] = {}
+        self._reads: dict[str, Reads] = {}
 
     def render(
         self,
@@ -148,36 +156,45 @@ class ChatTemplate:
                 ) from error
         return self._compiled
 
-    def reads_parts(self, role: str) -> bool:
-        """Whether the template writes out content that is a list of text parts, in a message of `role`.
+    def reads(self, role: str) -> "Reads":
+        """The forms of content the template writes out, in a message of `role`.
 
-        Found by trying: how a template goes through a list (loops, macros, filters, the first part alone) is too various to
-        be read off its source. Roles a template may know nothing of are treated as the user's.
+        Found by trying: how a template goes through content (loops, macros, filters, the first part alone) is too various to be
+        read off its source. Roles that few templates know are treated as the user's.
         """
-        known = self._reads_parts.get(role)
+        if role not in ("system", "developer", "assistant"):
+            role = "user"
+        known = self._reads.get(role)
         if known is None:
-            known = self._reads_parts[role] = self._try_parts(role)
+            known = self._reads[role] = self._try_forms(role)
         return known
 
-    def _try_parts(self, role: str) -> bool:
-        messages: list[dict[str, Any]]
-        parts = [{"type": "text", "text": text} for text in _PARTS]
-        user = {"role": "user", "content": "x"}
-        tried = {"role": role, "content": parts}
-        if role in ("system", "developer"):
-            messages = [tried, user]
-        elif role == "assistant":
-            messages = [user, tried]
-        elif role == "user":
-            messages = [tried]
-        else:
-            return self.reads_parts("user")
+    def _try_forms(self, role: str) -> "Reads":
+        first, second = ({"type": "text", "text": text} for text in _TEXTS)
+        return Reads(
+            text=self._writes(role, _TEXTS[0], _TEXTS[:1]),
+            part=self._writes(role, [first], _TEXTS[:1]),
+            parts=self._writes(role, [first, second], _TEXTS),
+        )
+
+    def _writes(self, role: str, content: object, expected: Sequence[str]) -> bool:
+        """Whether all of `expected` is in the text of a chat with `content`, in order."""
+        tried: dict[str, object] = {"role": role, "content": content}
+        other: dict[str, object] = {"role": "user", "content": "x"}
+        before = [other] if role == "assistant" else []
+        after = [other] if role in ("system", "developer") else []
         try:
-            text = self.render(messages, tools=None, add_generation_prompt=False, variables={})
+            text = self.render(
+                [*before, tried, *after], tools=None, add_generation_prompt=False, variables={}
+            )
         except InvalidRequestError:
             return False
-        first = text.find(_PARTS[0])
-        return 0 <= first < text.find(_PARTS[1], first)
+        place = 0
+        for piece in expected:
+            place = text.find(piece, place)
+            if place < 0:
+                return False
+        return True
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
@@ -237,4 +254,4 @@ def _strftime_now(pattern: str) -> str:
     return datetime.now().strftime(pattern)
 
 
-__all__ = ["ChatTemplate", "ChatTemplates"]
+__all__ = ["ChatTemplate", "ChatTemplates", "Reads"]

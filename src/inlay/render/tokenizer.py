@@ -1,15 +1,15 @@
 """The tokenizer of a model directory: `tokenizer.json`, and what `tokenizer_config.json` adds to it.
 
 The rules are those by which transformers (5.23) makes a fast tokenizer of the same directory: tokens that the configuration
-names and the file lacks are added; `add_bos_token` and `add_eos_token`, where given, replace the file's post-processor; truncation
-and padding in the file are switched off.
+names and the file lacks are added; `add_bos_token` and `add_eos_token` count for nothing beside the file, which says what goes
+around a text; truncation and padding in the file are switched off.
 """
 
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenizers import AddedToken, Tokenizer, processors
+from tokenizers import AddedToken, Tokenizer
 
 from inlay.errors import InvalidRequestError
 
@@ -51,12 +51,6 @@ def load_tokenizer(directory: Path) -> Loaded:
         raise InvalidRequestError(
             f"{directory / 'tokenizer_config.json'} describes added tokens wrongly: {error!r}", param="model"
         ) from error
-    if "add_bos_token" in config or "add_eos_token" in config:
-        _surround(
-            tokenizer,
-            special_tokens.get("bos_token") if config.get("add_bos_token") else None,
-            special_tokens.get("eos_token") if config.get("add_eos_token") else None,
-        )
     return Loaded(tokenizer, special_tokens, config)
 
 
@@ -102,16 +96,6 @@ def _add_missing(tokenizer: Tokenizer, config: dict[str, Any], special_tokens: d
     for content in others:
         missing.setdefault(content, AddedToken(content, special=True))
     tokenizer.add_tokens([token for content, token in missing.items() if content not in known])
-
-
-def _surround(tokenizer: Tokenizer, bos: str | None, eos: str | None) -> None:
-    before, after = (f"{bos}:0 " if bos else ""), (f" {eos}:0" if eos else "")
-    ids = {token: tokenizer.token_to_id(token) for token in (bos, eos) if token}
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{before}$A:0{after}",
-        pair=f"{before}$A:0{after} {before}$B:1{after}".replace("  ", " "),
-        special_tokens=[(token, id_) for token, id_ in ids.items() if id_ is not None],
-    )
 
 
 __all__ = ["Loaded", "load_tokenizer"]

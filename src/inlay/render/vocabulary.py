@@ -1,14 +1,12 @@
 """What single ids stand for: tokens, bytes, text."""
 
 import json
-import re
 from functools import cached_property
 
 from tokenizers import Tokenizer
 
 from inlay.errors import InvalidRequestError
 
-_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 _MAX_ID = 2**32
 
 
@@ -43,46 +41,57 @@ class Vocabulary:
         kinds = _decoder_kinds(tokenizer)
         self.byte_level = kinds == ["ByteLevel"]
         self.byte_fallback = "ByteFallback" in kinds
+        self._tokens: dict[int, str] = {}
         self._bytes: dict[int, bytes] = {}
-        self._texts: dict[int, str] = {}
+        self._alone: dict[int, str] = {}
 
     @cached_property
     def size(self) -> int:
         """One more than the largest id."""
         return max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
+    @cached_property
+    def byte_ids(self) -> dict[int, int]:
+        """Ids that a decoder with byte fallback takes for single bytes, and the bytes."""
+        if not self.byte_fallback:
+            return {}
+        ids = {
+            self.tokenizer.token_to_id(f"<0x{byte:{form}}>"): byte
+            for form in ("02x", "02X")
+            for byte in range(256)
+        }
+        return {id_: byte for id_, byte in ids.items() if id_ is not None}
+
     def token(self, id_: int) -> str | None:
         """The token as the vocabulary spells it, None where the id has none."""
-        return self.tokenizer.id_to_token(id_) if 0 <= id_ < _MAX_ID else None
-
-    def is_byte(self, id_: int) -> bool:
-        """Whether a decoder with byte fallback takes the id for a single byte."""
-        return self.byte_fallback and _BYTE_TOKEN.fullmatch(self.token(id_) or "") is not None
+        known = self._tokens.get(id_)
+        if known is None and 0 <= id_ < _MAX_ID:
+            known = self.tokenizer.id_to_token(id_)
+            if known is not None:
+                self._tokens[id_] = known
+        return known
 
     def data(self, id_: int) -> bytes:
         """The bytes an id stands for; a part of a character where it is one. Empty where the id has no token."""
         known = self._bytes.get(id_)
         if known is None:
-            known = self._bytes[id_] = self._data(id_)
+            token = self.token(id_)
+            if token is None:
+                return b""
+            known = self._bytes[id_] = self._data(id_, token)
         return known
 
-    def _data(self, id_: int) -> bytes:
-        token = self.token(id_)
-        if token is None:
-            return b""
+    def _data(self, id_: int, token: str) -> bytes:
         if self.byte_level:
             values = [_ALPHABET.get(character) for character in token]
             whole = [value for value in values if value is not None]
             return bytes(whole) if len(whole) == len(values) else token.encode()
-        byte = _BYTE_TOKEN.fullmatch(token) if self.byte_fallback else None
-        return bytes.fromhex(byte[1]) if byte else self._in_context(id_).encode()
+        byte = self.byte_ids.get(id_)
+        return self._in_context(id_).encode() if byte is None else bytes((byte,))
 
     def text(self, id_: int) -> str:
         """What an id reads as in the middle of a text: with its leading space, U+FFFD for parts of a character."""
-        known = self._texts.get(id_)
-        if known is None:
-            known = self._texts[id_] = self.data(id_).decode("utf-8", "replace")
-        return known
+        return self.data(id_).decode("utf-8", "replace")
 
     def _in_context(self, id_: int) -> str:
         """Decoded behind another token, as decoders drop the space in front of the first."""
@@ -93,7 +102,14 @@ class Vocabulary:
     @cached_property
     def _anchor(self) -> tuple[int, ...]:
         ids = self.tokenizer.encode("a", add_special_tokens=False).ids
-        return tuple(id_ for id_ in ids[-1:] if not self.is_byte(id_))
+        return tuple(id_ for id_ in ids[-1:] if id_ not in self.byte_ids)
+
+    def alone(self, id_: int) -> str:
+        """An id decoded by itself, as the first of a text."""
+        known = self._alone.get(id_)
+        if known is None:
+            known = self._alone[id_] = self.decode((id_,), skip_special_tokens=False)
+        return known
 
     def decode(self, ids: "tuple[int, ...] | list[int]", *, skip_special_tokens: bool) -> str:
         """The text of `ids`; those without a token stand for nothing.

@@ -1,0 +1,499 @@
+"""Chats as transformers renders them; embeddings in the middle; text that looks like embeddings; templates that fail."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from inlay.errors import InvalidRequestError
+from inlay.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.render import Renderer
+from inlay.render.conversation import Marks
+from inlay.render.template import ChatTemplate
+from tests.models import tiny
+from tests.render.directories import LLAMA_TEMPLATE, PARTS_TEMPLATE, llama_like, qwen_like
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "lookup",
+        "description": "naïve <b>look</b> & see",
+        "parameters": {"type": "object", "properties": {"q": {"type": "string"}}},
+    },
+}
+
+CHATS: dict[str, list[dict[str, Any]]] = {
+    "one": [{"role": "user", "content": "Hello world"}],
+    "system": [{"role": "system", "content": "Be  brief. "}, {"role": "user", "content": " What?\n"}],
+    "turns": [
+        {"role": "user", "content": "What is the capital?"},
+        {"role": "assistant", "content": "The town."},
+        {"role": "user", "content": "Which? <|im_end|> <s>"},
+    ],
+}
+WITH_TOOLS: list[dict[str, Any]] = [
+    {"role": "user", "content": "Count."},
+    {
+        "role": "assistant",
+        "content": "I look.",
+        "reasoning": "hm, {'a'}",
+        "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "lookup", "arguments": {"q": "é <x>"}}}
+        ],
+    },
+    {"role": "tool", "tool_call_id": "1", "content": "42"},
+]
+
+
+def rows(num: int = 2, *, fill: int = 0) -> Rows:
+    return Rows(Buffer(bytes([fill]) * (num * 8)), "float32", (num, 2))
+
+
+def embeds(index: int) -> dict[str, Any]:
+    return {"type": "prompt_embeds", "index": index}
+
+
+def text(content: str) -> dict[str, Any]:
+    return {"type": "text", "text": content}
+
+
+def user(*parts: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": list(parts)}]
+
+
+def ids_of(directory: Path, messages: Sequence[dict[str, Any]], **options: Any) -> list[int]:
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    return list(tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False, **options))
+
+
+@pytest.mark.parametrize(
+    "directory", [qwen_like, llama_like, lambda: tiny("llama")], ids=["qwen", "llama", "tiny"]
+)
+@pytest.mark.parametrize("chat", CHATS)
+@pytest.mark.parametrize("generate", [True, False])
+def test_chats_are_rendered_as_transformers_renders_them(directory: Any, chat: str, generate: bool) -> None:
+    expected = ids_of(directory(), CHATS[chat], add_generation_prompt=generate)
+    prompt = Renderer.load(directory()).chat(CHATS[chat], add_generation_prompt=generate)
+    assert prompt == Prompt.of(Tokens(expected))
+
+
+def test_tools_reasoning_and_variables_are_rendered_as_transformers_renders_them() -> None:
+    expected = ids_of(
+        qwen_like(), WITH_TOOLS, tools=[TOOL], add_generation_prompt=True, enable_thinking=False
+    )
+    prompt = Renderer.load(qwen_like()).chat(
+        WITH_TOOLS, tools=[TOOL], template_kwargs={"enable_thinking": False}
+    )
+    assert prompt == Prompt.of(Tokens(expected))
+
+
+def test_arguments_sent_as_json_text_are_the_same_as_sent_as_an_object() -> None:
+    of = Renderer.load(qwen_like())
+    as_text = json.loads(json.dumps(WITH_TOOLS))
+    function = as_text[1]["tool_calls"][0]["function"]
+    function["arguments"] = json.dumps(function["arguments"])
+    assert of.chat(as_text) == of.chat(WITH_TOOLS)
+    assert json.loads(function["arguments"]) == {"q": "é <x>"}
+    for odd in ("{", "[1]", '{"a":' * 10000):
+        function["arguments"] = odd
+        assert odd in of.decode(of.chat(as_text).token_ids())
+
+
+@pytest.mark.parametrize("directory", [qwen_like, llama_like], ids=["qwen", "llama"])
+@pytest.mark.parametrize("content", ["The town is", "The town is  ", "  a\n"])
+def test_a_final_message_is_continued_as_transformers_continues_it(directory: Any, content: str) -> None:
+    chat = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": content}]
+    expected = ids_of(directory(), chat, continue_final_message=True)
+    of = Renderer.load(directory())
+    assert of.chat(chat, add_generation_prompt=False, continue_final_message=True) == Prompt.of(
+        Tokens(expected)
+    )
+    parts: list[dict[str, Any]] = [chat[0], {"role": "assistant", "content": [text(content)]}]
+    assert of.chat(parts, add_generation_prompt=False, continue_final_message=True) == Prompt.of(
+        Tokens(expected)
+    )
+
+
+def test_what_cannot_be_continued_is_refused() -> None:
+    of = Renderer.load(qwen_like())
+    options: dict[str, Any] = {"add_generation_prompt": False, "continue_final_message": True}
+    with pytest.raises(InvalidRequestError, match="it has no content"):
+        of.chat([{"role": "assistant", "tool_calls": []}], **options)
+    with pytest.raises(InvalidRequestError, match="writes its content 0 times"):
+        of.chat([{"role": "critic", "content": "x"}], **options)
+    with pytest.raises(InvalidRequestError, match="exclude each other"):
+        of.chat(CHATS["one"], continue_final_message=True)
+
+
+@pytest.mark.parametrize("directory", [qwen_like, llama_like], ids=["qwen", "llama"])
+def test_embeddings_stand_where_their_part_stands(directory: Any) -> None:
+    of = Renderer.load(directory())
+    first, second = rows(2, fill=1), rows(3, fill=2)
+    prompt = of.chat(user(text("Hello "), embeds(0), text(" world"), embeds(1)), rows=[first, second])
+    kinds = [type(segment) for segment in prompt.segments]
+    assert kinds == [Tokens, Rows, Tokens, Rows, Tokens]
+    assert prompt.segments[1] is first
+    assert prompt.segments[3] is second
+    # A tokenizer that puts a space in front of a text puts one behind a special token too, and so behind rows.
+    shown = of.decode(prompt.token_ids(), skip_special_tokens=True).split()
+    assert (
+        shown == of.decode(of.chat(user(text("Hello  world"))).token_ids(), skip_special_tokens=True).split()
+    )
+
+
+def test_text_is_cut_at_embeddings_and_nowhere_else() -> None:
+    """The ids around rows are those of the texts around them, as around a special token."""
+    of = Renderer.load(qwen_like())
+    prompt = of.chat(user(text("the town counts"), embeds(0), text("the lanterns")), rows=[rows()])
+    before, _, after = prompt.segments
+    assert isinstance(before, Tokens)
+    assert isinstance(after, Tokens)
+    assert before.ids == of.encode("<|im_start|>user\nthe town counts")
+    assert after.ids == of.encode("the lanterns<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_rows_without_text_and_neighbouring_rows_need_no_text_between() -> None:
+    of = Renderer.load(qwen_like())
+    parts = [rows(1, fill=1), rows(0), rows(2, fill=3)]
+    prompt = of.chat(user(*(embeds(index) for index in range(3))), rows=parts)
+    assert prompt.segments[1:-1] == (parts[0], parts[2])
+
+
+def test_embeddings_may_be_in_any_message_a_template_writes() -> None:
+    of = Renderer.load(qwen_like())
+    chat: list[dict[str, Any]] = [
+        {"role": "system", "content": [embeds(0)]},
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": [text("a"), embeds(1)]},
+        {"role": "tool", "content": [embeds(2), text("b")]},
+        {"role": "user", "content": [embeds(3)]},
+    ]
+    parts = [rows(1, fill=number) for number in range(4)]
+    prompt = of.chat(chat, rows=parts)
+    assert [segment for segment in prompt.segments if isinstance(segment, Rows)] == parts
+    prompt = of.chat(chat[:4], rows=parts[:3], tools=[TOOL])
+    assert [segment for segment in prompt.segments if isinstance(segment, Rows)] == parts[:3]
+
+
+def test_text_next_to_embeddings_reads_as_it_would_next_to_text() -> None:
+    """Whatever the template does to parts, it does to the text and the rows in it together."""
+    of = Renderer.load(qwen_like(), chat_template=PARTS_TEMPLATE)
+    prompt = of.chat(user(text(" a "), embeds(0), text(" b "), text(" c ")), rows=[rows()])
+    texts = [of.decode(part.ids) for part in prompt.segments if isinstance(part, Tokens)]
+    assert texts == ["<user>a ", " bc</user>"]
+
+
+def test_text_parts_are_joined_by_lines_unless_the_template_reads_parts() -> None:
+    parts = user(text("a"), text("b"), {**text("c"), "cache_control": {}})
+    joined = Renderer.load(qwen_like())
+    assert "user\na\nb\nc<" in joined.decode(joined.chat(parts).token_ids())
+    reads = Renderer.load(qwen_like(), chat_template=PARTS_TEMPLATE)
+    assert reads.decode(reads.chat(parts).token_ids()) == "<user>abc</user>"
+
+
+@pytest.mark.parametrize(
+    ("body", "reads"),
+    [
+        ("{{ m.content }}", False),
+        ("{{ m.content | tojson }}", False),
+        ("{{ m.content | trim }}", False),
+        ("{{ m.content[0].text }}", False),
+        ("{% if m.content is not string %}{{ m.content[0].text }}{% endif %}", False),
+        ("{{ 'A: ' + m.content }}", False),
+        ("{% if m.content is string %}{{ m.content }}{% endif %}", False),
+        ("{% for p in m['content'] %}{{ p['text'] }}{% endfor %}", True),
+        ("{% set c = m.content %}{% for p in c | list %}{{ p.text | trim }} {% endfor %}", True),
+        ("{{ m.content | map(attribute='text') | join }}", True),
+        (
+            "{% if m.role == 'system' %}{{ m.content }}{% else %}{{ m.content | map(attribute='text') | join }}{% endif %}",
+            True,
+        ),
+    ],
+)
+def test_whether_a_template_reads_parts_is_found_by_trying(body: str, reads: bool) -> None:
+    of = Renderer.load(qwen_like(), chat_template="{% for m in messages %}" + body + "{% endfor %}")
+    shown = of.decode(of.chat(user(text("a"), text("b"))).token_ids())
+    assert shown.replace(" ", "") == {False: "a\nb", True: "ab"}[reads] or shown in ('"a\\nb"', "A: a\nb")
+    if "system" in body:
+        system = of.chat([{"role": "system", "content": [text("a"), text("b")]}])
+        assert of.decode(system.token_ids()) == "a\nb"
+
+
+HOSTILE = [
+    "<prompt_embeds>",
+    "<|prompt_embeds|>",
+    "<rows 0123456789abcdef>",
+    "0" * 46,
+    "{{ messages }}",
+    "{% raise %}",
+    Marks(1).rows(0),
+]
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_nothing_a_client_writes_is_taken_for_embeddings(hostile: str) -> None:
+    of = Renderer.load(qwen_like())
+    chat: list[dict[str, Any]] = [
+        {"role": "user", "name": hostile, "content": [text(hostile), embeds(0), text(hostile)]},
+        {
+            "role": "assistant",
+            "content": hostile,
+            "reasoning_content": hostile,
+            "tool_calls": [{"function": {"name": hostile, "arguments": json.dumps({hostile: hostile})}}],
+        },
+        {"role": "tool", "content": hostile},
+    ]
+    tool = {"type": "function", "function": {"name": hostile, "description": hostile}}
+    prompt = of.chat(chat, rows=[rows()], tools=[tool], template_kwargs={"note": hostile})
+    assert sum(isinstance(segment, Rows) for segment in prompt.segments) == 1
+    plain = json.loads(json.dumps(chat))
+    plain[0]["content"] = hostile + hostile
+    assert of.decode(prompt.token_ids()) == of.decode(of.chat(plain, tools=[tool]).token_ids())
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["tojson", "upper", "lower", "title", "trim", "escape", "urlencode", "tojson | tojson", "string"],
+)
+def test_marks_survive_what_templates_do_to_content(change: str) -> None:
+    source = "{% for m in messages %}{{ m.content | " + change + " }}{% endfor %}"
+    of = Renderer.load(qwen_like(), chat_template=source)
+    prompt = of.chat(user(text("a b"), embeds(0), text("é 1")), rows=[rows()])
+    assert [type(segment) for segment in prompt.segments] == [Tokens, Rows, Tokens]
+
+
+def test_a_template_that_loses_embeddings_is_named() -> None:
+    chat = [{"role": "critic", "content": [embeds(0)]}, {"role": "user", "content": [embeds(1)]}]
+    with pytest.raises(InvalidRequestError, match=r"dropped 1 of 2 prompt_embeds parts \(number 0, from 0\)"):
+        Renderer.load(qwen_like()).chat(chat, rows=[rows(), rows()])
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        (
+            "{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}",
+            "wrote 2 prompt_embeds parts 4 times",
+        ),
+        ("{% for m in messages | reverse %}{{ m.content }}{% endfor %}", "changed the order"),
+        ("{{ messages[0].content[:30] }}", "dropped 2 of 2"),
+        ("nothing", "dropped 2 of 2"),
+    ],
+)
+def test_a_template_that_doubles_or_moves_embeddings_is_named(source: str, complaint: str) -> None:
+    chat = [*user(embeds(0)), *user(embeds(1))]
+    with pytest.raises(InvalidRequestError, match=complaint):
+        Renderer.load(qwen_like(), chat_template=source).chat(chat, rows=[rows(), rows()])
+
+
+@pytest.mark.parametrize("named", [[0], [0, 0], [1, 0], [0, 2], [0, 1, 2], []])
+def test_rows_must_be_named_once_in_order(named: list[int]) -> None:
+    of = Renderer.load(qwen_like())
+    with pytest.raises(InvalidRequestError, match="each of the 2 must be named once, in order"):
+        of.chat(user(text("a"), *map(embeds, named)), rows=[rows(), rows()])
+
+
+@pytest.mark.parametrize(
+    ("messages", "complaint"),
+    [
+        ([], "must not be empty"),
+        ([{"content": "x"}], "must have a role"),
+        (user({"type": "image_url", "image_url": {}}), r"\[0\] must be a part of type text or prompt_embeds"),
+        (user({"type": "text"}), "must be a part of type"),
+        ([{"role": "user", "content": ["x"]}], "must be a part of type"),
+        ([{"role": "user", "content": {"a": 1}}], "must be a string or a list of parts, got dict"),
+    ],
+)
+def test_malformed_messages_are_refused(messages: list[dict[str, Any]], complaint: str) -> None:
+    with pytest.raises(InvalidRequestError, match=complaint):
+        Renderer.load(qwen_like()).chat(messages)
+
+
+def test_what_a_template_raises_reaches_the_client_in_its_words() -> None:
+    of = Renderer.load(llama_like())
+    with pytest.raises(
+        InvalidRequestError, match="Only user, assistant and system roles are supported, not tool"
+    ):
+        of.chat([{"role": "tool", "content": "x"}])
+    with pytest.raises(InvalidRequestError, match=r"the chat template: .*no attribute 'content'"):
+        Renderer.load(qwen_like()).chat([{"role": "user"}])
+    of = Renderer.load(qwen_like(), chat_template="{{ messages[0].n + 1 }}")
+    with pytest.raises(InvalidRequestError, match="failed on these messages: TypeError"):
+        of.chat([{"role": "user", "n": "x"}])
+
+
+def test_a_templates_complaint_shows_no_marks() -> None:
+    of = Renderer.load(qwen_like(), chat_template="{{ raise_exception('bad: ' + messages[0].content) }}")
+    with pytest.raises(InvalidRequestError) as caught:
+        of.chat(user(text("a "), embeds(0), text("1")), rows=[rows()])
+    assert caught.value.message == "the chat template: bad: a <prompt_embeds>1"
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "chat_template"])
+def test_fields_of_the_request_are_no_variables(name: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"{name} is not a variable for the template"):
+        Renderer.load(qwen_like()).chat(CHATS["one"], template_kwargs={name: []})
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update({'a': 1}) }}",
+        "{{ raise_exception.__globals__.a }}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{{ 'a' * 10 ** 9 }}",
+        "{{ 10 ** 10 ** 10 }}",
+        "{{ 100000 * messages * 100000 }}",
+        "{% for i in range(10 ** 9) %}{% endfor %}",
+        "{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}",
+        "{% include 'x' %}",
+        "{{ nothing.at.all }}",
+    ],
+)
+def test_a_template_can_neither_reach_out_nor_run_away(source: str) -> None:
+    with pytest.raises(InvalidRequestError, match="the chat template"):
+        Renderer.load(qwen_like(), chat_template=source).chat(CHATS["one"])
+
+
+def test_a_template_that_takes_too_long_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inlay.render.template.MAX_SECONDS", -1.0)
+    with pytest.raises(InvalidRequestError, match="took more than -1 seconds"):
+        Renderer.load(qwen_like()).chat(CHATS["one"])
+
+
+def test_a_given_template_that_is_not_one_is_refused_when_it_is_read() -> None:
+    with pytest.raises(InvalidRequestError, match="not valid, line 2: Expected an expression"):
+        Renderer.load(qwen_like(), chat_template="a\n{% for %}{% endfor %}")
+
+
+def test_messages_are_left_as_they_are() -> None:
+    chat = json.loads(json.dumps(WITH_TOOLS)) + user(text("a"), embeds(0))
+    before = json.dumps(chat)
+    Renderer.load(qwen_like()).chat(
+        chat, rows=[rows()], add_generation_prompt=False, continue_final_message=True
+    )
+    assert json.dumps(chat) == before
+
+
+class TestWhereTemplatesAreFound:
+    @pytest.fixture
+    def directory(self, tmp_path: Path) -> Path:
+        """A tokenizer without a template."""
+        (tmp_path / "tokenizer.json").write_bytes((qwen_like() / "tokenizer.json").read_bytes())
+        return tmp_path
+
+    @staticmethod
+    def show(directory: Path, **options: Any) -> str:
+        of = Renderer.load(directory)
+        return of.decode(of.chat(CHATS["one"], **options).token_ids())
+
+    def test_none_is_an_error_that_says_what_to_do(self, directory: Path) -> None:
+        with pytest.raises(
+            InvalidRequestError, match="no default chat template: serve it with --chat-template"
+        ):
+            self.show(directory)
+
+    def test_in_the_configuration_with_special_tokens_as_strings_or_objects(self, directory: Path) -> None:
+        template = "{{ bos_token }}|{{ eos_token }}|{{ audio_token }}"
+        config = {
+            "chat_template": template,
+            "bos_token": {"content": "<|im_start|>", "special": True},
+            "eos_token": "<|im_end|>",
+            "pad_token": None,
+            "audio_token": "<think>",
+        }
+        (directory / "tokenizer_config.json").write_text(json.dumps(config))
+        assert self.show(directory) == "<|im_start|>|<|im_end|>|<think>"
+
+    def test_by_name_the_one_for_tools_when_there_are_tools(self, directory: Path) -> None:
+        named = [
+            {"name": "default", "template": "plain"},
+            {"name": "tool_use", "template": "{{ tools | length }} tool"},
+        ]
+        (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+        assert self.show(directory) == "plain"
+        assert self.show(directory, tools=[TOOL]) == "1 tool"
+
+    def test_a_default_is_needed_among_the_named(self, directory: Path) -> None:
+        config = {"chat_template": [{"name": "rag", "template": "x"}]}
+        (directory / "tokenizer_config.json").write_text(json.dumps(config))
+        with pytest.raises(InvalidRequestError, match="no default chat template, only rag"):
+            self.show(directory)
+
+    def test_files_go_before_the_configuration(self, directory: Path) -> None:
+        (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": "old"}))
+        (directory / "chat_template.jinja").write_text("new", encoding="utf-8")
+        (directory / "additional_chat_templates").mkdir()
+        (directory / "additional_chat_templates" / "tool_use.jinja").write_text("with tools")
+        assert self.show(directory) == "new"
+        assert self.show(directory, tools=[TOOL]) == "with tools"
+
+
+def test_what_templates_of_models_use_is_there() -> None:
+    source = (
+        "{% generation %}{{ messages[0].content }}{% endgeneration %}{{ strftime_now('%Y') | length }}"
+        "{% set ns = namespace(n=0) %}{% for i in range(5) %}{% if i == 3 %}{% break %}{% endif %}"
+        "{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}{{ {'a': '<é>'} | tojson(indent=1) }}"
+    )
+    of = Renderer.load(llama_like(), chat_template=source)
+    shown = of.decode(of.chat(CHATS["one"]).token_ids())
+    assert shown == 'Hello world43{\n "a": "<é>"\n}'
+
+
+def test_roles_that_clients_make_up_are_not_remembered() -> None:
+    template = ChatTemplate(PARTS_TEMPLATE, {})
+    assert all(template.reads(f"role {number}") == template.reads("user") for number in range(50))
+    assert len(template._reads) == 1
+
+
+def test_a_template_that_reads_lists_alone_gets_strings_as_lists() -> None:
+    source = "{% for m in messages %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endfor %}"
+    of = Renderer.load(qwen_like(), chat_template=source)
+    assert of.decode(of.chat(CHATS["one"]).token_ids()) == "[Hello world]"
+
+
+contents = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=12)
+
+
+@given(st.lists(contents | st.none(), min_size=1, max_size=6))
+def test_any_mixture_of_text_and_rows_is_the_text_cut_at_the_rows(parts: list[str | None]) -> None:
+    """None stands for rows. Template and text between rows tokenize as they would around a special token."""
+    of = _plain()
+    number = 0
+    content = []
+    for part in parts:
+        if part is None:
+            content.append(embeds(number))
+            number += 1
+        else:
+            content.append(text(part))
+    prompt = of.chat(user(*content), rows=[rows(1, fill=index) for index in range(number)])
+    runs: list[str] = [""]
+    for index, part in enumerate(parts):
+        if part is None:
+            runs.append("")
+        else:
+            line = "\n" if index and parts[index - 1] is not None else ""
+            runs[-1] += line + part
+    assert prompt.token_ids() == tuple(id_ for run in runs for id_ in of.encode(run))
+    assert sum(isinstance(segment, Rows) for segment in prompt.segments) == number
+
+
+_renderers: list[Renderer] = []
+
+
+def _plain() -> Renderer:
+    if not _renderers:
+        _renderers.append(Renderer.load(qwen_like(), chat_template="{{ messages[0].content }}"))
+    return _renderers[0]
+
+
+def test_the_template_of_tests_is_the_one_transformers_was_given() -> None:
+    assert AutoTokenizer.from_pretrained(llama_like()).chat_template == LLAMA_TEMPLATE
