@@ -388,6 +388,39 @@ def test_nobody_waits_for_pages_whose_maker_found_them_in_the_cache_meanwhile() 
     simulation.drain()
 
 
+def test_works_that_cannot_use_each_others_pages_do_not_wait_for_them() -> None:
+    simulation = Simulation(bounds(max_num_batched_tokens=64))
+    for _ in range(2):
+        simulation.admit(Tokens([1] * 4), rows(*[1] * 28, atomic=True))
+    assert len(simulation.step().spans) == 2
+
+
+def test_a_prompt_starts_only_when_those_that_run_leave_it_room() -> None:
+    simulation = Simulation(bounds(num_pages=9, max_model_len=144, max_num_batched_tokens=16))
+    works = [simulation.admit(Tokens([value] * 78), max_tokens=2) for value in (1, 2)]
+    while works[0] in simulation.live:
+        assert not works[1].pages
+        simulation.step()
+    simulation.drain()
+    assert simulation.scheduler.preemptions == 0
+
+
+def test_what_gave_finite_logits_stays_cached_after_a_preemption_and_a_failure_of_another() -> None:
+    simulation = Simulation(bounds(num_pages=6, max_model_len=96))
+    low = simulation.admit(Tokens([1] * 40), max_tokens=30, priority=1)
+    for _ in range(4):
+        simulation.step()
+    simulation.admit(Tokens([2] * 90), max_tokens=2, priority=0)
+    simulation.drain()
+    assert low.preemptions == 1
+    bad = simulation.admit(Tokens([1] * 40), Tokens([POISON]))
+    simulation.drain()
+    assert simulation.failed == [bad]
+    good = simulation.admit(Tokens([1] * 40), Tokens([2]))
+    simulation.drain()
+    assert (bad.cached_tokens, good.cached_tokens) == (32, 32)
+
+
 def test_a_preempted_work_finds_its_pages_again() -> None:
     simulation = Simulation(bounds(num_pages=5, max_model_len=80))
     early = simulation.admit(Tokens([1] * 16), max_tokens=50)
@@ -464,6 +497,18 @@ def test_running_sequences_decode_in_every_step_while_a_long_prompt_is_computed(
         before = len(stream.output)
         simulation.step()
         assert len(stream.output) == before + 1
+
+
+def test_many_streams_go_before_a_prompt_that_came_first() -> None:
+    simulation = Simulation(
+        bounds(num_pages=100, max_model_len=600, max_num_seqs=16, max_num_batched_tokens=16)
+    )
+    streams = [simulation.admit(Tokens([value]), max_tokens=20) for value in range(12)]
+    simulation.step()
+    simulation.admit(Tokens([50] * 400), priority=-1)
+    for _ in range(6):
+        plan = simulation.step()
+        assert {span.sequence for span in plan.spans} >= set(streams)
 
 
 @settings(max_examples=40)

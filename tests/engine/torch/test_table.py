@@ -89,6 +89,17 @@ def test_pages_that_gave_finite_logits_are_spared() -> None:
     assert table.dirty == 1
 
 
+def test_a_page_the_failed_step_wrote_to_is_not_spared_for_what_it_gave_before() -> None:
+    table = PageTable(2, PrefixCache())
+    holder: list[int] = []
+    table.grow(holder, 2)
+    table.prove(holder)
+    last = holder[1]
+    table.condemn(holder, written=1)
+    table.release(holder)
+    assert table.take_dirty() == [last]
+
+
 class TableMachine(RuleBasedStateMachine):
     """Any order of growing, naming, sharing, releasing, condemning keeps each page in exactly one place."""
 
