@@ -1,0 +1,42 @@
+"""What the documentation shows runs, and what it refers to is there."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from inlay import demo
+from tests.serving import Served, serving
+
+ROOT = Path(__file__).resolve().parent.parent
+SHOWN_URL = "http://127.0.0.1:8000"
+"""The address the pages show, which stands for the server's real one."""
+
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+WITH_SNIPPETS = [page for page in PAGES if "```python" in page.read_text(encoding="utf-8")]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with serving(command="demo") as served:
+        yield served
+
+
+@pytest.mark.parametrize("page", WITH_SNIPPETS, ids=lambda page: page.name)
+def test_every_snippet_of_a_page_runs_in_order_against_the_demo(
+    page: Path, server: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names: dict[str, object] = {"model_directory": demo.model_dir()}
+    for snippet in re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
+        exec(compile(snippet.replace(SHOWN_URL, server.url), str(page), "exec"), names)
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_path_a_page_names_exists(page: Path) -> None:
+    named = re.findall(
+        r"`((?:docs|src|tests|benchmarks|scripts|examples)/[\w./-]+)`", page.read_text(encoding="utf-8")
+    )
+    missing = [path for path in named if not (ROOT / path).exists()]
+    assert not missing
