@@ -20,11 +20,14 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, Qwen3Config
 
+from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.batch import Batch, Stretch
 from inlay.engine.torch.model import CausalModel
+from inlay.engine.torch.scheduler import Bounds
+from inlay.engine.torch.step import Core
 from inlay.engine.torch.threads import environment
-from inlay.prompt import Tokens
+from inlay.prompt import Prompt, Tokens
+from inlay.protocol.work import Sampling, Work
 
 PAGE_SIZE = 16
 
@@ -97,36 +100,50 @@ def gemm_peak() -> float:
 
 
 class Ours:
-    """`CausalModel.forward` on batches of equal sequences."""
+    """The engine's own loop: schedule, compute, sample, tell. Only its thread is left out."""
 
     def __init__(self, directory: Path, threads: int) -> None:
         self.model = CausalModel.load(
             EngineSettings(model=str(directory), dtype="bfloat16", device="cpu", num_threads=threads)
         )
-        self.pages = self.model.new_pages(8 * 64, PAGE_SIZE)
-        self.pages.scrub(range(self.pages.num_pages))
+        bounds = Bounds(
+            num_pages=600,
+            page_size=PAGE_SIZE,
+            max_num_seqs=8,
+            max_num_batched_tokens=2048,
+            max_model_len=self.model.max_model_len,
+        )
+        self._core = Core(self.model, bounds, Secret.random())
+        self._works = 0
 
-    def _stretch(self, sequence: int, start: int, count: int, ids: list[int]) -> Stretch:
-        # Pages of different sequences interleave, as they do after a while of serving.
-        pages = [sequence + 8 * index for index in range(64)]
-        return Stretch([(start, Tokens(ids))], start, count, pages, True)
+    def _admit(self, ids: list[int], max_tokens: int) -> None:
+        self._works += 1
+        sampling = Sampling(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+        work = Work(id=str(self._works), prompt=Prompt.of(Tokens(ids)), sampling=sampling)
+        for delta in self._core.admit(work):
+            raise RuntimeError(f"a work ended before it began: {delta}")
 
     def decode(self, batch: int, context: int, steps: int) -> float:
         """Seconds a step."""
-        ids = [[7 * index + 1] for index in range(batch)]
+        for index in range(batch):
+            self._admit([(11 * position + index) % 151000 + 1 for position in range(context)], steps + 8)
+        told = 0
+        while told < batch:
+            # Prompts are in, and every work has its first token.
+            told += len(self._core.step())
         start = _clock()
-        for step in range(steps):
-            stretches = [self._stretch(index, context + step, 1, ids[index]) for index in range(batch)]
-            logits = self.model.forward(Batch.pack(stretches, PAGE_SIZE, self.model.device), self.pages)
-            ids = logits.argmax(-1, keepdim=True).tolist()
-        return (_clock() - start) / steps
+        for _ in range(steps):
+            self._core.step()
+        took = _clock() - start
+        self._core.abort_all()
+        return took / steps
 
     def prefill(self, length: int) -> float:
-        ids = [(11 * index) % 151000 for index in range(length)]
+        """Seconds for a prompt nothing of which is cached, and its first token."""
+        self._admit([(11 * position + self._works) % 151000 + 1 for position in range(length)], 1)
         start = _clock()
-        self.model.forward(
-            Batch.pack([self._stretch(0, 0, length, ids)], PAGE_SIZE, self.model.device), self.pages
-        )
+        while len(self._core):
+            self._core.step()
         return _clock() - start
 
 
@@ -179,8 +196,8 @@ def report(cases: list[Case]) -> None:
                 cells += f"{best[name] * 1e3:>9.1f} ms {rate:>6.1f}/s {case.floor / best[name]:>4.0%}"
             else:
                 cells += f"{'-':>24}"
-        ratio = best["transformers"] / best["inlay"] if "transformers" in best else float("nan")
-        out(f"{cells}{ratio:>8.2f}x\n")
+        ratio = f"{best['transformers'] / best['inlay']:.2f}x" if "transformers" in best else "-"
+        out(f"{cells}{ratio:>9}\n")
 
 
 def main() -> None:
