@@ -1,6 +1,7 @@
 """Streamed tokens per CPU-second of the frontend: many small streams.
 
-Two ways. *Paced*: one token for every stream at each tick of a clock in the frontend's own process, slow enough for it to keep
+Three ways. *Floor*: a bare ASGI app that sends events made beforehand, at the paced rate: what server and system cost.
+*Paced*: one token for every stream at each tick of a clock in the frontend's own process, slow enough for it to keep
 up, so that every token is an event and a write of its own; no plane. *Echo*: a worker process with the echo engine, as
 fast as it comes, over the local plane; tokens that wait together share an event. The load comes from this process.
 Figures are CPU-seconds from the system's own accounts, so that a busy machine does not blur them.
@@ -17,9 +18,11 @@ import time
 from collections.abc import AsyncIterator, Sequence
 
 import psutil
+import uvicorn
 import uvloop
 from tests.models import tiny
 
+from benchmarks import http_choice
 from inlay.digest import Secret
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
@@ -109,7 +112,7 @@ class PacedStream:
         self._open.discard(self)
 
 
-def serve(how: str, directory: str, port: int) -> None:
+def serve(how: str, directory: str, port: int, tokens: int) -> None:
     settings = EngineSettings(model=directory, served_model_name=["m"], engine="echo")
     secret = Secret.random()
     frontend = FrontendSettings(port=port)
@@ -129,7 +132,12 @@ def serve(how: str, directory: str, port: int) -> None:
         router = Router(PacedWorker(engine.card))
         await serve_http(build_app(router, frontend, secret=secret), frontend)
 
-    uvloop.run({"echo": echo, "paced": paced}[how]())
+    async def floor() -> None:
+        http_choice.TICK, http_choice.TOKENS = TICK, tokens
+        config = uvicorn.Config(http_choice.raw_app, port=port, log_level="warning", access_log=False)
+        await uvicorn.Server(config).serve()
+
+    uvloop.run({"floor": floor, "echo": echo, "paced": paced}[how]())
 
 
 async def exchange(port: int, path: str, body: bytes) -> bytes:
@@ -191,15 +199,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     arguments = parser.parse_args()
     if arguments.serve:
-        serve(arguments.how, arguments.serve, arguments.port)
+        serve(arguments.how, arguments.serve, arguments.port, arguments.tokens)
         return
     directory = str(tiny("llama"))
     print(
         f"{'':35} {'tokens/CPU-s':>16} {'with worker':>12} {'tokens/s':>10} {'tokens/event':>13}", flush=True
     )
-    for offset, how in enumerate(("paced", "echo")):
+    for offset, how in enumerate(("floor", "paced", "echo")):
         port = arguments.port + offset
         command = [sys.executable, "-m", "benchmarks.frontend_streams", "--port", str(port), "--how", how]
+        command += ["--tokens", str(arguments.tokens)]
         process = subprocess.Popen([*command, "--serve", directory])
         try:
             asyncio.run(wait_ready(port))
