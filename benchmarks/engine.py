@@ -235,7 +235,9 @@ def main() -> None:
             for batch in (1, 8)
             for context in (64, 512)
         ]
-        prompt = Case("prefill 512", 512.0 * linear + 28 * 4 * 16 * 128 * 512 * 256, 512, "tokens")
+        prompt = Case(
+            "prefill 512", 512.0 * linear + options.layers * 4 * 16 * 128 * 512 * 256, 512, "tokens"
+        )
         for _ in range(options.rounds):
             for case in cases:
                 batch, context = int(case.name.split()[1]), int(case.name.split()[3])
