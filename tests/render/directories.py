@@ -164,7 +164,34 @@ def word_piece() -> Tokenizer:
     return tokenizer
 
 
+def sparse() -> Tokenizer:
+    """Few tokens, one of them without any text, with the decoder of Llama-2: what arbitrary ids stumble over."""
+    tokens = [
+        "",
+        "▁",
+        "▁▁",
+        "▁a",
+        "b",
+        "\ufffd",
+        "<unk>",
+        *(f"<0x{byte:02X}>" for byte in (0x41, 0xE2, 0x82, 0xAC)),
+    ]
+    tokenizer = Tokenizer(
+        models.WordLevel({token: id_ for id_, token in enumerate(tokens)}, unk_token="<unk>")
+    )
+    tokenizer.decoder = byte_fallback().decoder
+    return tokenizer
+
+
+def byte_level_after_replace() -> Tokenizer:
+    """Byte-level behind another step, so that tokens have no bytes of their own that anyone could tell."""
+    tokenizer = byte_level()
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("</w>", ""), decoders.ByteLevel()])
+    return tokenizer
+
+
 KINDS = {
+    "sparse": sparse,
     "byte_level": byte_level,
     "byte_fallback": byte_fallback,
     "metaspace": metaspace,
@@ -205,10 +232,11 @@ def llama_like() -> Path:
 
 @cache
 def renderer(kind: str) -> Renderer:
-    """A renderer without a template, of one of `KINDS`."""
+    """A renderer without a template, of one of `KINDS` or of "byte_level_after_replace"."""
     directory = Path(_root().name) / kind
     directory.mkdir()
-    KINDS[kind]().save(str(directory / "tokenizer.json"))
+    make = KINDS.get(kind, byte_level_after_replace)
+    make().save(str(directory / "tokenizer.json"))
     return Renderer.load(directory)
 
 

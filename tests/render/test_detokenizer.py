@@ -54,7 +54,7 @@ def test_bytes_in_any_order_are_as_in_decoding_all_ids(kind: str, data: st.DataO
         assert "".join(pieces(of, ids, skip=skip)) == of.decode(ids, skip_special_tokens=skip)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*sorted(KINDS.keys() - {"sparse"}), "byte_level_after_replace"])
 @pytest.mark.parametrize("text", [*CORPUS, "🙂🙃 emoji 👩‍👩‍👧 and 漢字", "  two  spaces ", "x\n\n\ny"])
 def test_no_piece_of_good_text_has_a_replacement_character(kind: str, text: str) -> None:
     of = renderer(kind)

@@ -175,7 +175,7 @@ def test_the_bytes_of_single_tokens_join_to_the_text(kind: str) -> None:
             assert of.token_text(id_) == bytes(of.token_bytes(id_)).decode("utf-8", "replace")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"sparse"}))
 def test_the_text_of_a_token_keeps_its_leading_space(kind: str) -> None:
     of = renderer(kind)
     texts = [of.token_text(id_) for id_ in of.encode("a town in a book", add_special_tokens=False)]

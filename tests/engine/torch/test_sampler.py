@@ -19,7 +19,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from inlay.engine.torch.sampler import WIDTHS, Choice, Sampler, ranked, uniform
+from inlay.engine.torch.sampler import LOOK_UP_BLOCK, WIDTHS, Choice, Sampler, look_up, ranked, uniform
 from inlay.errors import InvalidRequestError
 from inlay.protocol.work import Sampling
 
@@ -345,6 +345,26 @@ def test_ranking_is_by_value_and_then_by_id(row: list[float]) -> None:
     for count in {1, len(row) // 9 + 1, len(row) // 2 + 1, len(row)}:
         both = ranked(torch.tensor([row, row[::-1]]), count)
         assert both[0].tolist() == expected[:count]
+
+
+@given(
+    st.sampled_from([1, 5, LOOK_UP_BLOCK - 1, LOOK_UP_BLOCK, LOOK_UP_BLOCK + 1, 3 * LOOK_UP_BLOCK + 7]),
+    st.integers(0, 10**6),
+    st.sampled_from([0.0, 1e-12, 0.3, 0.999999, 1 - 2.0**-53]),
+    st.sampled_from([0.0, 0.5, 0.99]),
+)
+def test_a_number_is_looked_up_where_the_cumulated_weights_pass_it(
+    size: int, seed: int, number: float, emptiness: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    weights = rng.integers(1, 100, size).astype(np.float32) * (rng.random(size) >= emptiness)
+    weights[rng.integers(size)] = 1.0
+    place = int(look_up(torch.from_numpy(weights)[None], torch.tensor([number], dtype=torch.float64))[0])
+    assert weights[place] > 0
+    # Whole weights below 2**53 cumulate without rounding, so the place is exact.
+    cumulated = weights.cumsum(dtype=np.float64)
+    target = min(number * cumulated[-1], np.nextafter(cumulated[-1], 0))
+    assert place == int((cumulated <= target).sum())
 
 
 some_ids = st.lists(st.integers(0, VOCAB - 1), max_size=20).map(tuple)

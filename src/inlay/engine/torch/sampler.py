@@ -297,7 +297,7 @@ class Sampler:
         # On a row nothing truncates, the candidates are the vocabulary and need no ranking.
         free_R = finite_R & ~bounds.truncates_R
         if bool(free_R.any()):
-            ids_R[free_R] = _look_up(_rows(scaled_RV, free_R).softmax(dim=-1), uniform_R[free_R])
+            ids_R[free_R] = look_up(_rows(scaled_RV, free_R).softmax(dim=-1), uniform_R[free_R])
 
         open_R = (finite_R & bounds.truncates_R).nonzero()[:, 0]
         open_RV = _rows(scaled_RV, finite_R & bounds.truncates_R)
@@ -308,7 +308,7 @@ class Sampler:
             candidates_RC = ranked(open_RV, count)
             weights_RC, settled_R = bounds.select(open_R).weigh(open_RV, candidates_RC)
             by_id_RC, order_RC = candidates_RC.sort(dim=-1)
-            places_R = _look_up(weights_RC.gather(1, order_RC), uniform_R[open_R])
+            places_R = look_up(weights_RC.gather(1, order_RC), uniform_R[open_R])
             drawn_R = by_id_RC.gather(1, places_R[:, None])[:, 0]
             ids_R[open_R[settled_R]] = drawn_R[settled_R]
             open_R, open_RV = open_R[~settled_R], _rows(open_RV, ~settled_R)
@@ -340,7 +340,7 @@ def _rows(values_RV: Tensor, mask_R: Tensor) -> Tensor:
     return values_RV if bool(mask_R.all()) else values_RV[mask_R]
 
 
-def _look_up(weights_RC: Tensor, uniform_R: Tensor) -> Tensor:
+def look_up(weights_RC: Tensor, uniform_R: Tensor) -> Tensor:
     """Indices (R,) where the cumulated weights first exceed the uniform share of their sum; never one of weight zero.
 
     In two steps, blocks and then the weights of one block, since cumulating a whole vocabulary in float64 costs more than
