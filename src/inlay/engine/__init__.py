@@ -3,6 +3,8 @@
 Importing this imports no engine: each brings its heavy libraries only where it is created.
 """
 
+from collections.abc import Mapping
+
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.protocol.work import Engine
@@ -25,10 +27,10 @@ def create(settings: EngineSettings, secret: Secret) -> Engine:
     return TorchEngine(settings, secret)
 
 
-def environment(settings: EngineSettings) -> dict[str, str]:
-    """Environment variables the engine's process must be started with."""
+def environment(settings: EngineSettings, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables the engine's process must be started with, beside those it inherits."""
     if settings.engine == "echo":
         return {}
     from inlay.engine.torch.threads import environment as torch_environment
 
-    return torch_environment()
+    return torch_environment(inherited)

@@ -62,7 +62,7 @@ async def spawn(settings: EngineSettings, secret: Secret, *, arena_bytes: int = 
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "inlay.worker", str(theirs.fileno()), str(arena.fd), str(arena_bytes)),
             pass_fds=(theirs.fileno(), arena.fd),
-            env={**os.environ, **engine.environment(settings)},
+            env={**os.environ, **engine.environment(settings, os.environ)},
             stdin=asyncio.subprocess.DEVNULL,
             # Its own session: Ctrl-C in a terminal is for the frontend, which drains before it lets the worker go.
             start_new_session=True,

@@ -298,4 +298,9 @@ def test_a_weights_id_names_content_and_not_files(tmp_path: Path) -> None:
 def test_threads_leave_a_core_to_the_others_unless_told() -> None:
     assert threads.count(3) == 3
     assert threads.count(None) >= 1
-    assert threads.environment()["GOMP_SPINCOUNT"] == "1000"
+    assert threads.environment({})["GOMP_SPINCOUNT"] == "1000"
+    mine = {"GOMP_SPINCOUNT": "5", "GLIBC_TUNABLES": "glibc.malloc.check=3"}
+    assert threads.environment(mine) == {
+        "GOMP_SPINCOUNT": "5",
+        "GLIBC_TUNABLES": "glibc.malloc.check=3:glibc.malloc.hugetlb=1",
+    }
