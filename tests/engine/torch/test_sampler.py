@@ -367,6 +367,12 @@ def test_a_number_is_looked_up_where_the_cumulated_weights_pass_it(
     assert place == int((cumulated <= target).sum())
 
 
+def test_a_whole_block_of_impossible_tokens_is_passed_over() -> None:
+    weights = torch.zeros(1, 3 * LOOK_UP_BLOCK)
+    weights[0, 2 * LOOK_UP_BLOCK + 5] = 2.0
+    assert int(look_up(weights, torch.zeros(1, dtype=torch.float64))[0]) == 2 * LOOK_UP_BLOCK + 5
+
+
 some_ids = st.lists(st.integers(0, VOCAB - 1), max_size=20).map(tuple)
 
 samplings = st.fixed_dictionaries(
