@@ -1,0 +1,107 @@
+"""Fuzz each reader of embeddings by itself, guided by coverage: what reaches it is always its own format.
+
+    python -m tests.fuzz.fuzz_readers archive FOLDER -runs=10000000 -max_len=4096
+
+Targets: `archive` (zip records), `pickle` (opcodes in an archive that is in order), `safetensors`, `npy`. What follows the target
+are libFuzzer's own arguments; FOLDER receives what reaches something new. The corpus of the target goes in as well. Needs
+`atheris`; `fuzz_tensors` is the same check without it.
+"""
+
+import importlib
+import random
+import struct
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tests.tensors.containers import Record, archive
+
+CORPUS = Path(__file__).parent / "corpus" / "readers"
+_STORAGE = bytes(256)
+_NPY = b"\x93NUMPY"
+
+
+def _pickle(data: bytes) -> bytes:
+    return archive(
+        [
+            Record("archive/data.pkl", data),
+            Record("archive/byteorder", b"little"),
+            Record("archive/data/0", _STORAGE),
+            Record("archive/version", b"3\n"),
+        ]
+    )
+
+
+def _safetensors(data: bytes) -> bytes:
+    # Mostly the length before the header is the header's own, or nothing behind it would ever be reached.
+    if not data[:1].isdigit():
+        return data[1:9].ljust(8, b"\0") + b"{" + data[9:]
+    header, _, rest = data[1:].partition(b"\0")
+    return struct.pack("<Q", len(header) + 1) + b"{" + header + rest
+
+
+TARGETS: dict[str, tuple[Callable[[bytes], bytes], Callable[[bytes], bytes | None]]] = {
+    "archive": (
+        lambda data: b"PK\3\4" + data,
+        lambda file: file[4:] if file.startswith(b"PK\3\4") else None,
+    ),
+    "pickle": (_pickle, lambda file: _pickle_in(file)),
+    "safetensors": (_safetensors, lambda file: _safetensors_in(file)),
+    "npy": (lambda data: _NPY + data, lambda file: file[6:] if file.startswith(_NPY) else None),
+}
+"""What makes a file out of a fuzzer's bytes, and the bytes that make a given file, if there are any."""
+
+
+def _pickle_in(file: bytes) -> bytes | None:
+    start, end = file.find(b"\x80\x02"), file.find(b"PK", 4)
+    return file[start:end] if file.startswith(b"PK\3\4") and 0 < start < end else None
+
+
+def _safetensors_in(file: bytes) -> bytes | None:
+    if file[8:9] != b"{":
+        return None
+    (length,) = struct.unpack("<Q", file[:8])
+    header = file[9 : 8 + min(length, len(file))]
+    if length > len(file) - 8 or b"\0" in header:
+        return b"-" + file[:8] + file[9:]
+    return b"0" + header + b"\0" + file[8 + length :]
+
+
+def seeds(target: str) -> list[bytes]:
+    """Where mutation starts: the files of `fuzz_tensors` that belong to the target."""
+    found = (TARGETS[target][1](path.read_bytes()) for path in sorted((CORPUS.parent / "tensors").iterdir()))
+    return [data for data in found if data is not None]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run what the module's docstring says."""
+    target, *options = arguments
+    make = TARGETS[target][0]
+    atheris = importlib.import_module("atheris")
+    with atheris.instrument_imports(include=["inlay.tensors"]):
+        from tests.fuzz.fuzz_tensors import check, mutated
+
+    inputs = seeds(target)
+
+    def one(data: bytes) -> None:
+        check(make(data))
+
+    def mutate(data: bytes, max_size: int, seed: int) -> bytes:
+        # Bits at libFuzzer's choice, or words and numbers that mean something to the readers.
+        if seed % 2:
+            changed: bytes = atheris.Mutate(data, max_size)
+            return changed
+        return mutated(data, inputs, random.Random(seed))[:max_size]
+
+    with tempfile.TemporaryDirectory() as started:
+        for number, data in enumerate(inputs):
+            (Path(started) / str(number)).write_bytes(data)
+        kept = CORPUS / target
+        folders = [started, str(kept)] if kept.is_dir() else [started]
+        atheris.Setup([sys.argv[0], *options, *folders], one, custom_mutator=mutate)
+        atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
