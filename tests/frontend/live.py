@@ -15,6 +15,7 @@ from inlay.frontend import App, FrontendSettings, build_app, serve
 from inlay.plane.local import LocalPlane
 from inlay.protocol.work import Command, Reply
 from inlay.router import Router
+from inlay.store import PromptStore, StoreSettings
 from inlay.worker import spawn
 
 T = TypeVar("T")
@@ -37,12 +38,15 @@ class Fleet:
         """Run in the fleet's loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(60)
 
-    def serve(self, **settings: Any) -> str:
-        """The base URL of a new frontend."""
-        return self.run(self._serve(FrontendSettings(port=0, **settings)))
+    def serve(self, *, store: PromptStore | None = None, **settings: Any) -> str:
+        """The base URL of a new frontend; it closes `store`, or one in memory of its own, in the end."""
+        frontend = FrontendSettings(port=0, **settings)
+        if store is None and frontend.enable_prompt_embeds:
+            store = StoreSettings().open(SECRET)
+        return self.run(self._serve(frontend, store))
 
-    async def _serve(self, settings: FrontendSettings) -> str:
-        app = build_app(self.router, settings, secret=SECRET)
+    async def _serve(self, settings: FrontendSettings, store: PromptStore | None) -> str:
+        app = build_app(self.router, settings, secret=SECRET, store=store)
         started: asyncio.Future[str] = self.loop.create_future()
         self._serving.append(
             self.loop.create_task(serve(app, settings, on_started=started.set_result, stop=self._stop))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from inlay.errors import EmbeddingsError, InlayError, InvalidRequestError
 from inlay.frontend import lift
-from inlay.frontend.embeds import sources_of
+from inlay.frontend.sources import in_completion, tensor_data
 from inlay.protocol.openai.completions import CompletionRequest
 from inlay.tensors import ReadLimits
 
@@ -21,7 +21,7 @@ DECODER = msgspec.json.Decoder(CompletionRequest)
 
 
 def strings(request: CompletionRequest) -> list[str]:
-    return [source for source in sources_of(request) if isinstance(source, str)]
+    return tensor_data(in_completion(request))
 
 
 def base64_text(num_bytes: int, seed: int = 0) -> str:

@@ -45,7 +45,8 @@ def _parts() -> Any:
 
     from inlay.digest import Secret
     from inlay.frontend import chat, completions, lift
-    from inlay.frontend.embeds import EmbedsReader
+    from inlay.frontend.embeds import Embeddings, EmbedsReader
+    from inlay.frontend.limits import EmbedsLimits
     from inlay.frontend.metrics import Metrics
     from inlay.frontend.prompts import PromptReader
     from inlay.frontend.sampling import check_request, for_choice, sampling_of
@@ -58,7 +59,9 @@ def _parts() -> Any:
     from tests.render.directories import qwen_like
 
     settings = FrontendSettings(enable_prompt_embeds=True, max_prompt_embeds_bytes=2000)
-    embeds = EmbedsReader(settings, Secret(bytes(32)), Metrics(lambda: 0, lambda: 0))
+    embeds = EmbedsReader(
+        True, EmbedsLimits(settings, lambda: ()), Secret(bytes(32)), Metrics(lambda: 0, lambda: 0)
+    )
     card = ModelCard(
         name="m",
         path=str(qwen_like()),
@@ -76,7 +79,7 @@ def _parts() -> Any:
         embeds=embeds,
         card=card,
         renderer=Renderer.load(card.path),
-        server=SimpleNamespace(embeds=embeds, settings=settings),
+        Embeddings=Embeddings,
         decoders={
             "completions": msgspec.json.Decoder(CompletionRequest),
             "chat": msgspec.json.Decoder(ChatRequest),
@@ -93,14 +96,19 @@ def _parts() -> Any:
     )
 
 
+def _embeddings(parts: Any, parsed: Any) -> Any:
+    limits = parts.embeds.limits
+    return parts.Embeddings(parts.embeds, parts.card, lambda text: parsed.data(text, limits=limits))
+
+
 def _completions(parts: Any, body: bytes) -> tuple[Any, list[Any], Any]:
     parsed = parts.lift.parse(
         body, parts.decoders["completions"], parts.embeds.in_completion, limits=parts.embeds.limits
     )
     request = parsed.request
     parts.check_request(request)
-    reader = parts.PromptReader(parsed, parts.card, parts.renderer, parts.embeds)
-    prompts = parts.completions._prompts(SimpleNamespace(server=parts.server), parsed, reader)
+    reader = parts.PromptReader(request, parts.card, parts.renderer, _embeddings(parts, parsed))
+    prompts = parts.completions._prompts(reader, request, parts.settings.max_choices)
     parts.completions._check_rows(request, prompts)
     sampling = parts.sampling_of(
         request,
@@ -122,7 +130,7 @@ def _chat(parts: Any, body: bytes) -> tuple[Any, list[Any], Any]:
     request = parsed.request
     parts.check_request(request)
     parts.chat._check_chat(request, parts.settings.max_choices)
-    prompt = parts.chat._prompt(parts.server, parsed, parts.card, parts.renderer)
+    prompt = parts.chat._prompt(request, _embeddings(parts, parsed), parts.renderer)
     max_tokens = (
         request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     )

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from inlay import demo
 from inlay.cli.console import Console
 from inlay.cli.serve import Running, check_address, run_host
-from inlay.cli.settings import DemoSettings
+from inlay.cli.settings import DemoSettings, ServeSettings
 from inlay.client import PromptEmbedder, load
 from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError, InvalidRequestError
@@ -36,8 +36,10 @@ def run(settings: DemoSettings) -> int:
         InlayError: the server did not start, or answered a request with an error.
     """
     console = Console(sys.stdout, sys.stderr)
-    engine = EngineSettings(model=str(demo.model_dir()), served_model_name=[MODEL_NAME])
-    frontend = FrontendSettings(host=settings.host, port=_port(settings), enable_prompt_embeds=True)
+    served = ServeSettings(
+        engine=EngineSettings(model=str(demo.model_dir()), served_model_name=[MODEL_NAME]),
+        frontend=FrontendSettings(host=settings.host, port=_port(settings), enable_prompt_embeds=True),
+    )
 
     async def show(running: Running) -> None:
         await asyncio.to_thread(_show, running.url, console)
@@ -46,7 +48,7 @@ def run(settings: DemoSettings) -> int:
         else:
             running.stop.set()
 
-    return run_host(engine, frontend, console, show)
+    return run_host(served, console, show)
 
 
 def _port(settings: DemoSettings) -> int:

@@ -17,8 +17,6 @@ import inlay
 from inlay.cli.command import UsageError
 from inlay.cli.console import Console
 from inlay.cli.settings import ServeSettings
-from inlay.digest import Secret
-from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError, OverloadedError
 from inlay.frontend import build_app, serve
 from inlay.frontend.settings import FrontendSettings
@@ -61,50 +59,43 @@ def run(settings: ServeSettings, rest: Sequence[str]) -> int:
         raise UsageError(
             f"the {settings.engine.engine} engine takes no further arguments, got {' '.join(rest)!r} after --"
         )
-    return run_host(settings.engine, settings.frontend, Console(sys.stdout, sys.stderr))
+    return run_host(settings, Console(sys.stdout, sys.stderr))
 
 
-def run_host(
-    engine: EngineSettings,
-    frontend: FrontendSettings,
-    console: Console,
-    when_ready: WhenReady | None = None,
-) -> int:
+def run_host(settings: ServeSettings, console: Console, when_ready: WhenReady | None = None) -> int:
     """`host` in an event loop of its own; the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # Its lines about starting and stopping say what ours say.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(host(engine, frontend, console, when_ready))
+            runner.run(host(settings, console, when_ready))
     except asyncio.CancelledError:
         return EXIT_INTERRUPTED
     return 0
 
 
-async def host(
-    engine: EngineSettings,
-    frontend: FrontendSettings,
-    console: Console,
-    when_ready: WhenReady | None = None,
-) -> None:
+async def host(settings: ServeSettings, console: Console, when_ready: WhenReady | None = None) -> None:
     """Start a worker, serve HTTP in front of it until a signal comes, drain, and end the worker.
 
     Raises:
-        InlayError: the address is taken, the worker did not start, or it ended while it was needed.
+        InlayError: the address is taken, the store cannot be opened, the worker did not start, or it ended while it was
+            needed.
     """
+    engine, frontend = settings.engine, settings.frontend
     check_address(frontend.host, frontend.port)
     # Until the server takes signals over; Ctrl-C cancels by itself.
     main = asyncio.current_task()
     if main is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, main.cancel)
     console.line(f"inlay {inlay.__version__}: loading {engine.model} with the {engine.engine} engine")
-    secret = Secret.random()
+    secret = settings.store.secret()
+    store = settings.store.open(secret) if frontend.enable_prompt_embeds else None
     worker = await spawn(engine, secret)
     plane = LocalPlane([worker.channel])
     try:
         await plane.start()
-        app = build_app(Router(plane), frontend, secret=secret)
+        app = build_app(Router(plane), frontend, secret=secret, store=store)
         await plane.wait_ready()
         card = plane.workers()[0].card
         stop = asyncio.Event()
@@ -129,6 +120,8 @@ async def host(
             with suppress(asyncio.CancelledError):
                 await task
     finally:
+        if store is not None:
+            store.close()
         await plane.close()
         await worker.close()
 

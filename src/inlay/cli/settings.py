@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from inlay.engine.settings import EngineSettings
 from inlay.frontend.settings import FrontendSettings
+from inlay.store.settings import StoreSettings
 
 _MODEL = Field(description="Directory of the model, or its name on the hub.")
 
@@ -18,6 +19,7 @@ class ServeSettings(BaseModel):
 
     engine: EngineSettings = Field(title="Model and engine")
     frontend: FrontendSettings = Field(title="HTTP")
+    store: StoreSettings = Field(default=StoreSettings(), title="Stored embeddings")
 
 
 class DemoSettings(BaseModel):

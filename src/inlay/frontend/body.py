@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from inlay.errors import BodyTooLargeError, UnsupportedMediaTypeError
 from inlay.frontend.admission import Reservation
@@ -30,20 +30,45 @@ def header(headers: Headers, name: bytes) -> bytes | None:
     return None
 
 
-def check_media(headers: Headers) -> None:
-    """Raise `UnsupportedMediaTypeError` unless the body is JSON as it is."""
+class Media(NamedTuple):
+    """What a body is said to be.
+
+    Attributes:
+        kind: lower case, without parameters; "application/json" where nothing is said.
+        parameters: by name in lower case.
+    """
+
+    kind: str
+    parameters: dict[str, str]
+
+
+JSON = "application/json"
+
+
+def media_of(headers: Headers) -> Media:
+    """The media type of a body.
+
+    Raises:
+        UnsupportedMediaTypeError: it is compressed.
+    """
     encoding = header(headers, b"content-encoding")
     if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
         raise UnsupportedMediaTypeError(
             f"content-encoding {encoding.decode('latin-1')!r} is not supported; send the body as it is (identity)"
         )
-    media = header(headers, b"content-type")
-    if media is None:
-        return
-    kind = media.split(b";", 1)[0].strip().lower()
-    if kind and kind != b"application/json" and not kind.endswith(b"+json"):
+    value = (header(headers, b"content-type") or b"").decode("latin-1")
+    kind, *rest = value.split(";")
+    kind = kind.strip().lower() or JSON
+    pairs = (item.partition("=") for item in rest)
+    parameters = {name.strip().lower(): text.strip().strip('"') for name, _, text in pairs}
+    return Media(JSON if kind.endswith("+json") else kind, parameters)
+
+
+def check_media(media: Media, *allowed: str) -> None:
+    """Raise `UnsupportedMediaTypeError` unless `media` is one of `allowed`."""
+    if media.kind not in allowed:
         raise UnsupportedMediaTypeError(
-            f"content-type {media.decode('latin-1')!r} is not supported; send application/json"
+            f"content-type {media.kind!r} is not supported; send {' or '.join(allowed)}"
         )
 
 
@@ -53,29 +78,37 @@ def declared_length(headers: Headers) -> int | None:
     return int(value) if value is not None and value.isdigit() else None
 
 
-async def read_body(
-    scope: Scope, receive: Receive, settings: FrontendSettings, reservation: Reservation
-) -> bytes | bytearray:
-    """The whole body of a request.
+async def receive_body(
+    scope: Scope,
+    receive: Receive,
+    settings: FrontendSettings,
+    reservation: Reservation,
+    *,
+    check: Callable[[int], None],
+    take: Callable[[bytes], None],
+) -> None:
+    """Hand a body on as it comes.
+
+    Args:
+        scope: of the request.
+        receive: of the request.
+        settings: of the frontend.
+        reservation: holds what has come, or what Content-Length says will.
+        check: told how long the body is at least, first by Content-Length; raises when that is too much.
+        take: told each piece.
 
     Raises:
-        BodyTooLargeError: over the limit; told from Content-Length before anything is read.
-        UnsupportedMediaTypeError: not JSON, or compressed.
         OverloadedError: the budget for bodies is used up.
         BodyTimeoutError: it comes too slowly.
         ClientGone: the client left.
     """
-    headers: Headers = scope["headers"]
-    check_media(headers)
-    declared = declared_length(headers)
-    limit = settings.max_body_bytes
+    declared = declared_length(scope["headers"])
     if declared is not None:
-        if declared > limit:
-            raise _too_large(declared, limit)
+        check(declared)
         reservation.grow_to(declared)
     loop = asyncio.get_running_loop()
     began = loop.time()
-    body = bytearray()
+    size = 0
     try:
         async with asyncio.timeout(settings.body_timeout) as clock:
             while True:
@@ -83,30 +116,48 @@ async def read_body(
                 if message["type"] == "http.disconnect":
                     raise ClientGone
                 chunk: bytes = message.get("body", b"")
-                more: bool = message.get("more_body", False)
-                if not more and not body:
-                    body_size = len(chunk)
-                    if body_size > limit:
-                        raise _too_large(body_size, limit)
-                    reservation.grow_to(body_size)
-                    return chunk
-                body += chunk
-                if len(body) > limit:
-                    raise _too_large(len(body), limit)
-                reservation.grow_to(len(body))
-                if not more:
-                    return body
-                allowed = began + settings.body_timeout + len(body) / MIN_RATE
+                if chunk:
+                    size += len(chunk)
+                    check(size)
+                    reservation.grow_to(size)
+                    take(chunk)
+                if not message.get("more_body", False):
+                    return
+                allowed = began + settings.body_timeout + size / MIN_RATE
                 clock.reschedule(min(loop.time() + settings.body_timeout, allowed))
     except TimeoutError as error:
         raise BodyTimeoutError(
-            f"the body came too slowly: {len(body)} bytes in {loop.time() - began:.0f} s"
+            f"the body came too slowly: {size} bytes in {loop.time() - began:.0f} s"
             + ("" if declared is None else f" of {declared}")
         ) from error
 
 
-def _too_large(size: int, limit: int) -> BodyTooLargeError:
-    return BodyTooLargeError(f"the body of {size} bytes is over the limit of {limit} bytes")
+async def read_body(
+    scope: Scope, receive: Receive, settings: FrontendSettings, reservation: Reservation
+) -> bytearray:
+    """The whole body of a request that is JSON.
+
+    Raises:
+        BodyTooLargeError: over the limit; told from Content-Length before anything is read.
+        UnsupportedMediaTypeError: not JSON, or compressed.
+        OverloadedError, BodyTimeoutError, ClientGone: as `receive_body`.
+    """
+    check_media(media_of(scope["headers"]), JSON)
+    body = bytearray()
+    await receive_body(scope, receive, settings, reservation, check=body_limit(settings), take=body.extend)
+    return body
+
+
+def body_limit(settings: FrontendSettings) -> Callable[[int], None]:
+    """Raises `BodyTooLargeError` for sizes over the limit of bodies."""
+
+    def check(size: int) -> None:
+        if size > settings.max_body_bytes:
+            raise BodyTooLargeError(
+                f"the body of {size} bytes is over the limit of {settings.max_body_bytes} bytes"
+            )
+
+    return check
 
 
 async def discard_body(receive: Receive) -> None:

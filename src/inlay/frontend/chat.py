@@ -7,15 +7,17 @@ from typing import Any
 import msgspec
 
 from inlay.errors import InvalidRequestError
-from inlay.frontend import lift
 from inlay.frontend.choices import Choice, Piece
 from inlay.frontend.completions import joined, prompt_ids
+from inlay.frontend.embeds import Embeddings
 from inlay.frontend.generation import Generation, Pieces
-from inlay.frontend.lift import Parsed
+from inlay.frontend.incoming import read_request
 from inlay.frontend.messages import check_depth, with_rows
+from inlay.frontend.references import embeddings_of
 from inlay.frontend.respond import generation_of, respond
 from inlay.frontend.sampling import check_request, sampling_of
-from inlay.frontend.server import Call, Server
+from inlay.frontend.server import Call
+from inlay.frontend.sources import in_messages
 from inlay.prompt import Prompt
 from inlay.protocol.openai.chat import (
     ChatChoice,
@@ -29,7 +31,6 @@ from inlay.protocol.openai.chat import (
     TokenLogprob,
     TopLogprob,
 )
-from inlay.protocol.work import ModelCard
 from inlay.render import Renderer
 
 _decoder = msgspec.json.Decoder(ChatRequest)
@@ -38,25 +39,16 @@ _decoder = msgspec.json.Decoder(ChatRequest)
 async def chat_completions(call: Call) -> None:
     """Answer one chat request."""
     server = call.server
-    body = await call.body()
-    size = len(body)
     embeds = server.embeds
-    parsed = await server.prepare(
-        size,
-        lift.parse,
-        body,
-        _decoder,
-        lambda request: embeds.in_messages(request.messages),
-        limits=embeds.limits,
-    )
-    del body
-    request = parsed.request
+    incoming = await read_request(call, _decoder, lambda request: embeds.in_messages(request.messages))
+    request = incoming.parsed.request
     check_request(request)
     _check_chat(request, server.settings.max_choices)
     card = server.card(request.model)
     renderer = await server.renderers.of(card)
-    prompt = await server.prepare(size, _prompt, server, parsed, card, renderer)
-    del parsed
+    embeddings = await embeddings_of(call, incoming, in_messages(request.messages), card)
+    prompt = await server.prepare(incoming.size, _prompt, request, embeddings, renderer)
+    del incoming, embeddings
     call.reservation.shrink_to(prompt.nbytes)
     max_tokens = (
         request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
@@ -75,12 +67,8 @@ async def chat_completions(call: Call) -> None:
     await respond(call, request, card, generation, shape)
 
 
-def _prompt(server: Server, parsed: Parsed[ChatRequest], card: ModelCard, renderer: Renderer) -> Prompt:
-    request = parsed.request
-    embeds = server.embeds
-    messages, rows = with_rows(
-        request.messages, lambda text: embeds.rows(parsed.data(text, limits=embeds.limits), card)
-    )
+def _prompt(request: ChatRequest, embeddings: Embeddings, renderer: Renderer) -> Prompt:
+    messages, rows = with_rows(request.messages, embeddings.one)
     continues = bool(request.continue_final_message)
     return renderer.chat(
         messages,

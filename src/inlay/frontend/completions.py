@@ -6,14 +6,15 @@ import uuid
 import msgspec
 
 from inlay.errors import InvalidRequestError
-from inlay.frontend import lift
 from inlay.frontend.choices import Choice, Piece
 from inlay.frontend.generation import Generation, Pieces
-from inlay.frontend.lift import Parsed
+from inlay.frontend.incoming import read_request
 from inlay.frontend.prompts import PromptReader
+from inlay.frontend.references import embeddings_of
 from inlay.frontend.respond import generation_of, respond
 from inlay.frontend.sampling import check_request, sampling_of
 from inlay.frontend.server import Call
+from inlay.frontend.sources import in_completion
 from inlay.prompt import Prompt
 from inlay.protocol.openai.completions import (
     Completion,
@@ -29,20 +30,20 @@ _decoder = msgspec.json.Decoder(CompletionRequest)
 async def completions(call: Call) -> None:
     """Answer one completions request."""
     server = call.server
-    body = await call.body()
-    size = len(body)
-    parsed = await server.prepare(
-        size, lift.parse, body, _decoder, server.embeds.in_completion, limits=server.embeds.limits
-    )
-    del body
-    request = parsed.request
+    incoming = await read_request(call, _decoder, server.embeds.in_completion)
+    request = incoming.parsed.request
     check_request(request)
     card = server.card(request.model)
     renderer = await server.renderers.of(card)
+    embeddings = await embeddings_of(call, incoming, in_completion(request), card)
     prompts = await server.prepare(
-        size, _prompts, call, parsed, PromptReader(parsed, card, renderer, server.embeds)
+        incoming.size,
+        _prompts,
+        PromptReader(request, card, renderer, embeddings),
+        request,
+        server.settings.max_choices,
     )
-    del parsed
+    del incoming, embeddings
     call.reservation.shrink_to(sum(prompt.nbytes for prompt in prompts))
     _check_rows(request, prompts)
     sampling = sampling_of(
@@ -60,10 +61,9 @@ async def completions(call: Call) -> None:
     await respond(call, request, card, generation, shape)
 
 
-def _prompts(call: Call, parsed: Parsed[CompletionRequest], reader: PromptReader) -> list[Prompt]:
-    most = call.server.settings.max_choices
+def _prompts(reader: PromptReader, request: CompletionRequest, most: int) -> list[Prompt]:
     prompts = reader.prompts(most=most)
-    asked = len(prompts) * (parsed.request.n or 1)
+    asked = len(prompts) * (request.n or 1)
     if asked > most:
         raise InvalidRequestError(
             f"the request asks for {asked} choices; at most {most} are allowed", param="n"

@@ -1,4 +1,4 @@
-"""Tensor data in requests: which strings are it, and how its bytes become rows of a model."""
+"""Tensor data in requests: whether it is taken, and how its bytes become rows of a model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -6,27 +6,39 @@ from typing import Any
 import msgspec
 
 from inlay.digest import Secret, row_digests
-from inlay.errors import EmbeddingsError, InlayError, InvalidRequestError, NotFoundError
+from inlay.errors import EmbeddingsError, InvalidRequestError, NotFoundError
+from inlay.frontend import sources
+from inlay.frontend.limits import EmbedsLimits
 from inlay.frontend.metrics import Metrics
-from inlay.frontend.settings import FrontendSettings
-from inlay.prompt import Rows
-from inlay.protocol.openai.completions import CompletionRequest, EmbedsSource, PromptEmbedsPart
+from inlay.frontend.sources import Source
+from inlay.prompt import Buffer, Rows
+from inlay.protocol.openai.completions import CompletionRequest
 from inlay.protocol.work import ModelCard
-from inlay.tensors import ReadLimits, prompts_of, read, to_rows
+from inlay.store import Target
+from inlay.tensors import ReadLimits, Tensor, prompts_of, read, to_rows
+from inlay.tensors.tensor import quoted
 
 
 class EmbedsReader:
     """Checks and reads embeddings for one server's settings. Its methods are CPU work, safe to call from any thread.
 
-    Attributes:
-        limits: of one tensor file.
+    Args:
+        enabled: whether this server takes any.
+        limits: of one request.
+        secret: that row digests are made with.
+        metrics: told what was read.
     """
 
-    def __init__(self, settings: FrontendSettings, secret: Secret, metrics: Metrics) -> None:
-        self._enabled = settings.enable_prompt_embeds
+    def __init__(self, enabled: bool, limits: EmbedsLimits, secret: Secret, metrics: Metrics) -> None:
+        self._enabled = enabled
+        self._limits = limits
         self._secret = secret
         self._metrics = metrics
-        self.limits = ReadLimits(max_bytes=settings.max_prompt_embeds_bytes)
+
+    @property
+    def limits(self) -> ReadLimits:
+        """Of one tensor file, while its model is not known."""
+        return self._limits.any
 
     def require_enabled(self) -> None:
         """Raise `InvalidRequestError` when this server takes no embeddings."""
@@ -38,91 +50,114 @@ class EmbedsReader:
 
     def in_completion(self, request: CompletionRequest) -> list[str]:
         """The strings of `request` that are tensor data. Raises `InvalidRequestError` when they are not allowed."""
-        found: list[str] = []
-        embeds = sources_of(request)
-        if embeds:
-            found = [source for source in embeds if isinstance(source, str)]
-            self.require_enabled()
-        elif isinstance(request.prompt, list):
-            for item in request.prompt:
-                for part in item if isinstance(item, list) else (item,):
-                    if isinstance(part, PromptEmbedsPart):
-                        self.require_enabled()
-                        if part.data is not None:
-                            found.append(part.data)
-        return found
+        return self._allowed(sources.in_completion(request))
 
     def in_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[str]:
         """The strings of a chat that are tensor data. Raises `InvalidRequestError` when they are not allowed."""
-        found: list[str] = []
-        for message in messages:
-            content = message.get("content")
-            if not isinstance(content, list):
-                continue
-            for part in content:
-                if isinstance(part, dict) and part.get("type") == "prompt_embeds":
-                    self.require_enabled()
-                    data = part.get("data")
-                    if isinstance(data, str):
-                        found.append(data)
-        return found
+        return self._allowed(sources.in_messages(messages))
 
-    def rows(self, data: bytes, card: ModelCard) -> list[Rows]:
+    def _allowed(self, found: Sequence[Source]) -> list[str]:
+        if found:
+            self.require_enabled()
+            self._limits.check_count(len(found))
+        return sources.tensor_data(found)
+
+    def target(self, card: ModelCard) -> Target:
+        """What `card`'s model takes. Raises `EmbeddingsError` when it takes no embeddings."""
+        if card.prompt_embeds is not None:
+            raise EmbeddingsError(f"The model `{card.name}` takes no prompt_embeds: {card.prompt_embeds}")
+        return Target(
+            hidden_size=card.hidden_size,
+            dtype=card.dtype,
+            max_abs=card.limits.max_prompt_embeds_abs,
+            table_id=card.embedding_table_id or None,
+        )
+
+    def check(self, tensor: Tensor, card: ModelCard) -> list[Rows]:
+        """The prompts of a tensor as rows of the model, without digests.
+
+        Raises:
+            EmbeddingsError: not acceptable for this model.
+        """
+        target = self.target(card)
+        return [to_rows(prompt, **msgspec.structs.asdict(target)) for prompt in prompts_of(tensor)]
+
+    def rows(self, data: bytes | Buffer, card: ModelCard) -> list[Rows]:
         """The prompts of a tensor file, as rows of the model, with their digests.
 
         Raises:
             EmbeddingsError: not an acceptable tensor for this model.
         """
-        if card.prompt_embeds is not None:
-            raise EmbeddingsError(f"The model `{card.name}` takes no prompt_embeds: {card.prompt_embeds}")
-        prompts = []
-        for tensor in prompts_of(read(data, limits=self.limits)):
-            rows = to_rows(
-                tensor,
-                hidden_size=card.hidden_size,
-                dtype=card.dtype,
-                max_abs=card.limits.max_prompt_embeds_abs,
-                table_id=card.embedding_table_id or None,
-            )
-            prompts.append(msgspec.structs.replace(rows, digests=row_digests(rows, self._secret)))
+        prompts = [
+            msgspec.structs.replace(rows, digests=row_digests(rows, self._secret))
+            for rows in self.check(read(data, limits=self._limits.of(card)), card)
+        ]
         self._metrics.embeds_read(card.name, len(data), sum(map(len, prompts)))
         return prompts
 
 
-def sources_of(request: CompletionRequest) -> list[str | EmbedsSource]:
-    """The `prompt_embeds` of a request as a list."""
-    embeds = request.prompt_embeds
-    if embeds is None:
-        return []
-    return embeds if isinstance(embeds, list) else [embeds]
+class Embeddings:
+    """One request's embeddings, whichever way they were sent, as rows of its model. CPU work, for one thread at a time.
 
-
-def part_rows(data: object, ref: object, part: object, param: str, read: Callable[[str], list[Rows]]) -> Rows:
-    """The rows of one `prompt_embeds` part of a prompt or a message.
-
-    Raises:
-        InvalidRequestError: not exactly one of `data`, `ref` and `part`, or a file of several prompts.
-        NotFoundError: a reference to what is not there.
+    Args:
+        reader: of tensor files.
+        card: of the model.
+        decode: tensor data, as it stands in the request, to bytes.
+        parts: the parts of a multipart body by name; None where the body is no such.
+        stored: the stored prompts the request refers to, by id.
     """
-    if data is None or ref is not None or part is not None:
-        raise unresolved(ref, part, param, data)
-    if not isinstance(data, str):
-        raise EmbeddingsError(
-            f"{param}.data: prompt_embeds must be valid base64, got {type(data).__name__}",
-            param=f"{param}.data",
-        )
-    prompts = read(data)
-    if len(prompts) != 1:
-        raise EmbeddingsError(f"{param}: a part is one prompt, got a batch of {len(prompts)}", param=param)
-    return prompts[0]
 
+    def __init__(
+        self,
+        reader: EmbedsReader,
+        card: ModelCard,
+        decode: Callable[[str], bytes],
+        *,
+        parts: Mapping[str, Buffer] | None = None,
+        stored: Mapping[str, Sequence[Rows]] | None = None,
+    ) -> None:
+        self._reader = reader
+        self._card = card
+        self._decode = decode
+        self._parts = parts
+        self._stored = stored or {}
+        self._read: dict[str, list[Rows]] = {}
 
-def unresolved(ref: object, part: object, param: str, data: object = None) -> InlayError:
-    """The error for embeddings that are named instead of sent."""
-    if (data is not None) + (ref is not None) + (part is not None) != 1:
-        return InvalidRequestError(f"{param}: give exactly one of data, ref and part", param=param)
-    if ref is not None:
-        return NotFoundError(f"{param}: stored embeddings {str(ref)[:80]!r} not found", param=param)
-    return InvalidRequestError(
-        f"{param}: part {str(part)[:80]!r} is not in the request: the body is not multipart", param=param
-    )
+    def prompts(self, source: Source) -> Sequence[Rows]:
+        """The prompts of a source: one, or as many as its tensor's batch.
+
+        Raises:
+            EmbeddingsError: not an acceptable tensor for the model.
+            InvalidRequestError: not exactly one string, or a part that is not there.
+            NotFoundError: a stored prompt that is not there.
+        """
+        sources.check_source(source)
+        if isinstance(source.ref, str):
+            if source.ref not in self._stored:
+                raise NotFoundError(f"prompt_embeds {quoted(source.ref)} not found", param=source.param)
+            return self._stored[source.ref]
+        if isinstance(source.part, str):
+            return self._of_part(source.part, source.param)
+        return self._reader.rows(self._decode(str(source.data)), self._card)
+
+    def one(self, source: Source) -> Rows:
+        """The rows of a source that stands inside a prompt. Raises as `prompts`, and when it is several prompts."""
+        prompts = self.prompts(source)
+        if len(prompts) != 1:
+            raise EmbeddingsError(
+                f"{source.param}: a part is one prompt, got a batch of {len(prompts)}", param=source.param
+            )
+        return prompts[0]
+
+    def _of_part(self, name: str, param: str) -> list[Rows]:
+        if self._parts is None:
+            raise InvalidRequestError(
+                f"{param}: part {name[:80]!r} is not in the request: the body is not multipart", param=param
+            )
+        data = self._parts.get(name)
+        if data is None:
+            raise InvalidRequestError(f"{param}: the body has no part {name[:80]!r}", param=param)
+        # A part that is named many times is read once.
+        if name not in self._read:
+            self._read[name] = self._reader.rows(data, self._card)
+        return self._read[name]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from inlay.errors import InvalidRequestError
-from inlay.frontend.embeds import part_rows
+from inlay.frontend.sources import Source, content_source
 from inlay.prompt import Rows
 
 MAX_DEPTH = 64
@@ -30,13 +30,13 @@ def check_depth(value: object, param: str) -> None:
 
 
 def with_rows(
-    messages: Sequence[Mapping[str, Any]], read: Callable[[str], list[Rows]]
+    messages: Sequence[Mapping[str, Any]], read: Callable[[Source], Rows]
 ) -> tuple[list[dict[str, Any]], list[Rows]]:
     """Messages for the renderer, and the rows their `prompt_embeds` parts stand for.
 
     Args:
         messages: as the client sent them.
-        read: tensor data, as it stands in the request, to prompts.
+        read: the source of a part to its rows.
 
     Returns:
         The messages, each such part replaced by `{"type": "prompt_embeds", "index": i}`, and the rows by index.
@@ -69,7 +69,7 @@ def with_rows(
     return result, rows
 
 
-def _part(part: object, where: str, rows: list[Rows], read: Callable[[str], list[Rows]]) -> dict[str, Any]:
+def _part(part: object, where: str, rows: list[Rows], read: Callable[[Source], Rows]) -> dict[str, Any]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
@@ -81,7 +81,7 @@ def _part(part: object, where: str, rows: list[Rows], read: Callable[[str], list
             raise InvalidRequestError(f"{where}.text must be a string", param=f"{where}.text")
         return {**part, "type": "text", "text": text}
     if kind == "prompt_embeds":
-        rows.append(part_rows(part.get("data"), part.get("ref"), part.get("part"), where, read))
+        rows.append(read(content_source(part, where)))
         return {"type": "prompt_embeds", "index": len(rows) - 1}
     raise InvalidRequestError(
         f"{where}: content parts of type {kind[:40]!r} are not supported; supported: text, prompt_embeds",

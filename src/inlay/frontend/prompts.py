@@ -3,17 +3,11 @@
 from collections.abc import Sequence
 
 from inlay.errors import InvalidRequestError
-from inlay.frontend.embeds import EmbedsReader, part_rows, sources_of, unresolved
-from inlay.frontend.lift import Parsed
+from inlay.frontend.embeds import Embeddings
 from inlay.frontend.sampling import check_ids
-from inlay.prompt import Prompt, Rows, Segment, Tokens
-from inlay.protocol.openai.completions import (
-    CompletionRequest,
-    EmbedsSource,
-    PromptPart,
-    TextPart,
-    TokenIdsPart,
-)
+from inlay.frontend.sources import in_completion, part_source
+from inlay.prompt import Prompt, Segment, Tokens
+from inlay.protocol.openai.completions import CompletionRequest, PromptPart, TextPart, TokenIdsPart
 from inlay.protocol.work import ModelCard
 from inlay.render import Renderer
 
@@ -22,13 +16,13 @@ class PromptReader:
     """Makes prompts for one model. CPU work, safe to call from any thread."""
 
     def __init__(
-        self, parsed: Parsed[CompletionRequest], card: ModelCard, renderer: Renderer, embeds: EmbedsReader
+        self, request: CompletionRequest, card: ModelCard, renderer: Renderer, embeddings: Embeddings
     ) -> None:
-        self._parsed = parsed
+        self._request = request
         self._card = card
         self._renderer = renderer
-        self._embeds = embeds
-        self._special = parsed.request.add_special_tokens is not False
+        self._embeddings = embeddings
+        self._special = request.add_special_tokens is not False
 
     def prompts(self, *, most: int) -> list[Prompt]:
         """Every prompt of the request, in order.
@@ -37,13 +31,13 @@ class PromptReader:
             InvalidRequestError: none, more than `most`, or one that is not a prompt for this model.
             NotFoundError: a reference to what is not there.
         """
-        request = self._parsed.request
-        sources = sources_of(request)
-        if sources:
+        request = self._request
+        if request.prompt_embeds is not None and request.prompt_embeds != []:
+            sources = in_completion(request)
             _check_count(len(sources), most)
             found = []
             for source in sources:
-                found += [Prompt.of(rows) for rows in self._rows(source)]
+                found += [Prompt.of(rows) for rows in self._embeddings.prompts(source)]
             _check_count(len(found), most)
             return found
         prompt = request.prompt
@@ -95,7 +89,7 @@ class PromptReader:
             return [Tokens(self._renderer.encode(part.text, add_special_tokens=special))]
         if isinstance(part, TokenIdsPart):
             return [self._ids(part.token_ids, f"{param}.token_ids")]
-        return [part_rows(part.data, part.ref, part.part, param, self._read)]
+        return [self._embeddings.one(part_source(part, param))]
 
     def _text(self, text: str) -> Prompt:
         return Prompt.of(Tokens(self._renderer.encode(text, add_special_tokens=self._special)))
@@ -103,14 +97,6 @@ class PromptReader:
     def _ids(self, ids: list[int], param: str) -> Tokens:
         check_ids(ids, self._card.vocab_size, param)
         return Tokens(ids)
-
-    def _rows(self, source: str | EmbedsSource) -> list[Rows]:
-        if isinstance(source, EmbedsSource):
-            raise unresolved(source.ref, source.part, "prompt_embeds")
-        return self._read(source)
-
-    def _read(self, text: str) -> list[Rows]:
-        return self._embeds.rows(self._parsed.data(text, limits=self._embeds.limits), self._card)
 
 
 def _check_count(count: int, most: int) -> None:

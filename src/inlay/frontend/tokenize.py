@@ -11,6 +11,7 @@ from inlay.frontend.lift import Parsed
 from inlay.frontend.messages import check_depth, with_rows
 from inlay.frontend.sampling import check_ids
 from inlay.frontend.server import Call
+from inlay.frontend.sources import Source
 from inlay.prompt import Rows
 from inlay.protocol.openai.tokenize import (
     DetokenizeRequest,
@@ -71,7 +72,7 @@ def _chat(request: TokenizeRequest, raw: Sequence[dict[str, Any]], renderer: Ren
     return prompt.token_ids()
 
 
-def _no_rows(_: str) -> list[Rows]:
+def _no_rows(_: Source) -> Rows:
     raise InvalidRequestError("prompt_embeds have no tokens to show", param="messages")
 
 

@@ -1,0 +1,128 @@
+"""What the routes that take embeddings read: a tensor file as it is, or a request and the files it comes with."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import msgspec
+
+from inlay.errors import EmbeddingsError
+from inlay.frontend import lift
+from inlay.frontend.body import (
+    JSON,
+    Media,
+    body_limit,
+    check_media,
+    declared_length,
+    media_of,
+    receive_body,
+)
+from inlay.frontend.lift import Parsed
+from inlay.frontend.memory import Memory
+from inlay.frontend.multipart import MULTIPART, Form
+from inlay.frontend.server import Call
+from inlay.prompt import Buffer
+from inlay.tensors import check_size
+
+OCTETS = "application/octet-stream"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming(Generic[T]):
+    """A request as it came.
+
+    Attributes:
+        parsed: its JSON.
+        size: bytes of its body.
+        parts: the files it came with, by name; None where it came alone.
+    """
+
+    parsed: Parsed[T]
+    size: int
+    parts: Mapping[str, Buffer] | None = None
+
+
+async def read_request(
+    call: Call, decoder: msgspec.json.Decoder[T], tensors_in: Callable[[T], Sequence[str]]
+) -> Incoming[T]:
+    """A request with all it came with, JSON or multipart.
+
+    Args:
+        call: whose.
+        decoder: of the request's type.
+        tensors_in: as `inlay.frontend.lift.parse` takes it.
+
+    Raises:
+        InvalidRequestError: not the JSON that was asked for, or not the multipart body it is said to be.
+        EmbeddingsError: tensor data over the limit.
+        InlayError: as `inlay.frontend.body.receive_body`.
+    """
+    server = call.server
+    media = media_of(call.scope["headers"])
+    check_media(media, JSON, MULTIPART)
+    parts: Mapping[str, Buffer] | None = None
+    if media.kind == JSON:
+        body: bytes | bytearray = await call.body()
+        size = len(body)
+    else:
+        form = await _read_form(call, media)
+        body, parts, size = form.request, form.parts, form.size
+    parsed = await server.prepare(
+        len(body), lift.parse, body, decoder, tensors_in, limits=server.embeds.limits
+    )
+    return Incoming(parsed, size, parts)
+
+
+async def _read_form(call: Call, media: Media) -> Form:
+    server = call.server
+    server.embeds.require_enabled()
+    form = Form(
+        media.parameters.get("boundary"), declared_length(call.scope["headers"]), server.embeds.limits
+    )
+    await receive_body(
+        call.scope,
+        call.receive,
+        server.settings,
+        call.reservation,
+        check=body_limit(server.settings),
+        take=form.feed,
+    )
+    call.body_read = True
+    form.close()
+    return form
+
+
+async def read_tensor(call: Call) -> Buffer:
+    """A body that is a tensor file.
+
+    Raises:
+        EmbeddingsError: over the limit of one; told from Content-Length before anything is read.
+        BodyTooLargeError: over the limit of bodies.
+        InlayError: as `inlay.frontend.body.receive_body`.
+    """
+    server = call.server
+    check_media(media_of(call.scope["headers"]), OCTETS)
+    fits = body_limit(server.settings)
+    limits = server.embeds.limits
+
+    def check(size: int) -> None:
+        fits(size)
+        if size > limits.max_bytes:
+            check_size(size, limits=limits)
+
+    # Allocated at the first byte: by then the size that was declared has been checked.
+    memory: Memory | None = None
+
+    def take(piece: bytes) -> None:
+        nonlocal memory
+        if memory is None:
+            memory = Memory(declared_length(call.scope["headers"]))
+        memory.write(piece)
+
+    await receive_body(call.scope, call.receive, server.settings, call.reservation, check=check, take=take)
+    call.body_read = True
+    if memory is None:
+        raise EmbeddingsError("prompt_embeds decoded data must be at least 100 bytes, got an empty body")
+    return memory.buffer()

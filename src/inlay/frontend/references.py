@@ -1,0 +1,111 @@
+"""Stored prompts in requests: references to rows."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from inlay.errors import InvalidRequestError, NotFoundError
+from inlay.frontend.embeds import Embeddings
+from inlay.frontend.incoming import Incoming
+from inlay.frontend.server import OFFLOAD_BYTES, Call
+from inlay.frontend.sources import Source, check_source
+from inlay.prompt import Rows
+from inlay.protocol.work import ModelCard
+from inlay.store import PromptStore
+from inlay.tensors.tensor import quoted
+
+SWEEP_SECONDS = 10.0
+"""How often the store is looked through for what has expired."""
+
+
+def store_of(call: Call) -> PromptStore:
+    """The store.
+
+    Raises:
+        InvalidRequestError: this server takes no embeddings.
+        NotFoundError: it stores none.
+    """
+    server = call.server
+    server.embeds.require_enabled()
+    if server.store is None:
+        raise NotFoundError("prompt_embeds not found: this server stores none")
+    return server.store
+
+
+async def embeddings_of(
+    call: Call, incoming: Incoming[Any], sources: Sequence[Source], card: ModelCard
+) -> Embeddings:
+    """All embeddings of a request.
+
+    Args:
+        call: whose.
+        incoming: the request.
+        sources: where it says that rows come from.
+        card: of the model.
+
+    Raises:
+        InvalidRequestError: a part of the body that nothing in the request names.
+        InlayError: as `stored_rows`.
+    """
+    limits, parts = call.server.embeds.limits, incoming.parts
+    unused = sorted(set(parts or ()) - {source.part for source in sources})
+    if unused:
+        raise InvalidRequestError(
+            f"the request does not use part {quoted(unused[0])} of its body", param=unused[0][:80]
+        )
+    stored = await stored_rows(call, sources, card, held=incoming.size)
+    parsed = incoming.parsed
+    return Embeddings(
+        call.server.embeds,
+        card,
+        lambda text: parsed.data(text, limits=limits),
+        parts=parts,
+        stored=stored,
+    )
+
+
+async def stored_rows(
+    call: Call, sources: Sequence[Source], card: ModelCard, *, held: int
+) -> dict[str, tuple[Rows, ...]]:
+    """The rows of every reference among `sources`, by id. Those a model has used before are looked up, not computed.
+
+    Args:
+        call: whose.
+        sources: of its request.
+        card: of the model.
+        held: bytes the call has reserved.
+
+    Raises:
+        EmbeddingsError: not acceptable for the model.
+        InvalidRequestError: a source that is not exactly one string.
+        NotFoundError: no such stored prompt, or not the caller's.
+        OverloadedError: what must be read for them is over the budget.
+    """
+    wanted: dict[str, str] = {}
+    for source in sources:
+        check_source(source)
+        if isinstance(source.ref, str):
+            wanted.setdefault(source.ref, source.param)
+    if not wanted:
+        return {}
+    store, target, tenant = store_of(call), call.server.embeds.target(card), call.tenant.id
+    found: dict[str, tuple[Rows, ...]] = {}
+    for ref, param in wanted.items():
+        try:
+            rows = store.ready(tenant, ref, target)
+            if rows is None:
+                # Rows that are cast, or that memory has no room for, belong to the request.
+                held += store.get(tenant, ref).bytes
+                call.reservation.grow_to(held)
+                rows = await call.server.prepare(OFFLOAD_BYTES, store.rows, tenant, ref, target)
+        except NotFoundError as error:
+            raise NotFoundError(error.message, param=param) from error
+        found[ref] = rows
+    return found
+
+
+async def sweep(store: PromptStore) -> None:
+    """Remove what has expired, from time to time, until cancelled."""
+    while True:
+        await asyncio.sleep(SWEEP_SECONDS)
+        store.sweep()

@@ -1,0 +1,102 @@
+"""Where a request says that rows come from: its own JSON, a part of its body, or what was stored before it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from inlay.errors import EmbeddingsError, InvalidRequestError
+from inlay.protocol.openai.completions import CompletionRequest, EmbedsSource, PromptEmbedsPart
+
+
+class Source(NamedTuple):
+    """Where a request says rows come from; exactly one of the first three is to be set, to a string.
+
+    Attributes:
+        data: base64 of a tensor file.
+        ref: id of a stored prompt.
+        part: name of a part of a multipart body.
+        param: where in the request it stands.
+    """
+
+    data: object
+    ref: object
+    part: object
+    param: str
+
+
+def in_completion(request: CompletionRequest) -> list[Source]:
+    """The sources of a completions request, in order."""
+    embeds = request.prompt_embeds
+    if embeds is not None and embeds != []:
+        if not isinstance(embeds, list):
+            return [_embeds(embeds, "prompt_embeds")]
+        return [_embeds(item, f"prompt_embeds[{index}]") for index, item in enumerate(embeds)]
+    found: list[Source] = []
+    if isinstance(request.prompt, list):
+        for index, item in enumerate(request.prompt):
+            where = f"prompt[{index}]"
+            if isinstance(item, PromptEmbedsPart):
+                found.append(part_source(item, where))
+            elif isinstance(item, list):
+                found += [
+                    part_source(part, f"{where}[{inner}]")
+                    for inner, part in enumerate(item)
+                    if isinstance(part, PromptEmbedsPart)
+                ]
+    return found
+
+
+def _embeds(item: str | EmbedsSource, param: str) -> Source:
+    if isinstance(item, str):
+        return Source(item, None, None, param)
+    return Source(None, item.ref, item.part, param)
+
+
+def part_source(part: PromptEmbedsPart, param: str) -> Source:
+    """The source of a part of a completion's prompt."""
+    return Source(part.data, part.ref, part.part, param)
+
+
+def in_messages(messages: Sequence[Mapping[str, Any]]) -> list[Source]:
+    """The sources of a chat, in order."""
+    found: list[Source] = []
+    for number, message in enumerate(messages):
+        content = message.get("content")
+        if isinstance(content, list):
+            found += [
+                content_source(part, f"messages[{number}].content[{index}]")
+                for index, part in enumerate(content)
+                if isinstance(part, dict) and part.get("type") == "prompt_embeds"
+            ]
+    return found
+
+
+def content_source(part: Mapping[str, Any], param: str) -> Source:
+    """The source of a part of a message's content."""
+    return Source(part.get("data"), part.get("ref"), part.get("part"), param)
+
+
+def tensor_data(sources: Sequence[Source]) -> list[str]:
+    """The strings among `sources` that are tensor data."""
+    return [source.data for source in sources if isinstance(source.data, str)]
+
+
+def check_source(source: Source) -> None:
+    """Raise `InvalidRequestError` unless exactly one of data, ref and part is set, to a string."""
+    given = {
+        name: value
+        for name, value in (("data", source.data), ("ref", source.ref), ("part", source.part))
+        if value is not None
+    }
+    if len(given) != 1:
+        raise InvalidRequestError(
+            f"{source.param}: give exactly one of data, ref and part, got {' and '.join(given) or 'none'}",
+            param=source.param,
+        )
+    ((name, value),) = given.items()
+    if not isinstance(value, str):
+        where = f"{source.param}.{name}"
+        if name == "data":
+            raise EmbeddingsError(
+                f"{where}: prompt_embeds must be valid base64, got {type(value).__name__}", param=where
+            )
+        raise InvalidRequestError(f"{where} must be a string, got {type(value).__name__}", param=where)

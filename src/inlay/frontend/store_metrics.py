@@ -1,0 +1,40 @@
+"""What a frontend's store counts, in Prometheus' form."""
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from inlay.store import PromptStore
+
+_COUNTERS = {
+    "hits": "Uses of stored embeddings answered from memory.",
+    "loads": "Uses of stored embeddings that had to read a file.",
+    "misses": "References that were not found.",
+    "evictions": "Stored embeddings that went to make room.",
+    "expirations": "Stored embeddings that went because nobody used them.",
+    "disk_errors": "Reads, writes and removals of files that failed.",
+}
+
+
+class StoreMetrics(Collector):
+    """Reads a store's own counters whenever someone looks."""
+
+    def __init__(self, store: PromptStore) -> None:
+        self._store = store
+
+    def collect(self) -> Iterator[Metric]:
+        """Every counter of the store."""
+        stats = self._store.stats()
+        yield GaugeMetricFamily("inlay:prompt_store_entries", "Stored embeddings.", stats.count)
+        yield GaugeMetricFamily(
+            "inlay:prompt_store_pinned", "Stored embeddings that are pinned.", stats.pinned
+        )
+        size = GaugeMetricFamily(
+            "inlay:prompt_store_bytes", "Bytes of stored embeddings, by tier.", labels=["tier"]
+        )
+        size.add_metric(["memory"], stats.memory_bytes)
+        size.add_metric(["disk"], stats.disk_bytes)
+        yield size
+        for name, text in _COUNTERS.items():
+            yield CounterMetricFamily(f"inlay:prompt_store_{name}", text, getattr(stats, name))

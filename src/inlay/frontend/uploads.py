@@ -1,0 +1,109 @@
+"""`/v1/prompt_embeds`: embeddings uploaded once, to be referred to afterwards."""
+
+from urllib.parse import parse_qs
+
+import msgspec
+
+from inlay.errors import InvalidRequestError
+from inlay.frontend import lift
+from inlay.frontend.body import media_of
+from inlay.frontend.errors import from_parser
+from inlay.frontend.incoming import OCTETS, read_tensor
+from inlay.frontend.lift import Parsed
+from inlay.frontend.references import store_of
+from inlay.frontend.server import OFFLOAD_BYTES, Call
+from inlay.prompt import Buffer
+from inlay.protocol.openai.prompt_embeds import (
+    PinRequest,
+    PromptEmbeds,
+    PromptEmbedsDeleted,
+    UploadRequest,
+)
+from inlay.protocol.work import ModelCard
+from inlay.store import PromptStore, StoredPrompt
+from inlay.tensors import read
+
+_upload = msgspec.json.Decoder(UploadRequest)
+_pin = msgspec.json.Decoder(PinRequest)
+
+
+async def upload(call: Call) -> None:
+    """Store a tensor; with `?model=` only if that model takes it."""
+    store = store_of(call)
+    name = _model(call)
+    card = None if name is None else call.server.card(name)
+    data = await read_tensor(call) if media_of(call.scope["headers"]).kind == OCTETS else await _decoded(call)
+    stored = await call.server.prepare(len(data), _put, call, store, data, card)
+    await call.json(_shown(stored))
+
+
+def _model(call: Call) -> str | None:
+    query: bytes = call.scope.get("query_string", b"")
+    try:
+        names = parse_qs(query.decode("latin-1"), max_num_fields=16).get("model")
+    except ValueError as error:
+        raise InvalidRequestError(f"the query cannot be read: {error}", param="model") from error
+    return names[0] if names else None
+
+
+async def _decoded(call: Call) -> Buffer:
+    server = call.server
+    body = await call.body()
+    parsed: Parsed[UploadRequest] = await server.prepare(
+        len(body), lift.parse, body, _upload, lambda request: [request.data], limits=server.embeds.limits
+    )
+    return Buffer(parsed.data(parsed.request.data, limits=server.embeds.limits))
+
+
+def _put(call: Call, store: PromptStore, data: Buffer, card: ModelCard | None) -> StoredPrompt:
+    embeds, tenant = call.server.embeds, call.tenant.id
+    tensor = read(data, limits=embeds.limits)
+    if card is not None:
+        embeds.check(tensor, card)
+    stored = store.put(tenant, data, tensor)
+    if card is not None:
+        # The first use then finds everything made.
+        store.rows(tenant, stored.id, embeds.target(card))
+    return stored
+
+
+async def show(call: Call) -> None:
+    """Answer with what is known of a stored prompt. Not a use."""
+    await call.json(_shown(store_of(call).get(call.tenant.id, _id(call))))
+
+
+async def delete(call: Call) -> None:
+    """Delete a stored prompt from every tier."""
+    id_ = _id(call)
+    store = store_of(call)
+    await call.server.prepare(OFFLOAD_BYTES, store.delete, call.tenant.id, id_)
+    await call.json(PromptEmbedsDeleted(id=id_))
+
+
+async def pin(call: Call) -> None:
+    """Keep a stored prompt until it is unpinned or deleted; `{"pinned": false}` lets it expire again."""
+    store = store_of(call)
+    body = await call.body()
+    try:
+        request = _pin.decode(body or b"{}")
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise from_parser(error) from error
+    stored = await call.server.prepare(OFFLOAD_BYTES, store.pin, call.tenant.id, _id(call), request.pinned)
+    await call.json(_shown(stored))
+
+
+def _id(call: Call) -> str:
+    return str(call.path_params["id"])
+
+
+def _shown(stored: StoredPrompt) -> PromptEmbeds:
+    return PromptEmbeds(
+        id=stored.id,
+        num_prompts=stored.num_prompts,
+        num_tokens=stored.num_tokens,
+        hidden_size=stored.hidden_size,
+        dtype=stored.dtype,
+        bytes=stored.bytes,
+        expires_at=None if stored.expires_at is None else int(stored.expires_at),
+        pinned=stored.pinned,
+    )

@@ -1,0 +1,91 @@
+"""Settings of the store: the flags, environment variables and config keys of what outlives a request."""
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from inlay.digest import Secret
+from inlay.errors import InvalidRequestError
+from inlay.store.secret import load_secret, read_key
+from inlay.store.store import PromptStore
+
+MIB = 1024 * 1024
+
+
+class StoreSettings(BaseModel):
+    """How many uploaded prompts are kept, where and for how long."""
+
+    model_config = ConfigDict(frozen=True)
+
+    prompt_store_memory_bytes: int = Field(
+        default=256 * MIB, ge=0, description="Memory for uploaded embeddings at most."
+    )
+    prompt_store_dir: Path | None = Field(
+        default=None,
+        description="Directory that uploaded embeddings are also written to, so that they outlive the process; needs "
+        "state_dir or secret_file. Memory alone unless set.",
+    )
+    prompt_store_disk_bytes: int = Field(
+        default=10 * 1024 * MIB, ge=MIB, description="Bytes of files in prompt_store_dir at most."
+    )
+    prompt_store_ttl: float = Field(
+        default=24 * 3600, gt=0, description="Seconds uploaded embeddings are kept after their last use."
+    )
+    prompt_store_tenant_bytes: int | None = Field(
+        default=None,
+        ge=0,
+        description="Bytes one API key may keep uploaded, in memory and on disk together; the whole store unless set.",
+    )
+    prompt_store_key_file: Path | None = Field(
+        default=None,
+        description="File of a 32-byte key that the files in prompt_store_dir are encrypted with (AES-256-GCM).",
+    )
+    state_dir: Path | None = Field(
+        default=None,
+        description="Directory where what must outlive the process is kept: the secret that references and digests are "
+        "made with.",
+    )
+    secret_file: Path | None = Field(
+        default=None, description="File of that 32-byte secret, instead of one made and kept in state_dir."
+    )
+
+    def secret(self) -> Secret:
+        """The root secret these settings name, or one that lives as long as the process.
+
+        Raises:
+            InvalidRequestError: as `inlay.store.load_secret`.
+        """
+        return load_secret(file=self.secret_file, state_dir=self.state_dir)
+
+    def open(self, secret: Secret) -> PromptStore:
+        """The store these settings describe.
+
+        Args:
+            secret: of the namespace.
+
+        Raises:
+            InvalidRequestError: as `PromptStore`; or a directory without a secret that outlives the process: the next
+                start would find no file of its own there, and remove them all.
+        """
+        directory = self.prompt_store_dir
+        if directory is not None and self.state_dir is None and self.secret_file is None:
+            raise InvalidRequestError(
+                "--prompt-store-dir needs --state-dir or --secret-file: what is stored is bound to a secret that must be "
+                "the same after a restart",
+                param="prompt_store_dir",
+            )
+        key_file = self.prompt_store_key_file
+        if key_file is not None and directory is None:
+            raise InvalidRequestError(
+                "--prompt-store-key-file encrypts the files of --prompt-store-dir, which is not set",
+                param="prompt_store_key_file",
+            )
+        return PromptStore(
+            secret,
+            memory_bytes=self.prompt_store_memory_bytes,
+            ttl=self.prompt_store_ttl,
+            directory=directory,
+            disk_bytes=0 if directory is None else self.prompt_store_disk_bytes,
+            max_per_tenant_bytes=self.prompt_store_tenant_bytes,
+            encryption_key=None if key_file is None else read_key(key_file),
+        )
