@@ -62,7 +62,8 @@ def test_a_list_may_be_repeated_or_separated_by_spaces(words: tuple[str, ...]) -
 
 
 def test_a_list_comes_from_the_environment_separated_by_spaces() -> None:
-    assert serve("m", environ={"INLAY_API_KEY": "one two"}).frontend.api_key == ["one", "two"]
+    keys = serve("m", environ={"INLAY_API_KEY": "one two"}).frontend.api_key
+    assert [key.get_secret_value() for key in keys] == ["one", "two"]
 
 
 @pytest.mark.parametrize("suffix", ["yaml", "toml"])
@@ -85,7 +86,7 @@ def test_a_file_may_hold_lists_switches_and_a_single_value_for_a_list(tmp_path: 
     config = tmp_path / "serve.yaml"
     config.write_text("model: m\napi_key: [a, b]\nserved-model-name: one\nenable-prompt-embeds: true\n")
     got = serve("--config", str(config))
-    assert got.frontend.api_key == ["a", "b"]
+    assert [key.get_secret_value() for key in got.frontend.api_key] == ["a", "b"]
     assert got.engine.served_model_name == ["one"]
     assert got.frontend.enable_prompt_embeds
 

@@ -13,16 +13,26 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 Kind = Literal["value", "switch", "list"]
 
 ENVIRONMENT_PREFIX = "INLAY_"
 
-_METAVARS: dict[Any, str] = {int: "N", float: "NUMBER", str: "TEXT"}
+_METAVARS: dict[Any, str] = {int: "N", float: "NUMBER", str: "TEXT", SecretStr: "TEXT"}
+
+
+def _bare(annotation: Any) -> Any:
+    return typing.get_args(annotation)[0] if typing.get_origin(annotation) is Annotated else annotation
+
+
+def _word(element: Any) -> str:
+    if typing.get_origin(element) is Literal:
+        return "|".join(str(choice) for choice in typing.get_args(element))
+    return _METAVARS.get(_bare(element), "FILE")
 
 
 @dataclass(frozen=True)
@@ -71,6 +81,16 @@ class Option:
         return annotation
 
     @property
+    def element(self) -> Any:
+        """The type of one value: of a list's elements, or the type itself."""
+        return _bare(typing.get_args(self.type)[0] if self.kind == "list" else self.type)
+
+    @property
+    def secret(self) -> bool:
+        """Whether its values must not be shown."""
+        return self.element is SecretStr
+
+    @property
     def kind(self) -> Kind:
         """How many words of a command line it takes: one, none, or any number."""
         if self.type is bool:
@@ -79,14 +99,16 @@ class Option:
 
     @property
     def metavar(self) -> str:
-        """What stands for the value in help: `N`, `{auto,cpu,cuda}`, `TEXT ...`; empty for a switch."""
+        """What stands for the value in help: `N`, `{auto,cpu,cuda}`, `N|auto`, `TEXT ...`; empty for a switch."""
         if self.kind == "switch":
             return ""
-        element = typing.get_args(self.type)[0] if self.kind == "list" else self.type
+        element = self.element
         if typing.get_origin(element) is Literal:
             word = "{" + ",".join(str(choice) for choice in typing.get_args(element)) + "}"
+        elif typing.get_origin(element) in (typing.Union, types.UnionType):
+            word = "|".join(_word(part) for part in typing.get_args(element))
         else:
-            word = _METAVARS.get(element, "FILE")
+            word = _word(element)
         return f"{word} ..." if self.kind == "list" else word
 
     @property

@@ -258,7 +258,7 @@ def _complaint(
     item = given.get(option.name)
     if item is None:
         return f"{option.flag} is missing"
-    return f"{item.source}: {message}, got {_shown(item.value)}"
+    return f"{item.source}: {message}" + ("" if option.secret else f", got {_shown(item.value)}")
 
 
 def _shown(value: object) -> str:

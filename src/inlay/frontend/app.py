@@ -105,11 +105,13 @@ class _Endpoint:
         scope["inlay.route"] = self.path
         server = call.server
         if not operation.open:
-            call.tenant = server.keys.check(scope["headers"])
+            call.caller = server.keys.check(header(scope["headers"], b"authorization"))
         if operation.method == "GET":
             await handler(call)
             return
-        with server.inflight, call.reservation:
+        peer = scope.get("client")
+        client = call.reservation.client = server.clients.of(call.caller, peer[0] if peer else "")
+        with client, server.inflight, call.reservation:
             await handler(call)
 
 
@@ -162,7 +164,6 @@ class App:
             receive,
             tagged,
             request_id.decode(),
-            server.keys.anyone,
             Reservation(server.budget),
         )
         scope["inlay.call"] = call

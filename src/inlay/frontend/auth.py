@@ -1,20 +1,20 @@
-"""Who asks: API keys, and the tenant each of them names."""
+"""Who asks: API keys, the tenant each of them names, and what it may do."""
 
 import hashlib
 import hmac
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from inlay.errors import AuthenticationError
-from inlay.frontend.body import Headers, header
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A caller.
+    """Whose data a request's is.
 
     Attributes:
-        id: derived from the key, never the key itself; "" where no key is asked for.
+        id: the key's name, or derived from the key where it has none; never the key itself; "" where no key is asked for.
         salt: keeps what is cached for this caller apart, or None where all callers share.
     """
 
@@ -28,39 +28,109 @@ class Tenant:
         return f"{self.salt or ''}/{cache_salt}"
 
 
-class Keys:
-    """The keys that are accepted. With more than one, each is a tenant of its own, unless they share the prefix cache.
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one client may take; None is what the settings say for all.
 
     Attributes:
-        anyone: the caller where no key is asked for.
+        rate: requests a minute.
+        max_requests: requests under way.
+        max_bytes: bytes held.
     """
 
-    def __init__(self, keys: Sequence[str], *, share_prefix_cache: bool) -> None:
-        self._tenants: list[tuple[bytes, Tenant]] = []
-        apart = len(set(keys)) > 1 and not share_prefix_cache
+    rate: float | None = None
+    max_requests: int | None = None
+    max_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key that is accepted.
+
+    Attributes:
+        sha256: of the key, 32 bytes; the key itself is not kept.
+        name: of its tenant. A tenant may have several keys, such as an old and a new one.
+        admin: whether it may use the admin routes.
+        share: of the tenant.
+        expires: Unix time from which on it is refused, or None.
+    """
+
+    sha256: bytes
+    name: str
+    admin: bool = False
+    share: Share = Share()
+    expires: float | None = None
+
+    @classmethod
+    def unnamed(cls, key: str, *, admin: bool = False) -> "Key":
+        """A key that is its own tenant."""
+        digest = hashlib.blake2b(key.encode(), digest_size=8, person=b"inlay tenant").hexdigest()
+        return cls(hashlib.sha256(key.encode()).digest(), UNNAMED + digest, admin)
+
+
+UNNAMED = "key-"
+"""How the tenants of keys without a name begin; no name may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, and what they may do."""
+
+    tenant: Tenant
+    admin: bool = False
+    share: Share = Share()
+
+
+ANYONE = Caller(Tenant("", None))
+"""The caller where no key is asked for."""
+
+
+class KeySet:
+    """The keys that are accepted at one time.
+
+    Args:
+        keys: none means that no key is asked for.
+        apart: whether tenants are kept from seeing what is cached for others.
+
+    Raises:
+        ValueError: two entries have the same key.
+    """
+
+    def __init__(self, keys: Sequence[Key], *, apart: bool) -> None:
+        self._secret = secrets.token_bytes(32)
+        self._keys: dict[bytes, Key] = {}
         for key in keys:
-            digest = _digest(key.encode())
-            name = digest.hex()[:16]
-            self._tenants.append((digest, Tenant(name, name if apart else None)))
-        self.anyone = Tenant("", None)
+            other = self._keys.setdefault(self._slot(key.sha256), key)
+            if other is not key:
+                raise ValueError(f"{other.name!r} and {key.name!r} have the same key")
+        self._tenants = {key.name: Tenant(key.name, key.name if apart else None) for key in keys}
 
-    def check(self, headers: Headers) -> Tenant:
-        """The caller. Raises `AuthenticationError`. Takes as long for a key that is almost right as for one far off."""
-        if not self._tenants:
-            return self.anyone
-        value = header(headers, b"authorization")
-        if value is None:
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def _slot(self, sha256: bytes) -> bytes:
+        # Keyed, so that how long a look-up takes says nothing of any key's hash to those who choose what is looked up.
+        return hashlib.blake2b(sha256, digest_size=16, key=self._secret).digest()
+
+    def check(self, authorization: bytes | None, now: float) -> Caller:
+        """The caller. Takes as long for a key that is almost right as for one far off.
+
+        Args:
+            authorization: the header of that name.
+            now: Unix time.
+
+        Raises:
+            AuthenticationError: no key, a wrong one, or one that has expired.
+        """
+        if not self._keys:
+            return ANYONE
+        if authorization is None:
             raise AuthenticationError("no API key was given; send it as `Authorization: Bearer KEY`")
-        scheme, _, token = value.partition(b" ")
-        given = _digest(token.strip())
-        found: Tenant | None = None
-        for digest, tenant in self._tenants:
-            if hmac.compare_digest(digest, given):
-                found = tenant
-        if found is None or scheme.lower() != b"bearer":
+        scheme, _, token = authorization.partition(b" ")
+        given = hashlib.sha256(token.strip()).digest()
+        key = self._keys.get(self._slot(given))
+        if key is None or not hmac.compare_digest(key.sha256, given) or scheme.lower() != b"bearer":
             raise AuthenticationError("the API key is not valid")
-        return found
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.blake2b(key, digest_size=32, person=b"inlay tenant").digest()
+        if key.expires is not None and now >= key.expires:
+            raise AuthenticationError("the API key has expired", code="expired_api_key")
+        return Caller(self._tenants[key.name], key.admin, key.share)

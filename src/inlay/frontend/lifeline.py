@@ -8,8 +8,8 @@ import asyncio
 from types import TracebackType
 
 from inlay.errors import InlayError, OverloadedError
-from inlay.frontend.admission import RETRY_AFTER
 from inlay.frontend.body import Receive
+from inlay.frontend.clients import RETRY_AFTER
 from inlay.frontend.errors import ClientGone
 
 

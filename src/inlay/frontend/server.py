@@ -12,12 +12,15 @@ from typing import Any, ParamSpec, TypeVar
 import msgspec
 
 from inlay.digest import Secret
-from inlay.errors import NotFoundError
+from inlay.errors import DeadlineExceededError, NotFoundError
 from inlay.frontend.admission import ByteBudget, Reservation
-from inlay.frontend.auth import Keys, Tenant
+from inlay.frontend.auth import ANYONE, Caller, Tenant
 from inlay.frontend.body import Receive, Scope, Send, read_body
+from inlay.frontend.clients import Clients
 from inlay.frontend.embeds import EmbedsReader
+from inlay.frontend.keys import Keys
 from inlay.frontend.lifeline import Inflight
+from inlay.frontend.limits import EmbedsLimits
 from inlay.frontend.metrics import Metrics
 from inlay.frontend.renderers import Renderers
 from inlay.frontend.settings import FrontendSettings
@@ -45,7 +48,8 @@ class Server:
         self.router = router
         self.settings = settings
         self.created = int(time.time())
-        self.keys = Keys(settings.api_key, share_prefix_cache=settings.share_prefix_cache)
+        self.keys = Keys(settings)
+        self.clients = Clients(settings)
         self.budget = ByteBudget(settings.max_inflight_bytes)
         self.inflight = Inflight(settings.max_inflight_requests)
         self.metrics = Metrics(lambda: self.budget.used, lambda: self.inflight.count)
@@ -79,7 +83,7 @@ class Call:
     """One request being answered.
 
     Attributes:
-        tenant: who asks.
+        caller: who asks, once that has been checked.
         reservation: the bytes it holds.
         began: `time.perf_counter` when it came.
         body_read: nothing of the body is left on the connection.
@@ -90,8 +94,8 @@ class Call:
     receive: Receive
     send: Send
     request_id: str
-    tenant: Tenant
     reservation: Reservation
+        timeout: seconds it may take in all, or None.
     began: float = field(default_factory=time.perf_counter)
     body_read: bool = False
 
@@ -103,6 +107,8 @@ class Call:
 
     @property
     def path_params(self) -> dict[str, Any]:
+    caller: Caller = ANYONE
+    timeout: float | None = None
         """What the route's path took from the URL."""
         params: dict[str, Any] = self.scope.get("path_params", {})
         return params
@@ -112,6 +118,21 @@ class Call:
         await self.bytes(_encode(answer), _JSON, status)
 
     async def bytes(self, body: bytes, media: tuple[bytes, bytes], status: int = 200) -> None:
+    @property
+    def tenant(self) -> Tenant:
+        """Whose data the request's is."""
+        return self.caller.tenant
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds the request may still take, or None. Raises `DeadlineExceededError` when there are none."""
+        if self.timeout is None:
+            return None
+        left = self.timeout - (time.perf_counter() - self.began)
+        if left <= 0:
+            raise DeadlineExceededError(f"the request took longer than its {self.timeout:g} s")
+        return left
+
         """Answer with `body`."""
         length = (b"content-length", str(len(body)).encode())
         await self.send({"type": "http.response.start", "status": status, "headers": [media, length]})

@@ -1,0 +1,60 @@
+"""How much embeddings one request may bring, by the settings and by the model."""
+
+from collections.abc import Callable, Iterable
+
+from inlay.errors import BodyTooLargeError, InvalidRequestError
+from inlay.frontend.settings import AUTO, FrontendSettings
+from inlay.prompt import DTYPE_SIZES
+from inlay.protocol.work import ModelCard
+from inlay.tensors import ReadLimits
+
+OVERHEAD_BYTES = 64 * 1024
+"""What a container may hold beside the elements: zip entries padded to 64 bytes, a header, metadata."""
+
+
+class EmbedsLimits:
+    """The limits of one server.
+
+    Args:
+        settings: of the frontend.
+        models: the cards of the models served now; `auto` depends on them.
+    """
+
+    def __init__(self, settings: FrontendSettings, models: Callable[[], Iterable[ModelCard]]) -> None:
+        self._max_bytes = settings.max_prompt_embeds_bytes
+        self._max_parts = settings.max_prompt_embeds_parts
+        self._max_total = settings.max_request_embeds_bytes
+        self._models = models
+
+    def of(self, card: ModelCard) -> ReadLimits:
+        """The limits of one tensor file for a model."""
+        return ReadLimits(max_bytes=self._bytes(card))
+
+    @property
+    def any(self) -> ReadLimits:
+        """The limits of a tensor file whose model is not known yet: those of the model that takes the most."""
+        if self._max_bytes != AUTO:
+            return ReadLimits(max_bytes=self._max_bytes)
+        return ReadLimits(max_bytes=max(map(self._bytes, self._models()), default=OVERHEAD_BYTES))
+
+    def _bytes(self, card: ModelCard) -> int:
+        if self._max_bytes != AUTO:
+            return self._max_bytes
+        rows = card.limits.max_model_len * card.hidden_size * DTYPE_SIZES[card.dtype]
+        return rows + OVERHEAD_BYTES
+
+    def check_count(self, count: int) -> None:
+        """Raise `InvalidRequestError` when a request may not have `count` embeddings, however they are given."""
+        if count > self._max_parts:
+            raise InvalidRequestError(
+                f"the request has {count} prompt_embeds; at most {self._max_parts} are allowed",
+                param="prompt_embeds",
+            )
+
+    def check_total(self, num_bytes: int) -> None:
+        """Raise `BodyTooLargeError` when the embeddings of a request may not come to `num_bytes` decoded bytes."""
+        if num_bytes > self._max_total:
+            raise BodyTooLargeError(
+                f"the prompt_embeds of the request come to {num_bytes} bytes; at most {self._max_total} are allowed",
+                param="prompt_embeds",
+            )
