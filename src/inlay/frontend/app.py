@@ -12,7 +12,7 @@ from starlette.routing import Router as PathRouter
 import inlay
 from inlay.digest import Secret
 from inlay.errors import InlayError, NotFoundError
-from inlay.frontend import health, models, openapi, pages, tokenize
+from inlay.frontend import health, models, openapi, pages, tokenize, uploads
 from inlay.frontend.admission import Reservation
 from inlay.frontend.body import Message, Receive, Scope, Send, declared_length, discard_body, header
 from inlay.frontend.chat import chat_completions
@@ -32,6 +32,12 @@ from inlay.frontend.settings import FrontendSettings
 from inlay.protocol.openai.chat import ChatChunk, ChatCompletion, ChatRequest
 from inlay.protocol.openai.completions import Completion, CompletionRequest
 from inlay.protocol.openai.models import ModelEntry, ModelList
+from inlay.protocol.openai.prompt_embeds import (
+    PinRequest,
+    PromptEmbeds,
+    PromptEmbedsDeleted,
+    UploadRequest,
+)
 from inlay.protocol.openai.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -39,6 +45,7 @@ from inlay.protocol.openai.tokenize import (
     TokenizeResponse,
 )
 from inlay.router import Router
+from inlay.store import PromptStore
 
 Handler: TypeAlias = Callable[[Call], Awaitable[None]]
 
@@ -67,6 +74,19 @@ _ROUTES: tuple[tuple[Operation, Handler], ...] = (
         ),
         chat_completions,
     ),
+    (
+        Operation(
+            "POST", "/v1/prompt_embeds", "Store embeddings, raw (application/octet-stream) or in JSON.",
+            UploadRequest, PromptEmbeds,
+        ),
+        uploads.upload,
+    ),
+    (
+        Operation("POST", "/v1/prompt_embeds/{id}/pin", "Keep stored embeddings, or let them expire again.", PinRequest, PromptEmbeds),
+        uploads.pin,
+    ),
+    (Operation("GET", "/v1/prompt_embeds/{id}", "What is known of stored embeddings.", None, PromptEmbeds), uploads.show),
+    (Operation("DELETE", "/v1/prompt_embeds/{id}", "Delete stored embeddings.", None, PromptEmbedsDeleted), uploads.delete),
     (Operation("GET", "/v1/models", "All models.", None, ModelList), models.list_models),
     (Operation("GET", "/v1/models/{id}", "One model.", None, ModelEntry), models.one_model),
     (Operation("POST", "/tokenize", "Text or a chat to ids.", TokenizeRequest, TokenizeResponse), tokenize.tokenize),
@@ -205,15 +225,18 @@ async def _refuse(call: Call, error: InlayError) -> None:
         await call.send({"type": "http.response.body", "body": b""})
 
 
-def build_app(router: Router, settings: FrontendSettings, *, secret: Secret) -> App:
+def build_app(
+    router: Router, settings: FrontendSettings, *, secret: Secret, store: PromptStore | None = None
+) -> App:
     """The HTTP side of inlay, as an ASGI app.
 
     Args:
         router: knows the models and takes works; its plane is started and closed by the caller.
         settings: of the frontend.
         secret: of the namespace; row digests are made with it, so it must be the workers' own.
+        store: of uploaded embeddings, made with the same secret and closed with the app; None where there are no references.
 
     Raises:
         InvalidRequestError: a file named in the settings cannot be read.
     """
-    return App(Server(router, settings, secret))
+    return App(Server(router, settings, secret, store))

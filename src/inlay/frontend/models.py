@@ -47,7 +47,7 @@ def _entry(call: Call, card: ModelCard, name: str) -> ModelEntry:
             max_model_len=card.limits.max_model_len,
             max_logprobs=card.limits.max_logprobs,
             max_choices=settings.max_choices,
-            max_prompt_embeds_bytes=settings.max_prompt_embeds_bytes,
+            max_prompt_embeds_bytes=call.server.limits.of(card).max_bytes,
             max_prompt_embeds_abs=card.limits.max_prompt_embeds_abs,
             max_body_bytes=settings.max_body_bytes,
         ),

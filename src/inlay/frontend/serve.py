@@ -10,6 +10,7 @@ import uvicorn
 
 from inlay.errors import InvalidRequestError
 from inlay.frontend.app import App
+from inlay.frontend.references import sweep
 from inlay.frontend.settings import FrontendSettings
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -124,12 +125,14 @@ async def serve(
             host = f"[{settings.host}]" if ":" in settings.host else settings.host
             on_started(f"http://{host}:{listening.getsockname()[1]}{settings.root_path}")
         server = _Draining(config, app, settings.drain_timeout)
-        stopping = None if stop is None else asyncio.create_task(_stop(server, stop))
+        beside = [] if stop is None else [asyncio.create_task(_stop(server, stop))]
+        if app.server.store is not None:
+            beside.append(asyncio.create_task(sweep(app.server.store)))
         try:
             await server.serve(sockets=[listening])
         finally:
-            if stopping is not None:
-                stopping.cancel()
+            for task in beside:
+                task.cancel()
             app.server.close()
 
 

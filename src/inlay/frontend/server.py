@@ -24,8 +24,10 @@ from inlay.frontend.limits import EmbedsLimits
 from inlay.frontend.metrics import Metrics
 from inlay.frontend.renderers import Renderers
 from inlay.frontend.settings import FrontendSettings
+from inlay.frontend.store_metrics import StoreMetrics
 from inlay.protocol.work import ModelCard
 from inlay.router import Router
+from inlay.store import PromptStore
 
 OFFLOAD_BYTES = 16 * 1024
 """Bytes of a body from which on it is parsed and prepared off the event loop; below, the change of thread costs more."""
@@ -42,18 +44,25 @@ class Server:
 
     Attributes:
         created: Unix time it came up; what `/v1/models` shows.
+        store: of uploaded embeddings, or None; closed with this.
     """
 
-    def __init__(self, router: Router, settings: FrontendSettings, secret: Secret) -> None:
+    def __init__(
+        self, router: Router, settings: FrontendSettings, secret: Secret, store: PromptStore | None = None
+    ) -> None:
         self.router = router
         self.settings = settings
+        self.store = store
         self.created = int(time.time())
         self.keys = Keys(settings)
         self.clients = Clients(settings)
         self.budget = ByteBudget(settings.max_inflight_bytes)
         self.inflight = Inflight(settings.max_inflight_requests)
         self.metrics = Metrics(lambda: self.budget.used, lambda: self.inflight.count)
-        self.embeds = EmbedsReader(settings, secret, self.metrics)
+        if store is not None:
+            self.metrics.registry.register(StoreMetrics(store))
+        self.limits = EmbedsLimits(settings, router.models)
+        self.embeds = EmbedsReader(settings.enable_prompt_embeds, self.limits, secret, self.metrics)
         self.renderers = Renderers(settings.chat_template)
         self._pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="inlay-prepare")
 
@@ -76,6 +85,8 @@ class Server:
     def close(self) -> None:
         """Stop the threads once they have done what they are at."""
         self._pool.shutdown(wait=False)
+        if self.store is not None:
+            self.store.close()
 
 
 @dataclass(slots=True)
@@ -85,6 +96,7 @@ class Call:
     Attributes:
         caller: who asks, once that has been checked.
         reservation: the bytes it holds.
+        timeout: seconds it may take in all, or None.
         began: `time.perf_counter` when it came.
         body_read: nothing of the body is left on the connection.
     """
@@ -95,7 +107,8 @@ class Call:
     send: Send
     request_id: str
     reservation: Reservation
-        timeout: seconds it may take in all, or None.
+    caller: Caller = ANYONE
+    timeout: float | None = None
     began: float = field(default_factory=time.perf_counter)
     body_read: bool = False
 
@@ -105,19 +118,6 @@ class Call:
         self.body_read = True
         return body
 
-    @property
-    def path_params(self) -> dict[str, Any]:
-    caller: Caller = ANYONE
-    timeout: float | None = None
-        """What the route's path took from the URL."""
-        params: dict[str, Any] = self.scope.get("path_params", {})
-        return params
-
-    async def json(self, answer: msgspec.Struct | dict[str, Any], status: int = 200) -> None:
-        """Answer with `answer` as JSON."""
-        await self.bytes(_encode(answer), _JSON, status)
-
-    async def bytes(self, body: bytes, media: tuple[bytes, bytes], status: int = 200) -> None:
     @property
     def tenant(self) -> Tenant:
         """Whose data the request's is."""
@@ -133,6 +133,17 @@ class Call:
             raise DeadlineExceededError(f"the request took longer than its {self.timeout:g} s")
         return left
 
+    @property
+    def path_params(self) -> dict[str, Any]:
+        """What the route's path took from the URL."""
+        params: dict[str, Any] = self.scope.get("path_params", {})
+        return params
+
+    async def json(self, answer: msgspec.Struct | dict[str, Any], status: int = 200) -> None:
+        """Answer with `answer` as JSON."""
+        await self.bytes(_encode(answer), _JSON, status)
+
+    async def bytes(self, body: bytes, media: tuple[bytes, bytes], status: int = 200) -> None:
         """Answer with `body`."""
         length = (b"content-length", str(len(body)).encode())
         await self.send({"type": "http.response.start", "status": status, "headers": [media, length]})
