@@ -177,6 +177,8 @@ class Form:
     def _take_headers(self, piece: bytes, at: int) -> int:
         before = len(self._pending)
         taken = self._pending + piece[at : at + MAX_HEADER_BYTES + len(_END_OF_HEADERS) - before]
+        if taken.startswith(b"\r\n"):
+            raise _refused("a part has no headers")
         end = taken.find(_END_OF_HEADERS)
         if end < 0:
             if len(taken) >= MAX_HEADER_BYTES:
