@@ -1,11 +1,13 @@
 """Reading a request's body: within a limit, within the budget, within time."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, TypeAlias
 
 from inlay.errors import BodyTooLargeError, UnsupportedMediaTypeError
 from inlay.frontend.admission import Reservation
+from inlay.frontend.connection import EXTENSION, BodySource
 from inlay.frontend.errors import BodyTimeoutError, ClientGone
 from inlay.frontend.settings import FrontendSettings
 
@@ -17,6 +19,9 @@ Headers: TypeAlias = Iterable[tuple[bytes, bytes]]
 
 MIN_RATE = 64 * 1024
 """Bytes a second a body must keep up in the long run, so that a trickle cannot hold the budget."""
+
+_WHOLE_FROM = 64 * 1024
+"""Bytes of a body from which on it is read straight into its memory."""
 
 LINGER = 2.0
 """Seconds a refused body is read on and thrown away, so that its sender gets to see the answer."""
@@ -106,25 +111,39 @@ async def receive_body(
     if declared is not None:
         check(declared)
         reservation.grow_to(declared)
+    size = 0
+    async with _in_time(settings, declared) as progress:
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            chunk: bytes = message.get("body", b"")
+            if chunk:
+                size += len(chunk)
+                check(size)
+                reservation.grow_to(size)
+                take(chunk)
+            if not message.get("more_body", False):
+                return
+            progress(size)
+
+
+@asynccontextmanager
+async def _in_time(settings: FrontendSettings, declared: int | None) -> AsyncIterator[Callable[[int], None]]:
+    """Yields what is to be told how much of a body has come. Raises `BodyTimeoutError` when that is too little."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     size = 0
     try:
         async with asyncio.timeout(settings.body_timeout) as clock:
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientGone
-                chunk: bytes = message.get("body", b"")
-                if chunk:
-                    size += len(chunk)
-                    check(size)
-                    reservation.grow_to(size)
-                    take(chunk)
-                if not message.get("more_body", False):
-                    return
+
+            def progress(came: int) -> None:
+                nonlocal size
+                size = came
                 allowed = began + settings.body_timeout + size / MIN_RATE
                 clock.reschedule(min(loop.time() + settings.body_timeout, allowed))
+
+            yield progress
     except TimeoutError as error:
         raise BodyTimeoutError(
             f"the body came too slowly: {size} bytes in {loop.time() - began:.0f} s"
@@ -143,6 +162,15 @@ async def read_body(
         OverloadedError, BodyTimeoutError, ClientGone: as `receive_body`.
     """
     check_media(media_of(scope["headers"]), JSON)
+    declared = declared_length(scope["headers"])
+    source = scope.get("extensions", {}).get(EXTENSION)
+    if isinstance(source, BodySource) and declared is not None and declared >= _WHOLE_FROM:
+        body_limit(settings)(declared)
+        reservation.grow_to(declared)
+        whole = bytearray(declared)
+        async with _in_time(settings, declared) as progress:
+            await source.fill(memoryview(whole), progress)
+        return whole
     body = bytearray()
     await receive_body(scope, receive, settings, reservation, check=body_limit(settings), take=body.extend)
     return body

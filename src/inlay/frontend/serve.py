@@ -9,7 +9,9 @@ from socket import AI_PASSIVE, SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET, getaddrinf
 import uvicorn
 
 from inlay.errors import InvalidRequestError
+from inlay.frontend.allocator import keep_freed_memory
 from inlay.frontend.app import App
+from inlay.frontend.http import BoundedHttp
 from inlay.frontend.references import sweep
 from inlay.frontend.settings import FrontendSettings
 
@@ -105,10 +107,11 @@ async def serve(
     Raises:
         InvalidRequestError: the address cannot be listened on.
     """
+    keep_freed_memory()
     with closing(_listen(settings)) as listening:
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=BoundedHttp,
             ws="none",
             lifespan="off",
             log_config=None,
