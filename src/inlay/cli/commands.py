@@ -3,7 +3,13 @@
 from collections.abc import Sequence
 
 from inlay.cli.command import Command
-from inlay.cli.settings import DemoSettings, EncodeSettings, InspectSettings, ServeSettings
+from inlay.cli.settings import (
+    DemoSettings,
+    EncodeSettings,
+    InspectSettings,
+    ServeSettings,
+    UploadSettings,
+)
 
 
 def _serve(settings: ServeSettings, rest: Sequence[str]) -> int:
@@ -26,6 +32,12 @@ def _encode(settings: EncodeSettings, rest: Sequence[str]) -> int:
 
 def _inspect(settings: InspectSettings, rest: Sequence[str]) -> int:
     from inlay.cli.inspect import run
+
+    return run(settings)
+
+
+def _upload(settings: UploadSettings, rest: Sequence[str]) -> int:
+    from inlay.cli.upload import run
 
     return run(settings)
 
@@ -65,6 +77,14 @@ COMMANDS = (
         "model can read its text.",
         settings=InspectSettings,
         run=_inspect,
+        positional=("file",),
+    ),
+    Command(
+        name="embeds upload",
+        summary="Store prompt embeddings on a server, to be used by reference.",
+        details='Prints the id, which requests name as {"ref": ID}. The same bytes always get the same id.',
+        settings=UploadSettings,
+        run=_upload,
         positional=("file",),
     ),
 )

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from inlay.engine.settings import EngineSettings
 from inlay.frontend.settings import FrontendSettings
@@ -74,3 +74,22 @@ class InspectSettings(BaseModel):
         description="Directory of the model, or its name on the hub. With it the nearest tokens are shown.",
     )
     top: int = Field(default=1, ge=1, le=100, description="Nearest tokens shown for each row.")
+
+
+class UploadSettings(BaseModel):
+    """`inlay embeds upload`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    file: Path = Field(description="File of embeddings, bytes or base64; - is standard input.")
+    url: str = Field(
+        default="http://127.0.0.1:8000/v1", description="Base URL of the server, as OpenAI clients take it."
+    )
+    api_key: SecretStr | None = Field(
+        default=None, description="Key to ask with; what is uploaded is found with this key alone."
+    )
+    model: str | None = Field(default=None, description="Check the embeddings against this model at once.")
+    pin: bool = Field(default=False, description="Keep them until they are unpinned or deleted.")
+    output_json: bool = Field(
+        default=False, description="Print all the server says as JSON, instead of the id."
+    )

@@ -7,12 +7,15 @@ client.completions.create(model="m", **embedder.completion_args("Tell me more.")
 from inlay.client.embedder import PromptEmbedder
 from inlay.client.neighbours import Neighbour, nearest
 from inlay.client.prompts import EmbeddedPrompt, SoftPrompt, load, loads
+from inlay.client.uploader import StoredEmbeds, Uploader
 
 __all__ = [
     "EmbeddedPrompt",
     "Neighbour",
     "PromptEmbedder",
     "SoftPrompt",
+    "StoredEmbeds",
+    "Uploader",
     "load",
     "loads",
     "nearest",

@@ -6,6 +6,7 @@ from typing import Any
 
 from inlay.client.model_files import model_directory
 from inlay.client.prompts import EmbeddedPrompt
+from inlay.client.uploader import Uploader
 from inlay.render import Renderer
 from inlay.tensors import ModelDType, TensorFormat
 from inlay.tensors.table import EmbeddingTable
@@ -73,10 +74,14 @@ class PromptEmbedder:
         """
         return EmbeddedPrompt(self.table.rows(ids, self.dtype), self._table_id)
 
-    def completion_args(self, text: str, format: TensorFormat = "safetensors") -> dict[str, Any]:
+    def completion_args(
+        self, text: str, format: TensorFormat = "safetensors", *, uploader: Uploader | None = None
+    ) -> dict[str, Any]:
         """`text` as keyword arguments for `client.completions.create`; see `EmbeddedPrompt.completion_args`."""
-        return self.embed(text).completion_args(format)
+        return self.embed(text).completion_args(format, uploader=uploader)
 
-    def chat_part(self, text: str, format: TensorFormat = "safetensors") -> Any:
+    def chat_part(
+        self, text: str, format: TensorFormat = "safetensors", *, uploader: Uploader | None = None
+    ) -> Any:
         """`text` as a part of a chat message's `content`: no special tokens, as it stands inside the template."""
-        return self.embed(text, add_special_tokens=False).chat_part(format)
+        return self.embed(text, add_special_tokens=False).chat_part(format, uploader=uploader)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pybase64
 
+from inlay.client.uploader import Uploader
 from inlay.errors import EmbeddingsError, InvalidRequestError
 from inlay.tensors import ReadLimits, TensorFormat, prompts_of, read, write
 
@@ -79,19 +80,43 @@ class EmbeddedPrompt:
         """`to_bytes` as `prompt_embeds` takes it. "torch" is what vLLM reads as well."""
         return pybase64.b64encode(self.to_bytes(format)).decode("ascii")
 
-    def completion_args(self, format: TensorFormat = "safetensors") -> dict[str, Any]:
+    def source(
+        self, format: TensorFormat = "safetensors", uploader: Uploader | None = None
+    ) -> dict[str, str]:
+        """How a request names these rows: `{"ref": id}` from the uploader's size on, else `{"data": base64}`.
+
+        Raises:
+            EmbeddingsError: as `to_bytes`.
+            InlayError: the upload failed.
+        """
+        data = self.to_bytes(format)
+        if uploader is not None and len(data) >= uploader.upload_from:
+            return {"ref": uploader.ref(data)}
+        return {"data": pybase64.b64encode(data).decode("ascii")}
+
+    def completion_args(
+        self, format: TensorFormat = "safetensors", *, uploader: Uploader | None = None
+    ) -> dict[str, Any]:
         """Keyword arguments for `client.completions.create`, beside `model` and whatever else is asked.
 
         `prompt` is None: inlay and vLLM both take that beside `prompt_embeds`.
-        """
-        return {"prompt": None, "extra_body": {"prompt_embeds": self.to_base64(format)}}
 
-    def chat_part(self, format: TensorFormat = "safetensors") -> Any:
-        """A part for a chat message's `content` list.
+        Args:
+            format: of the container.
+            uploader: sends large rows once and then refers to them.
+
+        Raises:
+            InlayError: as `source`.
+        """
+        source = self.source(format, uploader)
+        return {"prompt": None, "extra_body": {"prompt_embeds": source.get("data", source)}}
+
+    def chat_part(self, format: TensorFormat = "safetensors", *, uploader: Uploader | None = None) -> Any:
+        """A part for a chat message's `content` list; arguments and errors as `completion_args`.
 
         Typed `Any`, as the `openai` client's types know only OpenAI's own parts.
         """
-        return {"type": "prompt_embeds", "data": self.to_base64(format)}
+        return {"type": "prompt_embeds", **self.source(format, uploader)}
 
 
 class _PeftConfig(msgspec.Struct):
@@ -147,13 +172,19 @@ def loads(data: bytes) -> list[EmbeddedPrompt]:
     Raises:
         EmbeddingsError: they are not rows of embeddings.
     """
-    if _BASE64_BEGIN.match(data):
-        try:
-            data = pybase64.b64decode(b"".join(data.split()), validate=True)
-        except binascii.Error as error:
-            raise EmbeddingsError(f"not valid base64, though it begins like it: {error}") from error
+    data = container(data)
     tensor = read(data, limits=ReadLimits(max_bytes=max(len(data), 1)))
     return [EmbeddedPrompt(prompt.array, prompt.table_id) for prompt in prompts_of(tensor)]
+
+
+def container(data: bytes) -> bytes:
+    """Container bytes from themselves or from base64 of them. Raises `EmbeddingsError` for broken base64."""
+    if not _BASE64_BEGIN.match(data):
+        return data
+    try:
+        return pybase64.b64decode(b"".join(data.split()), validate=True)
+    except binascii.Error as error:
+        raise EmbeddingsError(f"not valid base64, though it begins like it: {error}") from error
 
 
 def _peft_config(path: Path) -> _PeftConfig:
@@ -165,4 +196,4 @@ def _peft_config(path: Path) -> _PeftConfig:
         raise InvalidRequestError(f"{path}: not a PEFT configuration: {error}") from error
 
 
-__all__ = ["Array", "EmbeddedPrompt", "SoftPrompt", "load", "loads"]
+__all__ = ["Array", "EmbeddedPrompt", "SoftPrompt", "container", "load", "loads"]

@@ -1,0 +1,43 @@
+"""`inlay embeds upload`: a file of embeddings to a server, for use by reference."""
+
+import sys
+
+import msgspec
+
+from inlay.cli.command import UsageError
+from inlay.cli.console import Console
+from inlay.cli.settings import UploadSettings
+from inlay.client import Uploader
+from inlay.client.prompts import container
+
+
+def run(settings: UploadSettings) -> int:
+    """Upload the file and print its id; the exit status.
+
+    Raises:
+        UsageError: the file cannot be read.
+        InlayError: the server refuses it, or cannot be reached.
+    """
+    data = container(_read(settings))
+    key = None if settings.api_key is None else settings.api_key.get_secret_value()
+    uploader = Uploader(settings.url, key)
+    stored = uploader.upload(data, model=settings.model)
+    if settings.pin:
+        stored = uploader.pin(stored.id)
+    console = Console(sys.stdout, sys.stderr)
+    text = msgspec.json.encode(stored).decode() if settings.output_json else stored.id
+    console.out(text + "\n")
+    kept = "pinned" if stored.pinned else "until it is not used for its time to live"
+    console.line(
+        f"{stored.num_tokens} rows of {stored.hidden_size}, {stored.dtype}, {stored.bytes} bytes, kept {kept}"
+    )
+    return 0
+
+
+def _read(settings: UploadSettings) -> bytes:
+    if str(settings.file) == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return settings.file.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{settings.file}: {error.strerror}") from error
