@@ -102,7 +102,7 @@ def test_bodies_beyond_the_budget_are_turned_away_and_the_budget_comes_back(llam
         assert httpx.post(url + "/v1/completions", json={"prompt": "a", "max_tokens": 1}).status_code == 200
     while llama.apps[url].server.budget.used:
         time.sleep(0.01)
-    assert httpx.post(url + "/v1/completions", content=b" " * 800_000, headers=JSON).status_code == 400
+    assert httpx.post(url + "/v1/completions", content=b" " * 400_000, headers=JSON).status_code == 400
 
 
 def test_a_connection_is_kept_after_an_error(url: str) -> None:

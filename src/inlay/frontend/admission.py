@@ -50,16 +50,22 @@ class Reservation:
             RateLimitedError: the client's share is used up.
             OverloadedError: the budget is.
         """
-        budget = self._budget
-        with budget.lock:
-            more = size - self.size
-            if more <= 0:
-                return
-            self._check(size, more)
-            budget.used += more
-            self.size = size
-            if self.client is not None:
-                self.client.bytes += more
+        with self._budget.lock:
+            self._take(size - self.size)
+
+    def grow(self, more: int) -> None:
+        """Hold `more` bytes than now. Raises as `grow_to`."""
+        with self._budget.lock:
+            self._take(more)
+
+    def _take(self, more: int) -> None:
+        if more <= 0:
+            return
+        self._check(self.size + more, more)
+        self._budget.used += more
+        self.size += more
+        if self.client is not None:
+            self.client.bytes += more
 
     def _check(self, size: int, more: int) -> None:
         budget, client = self._budget, self.client

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from inlay.errors import InvalidRequestError
+from inlay.frontend.admission import bytes_alive
 from inlay.frontend.choices import Choice, Piece
 from inlay.frontend.completions import joined, prompt_ids
 from inlay.frontend.embeds import Embeddings
@@ -49,7 +50,7 @@ async def chat_completions(call: Call) -> None:
     embeddings = await embeddings_of(call, incoming, in_messages(request.messages), card)
     prompt = await server.prepare(incoming.size, _prompt, request, embeddings, renderer)
     del incoming, embeddings
-    call.reservation.shrink_to(prompt.nbytes)
+    call.reservation.shrink_to(bytes_alive([prompt]))
     max_tokens = (
         request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     )

@@ -6,6 +6,7 @@ import uuid
 import msgspec
 
 from inlay.errors import InvalidRequestError
+from inlay.frontend.admission import bytes_alive
 from inlay.frontend.choices import Choice, Piece
 from inlay.frontend.generation import Generation, Pieces
 from inlay.frontend.incoming import read_request
@@ -44,7 +45,7 @@ async def completions(call: Call) -> None:
         server.settings.max_choices,
     )
     del incoming, embeddings
-    call.reservation.shrink_to(sum(prompt.nbytes for prompt in prompts))
+    call.reservation.shrink_to(bytes_alive(prompts))
     _check_rows(request, prompts)
     sampling = sampling_of(
         request,

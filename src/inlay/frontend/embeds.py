@@ -11,7 +11,7 @@ from inlay.frontend import sources
 from inlay.frontend.limits import EmbedsLimits
 from inlay.frontend.metrics import Metrics
 from inlay.frontend.sources import Source
-from inlay.prompt import Buffer, Rows
+from inlay.prompt import DTYPE_SIZES, Buffer, Rows
 from inlay.protocol.openai.completions import CompletionRequest
 from inlay.protocol.work import ModelCard
 from inlay.store import Target
@@ -80,17 +80,27 @@ class EmbedsReader:
             EmbeddingsError: not acceptable for this model.
         """
         target = self.target(card)
-        return [to_rows(prompt, **msgspec.structs.asdict(target)) for prompt in prompts_of(tensor)]
+        prompts = prompts_of(tensor, max_prompts=self._limits.max_prompts)
+        return [to_rows(prompt, **msgspec.structs.asdict(target)) for prompt in prompts]
 
-    def rows(self, data: bytes | Buffer, card: ModelCard) -> list[Rows]:
+    def rows(self, data: bytes | Buffer, card: ModelCard, hold: Callable[[int], None]) -> list[Rows]:
         """The prompts of a tensor file, as rows of the model, with their digests.
+
+        Args:
+            data: the file.
+            card: of the model.
+            hold: told how many bytes the rows will take beside the file, where they are cast.
 
         Raises:
             EmbeddingsError: not an acceptable tensor for this model.
+            InlayError: what `hold` refuses.
         """
+        tensor = read(data, limits=self._limits.of(card))
+        if tensor.dtype != card.dtype:
+            hold(len(tensor.data) // DTYPE_SIZES[tensor.dtype] * DTYPE_SIZES[card.dtype])
         prompts = [
             msgspec.structs.replace(rows, digests=row_digests(rows, self._secret))
-            for rows in self.check(read(data, limits=self._limits.of(card)), card)
+            for rows in self.check(tensor, card)
         ]
         self._metrics.embeds_read(card.name, len(data), sum(map(len, prompts)))
         return prompts
@@ -103,6 +113,7 @@ class Embeddings:
         reader: of tensor files.
         card: of the model.
         decode: tensor data, as it stands in the request, to bytes.
+        hold: as `EmbedsReader.rows` takes it.
         parts: the parts of a multipart body by name; None where the body is no such.
         stored: the stored prompts the request refers to, by id.
     """
@@ -113,12 +124,14 @@ class Embeddings:
         card: ModelCard,
         decode: Callable[[str], bytes],
         *,
+        hold: Callable[[int], None],
         parts: Mapping[str, Buffer] | None = None,
         stored: Mapping[str, Sequence[Rows]] | None = None,
     ) -> None:
         self._reader = reader
         self._card = card
         self._decode = decode
+        self._hold = hold
         self._parts = parts
         self._stored = stored or {}
         self._read: dict[str, list[Rows]] = {}
@@ -138,7 +151,7 @@ class Embeddings:
             return self._stored[source.ref]
         if isinstance(source.part, str):
             return self._of_part(source.part, source.param)
-        return self._reader.rows(self._decode(str(source.data)), self._card)
+        return self._reader.rows(self._decode(str(source.data)), self._card, self._hold)
 
     def one(self, source: Source) -> Rows:
         """The rows of a source that stands inside a prompt. Raises as `prompts`, and when it is several prompts."""
@@ -159,5 +172,5 @@ class Embeddings:
             raise InvalidRequestError(f"{param}: the body has no part {name[:80]!r}", param=param)
         # A part that is named many times is read once.
         if name not in self._read:
-            self._read[name] = self._reader.rows(data, self._card)
+            self._read[name] = self._reader.rows(data, self._card, self._hold)
         return self._read[name]

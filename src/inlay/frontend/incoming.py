@@ -69,8 +69,9 @@ async def read_request(
     else:
         form = await _read_form(call, media)
         body, parts, size = form.request, form.parts, form.size
+        call.intake.whole(map(len, parts.values()))
     parsed = await server.prepare(
-        len(body), lift.parse, body, decoder, tensors_in, limits=server.embeds.limits
+        len(body), lift.parse, body, decoder, tensors_in, limits=server.embeds.limits, intake=call.intake
     )
     return Incoming(parsed, size, parts)
 

@@ -21,6 +21,7 @@ import pybase64
 
 from inlay.errors import EmbeddingsError, InvalidRequestError
 from inlay.frontend.errors import from_parser
+from inlay.frontend.intake import Intake
 from inlay.tensors import ReadLimits, check_size
 
 RUN = 64 * 1024
@@ -92,6 +93,7 @@ def parse(
     tensors_in: Callable[[T], Sequence[str]],
     *,
     limits: ReadLimits,
+    intake: Intake | None = None,
 ) -> Parsed[T]:
     """`body` as the request `decoder` reads.
 
@@ -100,21 +102,25 @@ def parse(
         decoder: of the request's type.
         tensors_in: the strings of a request that are tensor data. May refuse the request, before anything is decoded.
         limits: of one tensor file.
+        intake: told what parsing and decoding will take, before they do.
 
     Raises:
         InvalidRequestError: not the JSON that was asked for.
         EmbeddingsError: tensor data over the limit.
+        InlayError: what `intake` refuses.
     """
     runs = find_runs(body)
     if runs:
-        parsed = _parse_lifted(body, runs, decoder, tensors_in, limits)
+        parsed = _parse_lifted(body, runs, decoder, tensors_in, limits, intake)
         if parsed is not None:
             return parsed
+    if intake is not None:
+        intake.parsing(body)
     try:
         request = decoder.decode(body)
     except _PARSER_ERRORS as error:
         raise from_parser(error) from error
-    tensors_in(request)
+    _check_encoded(tensors_in(request), limits, intake)
     return Parsed(request, {})
 
 
@@ -124,6 +130,7 @@ def _parse_lifted(
     decoder: msgspec.json.Decoder[T],
     tensors_in: Callable[[T], Sequence[str]],
     limits: ReadLimits,
+    intake: Intake | None,
 ) -> Parsed[T] | None:
     key = secrets.token_hex(16)
     view = memoryview(body)
@@ -136,15 +143,17 @@ def _parse_lifted(
         pieces += (view[position:start], nonce.encode())
         position = stop
     pieces.append(view[position:])
+    rest = b"".join(pieces)
+    if intake is not None:
+        intake.parsing(rest)
     try:
-        request = decoder.decode(b"".join(pieces))
+        request = decoder.decode(rest)
         wanted = tensors_in(request)
     except (*_PARSER_ERRORS, InvalidRequestError):
         return None
     if sum(text in spans for text in wanted) != len(spans):
         return None
-    for span in spans.values():
-        _check_encoded(span, limits)
+    _check_encoded([spans.get(text, text) for text in wanted], limits, intake)
     try:
         return Parsed(request, {nonce: _decode(span) for nonce, span in spans.items()})
     except ValueError:
@@ -155,12 +164,21 @@ def _decode(text: str | memoryview) -> bytes:
     return pybase64.b64decode(text, validate=True)
 
 
-def _check_encoded(text: str | memoryview, limits: ReadLimits) -> None:
-    # Told from the length alone, before anything is decoded; what is too short is told after, as it may not be base64.
+def _check_encoded(
+    texts: Sequence[str | memoryview], limits: ReadLimits, intake: Intake | None = None
+) -> None:
+    # Told from the lengths alone, before anything is decoded; what is too short is told after, as it may not be base64.
+    sizes = [_decoded_size(text) for text in texts]
+    for size in sizes:
+        if size > limits.max_bytes:
+            check_size(size, limits=limits)
+    if intake is not None:
+        intake.decoding(sizes)
+
+
+def _decoded_size(text: str | memoryview) -> int:
     tail = text[-2:] if isinstance(text, str) else bytes(text[-2:]).decode("latin-1")
-    size = len(text) // 4 * 3 - tail.count("=")
-    if size > limits.max_bytes:
-        check_size(size, limits=limits)
+    return len(text) // 4 * 3 - tail.count("=")
 
 
 def decode_base64(text: str, *, limits: ReadLimits) -> bytes:
@@ -169,7 +187,7 @@ def decode_base64(text: str, *, limits: ReadLimits) -> bytes:
     Raises:
         EmbeddingsError: not base64, or certain to be over the limit.
     """
-    _check_encoded(text, limits)
+    _check_encoded([text], limits)
     try:
         return _decode(text)
     except ValueError as error:

@@ -18,6 +18,9 @@ class EmbedsLimits:
     Args:
         settings: of the frontend.
         models: the cards of the models served now; `auto` depends on them.
+
+    Attributes:
+        max_prompts: prompts in the batch of one tensor.
     """
 
     def __init__(self, settings: FrontendSettings, models: Callable[[], Iterable[ModelCard]]) -> None:
@@ -25,6 +28,7 @@ class EmbedsLimits:
         self._max_parts = settings.max_prompt_embeds_parts
         self._max_total = settings.max_request_embeds_bytes
         self._models = models
+        self.max_prompts = settings.max_choices
 
     def of(self, card: ModelCard) -> ReadLimits:
         """The limits of one tensor file for a model."""

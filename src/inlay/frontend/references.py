@@ -53,32 +53,31 @@ async def embeddings_of(
         raise InvalidRequestError(
             f"the request does not use part {quoted(unused[0])} of its body", param=unused[0][:80]
         )
-    stored = await stored_rows(call, sources, card, held=incoming.size)
+    stored = await stored_rows(call, sources, card)
     parsed = incoming.parsed
     return Embeddings(
         call.server.embeds,
         card,
         lambda text: parsed.data(text, limits=limits),
+        hold=call.reservation.grow,
         parts=parts,
         stored=stored,
     )
 
 
-async def stored_rows(
-    call: Call, sources: Sequence[Source], card: ModelCard, *, held: int
-) -> dict[str, tuple[Rows, ...]]:
+async def stored_rows(call: Call, sources: Sequence[Source], card: ModelCard) -> dict[str, tuple[Rows, ...]]:
     """The rows of every reference among `sources`, by id. Those a model has used before are looked up, not computed.
 
     Args:
         call: whose.
         sources: of its request.
         card: of the model.
-        held: bytes the call has reserved.
 
     Raises:
         EmbeddingsError: not acceptable for the model.
         InvalidRequestError: a source that is not exactly one string.
         NotFoundError: no such stored prompt, or not the caller's.
+        BodyTooLargeError: they are more than one request may have.
         OverloadedError: what must be read for them is over the budget.
     """
     wanted: dict[str, str] = {}
@@ -92,11 +91,11 @@ async def stored_rows(
     found: dict[str, tuple[Rows, ...]] = {}
     for ref, param in wanted.items():
         try:
+            call.intake.whole([store.get(tenant, ref).bytes])
             rows = store.ready(tenant, ref, target)
             if rows is None:
                 # Rows that are cast, or that memory has no room for, belong to the request.
-                held += store.get(tenant, ref).bytes
-                call.reservation.grow_to(held)
+                call.reservation.grow(store.get(tenant, ref).bytes)
                 rows = await call.server.prepare(OFFLOAD_BYTES, store.rows, tenant, ref, target)
         except NotFoundError as error:
             raise NotFoundError(error.message, param=param) from error

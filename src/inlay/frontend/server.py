@@ -18,6 +18,7 @@ from inlay.frontend.auth import ANYONE, Caller, Tenant
 from inlay.frontend.body import Receive, Scope, Send, read_body
 from inlay.frontend.clients import Clients
 from inlay.frontend.embeds import EmbedsReader
+from inlay.frontend.intake import Intake
 from inlay.frontend.keys import Keys
 from inlay.frontend.lifeline import Inflight
 from inlay.frontend.limits import EmbedsLimits
@@ -111,12 +112,20 @@ class Call:
     timeout: float | None = None
     began: float = field(default_factory=time.perf_counter)
     body_read: bool = False
+    _intake: Intake | None = None
 
     async def body(self) -> bytes | bytearray:
         """The whole body; errors as `inlay.frontend.body.read_body`."""
         body = await read_body(self.scope, self.receive, self.server.settings, self.reservation)
         self.body_read = True
         return body
+
+    @property
+    def intake(self) -> Intake:
+        """Counts what becomes of the body, once it has been read."""
+        if self._intake is None:
+            self._intake = Intake(self.reservation, self.server.limits)
+        return self._intake
 
     @property
     def tenant(self) -> Tenant:

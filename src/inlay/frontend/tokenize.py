@@ -35,7 +35,7 @@ async def tokenize(call: Call) -> None:
     server = call.server
     body = await call.body()
     parsed: Parsed[TokenizeRequest] = await server.prepare(
-        len(body), lift.parse, body, _tokenize, _nothing, limits=server.embeds.limits
+        len(body), lift.parse, body, _tokenize, _nothing, limits=server.embeds.limits, intake=call.intake
     )
     request = parsed.request
     card = server.card(request.model)
@@ -81,7 +81,7 @@ async def detokenize(call: Call) -> None:
     server = call.server
     body = await call.body()
     parsed: Parsed[DetokenizeRequest] = await server.prepare(
-        len(body), lift.parse, body, _detokenize, _nothing, limits=server.embeds.limits
+        len(body), lift.parse, body, _detokenize, _nothing, limits=server.embeds.limits, intake=call.intake
     )
     card = server.card(parsed.request.model)
     renderer = await server.renderers.of(card)

@@ -50,7 +50,13 @@ async def _decoded(call: Call) -> Buffer:
     server = call.server
     body = await call.body()
     parsed: Parsed[UploadRequest] = await server.prepare(
-        len(body), lift.parse, body, _upload, lambda request: [request.data], limits=server.embeds.limits
+        len(body),
+        lift.parse,
+        body,
+        _upload,
+        lambda request: [request.data],
+        limits=server.embeds.limits,
+        intake=call.intake,
     )
     return Buffer(parsed.data(parsed.request.data, limits=server.embeds.limits))
 

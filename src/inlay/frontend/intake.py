@@ -1,0 +1,53 @@
+"""What a body becomes, counted before it is made: parsed JSON, decoded tensors, rows."""
+
+from collections.abc import Iterable
+
+from inlay.frontend.admission import Reservation
+from inlay.frontend.limits import EmbedsLimits
+
+_OBJECT = 64
+"""Bytes of a list, a dictionary or a number in one, at most: measured, an empty dictionary is the largest."""
+
+_WIDE = 4
+"""Bytes a character may take in a string that holds one outside ASCII."""
+
+
+class Intake:
+    """The memory of one request, from its body to its prompts. Safe to call from any thread, by one at a time.
+
+    Args:
+        reservation: of the request, whose body it holds.
+        limits: of its embeddings.
+    """
+
+    __slots__ = ("_body", "_inline", "_limits", "_parsed", "_reservation", "_whole")
+
+    def __init__(self, reservation: Reservation, limits: EmbedsLimits) -> None:
+        self._reservation = reservation
+        self._limits = limits
+        self._body = reservation.size
+        self._parsed = 0
+        self._inline = 0
+        self._whole = 0
+
+    def parsing(self, rest: bytes | bytearray) -> None:
+        """Hold what parsing `rest` as JSON takes at most. Raises as `Reservation.grow_to`."""
+        wide = not rest.isascii() or b"\\u" in rest
+        objects = rest.count(b",") + rest.count(b"[") + rest.count(b"{")
+        self._parsed = max(self._parsed, len(rest) * (_WIDE if wide else 1) + objects * _OBJECT)
+        self._reservation.grow_to(self._body + self._parsed)
+
+    def decoding(self, sizes: Iterable[int]) -> None:
+        """Hold the embeddings in the JSON, of `sizes` decoded bytes each. Raises as `whole` and as `Reservation.grow_to`."""
+        self._inline = sum(sizes)
+        self._limits.check_total(self._inline + self._whole)
+        self._reservation.grow_to(self._body + self._parsed + self._inline)
+
+    def whole(self, sizes: Iterable[int]) -> None:
+        """Count embeddings that came as they are, or had come before: nothing is made of them that must be held.
+
+        Raises:
+            BodyTooLargeError: the request has too much of them.
+        """
+        self._whole += sum(sizes)
+        self._limits.check_total(self._inline + self._whole)
