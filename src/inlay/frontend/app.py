@@ -1,5 +1,6 @@
 """The ASGI app: who asks, which endpoint, and what becomes of errors."""
 
+import asyncio
 import logging
 import re
 import uuid
@@ -12,11 +13,13 @@ from starlette.routing import Router as PathRouter
 import inlay
 from inlay.digest import Secret
 from inlay.errors import InlayError, NotFoundError
-from inlay.frontend import health, models, openapi, pages, tokenize, uploads
+from inlay.frontend import admin, health, models, openapi, pages, tokenize, uploads
+from inlay.frontend.access import caller_of, timeout_of
 from inlay.frontend.admission import Reservation
 from inlay.frontend.body import Message, Receive, Scope, Send, declared_length, discard_body, header
 from inlay.frontend.chat import chat_completions
 from inlay.frontend.completions import completions
+from inlay.frontend.cors import Cors
 from inlay.frontend.errors import (
     BodyTimeoutError,
     ClientGone,
@@ -29,6 +32,7 @@ from inlay.frontend.health import Status, Version
 from inlay.frontend.openapi import Operation
 from inlay.frontend.server import Call, Server
 from inlay.frontend.settings import FrontendSettings
+from inlay.protocol.openai.admin import PrefixCacheReset
 from inlay.protocol.openai.chat import ChatChunk, ChatCompletion, ChatRequest
 from inlay.protocol.openai.completions import Completion, CompletionRequest
 from inlay.protocol.openai.models import ModelEntry, ModelList
@@ -51,6 +55,7 @@ Handler: TypeAlias = Callable[[Call], Awaitable[None]]
 
 _log = logging.getLogger(__name__)
 _request_id = re.compile(rb"[\x21-\x7e]{1,128}")
+_NO_SNIFF = (b"x-content-type-options", b"nosniff")
 _KEPT_ALIVE = 64 * 1024
 """Bytes of a refused body that are read for the sake of the connection; over them it is closed."""
 
@@ -91,6 +96,13 @@ _ROUTES: tuple[tuple[Operation, Handler], ...] = (
     (Operation("GET", "/v1/models/{id}", "One model.", None, ModelEntry), models.one_model),
     (Operation("POST", "/tokenize", "Text or a chat to ids.", TokenizeRequest, TokenizeResponse), tokenize.tokenize),
     (Operation("POST", "/detokenize", "Ids to text.", DetokenizeRequest, DetokenizeResponse), tokenize.detokenize),
+    (
+        Operation(
+            "POST", "/reset_prefix_cache", "Have every worker forget what it has cached of prompts.",
+            None, PrefixCacheReset, admin=True,
+        ),
+        admin.reset_prefix_cache,
+    ),
     (Operation("GET", "/live", "Whether the process answers.", None, Status, open=True), health.live),
     (Operation("GET", "/ready", "Whether requests are taken.", None, Status, open=True), health.ready),
     (Operation("GET", "/health", "As /ready.", None, Status, open=True), health.ready),
@@ -124,15 +136,27 @@ class _Endpoint:
         operation, handler = self.find(scope)
         scope["inlay.route"] = self.path
         server = call.server
-        if not operation.open:
-            call.caller = server.keys.check(header(scope["headers"], b"authorization"))
-        if operation.method == "GET":
+        call.caller = caller_of(server, operation, scope)
+        if operation.method == "GET" or operation.admin:
             await handler(call)
             return
+        call.timeout = timeout_of(scope["headers"], server.settings)
         peer = scope.get("client")
         client = call.reservation.client = server.clients.of(call.caller, peer[0] if peer else "")
         with client, server.inflight, call.reservation:
+            await _in_time(call, handler)
+
+
+async def _in_time(call: Call, handler: Handler) -> None:
+    """Run `handler`. Raises `DeadlineExceededError` when the call's time is up before it answers."""
+    call.clock = asyncio.timeout(call.remaining)
+    try:
+        async with call.clock:
             await handler(call)
+    except TimeoutError as error:
+        if call.clock.expired():
+            raise call.too_late() from error
+        raise
 
 
 def _endpoints() -> list[Route]:
@@ -157,6 +181,7 @@ class App:
 
     def __init__(self, server: Server) -> None:
         self.server = server
+        self._cors = Cors(server.settings.allowed_origins)
         self._route = PathRouter(_endpoints(), redirect_slashes=False, default=_no_route)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -169,23 +194,22 @@ class App:
         given = header(scope["headers"], b"x-request-id")
         named = given is not None and _request_id.fullmatch(given) is not None
         request_id = given if named and given is not None else uuid.uuid4().hex.encode()
+        added = [(b"x-request-id", request_id), _NO_SNIFF, *self._cors.headers(scope["headers"])]
         status = 0
 
         async def tagged(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+                message["headers"] = [*message["headers"], *added]
             await send(message)
 
-        call = Call(
-            server,
-            scope,
-            receive,
-            tagged,
-            request_id.decode(),
-            Reservation(server.budget),
-        )
+        preflight = self._cors.preflight(scope["method"], scope["headers"])
+        if preflight is not None:
+            await tagged({"type": "http.response.start", "status": 204, "headers": preflight})
+            await tagged({"type": "http.response.body", "body": b""})
+            return
+        call = Call(server, scope, receive, tagged, request_id.decode(), Reservation(server.budget))
         scope["inlay.call"] = call
         try:
             await self._route(scope, receive, tagged)

@@ -73,6 +73,8 @@ async def read_request(
     parsed = await server.prepare(
         len(body), lift.parse, body, decoder, tensors_in, limits=server.embeds.limits, intake=call.intake
     )
+    del body
+    call.intake.body_freed(kept=sum(map(len, (parts or {}).values())))
     return Incoming(parsed, size, parts)
 
 

@@ -43,6 +43,11 @@ class Intake:
         self._limits.check_total(self._inline + self._whole)
         self._reservation.grow_to(self._body + self._parsed + self._inline)
 
+    def body_freed(self, kept: int = 0) -> None:
+        """Hold no more of the body than `kept` bytes, which are embeddings as they came."""
+        self._body = kept
+        self._reservation.shrink_to(kept + self._parsed + self._inline)
+
     def whole(self, sizes: Iterable[int]) -> None:
         """Count embeddings that came as they are, or had come before: nothing is made of them that must be held.
 

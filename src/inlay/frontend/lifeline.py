@@ -6,6 +6,7 @@ is that of `asyncio.timeout`: cancel the task, and turn the cancellation into th
 
 import asyncio
 from types import TracebackType
+from typing import NamedTuple
 
 from inlay.errors import InlayError, OverloadedError
 from inlay.frontend.body import Receive
@@ -13,12 +14,27 @@ from inlay.frontend.clients import RETRY_AFTER
 from inlay.frontend.errors import ClientGone
 
 
+class Deadline(NamedTuple):
+    """The seconds something may still take, and how it ends when they have passed."""
+
+    seconds: float
+    error: InlayError
+
+
 class Lifeline:
-    """`async with`: the block ends with `ClientGone` when `receive` tells of a disconnect, or with what `end` was given."""
+    """`async with`: the block ends with `ClientGone` when `receive` tells of a disconnect, or with what `end` was given.
 
-    __slots__ = ("_inflight", "_reason", "_receive", "_task", "_watcher")
+    Args:
+        inflight: the requests under way; all of them can be ended.
+        receive: of the request.
+        deadline: when the block ends by itself, or None.
+    """
 
-    def __init__(self, inflight: "Inflight", receive: Receive) -> None:
+    __slots__ = ("_deadline", "_inflight", "_reason", "_receive", "_task", "_timer", "_watcher")
+
+    def __init__(self, inflight: "Inflight", receive: Receive, deadline: Deadline | None = None) -> None:
+        self._deadline = deadline
+        self._timer: asyncio.TimerHandle | None = None
         self._inflight = inflight
         self._receive = receive
         self._reason: InlayError | ClientGone | None = None
@@ -40,6 +56,9 @@ class Lifeline:
         self._task = asyncio.current_task()
         self._inflight.lines.add(self)
         self._watcher = asyncio.create_task(self._watch())
+        if self._deadline is not None:
+            seconds, error = self._deadline
+            self._timer = asyncio.get_running_loop().call_later(seconds, self.end, error)
         return self
 
     async def __aexit__(
@@ -49,6 +68,8 @@ class Lifeline:
         task, self._task = self._task, None
         if self._watcher is not None:
             self._watcher.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         if self._reason is None or task is None or task.uncancel() > 0:
             return
         if error is None or isinstance(error, asyncio.CancelledError):

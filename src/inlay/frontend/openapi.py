@@ -24,6 +24,7 @@ class Operation:
         response: type of the answer, or None where it is not JSON.
         event: type of a stream's events, or None where there is no stream.
         open: no API key is asked for.
+        admin: only for those who run the server.
     """
 
     method: str
@@ -33,6 +34,7 @@ class Operation:
     response: type | None = None
     event: type | None = None
     open: bool = False
+    admin: bool = False
 
 
 def _json(schema: dict[str, Any]) -> dict[str, Any]:
@@ -76,6 +78,8 @@ def describe(operations: Iterable[Operation], version: str) -> dict[str, Any]:
             ]
         if not operation.open:
             entry["security"] = [{"key": []}]
+        if operation.admin:
+            entry["tags"] = ["admin"]
         paths.setdefault(operation.path, {})[operation.method.lower()] = entry
     return {
         "openapi": "3.1.0",

@@ -35,7 +35,6 @@ async def _send(call: Call, page: tuple[bytes, bytes]) -> None:
         _HTML,
         (b"content-length", str(len(body)).encode()),
         (b"content-security-policy", policy),
-        (b"x-content-type-options", b"nosniff"),
         (b"referrer-policy", b"no-referrer"),
     ]
     await call.send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -59,6 +59,7 @@ def generation_of(
         include_stop=bool(request.include_stop_str_in_output),
         skip_special_tokens=request.skip_special_tokens is not False,
     )
+    remaining = call.remaining
     choices: list[Choice] = []
     for prompt in prompts:
         room = card.limits.max_model_len - len(prompt)
@@ -69,6 +70,7 @@ def generation_of(
                 prompt=prompt,
                 sampling=for_choice(sampling, seed=request.seed, index=index, max_tokens=max_tokens or room),
                 salt=call.tenant.salted(request.cache_salt),
+                deadline=remaining,
                 priority=request.priority or 0,
             )
             choices.append(Choice(index, work, renderer, display))
@@ -90,7 +92,7 @@ async def respond(
     """
     stream = EventStream(call.send)
     try:
-        async with Lifeline(call.server.inflight, call.receive):
+        async with Lifeline(call.server.inflight, call.receive, call.take_clock()):
             generation.start(call.server.router, card.name)
             async with aclosing(generation.pieces()) as arriving:
                 async for pieces in arriving:

@@ -20,7 +20,7 @@ from inlay.frontend.clients import Clients
 from inlay.frontend.embeds import EmbedsReader
 from inlay.frontend.intake import Intake
 from inlay.frontend.keys import Keys
-from inlay.frontend.lifeline import Inflight
+from inlay.frontend.lifeline import Deadline, Inflight
 from inlay.frontend.limits import EmbedsLimits
 from inlay.frontend.metrics import Metrics
 from inlay.frontend.renderers import Renderers
@@ -99,6 +99,7 @@ class Call:
         reservation: the bytes it holds.
         timeout: seconds it may take in all, or None.
         began: `time.perf_counter` when it came.
+        clock: ends the call when its time is up, until `take_clock`.
         body_read: nothing of the body is left on the connection.
     """
 
@@ -112,6 +113,7 @@ class Call:
     timeout: float | None = None
     began: float = field(default_factory=time.perf_counter)
     body_read: bool = False
+    clock: asyncio.Timeout | None = None
     _intake: Intake | None = None
 
     async def body(self) -> bytes | bytearray:
@@ -139,8 +141,21 @@ class Call:
             return None
         left = self.timeout - (time.perf_counter() - self.began)
         if left <= 0:
-            raise DeadlineExceededError(f"the request took longer than its {self.timeout:g} s")
+            raise self.too_late()
         return left
+
+    def too_late(self) -> DeadlineExceededError:
+        """The error of a request whose time is up."""
+        return DeadlineExceededError(f"the request took longer than its {self.timeout or 0:g} s")
+
+    def take_clock(self) -> "Deadline | None":
+        """When the call must end and with what. Whoever takes it sees to it from now on."""
+        left = self.remaining
+        if left is None:
+            return None
+        if self.clock is not None:
+            self.clock.reschedule(None)
+        return Deadline(left, self.too_late())
 
     @property
     def path_params(self) -> dict[str, Any]:

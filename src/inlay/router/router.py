@@ -53,6 +53,10 @@ class Router:
                 return card
         raise NotFoundError(f"The model `{name}` does not exist.", param="model", code="model_not_found")
 
+    def ready(self) -> Sequence[Worker]:
+        """Every ready worker, of whatever model."""
+        return self._plane.workers()
+
     def workers(self, name: str) -> list[Worker]:
         """The ready workers of the model clients call `name`. Raises `NotFoundError`."""
         card = self.card(name)

@@ -1,0 +1,76 @@
+"""Who may use which operation, and for how long."""
+
+import math
+
+from inlay.errors import InvalidRequestError, PermissionDeniedError
+from inlay.frontend.auth import ANYONE, Caller
+from inlay.frontend.body import Headers, Scope, header
+from inlay.frontend.openapi import Operation
+from inlay.frontend.server import Server
+from inlay.frontend.settings import FrontendSettings
+
+ADMIN_PORT = "inlay.admin_port"
+"""Key of a scope whose request came in on the admin port."""
+
+TIMEOUT_HEADER = b"x-request-timeout"
+
+
+def caller_of(server: Server, operation: Operation, scope: Scope) -> Caller:
+    """Who asks for `operation`.
+
+    Raises:
+        AuthenticationError: a key is asked for, and there is none, or a wrong one.
+        PermissionDeniedError: an admin operation, and this is no admin.
+    """
+    if not is_admin(operation, server.settings):
+        return ANYONE if operation.open else server.keys.check(header(scope["headers"], b"authorization"))
+    if scope.get(ADMIN_PORT, False):
+        _check_no_page(scope["headers"])
+        return ANYONE
+    if not server.keys.required:
+        raise PermissionDeniedError(
+            f"{operation.path} is for admins, and this server has none: start it with --admin-port, --admin-api-key, or "
+            "an admin key in --api-key-file"
+        )
+    caller = server.keys.check(header(scope["headers"], b"authorization"))
+    if not caller.admin:
+        raise PermissionDeniedError(
+            f"{operation.path} is for admins; the API key may not use it. It takes an admin key, or the admin port"
+        )
+    return caller
+
+
+def is_admin(operation: Operation, settings: FrontendSettings) -> bool:
+    """Whether an operation is for admins only."""
+    return operation.admin or (operation.path == "/metrics" and not settings.metrics_public)
+
+
+def _check_no_page(headers: Headers) -> None:
+    # Where a port is all the right one needs, any page open in a browser beside it would have that right. Browsers send
+    # one of these with every request that can do something; tools send neither.
+    if header(headers, b"origin") is not None or header(headers, b"sec-fetch-site") not in (
+        None, b"none", b"same-origin",
+    ):  # fmt: skip
+        raise PermissionDeniedError("web pages may not use the admin port")
+
+
+def timeout_of(headers: Headers, settings: FrontendSettings) -> float | None:
+    """Seconds a request may take: the client's wish, within the server's bound.
+
+    Raises:
+        InvalidRequestError: the header is not a number of seconds.
+    """
+    bound = settings.request_timeout
+    value = header(headers, TIMEOUT_HEADER)
+    if value is None:
+        return bound
+    try:
+        asked = float(value)
+    except ValueError:
+        asked = math.nan
+    if not (0 < asked < math.inf):
+        raise InvalidRequestError(
+            f"X-Request-Timeout must be a number of seconds, more than 0, got {value[:40].decode('latin-1')!r}",
+            param="X-Request-Timeout",
+        )
+    return asked if bound is None else min(asked, bound)

@@ -1,0 +1,60 @@
+"""Which web pages may call the API from a browser (the Fetch standard's CORS protocol).
+
+Keys travel in a header a page has to set itself, so nothing here ever allows cookies or the like, and `*` is safe.
+"""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from inlay.frontend.body import Headers, header
+
+HeaderList: TypeAlias = list[tuple[bytes, bytes]]
+
+_METHODS = b"GET, HEAD, POST, DELETE"
+_EXPOSED = b"x-request-id, retry-after"
+_MAX_AGE = b"600"
+
+
+class Cors:
+    """The origins that are allowed.
+
+    Args:
+        origins: exact ones, or `*` for all; none means that no page may call.
+    """
+
+    def __init__(self, origins: Sequence[str]) -> None:
+        self._all = "*" in origins
+        self._origins = {origin.encode() for origin in origins}
+
+    def headers(self, request: Headers) -> HeaderList:
+        """What is added to an answer."""
+        if not self._origins:
+            return []
+        if self._all:
+            return [(b"access-control-allow-origin", b"*"), (b"access-control-expose-headers", _EXPOSED)]
+        added = [(b"vary", b"Origin")]
+        origin = header(request, b"origin")
+        if origin is not None and origin in self._origins:
+            added += [
+                (b"access-control-allow-origin", origin),
+                (b"access-control-expose-headers", _EXPOSED),
+            ]
+        return added
+
+    def preflight(self, method: str, request: Headers) -> HeaderList | None:
+        """What is answered to a browser that asks before it sends; None when this is no such question, or is not allowed."""
+        origin = header(request, b"origin")
+        asked = header(request, b"access-control-request-method")
+        if method != "OPTIONS" or origin is None or asked is None:
+            return None
+        if not self._all and origin not in self._origins:
+            return None
+        allowed: HeaderList = [
+            (b"access-control-allow-methods", _METHODS),
+            (b"access-control-max-age", _MAX_AGE),
+        ]
+        wanted = header(request, b"access-control-request-headers")
+        if wanted is not None:
+            # Any header is as good as another: none of them is trusted for coming from a page.
+            allowed.append((b"access-control-allow-headers", wanted))
+        return allowed
