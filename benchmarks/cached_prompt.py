@@ -1,7 +1,9 @@
 """What a prompt of embeddings costs over the same prompt as token ids, when the engine has it all cached.
 
 The prefix is fully cached, so the model computes one position and what is left is the way there: body, parser, checks, digests,
-transport. Requests alternate (ids, embeddings, ids, ...) in one run against each server, and the ratio is of medians.
+transport. The embeddings are sent as base64 in JSON and, to inlay, also as a file of a multipart body and by reference to an upload.
+Requests alternate (ids, one form, ids, the next, ...) in one run against each server; each ratio is the median over the rounds of a form's
+time over that of the ids right before it.
 
     python -m benchmarks.cached_prompt [--rounds N] [--only inlay]
 """
@@ -13,6 +15,7 @@ import json
 import statistics
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -26,22 +29,45 @@ SIZES = {"1 MB": 127, "10 MB": 1276, "64 MB": 8190}
 LIMIT = 80 * 1024 * 1024
 
 
-def bodies(table: torch.Tensor, num_tokens: int) -> dict[str, bytes]:
-    """The same prompt as ids and as embeddings looked up from the model's own table."""
+@dataclass(frozen=True)
+class Form:
+    """One way to say a prompt."""
+
+    body: bytes
+    content_type: str = "application/json"
+
+
+def forms_of(server: Server, table: torch.Tensor, num_tokens: int) -> dict[str, Form]:
+    """The same prompt as ids, and in each form of embeddings looked up from the model's own table that the server takes."""
     generator = torch.Generator().manual_seed(num_tokens)
     ids = torch.randint(3, 500, (num_tokens,), generator=generator)
-    file = io.BytesIO()
-    torch.save(table[ids].clone(), file)
-    base = {"model": "m", "max_tokens": 1, "temperature": 0, "ignore_eos": True}
-    return {
-        "ids": json.dumps({**base, "prompt": ids.tolist()}).encode(),
-        "embeds": json.dumps({**base, "prompt_embeds": base64.b64encode(file.getvalue()).decode()}).encode(),
+    buffer = io.BytesIO()
+    torch.save(table[ids].clone(), buffer)
+    file = buffer.getvalue()
+
+    def request(**fields: object) -> bytes:
+        base = {"model": "m", "max_tokens": 1, "temperature": 0, "ignore_eos": True}
+        return json.dumps({**base, **fields}).encode()
+
+    forms = {
+        "ids": Form(request(prompt=ids.tolist())),
+        "value": Form(request(prompt_embeds=base64.b64encode(file).decode())),
     }
+    if server.name == "inlay":
+        head = b"--b\r\ncontent-disposition: form-data; name="
+        parts = [(b"request", request(prompt_embeds={"part": "a"})), (b"a", file)]
+        body = b"".join(head + name + b"\r\n\r\n" + data + b"\r\n" for name, data in parts) + b"--b--\r\n"
+        forms["multipart"] = Form(body, "multipart/form-data; boundary=b")
+        status, answer = server.post("/v1/prompt_embeds", file, "application/octet-stream")
+        if status != 200:
+            raise RuntimeError(f"{server.name}: {status} {answer[:300]!r}")
+        forms["reference"] = Form(request(prompt_embeds={"ref": json.loads(answer)["id"]}))
+    return forms
 
 
-def seconds(server: Server, body: bytes) -> float:
+def seconds(server: Server, form: Form) -> float:
     start = time.perf_counter()
-    status, answer = server.post("/v1/completions", body)
+    status, answer = server.post("/v1/completions", form.body, form.content_type)
     elapsed = time.perf_counter() - start
     if status != 200:
         raise RuntimeError(f"{server.name}: {status} {answer[:300]!r}")
@@ -50,20 +76,22 @@ def seconds(server: Server, body: bytes) -> float:
 
 def measure(server: Server, table: torch.Tensor, sizes: dict[str, int], rounds: int) -> None:
     for label, num_tokens in sizes.items():
-        forms = bodies(table, num_tokens)
-        for body in forms.values():
-            seconds(server, body)
-            seconds(server, body)
-        times: dict[str, list[float]] = {form: [] for form in forms}
+        forms = forms_of(server, table, num_tokens)
+        ids = forms.pop("ids")
+        for form in (ids, *forms.values()):
+            seconds(server, form)
+            seconds(server, form)
+        times: dict[str, list[tuple[float, float]]] = {name: [] for name in forms}
         for _ in range(rounds):
-            for form, body in forms.items():
-                times[form].append(seconds(server, body))
-        ids, embeds = (statistics.median(times[form]) for form in ("ids", "embeds"))
-        print(
-            f"{server.name:8} {label:>6} {num_tokens:5} rows   ids {1e3 * ids:7.1f} ms   embeds {1e3 * embeds:7.1f} ms   "
-            f"{embeds / ids:5.2f}x   +{1e3 * (embeds - ids):.1f} ms",
-            flush=True,
-        )
+            for name, form in forms.items():
+                times[name].append((seconds(server, ids), seconds(server, form)))
+        for name, pairs in times.items():
+            ratio = statistics.median(form / ids for ids, form in pairs)
+            plain, own = (1e3 * statistics.median(column) for column in zip(*pairs, strict=True))
+            print(
+                f"{server.name:8} {label:>6} {num_tokens:5} rows   ids {plain:7.1f} ms   {name:9} {own:7.1f} ms   {ratio:5.2f}x",
+                flush=True,
+            )
 
 
 def main() -> None:

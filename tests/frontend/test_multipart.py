@@ -2,6 +2,7 @@
 
 import base64
 import json
+from collections.abc import Iterator
 from email import message_from_bytes, policy
 from itertools import pairwise
 from typing import Any
@@ -46,6 +47,13 @@ def read(
     return form.request, {name: bytes(data.view) for name, data in form.parts.items()}
 
 
+def read_in_place(body: bytes) -> tuple[bytes, dict[str, bytes]]:
+    form = Form(BOUNDARY, len(body), LIMITS, whole=True)
+    form.feed(bytearray(body))
+    form.close()
+    return form.request, {name: bytes(data.view) for name, data in form.parts.items()}
+
+
 awkward = st.lists(
     st.sampled_from([b"\r", b"\n", b"-", b"\r\n", b"--", b"\r\n--", f"\r\n--{BOUNDARY[:-1]}".encode(), b"\0", b"ab"])
     | st.binary(max_size=9),
@@ -65,6 +73,7 @@ def test_a_body_reads_the_same_in_any_pieces(
     body = body_of(("request", request), *named.items(), end=end)
     assert read(body, cuts, declared=declared) == (request, named)
     assert read(body, list(range(len(body))), declared=declared) == (request, named)
+    assert read_in_place(body) == (request, named)
 
 
 @given(
@@ -77,13 +86,13 @@ def test_what_is_refused_is_refused_in_any_pieces(body: bytes, cuts: list[int], 
     whole = body_of(("request", b"{}"), ("a", b"12345"))
     damaged = whole[:at] + body + whole[at:]
 
-    def outcome(cuts: list[int]) -> Any:
+    def outcome(cuts: list[int] | None) -> Any:
         try:
-            return read(damaged, cuts)
+            return read_in_place(damaged) if cuts is None else read(damaged, cuts)
         except InlayError as refusal:
             return type(refusal)
 
-    assert outcome(cuts) == outcome([]) == outcome(list(range(len(damaged))))
+    assert outcome(cuts) == outcome([]) == outcome(list(range(len(damaged)))) == outcome(None)
 
 
 def test_the_standard_librarys_parser_reads_the_same() -> None:
@@ -222,6 +231,26 @@ def test_unused_and_missing_files_are_refused(
     refused = send(url, request_, dict.fromkeys(files, sentence))
     assert refused.status_code == 400
     assert phrase in error(refused)["message"]
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["declared", "chunked"])
+def test_large_files_take_either_way_in(url: str, llama: Fleet, whole: bool) -> None:
+    """Of known length, a large body is read at once; of unknown, in pieces."""
+    rows = np.random.default_rng(0).standard_normal((500, 48)).astype(np.float32)
+    data = write(rows, "safetensors")
+    want = post(url, "/v1/completions", {**GREEDY, "prompt_embeds": base64.b64encode(data).decode()})
+    body = body_of(("request", json.dumps({**GREEDY, "prompt_embeds": {"part": "a"}}).encode()), ("a", data))
+    assert len(body) > 64 * 1024
+
+    def pieces() -> Iterator[bytes]:
+        yield from (body[at : at + 9999] for at in range(0, len(body), 9999))
+
+    headers = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
+    got = httpx.post(
+        url + "/v1/completions", content=body if whole else pieces(), headers=headers, timeout=30
+    )
+    assert got.json()["choices"] == want.json()["choices"]
+    assert llama.apps[url].server.budget.used == 0
 
 
 def test_a_bad_file_is_refused_as_by_value(url: str) -> None:

@@ -162,18 +162,32 @@ async def read_body(
         OverloadedError, BodyTimeoutError, ClientGone: as `receive_body`.
     """
     check_media(media_of(scope["headers"]), JSON)
-    declared = declared_length(scope["headers"])
-    source = scope.get("extensions", {}).get(EXTENSION)
-    if isinstance(source, BodySource) and declared is not None and declared >= _WHOLE_FROM:
-        body_limit(settings)(declared)
-        reservation.grow_to(declared)
-        whole = bytearray(declared)
-        async with _in_time(settings, declared) as progress:
-            await source.fill(memoryview(whole), progress)
+    check = body_limit(settings)
+    whole = await read_whole(scope, settings, reservation, check)
+    if whole is not None:
         return whole
     body = bytearray()
-    await receive_body(scope, receive, settings, reservation, check=body_limit(settings), take=body.extend)
+    await receive_body(scope, receive, settings, reservation, check=check, take=body.extend)
     return body
+
+
+async def read_whole(
+    scope: Scope, settings: FrontendSettings, reservation: Reservation, check: Callable[[int], None]
+) -> bytearray | None:
+    """The whole body, straight into its memory; None where it is small, of unknown length, or the server cannot do that.
+
+    Arguments and errors as `receive_body`.
+    """
+    declared = declared_length(scope["headers"])
+    source = scope.get("extensions", {}).get(EXTENSION)
+    if not isinstance(source, BodySource) or declared is None or declared < _WHOLE_FROM:
+        return None
+    check(declared)
+    reservation.grow_to(declared)
+    whole = bytearray(declared)
+    async with _in_time(settings, declared) as progress:
+        await source.fill(memoryview(whole), progress)
+    return whole
 
 
 def body_limit(settings: FrontendSettings) -> Callable[[int], None]:

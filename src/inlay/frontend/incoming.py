@@ -15,11 +15,12 @@ from inlay.frontend.body import (
     check_media,
     declared_length,
     media_of,
+    read_whole,
     receive_body,
 )
 from inlay.frontend.lift import Parsed
 from inlay.frontend.memory import Memory
-from inlay.frontend.multipart import MULTIPART, Form
+from inlay.frontend.multipart import MAX_REQUEST_BYTES, MULTIPART, Form
 from inlay.frontend.server import Call
 from inlay.prompt import Buffer
 from inlay.tensors import check_size
@@ -81,17 +82,18 @@ async def read_request(
 async def _read_form(call: Call, media: Media) -> Form:
     server = call.server
     server.embeds.require_enabled()
-    form = Form(
-        media.parameters.get("boundary"), declared_length(call.scope["headers"]), server.embeds.limits
-    )
-    await receive_body(
-        call.scope,
-        call.receive,
-        server.settings,
-        call.reservation,
-        check=body_limit(server.settings),
-        take=form.feed,
-    )
+    limits, settings, headers = server.embeds.limits, server.settings, call.scope["headers"]
+    declared = declared_length(headers)
+    boundary = media.parameters.get("boundary")
+    # In a longer body a part may be over its limit, which is better known before the rest is read.
+    at_once = declared is not None and declared <= limits.max_bytes + MAX_REQUEST_BYTES
+    check = body_limit(settings)
+    whole = await read_whole(call.scope, settings, call.reservation, check) if at_once else None
+    form = Form(boundary, declared, limits, whole=whole is not None)
+    if whole is None:
+        await receive_body(call.scope, call.receive, settings, call.reservation, check=check, take=form.feed)
+    else:
+        await server.prepare(len(whole), form.feed, whole)
     call.body_read = True
     form.close()
     return form
@@ -115,6 +117,10 @@ async def read_tensor(call: Call) -> Buffer:
         if size > limits.max_bytes:
             check_size(size, limits=limits)
 
+    whole = await read_whole(call.scope, server.settings, call.reservation, check)
+    if whole is not None:
+        call.body_read = True
+        return Buffer(whole)
     # Allocated at the first byte: by then the size that was declared has been checked.
     memory: Memory | None = None
 

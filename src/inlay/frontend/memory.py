@@ -1,4 +1,4 @@
-"""Memory for bytes that come in pieces: each is written once, to where it stays."""
+"""Where bytes that come in pieces end up: each is written once, to where it stays, or is there already."""
 
 import numpy as np
 
@@ -44,3 +44,26 @@ class Memory:
             # A little in much room would hold on to all of it.
             return Buffer(bytes(self._view[: self._size]))
         return Buffer(self._view[: self._size])
+
+
+class InPlace:
+    """Bytes that lie in one piece where they are to stay. As `Memory`, without any of its own."""
+
+    __slots__ = ("_view",)
+
+    def __init__(self) -> None:
+        self._view = memoryview(b"")
+
+    def __len__(self) -> int:
+        return len(self._view)
+
+    def write(self, piece: bytes | memoryview) -> None:
+        """Take all there is. Raises `ValueError` when there is something already."""
+        if len(piece) and len(self._view):
+            raise ValueError(f"{len(piece)} bytes do not join {len(self._view)} elsewhere")
+        if len(piece):
+            self._view = memoryview(piece)
+
+    def buffer(self) -> Buffer:
+        """What has come."""
+        return Buffer(self._view)

@@ -9,7 +9,7 @@ import re
 from enum import Enum, auto
 
 from inlay.errors import BodyTooLargeError, InvalidRequestError
-from inlay.frontend.memory import Memory
+from inlay.frontend.memory import InPlace, Memory
 from inlay.prompt import Buffer
 from inlay.tensors import ReadLimits, check_size
 from inlay.tensors.tensor import quoted
@@ -53,6 +53,7 @@ class Form:
         boundary: as the content type says.
         declared: bytes of the body, where that is known.
         limits: of each file.
+        whole: the body comes in one piece that will not change, so its files may stay where they are.
 
     Attributes:
         request: the first part, once it is whole.
@@ -63,7 +64,9 @@ class Form:
         InvalidRequestError: no usable boundary.
     """
 
-    def __init__(self, boundary: str | None, declared: int | None, limits: ReadLimits) -> None:
+    def __init__(
+        self, boundary: str | None, declared: int | None, limits: ReadLimits, *, whole: bool = False
+    ) -> None:
         if boundary is None or _boundary.fullmatch(boundary) is None:
             raise _refused(f"its boundary is {quoted(boundary) if boundary else 'missing'}")
         self.request = b""
@@ -71,14 +74,15 @@ class Form:
         self.size = 0
         self._declared = declared
         self._limits = limits
+        self._whole = whole
         self._delimiter = b"\r\n--" + boundary.encode("ascii")
         self._next = _Next.DATA
         # As if a line had ended before: the first boundary is then like all others.
         self._pending = b"\r\n"
         self._name: str | None = None
-        self._data = Memory(0)
+        self._data: Memory | InPlace = InPlace()
 
-    def feed(self, piece: bytes) -> None:
+    def feed(self, piece: bytes | bytearray) -> None:
         """Read the next piece.
 
         Raises:
@@ -106,7 +110,7 @@ class Form:
         if self._pending not in (b"", b"\r\n"):
             raise _refused("something follows its closing boundary")
 
-    def _take_data(self, piece: bytes, at: int) -> int:
+    def _take_data(self, piece: bytes | bytearray, at: int) -> int:
         """Data up to a delimiter; the place in `piece` where it goes on."""
         delimiter = self._delimiter
         if self._pending:
@@ -129,7 +133,7 @@ class Form:
         end = len(piece)
         last = piece.rfind(b"\r", max(at, end - len(delimiter) + 1))
         if last >= 0 and delimiter.startswith(piece[last:]):
-            self._pending = piece[last:]
+            self._pending = bytes(piece[last:])
             self._write(memoryview(piece)[at:last])
         else:
             self._write(memoryview(piece)[at:])
@@ -158,7 +162,7 @@ class Form:
         self._pending = b""
         self._next = _Next.AFTER_BOUNDARY
 
-    def _take_after_boundary(self, piece: bytes, at: int) -> int:
+    def _take_after_boundary(self, piece: bytes | bytearray, at: int) -> int:
         used = at + 2 - len(self._pending)
         taken = self._pending + piece[at:used]
         self._pending = b""
@@ -174,7 +178,7 @@ class Form:
             raise _refused("a boundary is followed by neither a line's end nor --")
         return used
 
-    def _take_headers(self, piece: bytes, at: int) -> int:
+    def _take_headers(self, piece: bytes | bytearray, at: int) -> int:
         before = len(self._pending)
         taken = self._pending + piece[at : at + MAX_HEADER_BYTES + len(_END_OF_HEADERS) - before]
         if taken.startswith(b"\r\n"):
@@ -204,12 +208,12 @@ class Form:
             limit = self._limits.max_bytes
         # What is left of the body is room enough for the part; what of it stays unused is never written to.
         left = None if self._declared is None else max(self._declared - position, 0)
-        self._data = Memory(None if left is None else min(left, limit))
+        self._data = InPlace() if self._whole else Memory(None if left is None else min(left, limit))
         self._name = name
         self._pending = b""
         self._next = _Next.DATA
 
-    def _take_nothing(self, piece: bytes, at: int) -> int:
+    def _take_nothing(self, piece: bytes | bytearray, at: int) -> int:
         # A line's end after the closing boundary is what some clients write.
         self._pending += piece[at : at + 3]
         if not b"\r\n".startswith(self._pending):
