@@ -199,13 +199,20 @@ class Prompt(msgspec.Struct, frozen=True, array_like=True):
     def of(cls, *segments: Segment) -> "Prompt":
         """A prompt of `segments`, in normal form."""
         normal: list[Segment] = []
+        # Neighbouring tokens are gathered before they are joined: a client decides how many there are.
+        gathered: list[int] = []
         for segment in segments:
+            if isinstance(segment, Tokens):
+                gathered.extend(segment.ids)
+                continue
             if not len(segment):
                 continue
-            if isinstance(segment, Tokens) and normal and isinstance(normal[-1], Tokens):
-                normal[-1] = Tokens((*normal[-1].ids, *segment.ids))
-            else:
-                normal.append(segment)
+            if gathered:
+                normal.append(Tokens(gathered))
+                gathered = []
+            normal.append(segment)
+        if gathered:
+            normal.append(Tokens(gathered))
         return cls(tuple(normal))
 
     def __len__(self) -> int:
