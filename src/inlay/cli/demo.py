@@ -37,7 +37,8 @@ def run(settings: DemoSettings) -> int:
     """
     console = Console(sys.stdout, sys.stderr)
     served = ServeSettings(
-        engine=EngineSettings(model=str(demo.model_dir()), served_model_name=[MODEL_NAME]),
+        # Its answers were checked in float32, with the weights as they are stored.
+        engine=EngineSettings(model=str(demo.model_dir()), served_model_name=[MODEL_NAME], dtype="float32"),
         frontend=FrontendSettings(host=settings.host, port=_port(settings), enable_prompt_embeds=True),
     )
 
