@@ -13,6 +13,9 @@ import msgspec
 from inlay.errors import AuthenticationError, EngineError, InlayError, InvalidRequestError
 from inlay.protocol.openai.generation import ErrorResponse
 
+MAX_TEXT = 2000
+"""Characters of an error's message, or of its param, at most."""
+
 _encoder = msgspec.json.Encoder()
 _path = re.compile(r"^(?P<what>.*) - at `(?:key in )?\$\.?(?P<path>[^`]*)`$", re.DOTALL)
 
@@ -46,8 +49,14 @@ class ClientGone(Exception):
 
 
 def error_json(error: InlayError) -> bytes:
-    """`{"error": {...}}`."""
-    return _encoder.encode(ErrorResponse(error.body()))
+    """`{"error": {...}}`. What a message quotes of its request is cut, or a large body would come back whole."""
+    body = error.body()
+    cut = msgspec.structs.replace(body, message=_cut(body.message), param=body.param and _cut(body.param))
+    return _encoder.encode(ErrorResponse(cut))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT // 2]} ... {text[-MAX_TEXT // 2 :]}"
 
 
 def error_headers(error: InlayError) -> list[tuple[bytes, bytes]]:
