@@ -15,6 +15,8 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,10 +56,16 @@ def forms_of(server: Server, table: torch.Tensor, num_tokens: int) -> dict[str, 
         "value": Form(request(prompt_embeds=base64.b64encode(file).decode())),
     }
     if server.name == "inlay":
-        head = b"--b\r\ncontent-disposition: form-data; name="
+        boundary = b"5c7a2e0f9d1b4c86b3f0a7e4d2918c6f"
+        head = b"--" + boundary + b"\r\ncontent-disposition: form-data; name="
         parts = [(b"request", request(prompt_embeds={"part": "a"})), (b"a", file)]
-        body = b"".join(head + name + b"\r\n\r\n" + data + b"\r\n" for name, data in parts) + b"--b--\r\n"
-        forms["multipart"] = Form(body, "multipart/form-data; boundary=b")
+        body = (
+            b"".join(head + name + b"\r\n\r\n" + data + b"\r\n" for name, data in parts)
+            + b"--"
+            + boundary
+            + b"--\r\n"
+        )
+        forms["multipart"] = Form(body, f"multipart/form-data; boundary={boundary.decode()}")
         status, answer = server.post("/v1/prompt_embeds", file, "application/octet-stream")
         if status != 200:
             raise RuntimeError(f"{server.name}: {status} {answer[:300]!r}")
@@ -104,7 +112,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         model = _serving.wide_model(Path(directory) / "model", hidden=HIDDEN)
         table = load_file(model / "model.safetensors")["model.embed_tokens.weight"]
-        launchers = {
+        launchers: dict[str, Callable[[], AbstractContextManager[Server] | None]] = {
             "inlay": lambda: _serving.inlay(
                 model,
                 "--max-prompt-embeds-bytes",

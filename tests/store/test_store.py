@@ -55,6 +55,20 @@ def test_what_was_uploaded_comes_back_as_rows_with_their_digests(store: PromptSt
     assert rows == Rows(plain.data, "float32", (16, HIDDEN), digests=row_digests(plain, SECRET))
 
 
+def test_adopted_memory_is_kept_and_not_copied_unless_it_holds_much_else(store: PromptStore) -> None:
+    data, tensor = upload_of(1)
+    stored = store.put("alice", data, tensor, adopt=True)
+    (rows,) = store.rows("alice", stored.id, target())
+    assert rows.data.view.obj is data.view.obj
+    (copied,) = store.rows("bob", store.put("bob", data, tensor).id, target())
+    assert copied.data.view.obj is not data.view.obj
+    roomy = bytes(data.view) + bytes(5000)
+    large = read(Buffer(roomy).slice(0, len(data)), limits=ReadLimits())
+    assert large.data.view.obj is roomy
+    (moved,) = store.rows("carol", store.put("carol", data, large, adopt=True).id, target())
+    assert moved.data.view.obj is not roomy
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_rows_are_cast_to_the_models_dtype_and_named_in_it(store: PromptStore, dtype: str) -> None:
     data, tensor = upload_of(1)

@@ -66,7 +66,7 @@ def _put(call: Call, store: PromptStore, data: Buffer, card: ModelCard | None) -
     tensor = read(data, limits=embeds.limits)
     if card is not None:
         embeds.check(tensor, card)
-    stored = store.put(tenant, data, tensor)
+    stored = store.put(tenant, data, tensor, adopt=True)
     if card is not None:
         # The first use then finds everything made.
         store.rows(tenant, stored.id, embeds.target(card))

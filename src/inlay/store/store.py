@@ -14,7 +14,7 @@ from inlay.errors import InvalidRequestError, NotFoundError, OverloadedError
 from inlay.prompt import Buffer, Rows
 from inlay.store.directory import Directory
 from inlay.store.disk import DiskTier
-from inlay.store.entry import Description, Entry, StoredPrompt, Target, cost, views
+from inlay.store.entry import PAGE, Description, Entry, StoredPrompt, Target, cost, views
 from inlay.store.file_format import FileFormat
 from inlay.store.flights import Flights
 from inlay.store.ledger import Ledger, Limits
@@ -131,13 +131,14 @@ class PromptStore:
 
     # Upload
 
-    def put(self, tenant: str, data: Buffer, tensor: Tensor) -> StoredPrompt:
+    def put(self, tenant: str, data: Buffer, tensor: Tensor, *, adopt: bool = False) -> StoredPrompt:
         """Store a tensor; the same bytes again only start the TTL again.
 
         Args:
             tenant: whose it is.
             data: the container bytes it was read from; with the tenant they make the id.
             tensor: what `inlay.tensors.read` found in them. Its elements are copied, so `data` may be used again.
+            adopt: `data` will never change, so elements that fill its memory but for a page need no copy.
 
         Raises:
             EmbeddingsError: not two- or three-dimensional.
@@ -147,9 +148,9 @@ class PromptStore:
         """
         prompts_of(tensor)
         key = self._names.key(tenant, self._names.id(tenant, data))
-        return self._uploads.run(key, partial(self._put, key, tensor))
+        return self._uploads.run(key, partial(self._put, key, tensor, adopt))
 
-    def _put(self, key: Key, tensor: Tensor) -> StoredPrompt:
+    def _put(self, key: Key, tensor: Tensor, adopt: bool) -> StoredPrompt:
         description = Description(
             *key, tensor.dtype, tensor.shape, tensor.format, tensor.table_id, len(tensor.data)
         )
@@ -163,7 +164,7 @@ class PromptStore:
                 return entry.told(self._ttl)
             self._ledger.admit(description.tenant, description.num_bytes)
         try:
-            entry = self._admitted(Entry(description, now), tensor.data)
+            entry = self._admitted(Entry(description, now), tensor.data, adopt)
         except BaseException:
             with self._lock:
                 self._ledger.dismiss(description.tenant, description.num_bytes)
@@ -173,12 +174,12 @@ class PromptStore:
                 self._disk.tidy()
         return entry.told(self._ttl)
 
-    def _admitted(self, entry: Entry, data: Buffer) -> Entry:
+    def _admitted(self, entry: Entry, data: Buffer, adopt: bool) -> Entry:
         """Bring an admitted entry into memory, or if that has no room to disk."""
         size = cost(len(data))
         if self._make_room(size):
             try:
-                own = _copy(data)
+                own = data if adopt and _fills_its_memory(data) else _copy(data)
             except BaseException:
                 with self._lock:
                     self._ledger.release(size)
@@ -425,6 +426,11 @@ class PromptStore:
     def _check_open(self) -> None:
         if self._closed:
             raise OverloadedError("the store of prompt_embeds is closed")
+
+
+def _fills_its_memory(data: Buffer) -> bool:
+    """Whether keeping `data` keeps no more than a page alive beyond it."""
+    return memoryview(data.view.obj).nbytes - len(data) <= PAGE
 
 
 def _copy(data: Buffer) -> Buffer:
