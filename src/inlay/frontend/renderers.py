@@ -2,10 +2,16 @@
 
 import asyncio
 from pathlib import Path
+from typing import NamedTuple
 
 from inlay.errors import InvalidRequestError
 from inlay.protocol.work import ModelCard
 from inlay.render import Renderer
+
+
+class _Key(NamedTuple):
+    path: str
+    max_positions: int
 
 
 class Renderers:
@@ -17,26 +23,27 @@ class Renderers:
 
     def __init__(self, chat_template: str | None) -> None:
         self._template = None if chat_template is None else _read(chat_template)
-        self._loaded: dict[str, Renderer] = {}
-        self._loading: dict[str, asyncio.Task[Renderer]] = {}
+        self._loaded: dict[_Key, Renderer] = {}
+        self._loading: dict[_Key, asyncio.Task[Renderer]] = {}
 
     async def of(self, card: ModelCard) -> Renderer:
         """The renderer of the model of `card`. Raises `InlayError` when its directory has no usable tokenizer."""
-        renderer = self._loaded.get(card.path)
+        key = _Key(card.path, card.limits.max_model_len)
+        renderer = self._loaded.get(key)
         if renderer is not None:
             return renderer
-        task = self._loading.get(card.path)
+        task = self._loading.get(key)
         if task is None:
-            task = asyncio.create_task(asyncio.to_thread(self._load, card.path))
-            self._loading[card.path] = task
-            task.add_done_callback(lambda _: self._loading.pop(card.path, None))
+            task = asyncio.create_task(asyncio.to_thread(self._load, key))
+            self._loading[key] = task
+            task.add_done_callback(lambda _: self._loading.pop(key, None))
         # Shielded: one waiter that leaves must not take the others' renderer with it.
         renderer = await asyncio.shield(task)
-        self._loaded[card.path] = renderer
+        self._loaded[key] = renderer
         return renderer
 
-    def _load(self, path: str) -> Renderer:
-        return Renderer.load(path, chat_template=self._template)
+    def _load(self, key: _Key) -> Renderer:
+        return Renderer.load(key.path, chat_template=self._template, max_positions=key.max_positions)
 
 
 def _read(path: str) -> str:

@@ -9,13 +9,19 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from inlay.errors import InvalidRequestError
+from inlay.errors import ContextLengthError, InvalidRequestError
 from inlay.prompt import Prompt, Rows, Segment, Tokens
 from inlay.render.conversation import Marks, template_messages
 from inlay.render.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
 from inlay.render.template import ChatTemplates
 from inlay.render.tokenizer import load_tokenizer
 from inlay.render.vocabulary import Vocabulary
+
+_AT_A_TIME = 64 * 1024
+"""Characters of a long text that are looked at together. A tokenizer takes about 250 bytes for each."""
+
+_CHARACTERS = 4
+"""Characters a token stands for, in most texts: what has no more than that for each position may be tokenized at once."""
 
 _RESERVED = frozenset(
     {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
@@ -30,20 +36,31 @@ class Renderer:
     text takes about a second: call it off the event loop where texts may be long.
     """
 
-    def __init__(self, tokenizer: Tokenizer, templates: ChatTemplates) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, templates: ChatTemplates, *, max_positions: int | None = None
+    ) -> None:
         self._tokenizer = tokenizer
         self._templates = templates
+        self._max_positions = max_positions
         self._vocabulary = Vocabulary(tokenizer)
         self._with_rows: _RowsTokenizer | None = None
         self._lock = threading.Lock()
 
     @classmethod
-    def load(cls, path: str | PathLike[str], *, chat_template: str | None = None) -> "Renderer":
+    def load(
+        cls,
+        path: str | PathLike[str],
+        *,
+        chat_template: str | None = None,
+        max_positions: int | None = None,
+    ) -> "Renderer":
         """Read the tokenizer and the chat template of a model directory.
 
         Args:
             path: the directory.
             chat_template: text of a template that replaces the model's own.
+            max_positions: long texts that certainly take more are refused before they are tokenized whole, which takes
+                250 times their size in memory. Whether what is tokenized fits is still for the caller to check.
 
         Raises:
             InvalidRequestError: there is no usable tokenizer, or `chat_template` is not a template.
@@ -55,7 +72,7 @@ class Renderer:
         else:
             templates = ChatTemplates({"default": chat_template}, loaded.special_tokens)
             templates.choose(tools=False).compiled()
-        return cls(loaded.tokenizer, templates)
+        return cls(loaded.tokenizer, templates, max_positions=max_positions)
 
     @property
     def vocab_size(self) -> int:
@@ -68,7 +85,12 @@ class Renderer:
         Args:
             text: any.
             add_special_tokens: with those the tokenizer puts around a text, such as a beginning-of-text token.
+
+        Raises:
+            InvalidRequestError: the text holds unpaired surrogates.
+            ContextLengthError: it is certain to take more than `max_positions`.
         """
+        self._check_length(text)
         return _encode(self._tokenizer, text, add_special_tokens=add_special_tokens)
 
     def chat(
@@ -94,6 +116,7 @@ class Renderer:
         Raises:
             InvalidRequestError: the messages are malformed, the model has no template, or the template refuses the
                 messages, fails on them, or leaves out embeddings.
+            ContextLengthError: its text is certain to take more than `max_positions`.
         """
         if continue_final_message and add_generation_prompt:
             raise InvalidRequestError(
@@ -128,7 +151,26 @@ class Renderer:
             text = marks.cut(text)
         if not rows:
             return Prompt.of(Tokens(self.encode(text, add_special_tokens=False)))
+        self._check_length(text)
         return self._rows_tokenizer().prompt(text, marks, rows)
+
+    def _check_length(self, text: str) -> None:
+        """Count the tokens of a long text piece by piece, until they are too many."""
+        limit = self._max_positions
+        if limit is None or len(text) <= max(_AT_A_TIME, _CHARACTERS * limit):
+            return
+        # Where a text is cut it may take a few tokens more than whole, so what is near the limit is left to be counted whole.
+        most = limit + limit // 8
+        count = 0
+        for start in range(0, len(text), _AT_A_TIME):
+            piece = text[start : start + _AT_A_TIME]
+            count += len(_encode(self._tokenizer, piece, add_special_tokens=False))
+            if count > most:
+                raise ContextLengthError(
+                    f"This model's maximum context length is {limit} tokens; the first {start + len(piece)} of "
+                    f"{len(text)} characters take {count}.",
+                    param="prompt",
+                )
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text of ids; those without a token stand for nothing.
