@@ -51,6 +51,11 @@ class Keys:
         """Whether a key is asked for at all."""
         return len(self._keys) > 0
 
+    @property
+    def reloadable(self) -> bool:
+        """Whether there is a file."""
+        return self._path is not None
+
     def check(self, authorization: bytes | None) -> Caller:
         """The caller, by the header of that name. Raises `AuthenticationError`."""
         return self._keys.check(authorization, self._clock())

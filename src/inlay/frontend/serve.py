@@ -1,21 +1,30 @@
 """Runs the app on a port, and ends it well."""
 
 import asyncio
+import logging
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
 from socket import AI_PASSIVE, SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET, getaddrinfo, socket
+from typing import TypeAlias
 
 import uvicorn
 
 from inlay.errors import InvalidRequestError
+from inlay.frontend.access import ADMIN_PORT
 from inlay.frontend.allocator import keep_freed_memory
 from inlay.frontend.app import App
+from inlay.frontend.body import Receive, Scope, Send
 from inlay.frontend.http import BoundedHttp
 from inlay.frontend.references import sweep
 from inlay.frontend.settings import FrontendSettings
+from inlay.frontend.tls import Tls
+
+_log = logging.getLogger(__name__)
+ASGI: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
 KEEP_ALIVE = 30
 """Seconds an idle connection is kept."""
 
@@ -26,18 +35,24 @@ _LAST_WORDS = 0.8
 class _Draining(uvicorn.Server):
     """uvicorn's server, but what is open when it stops ends with an error and not with a cut."""
 
-    def __init__(self, config: uvicorn.Config, app: App, drain_timeout: float) -> None:
+    def __init__(self, config: uvicorn.Config, app: App, drain_timeout: float, tls: Tls | None) -> None:
         super().__init__(config)
+        self._tls = tls
+        self._reloading: asyncio.Task[None] | None = None
         self._app = app
         self._drain_timeout = drain_timeout
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """The first SIGINT or SIGTERM drains, the second ends at once; neither is raised again afterwards."""
+        """The first SIGINT or SIGTERM drains, the second ends at once; neither is raised again. SIGHUP reloads."""
         loop = asyncio.get_running_loop()
+        # Without anything to read again it ends the process, as when a terminal is closed.
+        reload = _HANGUP if self._tls is not None or self._app.server.keys.reloadable else None
         try:
             for number in _SIGNALS:
                 loop.add_signal_handler(number, self.stop)
+            if reload is not None:
+                loop.add_signal_handler(reload, self.reload)
         except (RuntimeError, ValueError):  # not the main thread: whoever runs it there stops it
             yield
             return
@@ -46,6 +61,14 @@ class _Draining(uvicorn.Server):
         finally:
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
+            if reload is not None:
+                loop.remove_signal_handler(reload)
+
+    def reload(self) -> None:
+        """Read keys and certificate again."""
+        self._reloading = asyncio.create_task(self._app.server.keys.reload())
+        if self._tls is not None:
+            self._tls.reload()
 
     def stop(self) -> None:
         """Stop accepting and drain; called again, end at once."""
@@ -66,11 +89,18 @@ class _Draining(uvicorn.Server):
             timer.cancel()
 
 
-def _listen(settings: FrontendSettings) -> socket:
+class _Beside(uvicorn.Server):
+    """uvicorn's server on a second port, which leaves signals to the first."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Take none."""
+        yield
+
+
+def _listen(host: str, port: int, param: str = "port") -> socket:
     try:
-        family, kind, protocol, _, address = getaddrinfo(
-            settings.host, settings.port, type=SOCK_STREAM, flags=AI_PASSIVE
-        )[0]
+        family, kind, protocol, _, address = getaddrinfo(host, port, type=SOCK_STREAM, flags=AI_PASSIVE)[0]
         listening = socket(family, kind, protocol)
         try:
             listening.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
@@ -79,10 +109,35 @@ def _listen(settings: FrontendSettings) -> socket:
             listening.close()
             raise
     except OSError as error:
-        raise InvalidRequestError(
-            f"cannot listen on {settings.host}:{settings.port}: {error}", param="port"
-        ) from error
+        raise InvalidRequestError(f"cannot listen on {host}:{port}: {error}", param=param) from error
     return listening
+
+
+def _config(app: ASGI, settings: FrontendSettings, tls: Tls | None) -> uvicorn.Config:
+    config = uvicorn.Config(
+        app,
+        http=BoundedHttp,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        root_path=settings.root_path,
+        timeout_keep_alive=KEEP_ALIVE,
+    )
+    # A float is fine for `asyncio.wait_for`, which is where it goes.
+    config.timeout_graceful_shutdown = settings.drain_timeout  # type: ignore[assignment]
+    config.load()
+    config.ssl = None if tls is None else tls.context
+    return config
+
+
+def _url(host: str, listening: socket, settings: FrontendSettings) -> str:
+    scheme = "http" if settings.ssl_certfile is None else "https"
+    shown = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{shown}:{listening.getsockname()[1]}{settings.root_path}"
 
 
 async def serve(
@@ -90,45 +145,38 @@ async def serve(
     settings: FrontendSettings,
     *,
     on_started: Callable[[str], None] | None = None,
+    on_admin_started: Callable[[str], None] | None = None,
     stop: asyncio.Event | None = None,
 ) -> None:
     """Serve `app` until SIGINT or SIGTERM, then drain.
 
     On the first signal no more connections are taken, new requests on open ones get 503, and what is under way may go on;
     streams that are still open when the drain time is nearly over end with an error event. On the second everything
-    ends at once. Returns in either case. Run it in uvloop's event loop; outside the main thread only `stop` ends it.
+    ends at once. Returns in either case. SIGHUP has the API keys and the certificate read again. Run it in uvloop's event
+    loop; outside the main thread only `stop` ends it.
 
     Args:
         app: from `build_app`; it is closed in the end.
-        settings: host, port, drain time.
+        settings: hosts, ports, certificate, drain time.
         on_started: called once with the base URL, when the port is bound.
+        on_admin_started: called before it with the admin port's URL, where there is one.
         stop: ends the serving when set, as the first signal does.
 
     Raises:
-        InvalidRequestError: the address cannot be listened on.
+        InvalidRequestError: an address cannot be listened on, or the certificate not be used.
     """
     keep_freed_memory()
-    with closing(_listen(settings)) as listening:
-        config = uvicorn.Config(
-            app,
-            http=BoundedHttp,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            date_header=False,
-            root_path=settings.root_path,
-            timeout_keep_alive=KEEP_ALIVE,
-        )
-        # A float is fine for `asyncio.wait_for`, which is where it goes.
-        config.timeout_graceful_shutdown = settings.drain_timeout  # type: ignore[assignment]
+    async with AsyncExitStack() as stack:
+        stack.callback(app.server.close)
+        tls = Tls.of(settings)
+        listening = stack.enter_context(closing(_listen(settings.host, settings.port)))
+        await stack.enter_async_context(_admin_port(app, settings, tls, on_admin_started))
         if on_started is not None:
-            host = f"[{settings.host}]" if ":" in settings.host else settings.host
-            on_started(f"http://{host}:{listening.getsockname()[1]}{settings.root_path}")
-        server = _Draining(config, app, settings.drain_timeout)
-        beside = [] if stop is None else [asyncio.create_task(_stop(server, stop))]
+            on_started(_url(settings.host, listening, settings))
+        server = _Draining(_config(app, settings, tls), app, settings.drain_timeout, tls)
+        beside = [asyncio.create_task(app.server.keys.watch())]
+        if stop is not None:
+            beside.append(asyncio.create_task(_stop(server, stop)))
         if app.server.store is not None:
             beside.append(asyncio.create_task(sweep(app.server.store)))
         try:
@@ -136,7 +184,33 @@ async def serve(
         finally:
             for task in beside:
                 task.cancel()
-            app.server.close()
+
+
+@asynccontextmanager
+async def _admin_port(
+    app: App, settings: FrontendSettings, tls: Tls | None, on_started: Callable[[str], None] | None
+) -> AsyncIterator[None]:
+    """Serve the admin port, if there is to be one, until the block ends."""
+    if settings.admin_port is None:
+        yield
+        return
+
+    async def marked(scope: Scope, receive: Receive, send: Send) -> None:
+        scope[ADMIN_PORT] = True
+        await app(scope, receive, send)
+
+    with closing(_listen(settings.admin_host, settings.admin_port, "admin_port")) as listening:
+        url = _url(settings.admin_host, listening, settings)
+        _log.info("admin operations need no key at %s", url)
+        server = _Beside(_config(marked, settings, tls))
+        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        if on_started is not None:
+            on_started(url)
+        try:
+            yield
+        finally:
+            server.should_exit = True
+            await serving
 
 
 async def _stop(server: _Draining, stop: asyncio.Event) -> None:
