@@ -98,7 +98,9 @@ def _parts() -> Any:
 
 def _embeddings(parts: Any, parsed: Any) -> Any:
     limits = parts.embeds.limits
-    return parts.Embeddings(parts.embeds, parts.card, lambda text: parsed.data(text, limits=limits))
+    return parts.Embeddings(
+        parts.embeds, parts.card, lambda text: parsed.data(text, limits=limits), hold=lambda _: None
+    )
 
 
 def _completions(parts: Any, body: bytes) -> tuple[Any, list[Any], Any]:
