@@ -64,9 +64,9 @@ def prompt(seed: int = 0, rows: int = 20) -> EmbeddedPrompt:
 
 
 def answer(client: openai.OpenAI, arguments: dict[str, Any]) -> str:
-    text: str = client.completions.create(
-        model="tiny", temperature=0, max_tokens=12, **arguments
-    ).choices[0].text
+    text: str = (
+        client.completions.create(model="tiny", temperature=0, max_tokens=12, **arguments).choices[0].text
+    )
     return text
 
 
