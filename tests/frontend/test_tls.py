@@ -129,7 +129,9 @@ def test_files_that_cannot_be_used_are_told_at_the_start(
     certificate(tmp_path, "hidden", password=b"secret")
     (tmp_path / "text").write_text("hello")
     fields, phrase = BAD[case]
-    settings = {name: tmp_path / value if isinstance(value, str) else value for name, value in fields.items()}
+    settings: dict[str, Any] = {
+        name: tmp_path / value if isinstance(value, str) else value for name, value in fields.items()
+    }
     with pytest.raises(InvalidRequestError, match=phrase):
         Tls.of(FrontendSettings(**settings))
 

@@ -45,4 +45,5 @@ async def version(call: Call) -> None:
 
 async def exposition(call: Call) -> None:
     """Everything counted, in Prometheus' text format."""
+    await call.server.engines.refresh()
     await call.bytes(call.server.metrics.exposition(), _TEXT)

@@ -61,9 +61,7 @@ class Metrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(name, text, model, buckets=buckets, registry=self.registry)
 
-        Gauge("vllm:num_requests_running", "Requests under way.", registry=self.registry).set_function(
-            running
-        )
+        Gauge("inlay:requests_under_way", "Requests under way.", registry=self.registry).set_function(running)
         Gauge(
             "inlay:held_bytes", "Bytes of bodies and embeddings held for requests.", registry=self.registry
         ).set_function(held_bytes)

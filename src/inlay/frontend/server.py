@@ -18,6 +18,7 @@ from inlay.frontend.auth import ANYONE, Caller, Tenant
 from inlay.frontend.body import Receive, Scope, Send, read_body
 from inlay.frontend.clients import Clients
 from inlay.frontend.embeds import EmbedsReader
+from inlay.frontend.engine_metrics import EngineMetrics
 from inlay.frontend.intake import Intake
 from inlay.frontend.keys import Keys
 from inlay.frontend.lifeline import Deadline, Inflight
@@ -60,6 +61,8 @@ class Server:
         self.budget = ByteBudget(settings.max_inflight_bytes)
         self.inflight = Inflight(settings.max_inflight_requests)
         self.metrics = Metrics(lambda: self.budget.used, lambda: self.inflight.count)
+        self.engines = EngineMetrics(router.ready)
+        self.metrics.registry.register(self.engines)
         if store is not None:
             self.metrics.registry.register(StoreMetrics(store))
         self.limits = EmbedsLimits(settings, router.models)

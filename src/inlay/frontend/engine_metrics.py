@@ -1,0 +1,107 @@
+"""What the workers' engines count, under vLLM's names where the meaning is the same."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from inlay.errors import InlayError
+from inlay.protocol.work import Command, Stats, Worker
+
+WITHIN = 0.5
+"""Seconds a worker has to answer. One that does not is missing from what is shown, which is not the same as 0."""
+
+_LABELS = ("model_name", "engine")
+
+_GAUGES: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
+    ("vllm:num_requests_running", "Sequences in the engine's steps.", lambda stats: stats.running),
+    ("vllm:num_requests_waiting", "Sequences that wait to be admitted.", lambda stats: stats.waiting),
+    (
+        "vllm:kv_cache_usage_perc",
+        "Part of the KV cache in use, 0 to 1.",
+        lambda stats: stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0,
+    ),
+    ("inlay:kv_cache_blocks", "Blocks of the KV cache.", lambda stats: stats.blocks_total),
+)
+_COUNTERS: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
+    ("vllm:num_preemptions", "Sequences that had to give their blocks up.", lambda stats: stats.preemptions),
+    (
+        "vllm:prefix_cache_queries",
+        "Prompt positions looked up in the prefix cache.",
+        lambda stats: stats.prompt_tokens,
+    ),
+    (
+        "vllm:prefix_cache_hits",
+        "Prompt positions found in the prefix cache.",
+        lambda stats: stats.cached_tokens,
+    ),
+    (
+        "inlay:engine_rows",
+        "Rows of embeddings in the prompts the engine took.",
+        lambda stats: stats.rows_served,
+    ),
+    (
+        "inlay:engine_generated_tokens",
+        "Tokens made, those cut off later included.",
+        lambda stats: stats.generated_tokens,
+    ),
+    ("inlay:engine_steps", "Steps of the engine.", lambda stats: stats.steps),
+    ("inlay:engine_positions", "Positions computed.", lambda stats: stats.progress),
+)
+
+
+class _Seen(NamedTuple):
+    """One worker at the last look; `stats` is None when it did not answer."""
+
+    model: str
+    id: str
+    stats: Stats | None
+
+
+class EngineMetrics(Collector):
+    """The workers' counters as they were at the last `refresh`.
+
+    Args:
+        workers: those that are ready now.
+    """
+
+    def __init__(self, workers: Callable[[], Sequence[Worker]]) -> None:
+        self._workers = workers
+        self._seen: list[_Seen] = []
+        self._looking: asyncio.Task[None] | None = None
+
+    async def refresh(self) -> None:
+        """Ask every worker, all at once, for at most `WITHIN` s. Those who ask meanwhile get the same answer."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look())
+        # Shielded: a scraper that leaves must not take the answer from the others.
+        await asyncio.shield(self._looking)
+
+    async def _look(self) -> None:
+        self._seen = list(await asyncio.gather(*map(_seen, self._workers())))
+
+    def collect(self) -> Iterator[Metric]:
+        """Every counter, by model and worker."""
+        up = GaugeMetricFamily("inlay:worker_answers", "Whether a ready worker answered.", labels=_LABELS)
+        for worker in self._seen:
+            up.add_metric([worker.model, worker.id], worker.stats is not None)
+        yield up
+        for family, rows in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
+            for name, text, value in rows:
+                metric = family(name, text, labels=_LABELS)
+                for worker in self._seen:
+                    if worker.stats is not None:
+                        metric.add_metric([worker.model, worker.id], value(worker.stats))
+                yield metric
+
+
+async def _seen(worker: Worker) -> _Seen:
+    name, id_ = worker.card.name, worker.id
+    try:
+        reply = await worker.call(Command("stats"), WITHIN)
+    except InlayError:
+        return _Seen(name, id_, None)
+    return _Seen(name, id_, None if reply.error is not None else msgspec.convert(reply.value, Stats))
