@@ -1,0 +1,272 @@
+"""Connections that are slow, half open, cut, endless or lying, to a server that others are using."""
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from inlay.frontend import http
+from tests.frontend.live import Fleet, fleet
+from tests.security.company import MIB, Question, settings, settle, under_attack
+from tests.serving import Served
+
+GOOD = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
+JSON = b"content-type: application/json\r\n"
+
+
+@contextlib.contextmanager
+def connected(client: httpx.Client) -> Iterator[socket.socket]:
+    """A bare connection to the client's server."""
+    parts = urlsplit(str(client.base_url))
+    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=30) as connection:
+        yield connection
+
+
+def head(*lines: bytes, path: bytes = b"/v1/completions") -> bytes:
+    return (
+        b"POST "
+        + path
+        + b" HTTP/1.1\r\nhost: x\r\n"
+        + JSON
+        + b"".join(line + b"\r\n" for line in lines)
+        + b"\r\n"
+    )
+
+
+def answer(connection: socket.socket) -> bytes:
+    """What comes until the server closes; nothing when it cuts the connection."""
+    received = b""
+    with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+        while chunk := connection.recv(65536):
+            received += chunk
+    return received
+
+
+def test_a_body_that_stops_coming_is_given_up(server: Served, asked: tuple[Question, ...]) -> None:
+    def attack(client: httpx.Client) -> None:
+        with connected(client) as connection:
+            connection.sendall(head(b"content-length: 8000000") + b'{"prompt_embeds":"')
+            assert answer(connection).startswith(b"HTTP/1.1 408")
+
+    # What a body says it will be is held for it, and given back.
+    under_attack(server, asked, [attack] * 8, attackers=8, grows=8 * 8_000_000)
+
+
+def test_a_trickle_is_given_up(server: Served, asked: tuple[Question, ...]) -> None:
+    def attack(client: httpx.Client) -> None:
+        with connected(client) as connection:
+            connection.sendall(head(b"content-length: 8000000"))
+            connection.settimeout(0.1)
+            received = b""
+            while not received:
+                connection.sendall(b" ")
+                with contextlib.suppress(TimeoutError):
+                    received = connection.recv(4096)
+            assert received.startswith(b"HTTP/1.1 408")
+
+    under_attack(server, asked, [attack] * 4, attackers=4)
+
+
+def test_a_client_that_sends_no_more_but_reads_gets_its_answer(
+    server: Served, asked: tuple[Question, ...]
+) -> None:
+    def attack(client: httpx.Client) -> None:
+        with connected(client) as connection:
+            connection.sendall(head(b"content-length: %d" % len(GOOD), b"connection: close") + GOOD[:5])
+            connection.shutdown(socket.SHUT_WR)
+            received = answer(connection)
+            assert not received or received.startswith(b"HTTP/1.1 4")
+
+    under_attack(server, asked, [attack])
+
+
+def test_uploads_that_break_off_leave_nothing_behind(server: Served, asked: tuple[Question, ...]) -> None:
+    def attack(client: httpx.Client) -> None:
+        with connected(client) as connection:
+            connection.sendall(head(b"content-length: 8000000") + b'{"prompt_embeds":"' + b"A" * 2_000_000)
+
+    # Each is held until the server has noticed; all together are within --max-inflight-bytes.
+    under_attack(server, asked, [attack] * 20, grows=256 * MIB)
+
+
+def test_streams_that_nobody_waits_for_are_ended(server: Served, asked: tuple[Question, ...]) -> None:
+    body = {"prompt": "the harbour", **settings(480), "ignore_eos": True, "stream": True}
+
+    def attack(client: httpx.Client) -> None:
+        with client.stream("POST", "/v1/completions", json=body) as response:
+            next(response.iter_lines())
+
+    under_attack(server, asked, [attack] * 8)
+    settle(lambda: running(server) == 0, "streams are still under way")
+
+
+def running(server: Served) -> int:
+    lines = httpx.get(server.url + "/metrics").text.splitlines()
+    (line,) = (line for line in lines if line.startswith("vllm:num_requests_running "))
+    return int(float(line.split()[1]))
+
+
+def test_a_content_length_that_lies_is_believed_and_no_more(
+    server: Served, asked: tuple[Question, ...]
+) -> None:
+    def short(client: httpx.Client) -> None:
+        # What is behind the end is the next request, and no good one.
+        with connected(client) as connection:
+            connection.sendall(head(b"content-length: 2") + GOOD)
+            received = answer(connection)
+            assert received.startswith(b"HTTP/1.1 400")
+            assert received.count(b"HTTP/1.1 200") == 0
+
+    def twice(client: httpx.Client) -> None:
+        with connected(client) as connection:
+            connection.sendall(head(b"content-length: 2", b"content-length: %d" % len(GOOD)) + GOOD)
+            assert b"HTTP/1.1 200" not in answer(connection)
+
+    def both(client: httpx.Client) -> None:
+        # The classic of request smuggling.
+        with connected(client) as connection:
+            inner = b"0\r\n\r\nPOST /v1/completions HTTP/1.1\r\nhost: x\r\n\r\n"
+            connection.sendall(
+                head(b"content-length: %d" % len(inner), b"transfer-encoding: chunked") + inner
+            )
+            assert b"HTTP/1.1 200" not in answer(connection)
+
+    def negative(client: httpx.Client) -> None:
+        for value in (b"-1", b"1e3", b"0x10", b"99999999999999999999999"):
+            with connected(client) as connection:
+                connection.sendall(head(b"content-length: " + value) + GOOD)
+                assert answer(connection)[:12] in (b"", b"HTTP/1.1 400", b"HTTP/1.1 413")
+
+    under_attack(server, asked, [short, twice, both, negative])
+
+
+def test_chunks_without_an_end_are_cut_at_the_limit(server: Served, asked: tuple[Question, ...]) -> None:
+    def attack(client: httpx.Client) -> None:
+        def chunks() -> Iterator[bytes]:
+            while True:
+                yield b" " * MIB
+
+        with contextlib.suppress(httpx.WriteError, httpx.RemoteProtocolError, httpx.ReadError):
+            response = client.post(
+                "/v1/completions", content=chunks(), headers={"content-type": "application/json"}
+            )
+            assert response.status_code == 413
+
+    under_attack(server, asked, [attack], attackers=1, grows=3 * 64 * MIB)
+
+
+def test_a_body_that_announces_too_much_is_refused_unread(
+    server: Served, asked: tuple[Question, ...]
+) -> None:
+    def attack(client: httpx.Client) -> None:
+        with connected(client) as connection:
+            connection.sendall(head(b"content-length: 1000000000000"))
+            assert answer(connection).startswith(b"HTTP/1.1 413")
+
+    under_attack(server, asked, [attack] * 8, attackers=4)
+
+
+def flood(start: bytes, piece: bytes, total: int) -> Callable[[httpx.Client], None]:
+    """An attack that sends `start` and then `piece` over and over."""
+
+    def attack(client: httpx.Client) -> None:
+        with connected(client) as connection:
+            connection.settimeout(5)
+            connection.sendall(start)
+            sent = 0
+            with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+                while sent < total:
+                    connection.sendall(piece)
+                    sent += len(piece)
+            assert sent < total, "the server took all of it"
+
+    return attack
+
+
+FLOODS = {
+    "headers": (b"POST /v1/completions HTTP/1.1\r\n", b"x-a: " + b"a" * 60_000 + b"\r\n"),
+    "short headers": (b"POST /v1/completions HTTP/1.1\r\n", b"a:b\r\n" * 10_000),
+    "one header": (b"POST /v1/completions HTTP/1.1\r\nx-a: ", b"a" * 65_536),
+    "a path": (b"POST /", b"a" * 65_536),
+}
+
+
+@pytest.mark.parametrize("flooded", FLOODS)
+def test_a_head_without_an_end_is_cut(server: Served, asked: tuple[Question, ...], flooded: str) -> None:
+    start, piece = FLOODS[flooded]
+    under_attack(server, asked, [flood(start, piece, 128 * MIB)], attackers=1)
+
+
+def test_trailers_without_an_end_take_no_memory(server: Served, asked: tuple[Question, ...]) -> None:
+    start = head(b"transfer-encoding: chunked") + b"%x\r\n" % len(GOOD) + GOOD + b"\r\n0\r\n"
+
+    def attack(client: httpx.Client) -> None:
+        with (
+            connected(client) as connection,
+            contextlib.suppress(ConnectionResetError, BrokenPipeError, TimeoutError),
+        ):
+            connection.settimeout(5)
+            connection.sendall(start)
+            for _ in range(1000):
+                connection.sendall(b"x-a: " + b"a" * 60_000 + b"\r\n")
+
+    under_attack(server, asked, [attack], attackers=1)  # fmt: skip
+
+
+def test_requests_in_a_row_on_one_connection_wait_outside_of_memory(
+    server: Served, asked: tuple[Question, ...]
+) -> None:
+    # Each waits for the one before it; what is not yet begun must not pile up.
+    one = head(b"content-length: %d" % len(GOOD)) + GOOD
+
+    def attack(client: httpx.Client) -> None:
+        with connected(client) as connection:
+            connection.settimeout(2)
+            with contextlib.suppress(TimeoutError, ConnectionResetError, BrokenPipeError):
+                for _ in range(400):
+                    connection.sendall(one * 1000)
+
+    under_attack(server, asked, [attack], attackers=1)
+
+
+@pytest.fixture
+def hurried(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+    """A server with less patience."""
+    monkeypatch.setattr(http, "HEAD_TIMEOUT", 0.3)
+    with fleet(path) as running:
+        yield running
+
+
+def test_a_head_that_stops_coming_is_given_up(hurried: Fleet) -> None:
+    url = hurried.serve()
+    for begun in (b"", b"P", b"POST /v1/completions HTTP/1.1\r\nx-a: "):
+        with httpx.Client(base_url=url) as client, connected(client) as connection:
+            connection.sendall(begun)
+            assert answer(connection).startswith(b"HTTP/1.1 408")
+    with httpx.Client(base_url=url) as client, connected(client) as connection:
+        # One that is kept has as much time for its next head, from its first byte on.
+        for _ in range(2):
+            connection.sendall(b"GET /live HTTP/1.1\r\n\r\n")
+            received = b""
+            while not received.endswith(b"}"):
+                received += connection.recv(4096)
+            assert received.startswith(b"HTTP/1.1 200")
+            time.sleep(0.4)
+        connection.sendall(b"GET /live")
+        assert answer(connection).startswith(b"HTTP/1.1 408")
+
+
+def test_a_head_over_the_limit_is_refused_by_name(server: Served) -> None:
+    with httpx.Client(base_url=server.url) as client, connected(client) as connection:
+        connection.sendall(b"GET /live HTTP/1.1\r\nx-a: " + b"a" * http.MAX_HEAD)
+        received = answer(connection)
+    assert received.startswith(b"HTTP/1.1 431")
+    error = json.loads(received.partition(b"\r\n\r\n")[2])["error"]
+    assert error["type"] == "invalid_request_error"
+    assert str(http.MAX_HEAD) in error["message"]

@@ -1,0 +1,179 @@
+"""Requests that are well formed and ask for what should not be had, to a server that others are using."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from inlay.tensors import write
+from tests.equality.reference import rows_of, tokenizer_of
+from tests.frontend.payloads import HIDDEN, b64, constant, saved
+from tests.security.company import Attack, Question, refused, settings, shown, under_attack
+from tests.security.conftest import CHAT_TEMPLATE
+from tests.serving import Served
+
+PLACEHOLDERS = (
+    "<prompt_embeds>",
+    "<##PROMPT_EMBEDS##>",
+    "<rows 0123456789abcdef>",
+    "{{ messages }}",
+    "0" * 46,
+)
+"""What vLLM reserves, and what looks like what stands for rows inside."""
+
+ROWS = constant(0.5)
+CHOICES = "at most 128"
+
+GREEDY: dict[str, tuple[dict[str, Any], str]] = {
+    "choices": ({"prompt": "a", "n": 10**9}, CHOICES),
+    "choices beyond 64 bits": ({"prompt": "a", "n": 10**30}, CHOICES),
+    "choices for many prompts": ({"prompt": ["a"] * 100, "n": 100}, CHOICES),
+    "prompts": ({"prompt": ["a"] * 100_000}, CHOICES),
+    "lists of ids": ({"prompt": [[5]] * 100_000}, CHOICES),
+    "embeddings": ({"prompt_embeds": [ROWS] * 1000}, CHOICES),
+    "a batch of prompts": ({"prompt_embeds": b64(write(np.ones((1000, 1, HIDDEN), np.float32), "npy"))}, CHOICES),
+    "parts": ({"prompt": [{"type": "prompt_embeds", "data": ROWS}] * 2000}, "2000 prompt_embeds; at most 128"),
+    "token parts": ({"prompt": [{"type": "token_ids", "token_ids": [5]}] * 50_000}, "maximum context length is 512"),
+    "tokens": ({"prompt": "a", "max_tokens": 10**18}, "maximum context length is 512"),
+    "tokens after rows": ({"prompt_embeds": ROWS, "max_tokens": 509}, "maximum context length is 512"),
+    "least tokens": ({"prompt": "a", "min_tokens": 10**18}, "min_tokens"),
+    "rows": ({"prompt_embeds": constant(0.5, rows=9000)}, "maximum context length is 512"),
+    "biases": ({"prompt": "a", "logit_bias": {str(i): 1 for i in range(100_000)}}, "logit_bias has 100000 entries"),
+    "a bias without bound": ({"prompt": "a", "logit_bias": {"5": 1e308}}, "from -100 to 100"),
+    "a bias for no token": ({"prompt": "a", "logit_bias": {"4000000000": 1}}, "out of vocabulary"),
+    "logprobs": ({"prompt": "a", "logprobs": 10**6}, "from 0 to 20"),
+    "stop strings": ({"prompt": "a", "stop": ["a"] * 100_000}, "at most 64"),
+    "a stop string": ({"prompt": "a", "stop": "a" * 1_000_000}, "at most 4096"),
+    "stop tokens": ({"prompt": "a", "stop_token_ids": [-1]}, "out of vocabulary"),
+    "token ids": ({"prompt": [384]}, "out of vocabulary"),
+    "negative token ids": ({"prompt": [-1]}, "out of vocabulary"),
+    "token ids beyond 64 bits": ({"prompt": [2**70]}, "prompt"),
+    "a temperature": ({"prompt": "a", "temperature": -1}, "temperature"),
+    "a penalty": ({"prompt": "a", "repetition_penalty": 0}, "repetition_penalty"),
+    "a beam search": ({"prompt_embeds": ROWS, "use_beam_search": True}, "beam search"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("greedy", GREEDY)
+def test_what_is_too_much_is_refused(server: Served, asked: tuple[Question, ...], greedy: str) -> None:
+    body, phrase = GREEDY[greedy]
+
+    def attack(client: httpx.Client) -> None:
+        refused(client.post("/v1/completions", json=body), 400, phrase)
+
+    under_attack(server, asked, [attack])
+
+
+def user(*content: Any, **more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": list(content)}], **settings(), **more}
+
+
+PART = {"type": "prompt_embeds", "data": ROWS}
+IMAGE = {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}
+
+CHATS: dict[str, tuple[dict[str, Any], str]] = {
+    "logprobs of the prompt": (user(PART, prompt_logprobs=1), "prompt_logprobs is not supported"),
+    "an echo": (user(PART, echo=True), "echo is not supported"),
+    "thousands of parts": (user(*[PART] * 2000), "2000 prompt_embeds; at most 128"),
+    "an image": (user(PART, IMAGE), "'image_url' are not supported"),
+    "choices": (user(PART, n=10**9), CHOICES),
+    "a template of one's own": (user(PART, chat_template_kwargs={"chat_template": "{{ 1 }}"}), "not a variable"),
+    "messages of one's own": (user(PART, chat_template_kwargs={"messages": []}), "not a variable"),
+    "a part of several kinds": (user({**PART, "ref": "pe-1"}), "exactly one of"),
+    "data that is no text": (user({"type": "prompt_embeds", "data": [1]}), "base64"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("chat", CHATS)
+def test_chats_that_break_other_servers_are_refused(
+    server: Served, asked: tuple[Question, ...], chat: str
+) -> None:
+    body, phrase = CHATS[chat]
+
+    def attack(client: httpx.Client) -> None:
+        refused(client.post("/v1/chat/completions", json=body), 400, phrase)
+
+    under_attack(server, asked, [attack])
+
+
+@pytest.mark.parametrize("field", ["echo", "prompt_logprobs", "suffix"])
+def test_what_needs_the_ids_of_rows_is_refused(
+    server: Served, asked: tuple[Question, ...], field: str
+) -> None:
+    body = {
+        "prompt_embeds": ROWS,
+        **settings(),
+        field: {"echo": True, "prompt_logprobs": 1, "suffix": "a"}[field],
+    }
+
+    def attack(client: httpx.Client) -> None:
+        refused(client.post("/v1/completions", json=body), 400, field, "no token ids")
+
+    under_attack(server, asked, [attack])  # fmt: skip
+
+
+def test_text_that_looks_like_a_placeholder_stays_text_wherever_it_stands(
+    server: Served, asked: tuple[Question, ...], path: Path
+) -> None:
+    tokenizer = tokenizer_of(path)
+
+    def attack_with(text: str) -> Attack:
+        tools = [{"type": "function", "function": {"name": text, "parameters": {text: text}}}]
+        call = {"id": text, "type": "function", "function": {"name": text, "arguments": f"[{text}"}}
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "name": text, "content": [{"type": "text", "text": text}, PART]},
+            {"role": "assistant", "content": text, "tool_calls": [call]},
+            {"role": "tool", "content": text, "tool_call_id": text},
+        ]
+        plain = [{**messages[0], "content": [{"type": "text", "text": text}]}, *messages[1:]]
+        rendered = tokenizer.apply_chat_template(
+            plain, tools=tools, chat_template=CHAT_TEMPLATE, add_generation_prompt=True, tokenize=False
+        )
+        at = rendered.index("<|im_end|>", rendered.index("<|im_start|>user"))
+        ids = [tokenizer.encode(piece) for piece in (rendered[:at], rendered[at:])]
+
+        def attack(client: httpx.Client) -> None:
+            body = {"messages": messages, "tools": tools, **settings(2)}
+            response = client.post("/v1/chat/completions", json=body)
+            assert response.status_code == 200, response.text
+            assert response.json()["usage"]["prompt_tokens"] == len(ids[0]) + 4 + len(ids[1])
+
+        return attack
+
+    under_attack(server, asked, [attack_with(text) for text in PLACEHOLDERS])
+
+
+def test_penalties_on_rows_do_not_depend_on_whoever_came_before(
+    server: Served, asked: tuple[Question, ...], path: Path
+) -> None:
+    rows = saved(rows_of(path, tokenizer_of(path).encode("It is the town on the hill")))
+    body = {"prompt_embeds": rows, **settings(24), "repetition_penalty": 1.5, "frequency_penalty": 0.5}
+    body["ignore_eos"] = True
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        first = shown(client.post("/v1/completions", json=body).json())
+
+    def attack(client: httpx.Client) -> None:
+        # Whoever had the place in the batch before: other texts, with other penalties.
+        for text in ("user system assistant " * 9, "naïve café, straße", "the harbour town counts"):
+            before = {"prompt": text, **settings(3), "repetition_penalty": 1.9}
+            assert client.post("/v1/completions", json=before).status_code == 200
+            assert shown(client.post("/v1/completions", json=body).json()) == first
+
+    under_attack(server, asked, [attack])
+
+
+def test_embeddings_beside_prompts_are_one_choice_and_the_rows_are_counted(
+    server: Served, asked: tuple[Question, ...]
+) -> None:
+    def attack(client: httpx.Client) -> None:
+        body = {"prompt": ["a", "b"], "prompt_embeds": ROWS, **settings(2)}
+        answer = client.post("/v1/completions", json=body).json()
+        assert len(answer["choices"]) == 1
+        assert answer["usage"]["prompt_tokens"] == 4
+        # Without max_tokens an answer ends where the context does, rows and all.
+        rest = {"prompt_embeds": constant(0.5, rows=500), "temperature": 0, "ignore_eos": True}
+        assert client.post("/v1/completions", json=rest).json()["usage"]["total_tokens"] == 512
+
+    under_attack(server, asked, [attack])
