@@ -12,7 +12,7 @@ install: $(STAMP)
 $(STAMP): constraints.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[torch]" --group dev --group test
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[torch]" --group bench --group dev --group test
 	rm -f $(VENV)/.installed-*
 	touch $@
 

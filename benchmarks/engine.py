@@ -208,7 +208,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only-ours", action="store_true", help="Leave transformers out.")
     options = parser.parse_args()
-    missing = {name: value for name, value in environment(os.environ).items() if os.environ.get(name) != value}
+    missing = {
+        name: value for name, value in environment(os.environ).items() if os.environ.get(name) != value
+    }
     if missing:
         # libgomp reads its environment when it is loaded, which has happened.
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **missing})
