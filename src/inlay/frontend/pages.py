@@ -15,7 +15,7 @@ def _page(name: str) -> tuple[bytes, bytes]:
     text = resources.files("inlay.frontend").joinpath("html", name).read_text(encoding="utf-8")
     text = text.replace("{{version}}", inlay.__version__)
     policy = [
-        "default-src 'none'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ]
     for tag, directive in (("script", "script-src"), ("style", "style-src")):
         if f"<{tag}>" in text:
