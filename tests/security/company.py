@@ -61,24 +61,20 @@ def expected(path: Path, rows: torch.Tensor) -> list[int]:
 
 
 def questions(path: Path) -> tuple[Question, ...]:
-    """The same things asked as text, as embeddings, and as a chat of both."""
+    """Something asked as text, something else as embeddings, and a chat of both."""
     tokenizer = tokenizer_of(path)
     texts = ("count the lanterns of the harbour", "Hello world, what is the capital of the island?")
-    found = []
-    for text in texts:
-        rows = rows_of(path, tokenizer.encode(text))
-        answer = expected(path, rows)
-        found += [
-            Question("/v1/completions", {"prompt": text, **settings()}, answer),
-            Question("/v1/completions", {"prompt_embeds": saved(rows), **settings()}, answer),
-        ]
-    document = rows_of(path, tokenizer.encode(texts[0]))
-    content = [{"type": "text", "text": "what is"}, {"type": "prompt_embeds", "data": saved(document)}]
+    first, second = (rows_of(path, tokenizer.encode(text)) for text in texts)
+    found = (
+        Question("/v1/completions", {"prompt": texts[0], **settings()}, expected(path, first)),
+        Question("/v1/completions", {"prompt_embeds": saved(second), **settings()}, expected(path, second)),
+    )
+    content = [{"type": "text", "text": "what is"}, {"type": "prompt_embeds", "data": saved(first)}]
     before, after = ("<|im_start|>user\nwhat is", "<|im_end|>\n<|im_start|>assistant\n")
     rows = torch.cat(
         (
             rows_of(path, tokenizer.encode(before)),
-            document,
+            first,
             rows_of(path, tokenizer.encode(after)),
         )
     )

@@ -107,9 +107,14 @@ def test_streams_that_nobody_waits_for_are_ended(server: Served, asked: tuple[Qu
 
 
 def running(server: Served) -> int:
+    """Sequences the engine has under way, or, before it was first asked, more than none."""
     lines = httpx.get(server.url + "/metrics").text.splitlines()
-    (line,) = (line for line in lines if line.startswith("vllm:num_requests_running "))
-    return int(float(line.split()[1]))
+    found = [
+        line
+        for line in lines
+        if line.startswith(("vllm:num_requests_running{", "vllm:num_requests_waiting{"))
+    ]
+    return sum(int(float(line.split()[-1])) for line in found) if found else 1
 
 
 def test_a_content_length_that_lies_is_believed_and_no_more(
@@ -235,11 +240,11 @@ def test_requests_in_a_row_on_one_connection_wait_outside_of_memory(
     under_attack(server, asked, [attack], attackers=1)
 
 
-@pytest.fixture
-def hurried(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+@pytest.fixture(scope="module")
+def hurried(path: Path) -> Iterator[Fleet]:
     """A server with less patience."""
-    monkeypatch.setattr(http, "HEAD_TIMEOUT", 0.3)
-    with fleet(path) as running:
+    with pytest.MonkeyPatch.context() as patch, fleet(path) as running:
+        patch.setattr(http, "HEAD_TIMEOUT", 0.5)
         yield running
 
 
@@ -257,9 +262,28 @@ def test_a_head_that_stops_coming_is_given_up(hurried: Fleet) -> None:
             while not received.endswith(b"}"):
                 received += connection.recv(4096)
             assert received.startswith(b"HTTP/1.1 200")
-            time.sleep(0.4)
+            time.sleep(0.7)
         connection.sendall(b"GET /live")
         assert answer(connection).startswith(b"HTTP/1.1 408")
+
+
+@pytest.mark.parametrize("length", [1000, 8_000_000])
+@pytest.mark.parametrize("half", [False, True])
+def test_an_upload_that_breaks_off_is_nothing_to_log(
+    hurried: Fleet, caplog: pytest.LogCaptureFixture, length: int, half: bool
+) -> None:
+    url = hurried.serve()
+    with httpx.Client(base_url=url) as client, connected(client) as connection:
+        connection.sendall(head(b"content-length: %d" % length) + b'{"prompt_embeds":"')
+        settle(lambda: hurried.apps[url].server.budget.used > 0, "the upload was never noticed")
+        if half:
+            connection.shutdown(socket.SHUT_WR)
+            assert answer(connection) == b""
+    settle(lambda: hurried.apps[url].server.budget.used == 0, "the upload is still held")
+    settle(
+        lambda: b"inlay:client_disconnects_total 1.0" in httpx.get(url + "/metrics").content, "not counted"
+    )
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
 
 
 def test_a_head_over_the_limit_is_refused_by_name(server: Served) -> None:

@@ -133,5 +133,7 @@ class _Filling(asyncio.BufferedProtocol):
         self._connection.resume_writing()
 
     def _lose(self) -> None:
+        # Told before the app ends without an answer, which uvicorn would take for a fault and log.
+        self._connection.cycle.disconnected = True
         if not self._done.done():
             self._done.set_exception(ClientGone())
