@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import inlay
 from inlay.cli.command import Command, UsageError
 from inlay.cli.commands import COMMANDS, known_variables
+from inlay.cli.conceal import conceal
 from inlay.cli.console import Console
 from inlay.cli.reading import parse, read
 from inlay.cli.usage import overview, usage
@@ -61,7 +62,9 @@ def _run(command: Command, words: Sequence[str], environ: Mapping[str, str], con
     if parsed.help:
         console.out(usage(command))
         return 0
-    return command.run(read(command, parsed, environ, known_variables()), parsed.rest)
+    settings = read(command, parsed, environ, known_variables())
+    conceal(command.options, parsed)
+    return command.run(settings, parsed.rest)
 
 
 def _find(words: Sequence[str]) -> tuple[Command, Sequence[str]]:

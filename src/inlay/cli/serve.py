@@ -18,7 +18,7 @@ from inlay.cli.command import UsageError
 from inlay.cli.console import Console
 from inlay.cli.settings import ServeSettings
 from inlay.errors import InvalidRequestError, OverloadedError
-from inlay.frontend import build_app, serve
+from inlay.frontend import build_app, check, serve
 from inlay.frontend.settings import FrontendSettings
 from inlay.plane.local import LocalPlane
 from inlay.protocol.work import ModelCard, Plane
@@ -84,6 +84,9 @@ async def host(settings: ServeSettings, console: Console, when_ready: WhenReady 
     """
     engine, frontend = settings.engine, settings.frontend
     check_address(frontend.host, frontend.port)
+    if frontend.admin_port is not None:
+        check_address(frontend.admin_host, frontend.admin_port)
+    check(frontend)
     # Until the server takes signals over; Ctrl-C cancels by itself.
     main = asyncio.current_task()
     if main is not None:

@@ -16,6 +16,7 @@ from inlay.frontend.allocator import keep_freed_memory
 from inlay.frontend.app import App
 from inlay.frontend.body import Receive, Scope, Send
 from inlay.frontend.http import BoundedHttp
+from inlay.frontend.keys_file import read_keys
 from inlay.frontend.references import sweep
 from inlay.frontend.settings import FrontendSettings
 from inlay.frontend.tls import Tls
@@ -138,6 +139,17 @@ def _url(host: str, listening: socket, settings: FrontendSettings) -> str:
     scheme = "http" if settings.ssl_certfile is None else "https"
     shown = f"[{host}]" if ":" in host else host
     return f"{scheme}://{shown}:{listening.getsockname()[1]}{settings.root_path}"
+
+
+def check(settings: FrontendSettings) -> None:
+    """Say now, before a model is loaded for them, which of the files in `settings` cannot be used.
+
+    Raises:
+        InvalidRequestError: one cannot; the message says why.
+    """
+    Tls.of(settings)
+    if settings.api_key_file is not None:
+        read_keys(settings.api_key_file)
 
 
 async def serve(
