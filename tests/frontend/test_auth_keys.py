@@ -215,3 +215,12 @@ def test_a_file_open_to_others_is_warned_of(
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert warnings == [] if warning is None else warning in warnings[0]
     assert SECRET_KEY not in caplog.text
+
+
+def test_the_file_shown_in_the_documentation_is_one(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+    path = written(tmp_path / "keys.yaml", page.split("```yaml\n")[1].split("```")[0])
+    keys = keys_of(api_key_file=path)
+    assert caller(keys, "sk-alice-old").tenant == caller(keys, "sk-alice-new").tenant
+    assert caller(keys, "sk-batch").share.max_requests == 8
+    assert caller(keys, "sk-operator").admin

@@ -2,14 +2,21 @@
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from inlay.frontend.admission import Reservation
 from inlay.frontend.limits import EmbedsLimits
 
-_OBJECT = 64
-"""Bytes of a list, a dictionary or a number in one, at most: measured, an empty dictionary is the largest."""
+_WEIGHTS = {b",": 64, b":": 48, b"[": 64, b"{": 176}
+"""Bytes that what stands before or after such a character takes, at most: measured with CPython 3.11 and msgspec."""
 
-_WIDE = 4
-"""Bytes a character may take in a string that holds one outside ASCII."""
+_WIDE = 7
+"""Bytes a character may take, while it is read, in a string that holds one outside ASCII: 4, and those of growing a buffer."""
+
+_SMALL = 4096
+"""Bytes under which the worst is assumed instead of counting."""
+
+_WORST = 24
 
 
 class Intake:
@@ -32,9 +39,7 @@ class Intake:
 
     def parsing(self, rest: bytes | bytearray) -> None:
         """Hold what parsing `rest` as JSON takes at most. Raises as `Reservation.grow_to`."""
-        wide = not rest.isascii() or b"\\u" in rest
-        objects = rest.count(b",") + rest.count(b"[") + rest.count(b"{")
-        self._parsed = max(self._parsed, len(rest) * (_WIDE if wide else 1) + objects * _OBJECT)
+        self._parsed = max(self._parsed, parsed_size(rest))
         self._reservation.grow_to(self._body + self._parsed)
 
     def decoding(self, sizes: Iterable[int]) -> None:
@@ -56,3 +61,15 @@ class Intake:
         """
         self._whole += sum(sizes)
         self._limits.check_total(self._inline + self._whole)
+
+
+def parsed_size(text: bytes | bytearray) -> int:
+    """Bytes that parsing `text` as JSON takes at most, from one look at its characters."""
+    if len(text) < _SMALL:
+        return len(text) * _WORST
+    characters = np.frombuffer(text, np.uint8)
+    wide = not text.isascii() or bool(np.any(characters[1:][characters[:-1] == ord("\\")] == ord("u")))
+    objects = sum(
+        weight * np.count_nonzero(characters == character[0]) for character, weight in _WEIGHTS.items()
+    )
+    return len(text) * (_WIDE if wide else 1) + int(objects)
