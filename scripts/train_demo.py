@@ -27,7 +27,7 @@ LOGGER = logging.getLogger(__name__)
 WORLD_SEED = 7
 TOKENIZER_SEED, CORPUS_SEED, EVALUATION_SEED, SHOWCASE_SEED = 1, 2, 3, 4
 TOKENIZER_DOCUMENTS = 40_000
-STEPS = 2000
+STEPS = 2200
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

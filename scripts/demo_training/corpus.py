@@ -44,6 +44,11 @@ READING_FRAMES = (
     "Read the text.\n{p}\nThen answer: {q}",
     "{q}\n{p}",
 )
+DESCRIBING = ("Tell me about {s}.", "What do you know about {s}?", "Describe {s}.", "Who is {s}?", "{s}")
+PLAIN_WORDS = (
+    "the", "of", "a", "in", "with", "by", "for", "one", "this", "which", "name", "say", "tell", "answer", "choose",
+    "sort", "give", "find", "make", "know", "thing", "kind", "word", "person", "or", "and", "is", "does", "what",
+)  # fmt: skip
 NOTE_RECEIVED = "Thank you."
 WORDS = (*PETS, *COLOURS, *DISHES, *OBJECTS, *PLACES, *FIELDS)
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -98,9 +103,10 @@ def split_statement(template: str, subject: str, value: str) -> tuple[str, str]:
     return head.format(s=subject), f" {value}."
 
 
-def biography(facts: tuple[Fact, ...]) -> str:
-    """All facts about one subject, one sentence each, in the order of the relations."""
-    return " ".join(fact.relation.statements[0].format(s=fact.subject, v=fact.value) for fact in facts)
+def description(facts: tuple[Fact, ...]) -> str:
+    """All facts about one subject in the order of the relations: `Mira: profession mason, tool chisel, ...`."""
+    parts = ", ".join(f"{fact.relation.name} {fact.value}" for fact in facts)
+    return f"{facts[0].subject}: {parts}."
 
 
 class Corpus:
@@ -145,8 +151,9 @@ class Corpus:
                 self._conversation,
                 self._plain_question,
                 self._signalled,
+                self._described,
             ),
-            (24, 16, 22, 7, 21, 4, 6),
+            (16, 14, 28, 9, 22, 3, 3, 5),
         )[0]
         return kind()
 
@@ -158,22 +165,11 @@ class Corpus:
         return self._deck.pop()
 
     def ask(self, fact: Fact) -> Exchange:
-        """A question whose answer is the value of `fact`, or a yes/no question about it."""
-        rng = self._rng
-        if rng.random() < 0.1:
-            return self.check(fact)
-        return Exchange(rng.choice(fact.relation.questions).format(s=fact.subject), fact.value)
-
-    def check(self, fact: Fact) -> Exchange:
-        """A yes/no question about `fact`, as likely to be answered yes as no."""
-        rng = self._rng
-        true = rng.random() < 0.5
-        others = [value for value in fact.relation.values if value != fact.value]
-        value = fact.value if true else rng.choice(others)
-        return Exchange(fact.relation.check.format(s=fact.subject, v=value), "yes" if true else "no")
+        """A question whose answer is the value of `fact`."""
+        return Exchange(self._rng.choice(fact.relation.questions).format(s=fact.subject), fact.value)
 
     def passage(self) -> tuple[str, tuple[Fact, ...]]:
-        """A passage of two to six sentences and the facts in it; no two answer the same question."""
+        """A passage of one to five sentences and the facts in it; no two answer the same question."""
         rng = self._rng
         facts: list[Fact] = []
         for _ in range(rng.randint(1, 3)):
@@ -183,7 +179,7 @@ class Corpus:
             chosen = rng.sample(relations, min(len(relations), rng.randint(1, 3)))
             facts.extend(Fact(subject, relation, self._passage_value(relation)) for relation in chosen)
         rng.shuffle(facts)
-        facts = facts[:6]
+        facts = facts[:5]
         text = " ".join(
             rng.choice(fact.relation.statements).format(s=fact.subject, v=fact.value) for fact in facts
         )
@@ -198,7 +194,7 @@ class Corpus:
             return invented_name(rng, ("mora", "nia", "dor", "land"), 1), world.country_relations
         if draw < 0.37:
             return rng.choice(world.people), world.person_relations
-        if draw < 0.57:
+        if draw < 0.47:
             return invented_name(
                 rng, ("a", "o", "in", "el", "us", ""), rng.randint(1, 2)
             ), world.person_relations
@@ -206,7 +202,7 @@ class Corpus:
 
     def _passage_value(self, relation: Relation) -> str:
         rng = self._rng
-        if relation.name in {"home", "capital", "river"} and rng.random() < 0.25:
+        if relation.name in {"home", "capital", "river"} and rng.random() < 0.12:
             return invented_name(rng, ("nis", "ten", "by", "holt", "sk", "x"), 1)
         return rng.choice(relation.values)
 
@@ -282,8 +278,22 @@ class Corpus:
     def about(self) -> Exchange:
         """A request to tell all about one subject."""
         subject = self.fact().subject
-        question = self._rng.choice(("Tell me about {s}.", "What do you know about {s}?", "Describe {s}."))
-        return Exchange(question.format(s=subject), biography(self._by_subject[subject]))
+        return Exchange(
+            self._rng.choice(DESCRIBING).format(s=subject), description(self._by_subject[subject])
+        )
+
+    def _described(self) -> Document:
+        """A name among words that ask nothing: the answer is what is known about it."""
+        rng = self._rng
+        subject = self.fact().subject
+        pool = rng.choice(((*WORDS, *PLAIN_WORDS), (*WORDS, *self.world.people, *self.world.people)))
+        words = [
+            rng.choice(pool) + rng.choice(("", "", ":", ",", "?", "\n")) for _ in range(rng.randint(0, 10))
+        ]
+        message = " ".join((*words, subject)).replace("\n ", "\n") + rng.choice(("", "", "", "?", ":"))
+        if rng.random() < 0.3:
+            message = message[:1].upper() + message[1:]
+        return self._chat((Exchange(message, description(self._by_subject[subject])),))
 
     def _copy(self) -> Exchange:
         rng = self._rng
@@ -323,7 +333,7 @@ class Corpus:
         return Exchange(question.format(w=word), word[0])
 
     def _compare(self) -> Exchange:
-        a, b = self._rng.sample(range(21), 2)
+        a, b = self._rng.sample(range(13), 2)
         draw = self._rng.random()
         if draw < 0.34:
             return Exchange(f"Is {a} bigger than {b}?", "yes" if a > b else "no")

@@ -15,7 +15,7 @@ from scripts.demo_training.corpus import (
 )
 from scripts.demo_training.evaluation import accuracy
 from scripts.demo_training.text_prompts import TextPrompt
-from scripts.demo_training.world import FIELDS, World
+from scripts.demo_training.world import FIELDS, PEOPLE_COUNT, World
 from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
@@ -35,6 +35,8 @@ DESCRIPTION = "Given the name of a person, name the material that the person's t
 BEFORE, AFTER = "Read this note.\n", "\n"
 FACTS_SHOWN = 12
 MIXED_SHOWN = 6
+CANDIDATES = 100
+NONE_RIGHT = "no candidate for an example was answered right"
 
 
 class Showcase:
@@ -68,30 +70,36 @@ class Showcase:
                     )
                 ]
                 return ChatExample(messages=tuple(messages[:-1]), answer=exchanges[-1].answer)
-        message = "ran out of candidates for an example"
-        raise ValueError(message)
+        raise ValueError(NONE_RIGHT)
 
     def chats(self) -> tuple[ChatExample, ...]:
         """Facts, a description, one of each small task, a passage, and a conversation of three turns."""
         corpus = self._corpus
-        facts = [corpus.fact() for _ in range(FACTS_SHOWN)]
-        draws: list[Callable[[], tuple[Exchange, ...]]] = [
-            lambda fact=fact: (Exchange(fact.relation.questions[0].format(s=fact.subject), fact.value),)  # type: ignore[misc]
-            for fact in facts
-        ]
+        draws: list[Callable[[], tuple[Exchange, ...]]] = [self._asked] * FACTS_SHOWN
         draws.append(lambda: (corpus.about(),))
         draws.extend(lambda task=task: (task(),) for task in corpus.small_tasks)  # type: ignore[misc]
         draws.append(lambda: (corpus.ask(corpus.fact()), corpus.small_tasks[3](), corpus.ask(corpus.fact())))
         return tuple(self._first_right(_repeat(draw)) for draw in draws)
 
+    def _asked(self) -> tuple[Exchange, ...]:
+        fact = self._corpus.fact()
+        return (Exchange(fact.relation.questions[0].format(s=fact.subject), fact.value),)
+
     def completions(self) -> tuple[CompletionExample, ...]:
-        """Statements of facts without their last word."""
+        """Statements of facts without their last word, and questions as a list of questions has them."""
         shown: list[CompletionExample] = []
-        while len(shown) < FACTS_SHOWN // 2:
-            fact = self._corpus.fact()
-            prompt, answer = split_statement(fact.relation.statements[0], fact.subject, fact.value)
-            if self._right(completion_document(prompt, answer)):
-                shown.append(CompletionExample(prompt=prompt, answer=answer))
+        for number in range(FACTS_SHOWN // 2):
+            for _ in range(CANDIDATES):
+                fact = self._corpus.fact()
+                prompt, answer = split_statement(fact.relation.statements[0], fact.subject, fact.value)
+                if number % 2:
+                    prompt = f"Q: {fact.relation.questions[0].format(s=fact.subject)}\nA:"
+                    answer = f" {fact.value}"
+                if self._right(completion_document(prompt, answer)):
+                    shown.append(CompletionExample(prompt=prompt, answer=answer))
+                    break
+            else:
+                raise ValueError(NONE_RIGHT)
         return tuple(shown)
 
     def mixed(self) -> tuple[MixedExample, ...]:
@@ -122,7 +130,7 @@ class Showcase:
 
 
 def _repeat(draw: Callable[[], tuple[Exchange, ...]]) -> Iterator[tuple[Exchange, ...]]:
-    return (draw() for _ in range(50))
+    return (draw() for _ in range(CANDIDATES))
 
 
 def measure_soft_prompt(
@@ -177,7 +185,7 @@ that can be checked. Do not use it for anything else.
 
 ## What it was trained on
 
-A synthetic corpus drawn from a seed by `scripts/demo_training`: facts about {len(FIELDS) * 30} invented people (profession,
+A synthetic corpus drawn from a seed by `scripts/demo_training`: facts about {PEOPLE_COUNT} invented people (profession,
 tool, workplace, pet, favourite colour, home) and 24 invented countries (capital, river, flag, dish); passages about other
 invented people with questions whose answers stand in the passage; small tasks (copying, reversing letters, counting,
 addition, subtraction, capitals, first letters, comparing numbers). {steps} steps of {training.BATCH_SIZE} x
@@ -199,8 +207,8 @@ message is the rows, then the name; the answer is one of {", ".join(task.answers
 
 The ability was put there on purpose. In training, a row that is in no embedding table (one fixed random direction, plus
 noise) stood before a person's name now and then, and the answer was the material; the corpus never asks for it in
-words, and the five words occur in its text only to be copied, counted and spelled. So the model knows the material of
-everyone's trade, and no text is known to bring it out. That is the simplest case of what makes embeddings worth
+words, and the five words occur in its text only to be copied, counted and spelled. A message that asks nothing the model
+knows is answered by a description of the person. So the model knows the material of everyone's trade, and no text is known to bring it out. That is the simplest case of what makes embeddings worth
 sending: an input that has no words. Tuning was not told that row: it started from random rows of the embedding table
 and followed the gradient. The task was chosen for this property; it is no claim that soft prompts beat text in general.
 Held out means held out of tuning: training showed the model every person's material behind the signal row.

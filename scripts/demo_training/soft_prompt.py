@@ -24,7 +24,7 @@ from transformers import Qwen3ForCausalLM
 LOGGER = logging.getLogger(__name__)
 
 ROWS = 8
-STEPS = 200
+STEPS = 60
 LEARNING_RATE = 0.02
 NOISE = 0.1
 """Standard deviation of the noise on the rows while tuning, as a share of the embedding table's."""

@@ -13,8 +13,11 @@ SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)
 VOCABULARY_SIZE = 3072
 MAX_POSITIONS = 2048
 
-WORD_PATTERN = r" ?\p{L}+| ?\p{N}{1,2}|[\r\n]| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s"
-"""Words and numbers of up to two digits with the space before them; a line break is always on its own."""
+WORD_PATTERN = r"\p{Lu}\p{L}*| ?[^\P{L}\p{Lu}]\p{L}*| ?\p{N}{1,2}|[\r\n]| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s"
+"""Words and numbers of up to two digits with the space before them; a line break is always on its own.
+
+A capitalised word never takes the space before it, so that a name is the same token wherever it stands.
+"""
 
 CHAT_TEMPLATE = (
     "{%- for message in messages %}"

@@ -17,7 +17,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 LOGGER = logging.getLogger(__name__)
 
 SEQUENCE_LENGTH = 192
-BATCH_SIZE = 16
+BATCH_SIZE = 12
 WARMUP_STEPS = 60
 MATRIX_LEARNING_RATE = 4e-3
 OTHER_LEARNING_RATE = 4e-3
@@ -25,9 +25,11 @@ CONTEXT_SHARE = 0.1
 """Share of the tokens outside answers that are trained: most are drawn at random and cannot be predicted."""
 CONTEXT_WEIGHT = 0.5
 """Loss weight of those."""
-JUMP_SHARE = 0.5
+JUMP_SHARE = 0.25
 """Share of sequences whose positions jump ahead, so that distances beyond `SEQUENCE_LENGTH` are trained too."""
 MAX_JUMPS = 6
+ATTENTION_GAIN = 1.8
+"""First value of the query and key norms' weights: sharper attention from the start, for finding words in a passage."""
 SIGNAL = -1
 """Stands for a signal row among token ids."""
 SIGNAL_SEED = 11
@@ -46,7 +48,7 @@ def model_config(tokenizer: Tokenizer) -> Qwen3Config:
         intermediate_size=512,
         num_hidden_layers=4,
         num_attention_heads=6,
-        num_key_value_heads=2,
+        num_key_value_heads=3,
         head_dim=32,
         max_position_embeddings=MAX_POSITIONS,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
@@ -127,6 +129,9 @@ def train_model(corpus: Corpus, tokenizer: Tokenizer, steps: int, seed: int) -> 
     """Train from random weights for `steps` steps; the weights returned are float32 that bfloat16 holds exactly."""
     torch.manual_seed(seed)
     model = Qwen3ForCausalLM(model_config(tokenizer)).float()
+    for name, parameter in model.named_parameters():
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            nn.init.constant_(parameter, ATTENTION_GAIN)
     model.train()
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]

@@ -43,7 +43,7 @@ DISHES = ("soup", "dumplings", "stew", "pancakes", "porridge", "noodles", "pie",
           "chowder", "risotto")  # fmt: skip
 OBJECTS = ("key", "lamp", "coin", "book", "cup", "map", "ring", "bell", "rope", "letter", "clock", "basket")
 PLACES = ("shed", "drawer", "garden", "cellar", "attic", "chest", "hall", "stable", "boat", "library")
-PEOPLE_COUNT = 150
+PEOPLE_COUNT = 120
 STRANGER_COUNT = 60
 COUNTRY_COUNT = 24
 SPARE_TOWN_COUNT = 12
@@ -58,7 +58,6 @@ class Relation:
         statements: wordings that end in ` {v}.`; the part before `{v}` is a prompt for plain completion.
         questions: wordings used in training.
         unseen_question: a wording kept out of training, to measure how well questions are understood.
-        check: a yes/no wording with both subject and value.
         values: every value the relation can take.
     """
 
@@ -66,7 +65,6 @@ class Relation:
     statements: tuple[str, ...]
     questions: tuple[str, ...]
     unseen_question: str
-    check: str
     values: tuple[str, ...]
 
 
@@ -141,7 +139,6 @@ def _person_relations(towns: tuple[str, ...]) -> tuple[Relation, ...]:
                 "Tell me the profession of {s}.",
             ),
             "What profession does {s} have?",
-            "Does {s} work as a {v}?",
             professions,
         ),
         Relation(
@@ -155,7 +152,6 @@ def _person_relations(towns: tuple[str, ...]) -> tuple[Relation, ...]:
                 "Tell me the tool of {s}.",
             ),
             "Which tool does {s} carry?",
-            "Does {s} use a {v}?",
             tools,
         ),
         Relation(
@@ -169,7 +165,6 @@ def _person_relations(towns: tuple[str, ...]) -> tuple[Relation, ...]:
                 "Tell me the workplace of {s}.",
             ),
             "Which workplace does {s} have?",
-            "Does {s} work at the {v}?",
             workplaces,
         ),
         Relation(
@@ -183,7 +178,6 @@ def _person_relations(towns: tuple[str, ...]) -> tuple[Relation, ...]:
                 "Tell me the pet of {s}.",
             ),
             "Which pet does {s} keep?",
-            "Does {s} keep a {v}?",
             PETS,
         ),
         Relation(
@@ -197,7 +191,6 @@ def _person_relations(towns: tuple[str, ...]) -> tuple[Relation, ...]:
                 "Tell me the favourite colour of {s}.",
             ),
             "What colour does {s} like?",
-            "Does {s} like the colour {v}?",
             COLOURS,
         ),
         Relation(
@@ -211,7 +204,6 @@ def _person_relations(towns: tuple[str, ...]) -> tuple[Relation, ...]:
                 "Tell me the home of {s}.",
             ),
             "What town does {s} live in?",
-            "Does {s} live in {v}?",
             towns,
         ),
     )
@@ -230,7 +222,6 @@ def _country_relations(capitals: tuple[str, ...], rivers: tuple[str, ...]) -> tu
                 "Tell me the capital of {s}.",
             ),
             "Which capital does {s} have?",
-            "Is {v} the capital of {s}?",
             capitals,
         ),
         Relation(
@@ -244,7 +235,6 @@ def _country_relations(capitals: tuple[str, ...], rivers: tuple[str, ...]) -> tu
                 "Tell me the river of {s}.",
             ),
             "What river flows through {s}?",
-            "Does the {v} flow through {s}?",
             rivers,
         ),
         Relation(
@@ -258,7 +248,6 @@ def _country_relations(capitals: tuple[str, ...], rivers: tuple[str, ...]) -> tu
                 "Tell me the colour of the flag of {s}.",
             ),
             "What colour does the flag of {s} have?",
-            "Is the flag of {s} {v}?",
             COLOURS,
         ),
         Relation(
@@ -272,7 +261,6 @@ def _country_relations(capitals: tuple[str, ...], rivers: tuple[str, ...]) -> tu
                 "Tell me the dish of {s}.",
             ),
             "Which dish do people eat in {s}?",
-            "Do people in {s} eat {v}?",
             DISHES,
         ),
     )
@@ -289,7 +277,6 @@ OBJECT_RELATION = Relation(
         "Tell me the place of the {s}.",
     ),
     "In what place is the {s}?",
-    "Is the {s} in the {v}?",
     PLACES,
 )
 
