@@ -169,6 +169,7 @@ def test_the_soft_prompt_reaches_its_stated_accuracy_on_all_held_out_inputs(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_no_text_prompt_reaches_half_of_the_held_out_inputs(demo: Demo) -> None:
     for prompt in TASK.text_prompts:
         right = sum(demo.answer(prompt.fill(item.input)) == item.answer for item in TASK.held_out[:20])
