@@ -3,9 +3,10 @@
 import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,6 +19,11 @@ from tests.serving import free_port
 START_SECONDS = 90
 
 
+PYTHON = "python" if shutil.which("python") == sys.executable else shlex.quote(sys.executable)
+SNIPPETS = ("curl", "embeds=", f"{PYTHON} - <<")
+"""How each printed snippet begins."""
+
+
 @dataclass(frozen=True)
 class Shown:
     """What a demo, still serving, has written."""
@@ -27,11 +33,10 @@ class Shown:
 
     def snippet(self, begin: str) -> str:
         """The printed snippet that begins with `begin`."""
-        snippets = textwrap.dedent(self.text[self.text.index("Try it:") + len("Try it:") :]).split("\n\n")
-        joined = "\n\n".join(snippets)
-        start = joined.index(begin)
-        following = [joined.find("\n\n" + other, start) for other in ("curl", "embeds=", "from inlay")]
-        return joined[start : min([end for end in following if end > start], default=len(joined))]
+        shown = self.text[self.text.index("Try it:") :]
+        start = shown.index("\n" + begin) + 1
+        following = [shown.find("\n\n" + other, start) for other in SNIPPETS]
+        return shown[start : min([end for end in following if end > start], default=len(shown))]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +54,7 @@ def shown() -> Iterator[Shown]:
         lines = []
         for line in process.stdout:
             lines.append(line)
-            if line.strip() == "print(answer.choices[0].text)":
+            if line == "EOF\n":
                 break
         yield Shown("".join(lines), f"http://127.0.0.1:{port}")
     finally:
@@ -77,7 +82,7 @@ def test_it_shows_right_answers_in_all_four_ways(answers: list[str]) -> None:
     assert right >= 2
 
 
-@pytest.mark.parametrize("begin", ["curl", "embeds="])
+@pytest.mark.parametrize("begin", SNIPPETS[:2])
 def test_the_curl_snippets_answer_when_pasted(begin: str, shown: Shown, answers: list[str]) -> None:
     snippet = shown.snippet(begin)
     assert shown.url in snippet
@@ -89,7 +94,7 @@ def test_the_curl_snippets_answer_when_pasted(begin: str, shown: Shown, answers:
 
 def test_the_openai_snippet_answers_when_pasted(shown: Shown, answers: list[str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", shown.snippet("from inlay")], capture_output=True, text=True, check=True
+        ["bash", "-c", shown.snippet(SNIPPETS[2])], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == answers[0]
 

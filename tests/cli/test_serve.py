@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -87,3 +89,45 @@ def test_an_address_that_is_taken_is_refused_before_a_model_is_loaded() -> None:
         status, lines = refused("nowhere", "--port", port)
     assert status == 1
     assert lines == [f"inlay serve: cannot listen on 127.0.0.1:{port}: Address already in use"]
+
+
+@contextmanager
+def started(*words: object, until: str) -> Iterator[subprocess.Popen[str]]:
+    """A server that has written a line with `until` to standard error."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "inlay.cli", "serve", *map(str, words), "--port", "0"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stderr is not None
+    with process:
+        assert any(until in line for line in process.stderr)
+        yield process
+
+
+def test_what_it_waits_for_is_said_on_the_first_signal() -> None:
+    with started(tiny("llama"), "--engine", "echo", until="serving") as process:
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=END_SECONDS)
+        assert said == "stopping: 0 requests open, up to 5 s; Ctrl-C again ends at once\n"
+        assert process.returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_model_loads_ends_the_server_and_its_worker(number: signal.Signals) -> None:
+    with started(tiny("llama"), until="loading") as process:
+        children = psutil.Process(process.pid).children()
+        process.send_signal(number)
+        _, said = process.communicate(timeout=END_SECONDS)
+        assert said == ""
+        assert process.returncode == 130
+        _, alive = psutil.wait_procs(children, END_SECONDS)
+        assert not alive
+
+
+def test_a_certificate_that_is_none_is_refused_before_a_model_is_loaded() -> None:
+    status, lines = refused(tiny("llama"), "--port", 0, "--ssl-certfile", __file__)
+    assert status == 1
+    assert len(lines) == 1
+    assert lines[0].startswith(f"inlay serve: cannot use {__file__}")

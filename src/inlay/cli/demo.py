@@ -107,7 +107,7 @@ def _show(url: str, console: Console) -> None:
         console.out(line + "\n")
     console.out("\nTry it:\n\n")
     for snippet in (_curl(url, question), _curl_embeds(url, question), _python(url, question)):
-        console.out(textwrap.indent(snippet, "    ") + "\n\n")
+        console.out(snippet + "\n\n")
 
 
 def _demonstration(server: _Server, question: str) -> Iterator[str]:
@@ -154,8 +154,14 @@ def _curl(url: str, question: str) -> str:
     return f"curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
 
 
+def _interpreter() -> str:
+    """The interpreter that has inlay, as a shell calls it."""
+    found = shutil.which("python")
+    return "python" if found == sys.executable else shlex.quote(sys.executable)
+
+
 def _curl_embeds(url: str, question: str) -> str:
-    command = "inlay" if shutil.which("inlay") else f"{shlex.quote(sys.executable)} -m inlay.cli"
+    command = "inlay" if shutil.which("inlay") else f"{_interpreter()} -m inlay.cli"
     messages = json.dumps([{"role": "user", "content": question}])
     before, after = _body({"prompt_embeds": "@"}).split("@")
     # curl reads standard input, as a prompt of embeddings may be longer than a command line.
@@ -169,6 +175,7 @@ def _curl_embeds(url: str, question: str) -> str:
 
 def _python(url: str, question: str) -> str:
     return textwrap.dedent(f"""\
+        {_interpreter()} - <<'EOF'
         from inlay.client import PromptEmbedder
         from openai import OpenAI
 
@@ -178,4 +185,5 @@ def _python(url: str, question: str) -> str:
         answer = client.completions.create(
             model="{MODEL_NAME}", temperature=0, max_tokens={ANSWER_TOKENS}, **chat.completion_args()
         )
-        print(answer.choices[0].text)""")
+        print(answer.choices[0].text)
+        EOF""")

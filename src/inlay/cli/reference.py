@@ -24,7 +24,8 @@ an error that names the nearest known one.
 Words after `--` go to the engine untouched; the torch engine takes none.
 
 Exit status: 0 when it did what was asked, 1 when that failed, 2 when the words make no sense, 130 when it was interrupted. An
-error is one line on standard error.
+error is one line on standard error. A server that Ctrl-C or SIGTERM stops ends with 0, after open requests have ended or a second
+signal has ended them; one stopped while it loads its model ends with 130; one whose worker process dies ends with 1.
 """
 
 

@@ -6,7 +6,6 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 from urllib.parse import urlsplit
@@ -96,6 +95,7 @@ async def host(settings: ServeSettings, console: Console, when_ready: WhenReady 
     store = settings.store.open(secret) if frontend.enable_prompt_embeds else None
     worker = await spawn(engine, secret)
     plane = LocalPlane([worker.channel])
+    drained = False
     try:
         await plane.start()
         app = build_app(Router(plane), frontend, secret=secret, store=store)
@@ -117,12 +117,26 @@ async def host(settings: ServeSettings, console: Console, when_ready: WhenReady 
         def started(url: str) -> None:
             beside.append(asyncio.create_task(ready(url)))
 
-        await serve(app, frontend, on_started=started, stop=stop)
-        for task in beside:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        def stopping(requests: int) -> None:
+            console.line(
+                f"stopping: {requests} request{'' if requests == 1 else 's'} open, up to {frontend.drain_timeout:g} s; Ctrl-C again ends at once"
+            )
+
+        try:
+            drained = await serve(app, frontend, on_started=started, on_stopping=stopping, stop=stop)
+        finally:
+            for task in beside:
+                task.cancel()
+            ended = await asyncio.gather(*beside, return_exceptions=True)
+        for result in ended:
+            if isinstance(result, Exception):
+                raise result
     finally:
+        if not drained:
+            worker.kill()
+        # Whoever is impatient while the worker ends need not wait for it either.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, worker.kill)
         if store is not None:
             store.close()
         await plane.close()
@@ -171,7 +185,7 @@ async def _until_gone(plane: Plane, stop: asyncio.Event) -> None:
 
 
 def _described(card: ModelCard, frontend: FrontendSettings) -> str:
-    embeds = "accepted" if frontend.enable_prompt_embeds else "off (--enable-prompt-embeds turns them on)"
+    embeds = "accepted" if frontend.enable_prompt_embeds else "off, --enable-prompt-embeds turns them on"
     if card.prompt_embeds is not None:
         embeds = f"refused: {card.prompt_embeds}"
     return (

@@ -36,8 +36,16 @@ _LAST_WORDS = 0.8
 class _Draining(uvicorn.Server):
     """uvicorn's server, but what is open when it stops ends with an error and not with a cut."""
 
-    def __init__(self, config: uvicorn.Config, app: App, drain_timeout: float, tls: Tls | None) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        app: App,
+        drain_timeout: float,
+        tls: Tls | None,
+        on_stopping: Callable[[int], None] | None,
+    ) -> None:
         super().__init__(config)
+        self._on_stopping = on_stopping
         self._tls = tls
         self._reloading: asyncio.Task[None] | None = None
         self._app = app
@@ -76,6 +84,8 @@ class _Draining(uvicorn.Server):
         if self.should_exit:
             self.force_exit = True
             self._app.server.inflight.end_all()
+        elif self._on_stopping is not None:
+            self._on_stopping(self._app.server.inflight.count)
         self.should_exit = True
         self._app.server.inflight.draining = True
 
@@ -158,13 +168,14 @@ async def serve(
     *,
     on_started: Callable[[str], None] | None = None,
     on_admin_started: Callable[[str], None] | None = None,
+    on_stopping: Callable[[int], None] | None = None,
     stop: asyncio.Event | None = None,
-) -> None:
+) -> bool:
     """Serve `app` until SIGINT or SIGTERM, then drain.
 
     On the first signal no more connections are taken, new requests on open ones get 503, and what is under way may go on;
     streams that are still open when the drain time is nearly over end with an error event. On the second everything
-    ends at once. Returns in either case. SIGHUP has the API keys and the certificate read again. Run it in uvloop's event
+    ends at once. SIGHUP has the API keys and the certificate read again. Run it in uvloop's event
     loop; outside the main thread only `stop` ends it.
 
     Args:
@@ -172,7 +183,11 @@ async def serve(
         settings: hosts, ports, certificate, drain time.
         on_started: called once with the base URL, when the port is bound.
         on_admin_started: called before it with the admin port's URL, where there is one.
+        on_stopping: called on the first signal with the number of requests under way.
         stop: ends the serving when set, as the first signal does.
+
+    Returns:
+        Whether it drained: False where a second signal cut that short.
 
     Raises:
         InvalidRequestError: an address cannot be listened on, or the certificate not be used.
@@ -185,7 +200,7 @@ async def serve(
         await stack.enter_async_context(_admin_port(app, settings, tls, on_admin_started))
         if on_started is not None:
             on_started(_url(settings.host, listening, settings))
-        server = _Draining(_config(app, settings, tls), app, settings.drain_timeout, tls)
+        server = _Draining(_config(app, settings, tls), app, settings.drain_timeout, tls, on_stopping)
         beside = [asyncio.create_task(app.server.keys.watch())]
         if stop is not None:
             beside.append(asyncio.create_task(_stop(server, stop)))
@@ -196,6 +211,7 @@ async def serve(
         finally:
             for task in beside:
                 task.cancel()
+        return not server.force_exit
 
 
 @asynccontextmanager

@@ -43,13 +43,18 @@ class WorkerProcess:
         """Whether it runs."""
         return self._process.returncode is None
 
+    def kill(self) -> None:
+        """End the process without waiting for what it does; `close` is still to be called."""
+        if self.alive:
+            self._process.kill()
+
     async def close(self) -> None:
         """End the process: it stops when its connection closes, and is killed when it has not within seconds."""
         self.channel.close()
         try:
             await asyncio.wait_for(self._process.wait(), STOP_SECONDS)
         except TimeoutError:
-            self._process.kill()
+            self.kill()
             await self._process.wait()
         self.channel.arena.close()
 
