@@ -66,6 +66,23 @@ def test_what_is_too_much_is_refused(server: Served, asked: tuple[Question, ...]
     under_attack(server, asked, [attack])
 
 
+def test_more_candidates_than_any_number_can_count_are_all_of_them(
+    server: Served, asked: tuple[Question, ...]
+) -> None:
+    # Found by the fuzzer: beyond 64 bits it was a 500.
+    body = {"prompt": "a", **settings(), "temperature": 1.0, "seed": 5}
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        every = shown(client.post("/v1/completions", json=body).json())
+
+    def attack(client: httpx.Client) -> None:
+        for top_k in (384, 2**31, 2**63, 10**20, 10**300):
+            response = client.post("/v1/completions", json={**body, "top_k": top_k})
+            assert response.status_code == 200, response.text
+            assert shown(response.json()) == every
+
+    under_attack(server, asked, [attack])
+
+
 def user(*content: Any, **more: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": list(content)}], **settings(), **more}
 

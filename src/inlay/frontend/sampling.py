@@ -152,7 +152,8 @@ def sampling_of(
         min_tokens=min_tokens,
         temperature=_chosen(request, card, "temperature", 1.0),
         top_p=_chosen(request, card, "top_p", 1.0),
-        top_k=max(0, int(_chosen(request, card, "top_k", 0))),
+        # More than there are is all there are, and may be more than a message can hold.
+        top_k=min(max(0, int(_chosen(request, card, "top_k", 0))), card.vocab_size),
         min_p=_chosen(request, card, "min_p", 0.0),
         repetition_penalty=_chosen(request, card, "repetition_penalty", 1.0),
         presence_penalty=request.presence_penalty or 0.0,
