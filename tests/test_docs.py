@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from inlay import demo
 from tests.serving import Served, serving
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,7 +26,7 @@ def server() -> Iterator[Served]:
 def test_every_snippet_of_a_page_runs_in_order_against_the_demo(
     page: Path, server: Served, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    names: dict[str, object] = {"model_directory": demo.model_dir()}
+    names: dict[str, object] = {}
     for snippet in re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
         exec(compile(snippet.replace(SHOWN_URL, server.url), str(page), "exec"), names)
     assert capsys.readouterr().out.strip()
