@@ -203,3 +203,26 @@ async def test_many_streams_at_once_are_kept_apart(place: Place) -> None:
     )
     for n, answer in enumerate(answers):
         assert ids(answer) == [n, n + 1] * 20
+
+
+async def test_what_is_no_message_ends_everything_that_waits(echo_settings: EngineSettings) -> None:
+    plane = await DirectPlane.around(EchoEngine(echo_settings, SECRET))
+    worker = plane.workers()[0]
+    iterator = aiter(worker.send(work("a", Tokens([1]), max_tokens=150_000)))
+    assert await anext(iterator)
+    # A frame of five bytes that are not msgpack.
+    plane.worker_ends[0]._writer.write(b"\x05\0\0\0\0\0\0\0" + b"\xc1" * 5)
+    with pytest.raises(OverloadedError, match="gone"):
+        async for _ in iterator:
+            pass
+    await plane.changed()
+    assert plane.workers() == []
+    await plane.close()
+
+
+async def test_a_work_that_cannot_be_sent_leaves_nothing_behind(place: Place) -> None:
+    worker = place.plane.workers()[0]
+    with pytest.raises(OverflowError):
+        worker.send(work("a", Tokens([2**70])))
+    assert not place.plane._links[0]._streams
+    assert ids(await collect(worker.send(work("a", Tokens([4]), max_tokens=1)))) == [4]

@@ -18,7 +18,8 @@ from inlay.worker.host import Host
 log = logging.getLogger(__name__)
 
 ARENA_BYTES = 256 * 1024 * 1024
-STOP_SECONDS = 5.0
+STOP_SECONDS = 1.0
+"""What a worker gets to end in once nothing is asked of it; it has no state to save."""
 
 
 class WorkerProcess:

@@ -1,14 +1,19 @@
 """The frontend's end of the local plane."""
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from itertools import count
+
+import msgspec
 
 from inlay.errors import DeadlineExceededError, InlayError, OverloadedError
 from inlay.plane.local.channel import Channel
 from inlay.plane.messages import Answer, Call, Cancel, Deltas, Failed, FromWorker, Ready, Submit
 from inlay.protocol.work import Command, Delta, ModelCard, Reply, Work, Worker
+
+log = logging.getLogger(__name__)
 
 GONE = "the worker process is gone"
 
@@ -92,8 +97,8 @@ class _Link:
         if not self.ready:
             raise OverloadedError(GONE, retry_after=1)
         stream = LocalStream(self, work)
-        self._streams[work.id] = stream
         stream.offsets = self._channel.send(Submit(work))
+        self._streams[work.id] = stream
         return stream
 
     def cancel(self, work_id: str) -> None:
@@ -134,9 +139,13 @@ class _Link:
                         if waiter is not None and not waiter.done():
                             waiter.set_result(reply)
         except EOFError:
-            self._end()
+            pass
+        except (ValueError, msgspec.MsgspecError):
+            # Nothing that follows can be trusted to be whole: to everyone waiting it is as if the worker were gone.
+            log.exception("worker %s sent what is no message", self._id)
+            self._channel.close()
         finally:
-            self.alive = False
+            self._end()
 
     def _take(self, delta: Delta) -> None:
         stream = self._streams.get(delta.work_id)
