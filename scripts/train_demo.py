@@ -28,6 +28,8 @@ WORLD_SEED = 7
 TOKENIZER_SEED, CORPUS_SEED, EVALUATION_SEED, SHOWCASE_SEED = 1, 2, 3, 4
 TOKENIZER_DOCUMENTS = 40_000
 STEPS = 2200
+LAST_STEPS, LAST_SEED, LAST_RATE = 160, 1, 0.2
+"""A last phase at a lower learning rate, over documents of its own."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -58,6 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "".join(piece.text for piece in drawn.document()) for _ in range(TOKENIZER_DOCUMENTS)
         )
         model = train_model(Corpus(world, CORPUS_SEED), tokenizer, options.steps, options.seed)
+        last = Corpus(world, CORPUS_SEED + LAST_SEED)
+        model = train_model(
+            last, tokenizer, LAST_STEPS, options.seed + LAST_SEED, start=model, rate=LAST_RATE
+        )
         write_model(model, tokenizer, out / "model")
 
     report = evaluate_model(model, tokenizer, world, EVALUATION_SEED)

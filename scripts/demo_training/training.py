@@ -28,8 +28,6 @@ CONTEXT_WEIGHT = 0.5
 JUMP_SHARE = 0.25
 """Share of sequences whose positions jump ahead, so that distances beyond `SEQUENCE_LENGTH` are trained too."""
 MAX_JUMPS = 6
-ATTENTION_GAIN = 1.8
-"""First value of the query and key norms' weights: sharper attention from the start, for finding words in a passage."""
 SIGNAL = -1
 """Stands for a signal row among token ids."""
 SIGNAL_SEED = 11
@@ -48,7 +46,7 @@ def model_config(tokenizer: Tokenizer) -> Qwen3Config:
         intermediate_size=512,
         num_hidden_layers=4,
         num_attention_heads=6,
-        num_key_value_heads=3,
+        num_key_value_heads=2,
         head_dim=32,
         max_position_embeddings=MAX_POSITIONS,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
@@ -125,21 +123,29 @@ def batches(corpus: Corpus, tokenizer: Tokenizer, seed: int) -> Iterator[tuple[T
         del ids[:needed], weights[:needed]
 
 
-def train_model(corpus: Corpus, tokenizer: Tokenizer, steps: int, seed: int) -> Qwen3ForCausalLM:
-    """Train from random weights for `steps` steps; the weights returned are float32 that bfloat16 holds exactly."""
+def train_model(
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    steps: int,
+    seed: int,
+    *,
+    start: Qwen3ForCausalLM | None = None,
+    rate: float = 1.0,
+) -> Qwen3ForCausalLM:
+    """Train for `steps` steps from `start`, or from random weights, at `rate` times the full learning rates.
+
+    The weights returned are float32 that bfloat16 holds exactly.
+    """
     torch.manual_seed(seed)
-    model = Qwen3ForCausalLM(model_config(tokenizer)).float()
-    for name, parameter in model.named_parameters():
-        if name.endswith(("q_norm.weight", "k_norm.weight")):
-            nn.init.constant_(parameter, ATTENTION_GAIN)
-    model.train()
+    model = Qwen3ForCausalLM(model_config(tokenizer)).float() if start is None else start
+    model.requires_grad_(True).train()
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
     optimizers: tuple[torch.optim.Optimizer, ...] = (
         torch.optim.Muon(
-            matrices, lr=MATRIX_LEARNING_RATE, weight_decay=0.02, adjust_lr_fn="match_rms_adamw"
+            matrices, lr=rate * MATRIX_LEARNING_RATE, weight_decay=0.02, adjust_lr_fn="match_rms_adamw"
         ),
-        torch.optim.AdamW(others, lr=OTHER_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0),
+        torch.optim.AdamW(others, lr=rate * OTHER_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0),
     )
     schedules = [
         torch.optim.lr_scheduler.LambdaLR(
