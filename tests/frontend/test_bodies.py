@@ -115,3 +115,22 @@ def test_a_connection_is_kept_after_an_error(url: str) -> None:
 def test_a_server_that_expects_100_continue_is_not_needed_to_refuse(url: str) -> None:
     answer = raw(url, head(10**12, more="expect: 100-continue\r\n"))
     assert answer.startswith(b"HTTP/1.1 413")
+
+
+@pytest.mark.parametrize("line", ["content-length: -5", "content-length: x", "no colon"])
+def test_what_is_no_http_is_told_so_in_the_shape_of_every_error(llama: Fleet, line: str) -> None:
+    url = llama.serve()
+    answer = raw(url, f"POST /v1/completions HTTP/1.1\r\nhost: x\r\n{line}\r\n\r\n".encode())
+    top, _, body = answer.partition(b"\r\n\r\n")
+    assert top.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+def test_a_priority_is_obeyed_only_where_the_operator_says_so(llama: Fleet) -> None:
+    request = {"prompt": "Hello", "max_tokens": 1, "priority": -5}
+    refused = httpx.post(llama.serve() + "/v1/completions", json=request)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "priority"
+    assert "--scheduling-policy priority" in refused.json()["error"]["message"]
+    allowed = llama.serve(scheduling_policy="priority")
+    assert httpx.post(allowed + "/v1/completions", json=request).status_code == 200

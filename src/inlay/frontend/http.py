@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from inlay.errors import InlayError
+from inlay.errors import InlayError, InvalidRequestError
 from inlay.frontend.connection import Connection
 from inlay.frontend.errors import error_json
 
@@ -86,6 +86,10 @@ class BoundedHttp(Connection):
         """The request is there."""
         self._unsettled = 0
         super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP; uvicorn would answer in plain text."""
+        self._give_up(InvalidRequestError(msg))
 
     def _await_head(self) -> None:
         if self._head_timer is None:

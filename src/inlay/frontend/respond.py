@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from inlay.errors import InlayError
+from inlay.errors import InlayError, InvalidRequestError
 from inlay.frontend.choices import Choice, Display
 from inlay.frontend.errors import ClientGone, internal_error
 from inlay.frontend.generation import Generation, Pieces
@@ -59,6 +59,12 @@ def generation_of(
         include_stop=bool(request.include_stop_str_in_output),
         skip_special_tokens=request.skip_special_tokens is not False,
     )
+    if request.priority and call.server.settings.scheduling_policy != "priority":
+        raise InvalidRequestError(
+            f"priority {request.priority} was asked for; this server serves first come, first served unless it is started "
+            "with --scheduling-policy priority",
+            param="priority",
+        )
     remaining = call.remaining
     choices: list[Choice] = []
     for prompt in prompts:

@@ -92,6 +92,11 @@ class FrontendSettings(BaseModel):
     max_choices: int = Field(
         default=128, ge=1, description="Choices one request may ask for, over all its prompts."
     )
+    scheduling_policy: Literal["fcfs", "priority"] = Field(
+        default="fcfs",
+        description="Whose turn it is: first come, first served, or by the priority that requests give. Every client may give one, "
+        "so only for clients that trust each other.",
+    )
     chat_template: str | None = Field(
         default=None, description="File of a chat template instead of the model's own."
     )

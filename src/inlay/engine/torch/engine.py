@@ -24,7 +24,7 @@ from inlay.protocol.work import Delta, Emit, Exactness, Limits, ModelCard, Sampl
 
 log = logging.getLogger(__name__)
 
-_FIRST = -(2**31)
+_FIRST = -(2**31) - 1
 """A priority before every client's."""
 
 _T = TypeVar("_T")
