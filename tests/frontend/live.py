@@ -31,7 +31,7 @@ class Fleet:
     router: Router
     path: Path
     apps: dict[str, App] = field(default_factory=dict)
-    _serving: list["asyncio.Task[None]"] = field(default_factory=list)
+    _serving: list["asyncio.Task[bool]"] = field(default_factory=list)
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
