@@ -16,12 +16,15 @@ import inlay
 from inlay.cli.command import UsageError
 from inlay.cli.console import Console
 from inlay.cli.settings import ServeSettings
+from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError, OverloadedError
 from inlay.frontend import build_app, check, serve
 from inlay.frontend.settings import FrontendSettings
 from inlay.plane.local import LocalPlane
 from inlay.protocol.work import ModelCard, Plane
 from inlay.router import Router
+from inlay.tensors.hub import local_directory
+from inlay.tensors.table import config_of
 from inlay.worker import spawn
 
 EXIT_INTERRUPTED = 130
@@ -78,14 +81,11 @@ async def host(settings: ServeSettings, console: Console, when_ready: WhenReady 
     """Start a worker, serve HTTP in front of it until a signal comes, drain, and end the worker.
 
     Raises:
-        InlayError: the address is taken, the store cannot be opened, the worker did not start, or it ended while it was
+        InlayError: the address is taken, there is no such model, the store cannot be opened, the worker did not start, or it ended while it was
             needed.
     """
     engine, frontend = settings.engine, settings.frontend
-    check_address(frontend.host, frontend.port)
-    if frontend.admin_port is not None:
-        check_address(frontend.admin_host, frontend.admin_port)
-    check(frontend)
+    _check(engine, frontend)
     # Until the server takes signals over; Ctrl-C cancels by itself.
     main = asyncio.current_task()
     if main is not None:
@@ -141,6 +141,21 @@ async def host(settings: ServeSettings, console: Console, when_ready: WhenReady 
             store.close()
         await plane.close()
         await worker.close()
+
+
+def _check(engine: EngineSettings, frontend: FrontendSettings) -> None:
+    """Say at once what would otherwise be found out when a process has started and a model is loaded.
+
+    Raises:
+        InvalidRequestError: an address, a file or the model cannot be used.
+    """
+    check_address(frontend.host, frontend.port)
+    if frontend.admin_port is not None:
+        check_address(frontend.admin_host, frontend.admin_port)
+    check(frontend)
+    directory = local_directory(engine.model)
+    if directory is not None:
+        config_of(directory)
 
 
 def check_address(host: str, port: int) -> None:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import msgspec
 from huggingface_hub import hf_hub_download, snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from inlay.errors import InvalidRequestError
+from inlay.tensors.hub import asking_hub, local_directory
 
 _SMALL_FILES = ["*.json", "*.jinja", "tokenizer.model"]
 _INDEX = "model.safetensors.index.json"
@@ -26,21 +26,14 @@ def model_directory(model: str | Path, revision: str | None = None) -> Path:
     Raises:
         InvalidRequestError: neither a directory nor a model the hub gives us.
     """
-    path = Path(model)
-    if path.is_dir():
-        return path
+    local = local_directory(model)
+    if local is not None:
+        return local
     name = str(model)
-    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
-        raise InvalidRequestError(f"{name!r} is not a directory, nor a name on the hub (owner/model)")
-    try:
+    with asking_hub(name):
         directory = Path(snapshot_download(name, revision=revision, allow_patterns=_SMALL_FILES))
         for file in _table_files(directory):
             hf_hub_download(name, file, revision=revision)
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InvalidRequestError(
-            f"model {name!r}: not a directory here, and the hub says: {reason}"
-        ) from error
     return directory
 
 

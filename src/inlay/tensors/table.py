@@ -72,6 +72,10 @@ def config_of(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
     try:
         config = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise InvalidRequestError(
+            f"{directory} has no config.json: not a model directory", param="model"
+        ) from error
     except (OSError, ValueError) as error:
         raise InvalidRequestError(f"{directory} is not a model directory: config.json: {error}") from error
     if not isinstance(config, dict):

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from blake3 import blake3
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-from inlay.errors import InvalidRequestError
+from inlay.tensors.hub import asking_hub, local_directory
 from inlay.tensors.table import config_of, spread, stored_tensors
 
 _FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
@@ -26,15 +25,11 @@ def directory_of(model: str, revision: str | None) -> Path:
     Raises:
         InvalidRequestError: neither a directory nor a hub model that can be had.
     """
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path.resolve()
-    try:
+    local = local_directory(model)
+    if local is not None:
+        return local.resolve()
+    with asking_hub(model):
         return Path(snapshot_download(model, revision=revision, allow_patterns=_FILES))
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise InvalidRequestError(
-            f"{model!r} is neither a directory nor a model of the hub: {error}"
-        ) from error
 
 
 def weights_id(directory: Path) -> str:
