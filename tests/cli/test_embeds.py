@@ -94,20 +94,35 @@ def test_messages_come_from_a_file_bare_or_as_a_request_has_them(model: str, tmp
     [
         (["--text", "a", "--messages", "x"], "cannot both be given", 2),
         (["--messages", "nowhere.json"], "--messages nowhere.json: No such file", 2),
-        (["--text", ""], "the text has no tokens", 2),
+        (["--text", ""], "the text has no tokens", 1),
         (["--text", "a", "-o", "/nowhere/rows"], "--output /nowhere/rows: No such file", 2),
         (
             ["--text", "a", "--format", "pickle"],
             "--format: input should be 'safetensors', 'torch' or 'npy'",
             2,
         ),
-        (["--text", "a", "--format", "npy", "-o", "x"], "npy format has no bfloat16", 1),
+        (["--text", "a", "--format", "npy", "-o", "x"], "npy format has no bfloat16", 2),
+        (["--text", "a", "--format", "npy", "-o", "x"], "cast the rows to float32 (--format, --dtype)", 2),
     ],
 )
 def test_what_cannot_be_encoded_is_said_in_one_line(
     model: str, words: list[str], said: str, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert said in failed(capsys, "embeds", "encode", "--model", model, *words, status=status)
+
+
+def test_rows_in_a_wider_dtype_hold_the_same_values(model: str, tmp_path: Path) -> None:
+    own = PromptEmbedder.from_pretrained(model).embed("a lantern")
+    out = tmp_path / "rows.npy"
+    words = ["--text", "a lantern", "--format", "npy", "--dtype", "float32", "--output", str(out)]
+    assert main(["embeds", "encode", "--model", model, *words], {}) == 0
+    rows = load(out).rows
+    assert rows.dtype == np.float32
+    np.testing.assert_array_equal(rows.astype(own.rows.dtype), own.rows)
+
+
+def test_a_missing_file_is_no_reason_to_read_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--help" not in failed(capsys, "embeds", "inspect", "nowhere.safetensors")
 
 
 @pytest.mark.parametrize("content", ["[1]", '"text"', "{", '{"messages": 3}'])

@@ -14,6 +14,10 @@ class UsageError(Exception):
     """What the user wrote cannot be done as written; shown as one line, exit status 2."""
 
 
+class FileError(UsageError):
+    """A file that was named cannot be read or written; help would say nothing about it."""
+
+
 @dataclass(frozen=True)
 class Command:
     """One command of `inlay`.

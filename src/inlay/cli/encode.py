@@ -5,36 +5,42 @@ import sys
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+import pybase64
+
 from inlay.cli.command import UsageError
 from inlay.cli.console import Console
+from inlay.cli.files import opening, read
 from inlay.cli.settings import EncodeSettings
 from inlay.client import EmbeddedPrompt, PromptEmbedder
+from inlay.errors import EmbeddingsError
 
 
 def run(settings: EncodeSettings) -> int:
     """Write the embeddings; the exit status.
 
     Raises:
-        UsageError: the words contradict each other, or a file cannot be read or written.
+        UsageError: the words contradict each other, or ask for what cannot be had exactly.
+        FileError: a file cannot be read or written.
         InvalidRequestError: the model or the messages are no such thing.
     """
     if settings.text is not None and settings.messages is not None:
         raise UsageError("--text and --messages cannot both be given")
     if settings.output is None and not settings.base64 and sys.stdout.isatty():
         raise UsageError("bytes are not for a terminal: give --output FILE or --base64")
-    prompt = _embedded(settings, PromptEmbedder.from_pretrained(settings.model))
-    if settings.base64:
-        data = prompt.to_base64(settings.format).encode("ascii") + b"\n"
-    else:
+    prompt = _cast(_embedded(settings, PromptEmbedder.from_pretrained(settings.model)), settings.dtype)
+    try:
         data = prompt.to_bytes(settings.format)
+    except EmbeddingsError as error:
+        raise UsageError(f"{error.message} (--format, --dtype)") from error
+    if settings.base64:
+        data = pybase64.b64encode(data) + b"\n"
     if settings.output is None:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
         return 0
-    try:
+    with opening(f"--output {settings.output}"):
         settings.output.write_bytes(data)
-    except OSError as error:
-        raise UsageError(f"--output {settings.output}: {error.strerror}") from error
     Console(sys.stdout, sys.stderr).line(
         f"{settings.output}: {prompt.num_tokens} rows of {prompt.hidden_size}, {prompt.rows.dtype}, {len(data)} bytes"
     )
@@ -45,17 +51,22 @@ def _embedded(settings: EncodeSettings, embedder: PromptEmbedder) -> EmbeddedPro
     if settings.messages is not None:
         return embedder.embed_messages(_messages(settings.messages))
     text = settings.text if settings.text is not None else _standard_input(sys.stdin.buffer)
-    prompt = embedder.embed(text)
-    if not prompt.num_tokens:
-        raise UsageError("the text has no tokens")
-    return prompt
+    return embedder.embed(text)
+
+
+def _cast(prompt: EmbeddedPrompt, dtype: str | None) -> EmbeddedPrompt:
+    """The same values in `dtype`. Raises `UsageError` where it does not hold them all."""
+    if dtype is None:
+        return prompt
+    wider = np.dtype(dtype)
+    if not np.can_cast(prompt.rows.dtype, wider):
+        raise UsageError(f"--dtype {dtype} does not hold {prompt.rows.dtype} rows exactly")
+    return EmbeddedPrompt(prompt.rows.astype(wider), prompt.table_id)
 
 
 def _messages(path: Path) -> list[dict[str, Any]]:
     try:
-        messages = json.loads(sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes())
-    except OSError as error:
-        raise UsageError(f"--messages {path}: {error.strerror}") from error
+        messages = json.loads(read(path, f"--messages {path}"))
     except ValueError as error:
         raise UsageError(f"--messages {path}: not JSON: {error}") from error
     if isinstance(messages, dict):

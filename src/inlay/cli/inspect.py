@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from inlay.cli.command import UsageError
 from inlay.cli.console import Console
+from inlay.cli.files import read
 from inlay.cli.settings import InspectSettings
 from inlay.client import EmbeddedPrompt, Neighbour, PromptEmbedder, loads, nearest
 from inlay.client.prompts import Array
@@ -16,10 +16,10 @@ def run(settings: InspectSettings) -> int:
     """Write what the file holds; the exit status.
 
     Raises:
-        UsageError: the file cannot be read.
+        FileError: the file cannot be read.
         InvalidRequestError: it is not embeddings, or not of the model's hidden size.
     """
-    prompts = loads(_read(settings))
+    prompts = loads(read(settings.file))
     embedder = PromptEmbedder.from_pretrained(settings.model) if settings.model is not None else None
     lines: list[str] = []
     for index, prompt in enumerate(prompts):
@@ -28,15 +28,6 @@ def run(settings: InspectSettings) -> int:
         lines += _described(prompt, embedder, settings.top)
     Console(sys.stdout, sys.stderr).out("\n".join(lines) + "\n")
     return 0
-
-
-def _read(settings: InspectSettings) -> bytes:
-    if str(settings.file) == "-":
-        return sys.stdin.buffer.read()
-    try:
-        return settings.file.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{settings.file}: {error.strerror}") from error
 
 
 def _described(prompt: EmbeddedPrompt, embedder: PromptEmbedder | None, top: int) -> Iterator[str]:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 import inlay
-from inlay.cli.command import Command, UsageError
+from inlay.cli.command import Command, FileError, UsageError
 from inlay.cli.commands import COMMANDS, known_variables
 from inlay.cli.conceal import conceal
 from inlay.cli.console import Console
@@ -43,6 +43,9 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         command, rest = _find(words)
         name = f"inlay {command.name}"
         return _run(command, rest, os.environ if environ is None else environ, console)
+    except FileError as error:
+        console.line(f"{name}: {error}")
+        return EXIT_USAGE
     except UsageError as error:
         console.line(f"{name}: {error} (see {name} --help)")
         return EXIT_USAGE
@@ -76,7 +79,11 @@ def _find(words: Sequence[str]) -> tuple[Command, Sequence[str]]:
     names = [command.name for command in COMMANDS]
     group = [name.split()[1] for name in names if name.startswith(f"{words[0]} ")]
     if group:
-        raise UsageError(f"{words[0]} takes one of: {', '.join(group)}")
+        raise UsageError(f"{words[0]} takes one of: {', '.join(group)}{_meant(' '.join(words[1:2]), group)}")
     what = "option" if words[0].startswith("-") else "command"
-    near = difflib.get_close_matches(words[0], names, n=1)
-    raise UsageError(f"unknown {what} {words[0]}" + (f", did you mean {near[0]}?" if near else ""))
+    raise UsageError(f"unknown {what} {words[0]}{_meant(words[0], names)}")
+
+
+def _meant(word: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1)
+    return f", did you mean {near[0]}?" if near else ""

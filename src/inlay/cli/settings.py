@@ -57,6 +57,10 @@ class EncodeSettings(BaseModel):
         default="safetensors",
         description="Container. torch is read by vLLM as well; npy knows no bfloat16 and carries no table id.",
     )
+    dtype: Literal["float32", "float64"] | None = Field(
+        default=None,
+        description="Write the same values in a wider dtype, as npy needs for a bfloat16 model; the table's own unless set.",
+    )
     base64: bool = Field(
         default=False, description="Write base64 text, as prompt_embeds takes it, instead of bytes."
     )

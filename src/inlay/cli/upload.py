@@ -4,8 +4,8 @@ import sys
 
 import msgspec
 
-from inlay.cli.command import UsageError
 from inlay.cli.console import Console
+from inlay.cli.files import read
 from inlay.cli.settings import UploadSettings
 from inlay.client import Uploader
 from inlay.client.prompts import container
@@ -15,10 +15,10 @@ def run(settings: UploadSettings) -> int:
     """Upload the file and print its id; the exit status.
 
     Raises:
-        UsageError: the file cannot be read.
+        FileError: the file cannot be read.
         InlayError: the server refuses it, or cannot be reached.
     """
-    data = container(_read(settings))
+    data = container(read(settings.file))
     key = None if settings.api_key is None else settings.api_key.get_secret_value()
     uploader = Uploader(settings.url, key)
     stored = uploader.upload(data, model=settings.model)
@@ -32,12 +32,3 @@ def run(settings: UploadSettings) -> int:
         f"{stored.num_tokens} rows of {stored.hidden_size}, {stored.dtype}, {stored.bytes} bytes, kept {kept}"
     )
     return 0
-
-
-def _read(settings: UploadSettings) -> bytes:
-    if str(settings.file) == "-":
-        return sys.stdin.buffer.read()
-    try:
-        return settings.file.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{settings.file}: {error.strerror}") from error

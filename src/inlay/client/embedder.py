@@ -7,6 +7,7 @@ from typing import Any
 from inlay.client.model_files import model_directory
 from inlay.client.prompts import EmbeddedPrompt
 from inlay.client.uploader import Uploader
+from inlay.errors import InvalidRequestError
 from inlay.render import Renderer
 from inlay.tensors import ModelDType, TensorFormat
 from inlay.tensors.table import EmbeddingTable
@@ -52,8 +53,14 @@ class PromptEmbedder:
             text: any text.
             add_special_tokens: what the model wants around a text of its own, such as a begin token. Without them for
                 text that stands inside something longer.
+
+        Raises:
+            InvalidRequestError: the text has no tokens.
         """
-        return self.embed_tokens(self.renderer.encode(text, add_special_tokens=add_special_tokens))
+        ids = self.renderer.encode(text, add_special_tokens=add_special_tokens)
+        if not ids:
+            raise InvalidRequestError("the text has no tokens, and a prompt has at least one row")
+        return self.embed_tokens(ids)
 
     def embed_messages(
         self,

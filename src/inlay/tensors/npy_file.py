@@ -90,7 +90,7 @@ def write_npy(array: npt.NDArray[Any], dtype: str, table_id: str | None) -> byte
     """
     if dtype not in _DTYPES.values():
         raise EmbeddingsError(
-            f"the npy format has no {dtype}; allowed: {', '.join(_DTYPES.values())}. Write safetensors or torch instead"
+            f"the npy format has no {dtype}; allowed: {', '.join(_DTYPES.values())}. Write safetensors or torch instead, or cast the rows to float32"
         )
     if table_id is not None:
         raise EmbeddingsError(

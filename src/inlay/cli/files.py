@@ -1,0 +1,33 @@
+"""Files that commands read and write."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from inlay.cli.command import FileError
+
+
+@contextmanager
+def opening(name: str) -> Iterator[None]:
+    """Within it, a file that cannot be used is a `FileError` that calls it `name`."""
+    try:
+        yield
+    except OSError as error:
+        raise FileError(f"{name}: {error.strerror}") from error
+
+
+def read(path: Path, name: str | None = None) -> bytes:
+    """All of a file, or of standard input where `path` is -.
+
+    Args:
+        path: the file.
+        name: what an error calls it; the path unless given.
+
+    Raises:
+        FileError: it cannot be read.
+    """
+    if str(path) == "-":
+        return sys.stdin.buffer.read()
+    with opening(name or str(path)):
+        return path.read_bytes()
