@@ -107,6 +107,19 @@ def test_an_unknown_model(url: str) -> None:
     refused(httpx.get(url + "/v1/models/org/nobody"), 404, "does not exist")
 
 
+def test_what_is_sent_in_place_of_base64_is_told_how_to_be_sent(url: str) -> None:
+    how = "send base64 of a tensor file"
+    refused(post(url, "/v1/completions", {**MANY, "prompt_embeds": [0.5, 1.5]}), 400, how)
+    refused(post(url, "/v1/completions", {**MANY, "prompt_embeds": [[0.5], [1.5]]}), 400, how)
+    refused(post(url, "/v1/prompt_embeds", {"data": [0.5]}), 400, how)
+    messages = [{"role": "user", "content": [{"type": "prompt_embeds", "data": [0.5]}]}]
+    refused(post(url, "/v1/chat/completions", {**MANY, "messages": messages}), 400, how)
+    for data in (GOOD, GOOD * 100):
+        uri = f"data:application/octet-stream;base64,{data}"
+        found = post(url, "/v1/completions", {**MANY, "prompt_embeds": uri})
+        refused(found, 400, "must be valid base64: drop the `data:...;base64,` prefix")
+
+
 def test_an_unknown_ref_and_a_part_without_multipart(url: str) -> None:
     refused(post(url, "/v1/completions", {**MANY, "prompt_embeds": {"ref": "pe-1"}}), 404, "not found")
     refused(post(url, "/v1/completions", {**MANY, "prompt_embeds": {"part": "a"}}), 400, "not multipart")
@@ -175,6 +188,9 @@ def test_a_body_over_the_limit(llama: Fleet) -> None:
 
 def test_what_does_not_exist(url: str) -> None:
     refused(httpx.get(url + "/v2"), 404, "does not exist")
+    for path in ("/models", "/models/org/name", "/completions", "/chat/completions", "/prompt_embeds"):
+        refused(httpx.post(url + path), 404, f"did you mean /v1{path}? A base_url ends in /v1")
+    assert "did you mean" not in httpx.get(url + "/v2").text
     response = httpx.get(url + "/v1/completions")
     refused(response, 405, "takes POST, got GET")
     assert response.headers["allow"] == "POST"

@@ -45,7 +45,7 @@ async def test_a_model_is_found_by_its_name_and_by_its_aliases(plane: DirectPlan
     router = Router(plane)
     assert [card.name for card in router.models()] == ["m"]
     assert router.card("alias") == router.card("m")
-    with pytest.raises(NotFoundError, match="`other` does not exist"):
+    with pytest.raises(NotFoundError, match=r"`other` does not exist; served: `m`, `alias`$"):
         router.card("other")
     with pytest.raises(NotFoundError):
         router.send("other", work("x"))

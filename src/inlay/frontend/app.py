@@ -168,8 +168,15 @@ def _endpoints() -> list[Route]:
     return [Route(path.replace("{id}", "{id:path}"), endpoint) for path, endpoint in endpoints.items()]
 
 
+_PATHS = _endpoints()
+
+
 async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
-    raise NotFoundError(f"{scope['method']} {scope['path']} does not exist")
+    meant = "/v1" + scope["path"].removeprefix(scope.get("root_path", ""))
+    hint = ""
+    if any(path.path_regex.match(meant) for path in _PATHS):
+        hint = f": did you mean {meant}? A base_url ends in /v1"
+    raise NotFoundError(f"{scope['method']} {scope['path']} does not exist{hint}")
 
 
 class App:
@@ -182,7 +189,7 @@ class App:
     def __init__(self, server: Server) -> None:
         self.server = server
         self._cors = Cors(server.settings.allowed_origins)
-        self._route = PathRouter(_endpoints(), redirect_slashes=False, default=_no_route)
+        self._route = PathRouter(_PATHS, redirect_slashes=False, default=_no_route)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; see the ASGI specification. What is not HTTP is not answered."""

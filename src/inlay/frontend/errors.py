@@ -16,6 +16,10 @@ from inlay.protocol.openai.generation import ErrorResponse
 MAX_TEXT = 2000
 """Characters of an error's message, or of its param, at most."""
 
+HOW_TO_SEND = "send base64 of a tensor file (see docs/api.md)"
+"""Advice to who has sent something else as embeddings."""
+
+_tensor_data = re.compile(r"(?:.*\.)?data|prompt_embeds(?:\[[^\]]*\])*")
 _encoder = msgspec.json.Encoder()
 _path = re.compile(r"^(?P<what>.*) - at `(?:key in )?\$\.?(?P<path>[^`]*)`$", re.DOTALL)
 
@@ -85,7 +89,8 @@ def from_parser(error: Exception) -> InvalidRequestError:
     if match is not None:
         path = match["path"]
         what = match["what"][:1].lower() + match["what"][1:]
-        return InvalidRequestError(f"{path or 'the body'}: {what}", param=path or None)
+        how = f": {HOW_TO_SEND}" if _tensor_data.fullmatch(path) else ""
+        return InvalidRequestError(f"{path or 'the body'}: {what}{how}", param=path or None)
     if isinstance(error, msgspec.ValidationError):
         missing = re.search(r"required field `([^`]+)`", text)
         return InvalidRequestError(f"The body is not as it should be: {text}", param=missing and missing[1])

@@ -191,4 +191,5 @@ def decode_base64(text: str, *, limits: ReadLimits) -> bytes:
     try:
         return _decode(text)
     except ValueError as error:
-        raise EmbeddingsError(f"prompt_embeds must be valid base64: {error}") from error
+        why = "drop the `data:...;base64,` prefix" if text[:5].lower() == "data:" else error
+        raise EmbeddingsError(f"prompt_embeds must be valid base64: {why}") from error

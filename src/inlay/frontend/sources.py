@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from inlay.errors import EmbeddingsError, InvalidRequestError
+from inlay.frontend.errors import HOW_TO_SEND
 from inlay.protocol.openai.completions import CompletionRequest, EmbedsSource, PromptEmbedsPart
 
 
@@ -97,6 +98,7 @@ def check_source(source: Source) -> None:
         where = f"{source.param}.{name}"
         if name == "data":
             raise EmbeddingsError(
-                f"{where}: prompt_embeds must be valid base64, got {type(value).__name__}", param=where
+                f"{where}: prompt_embeds must be valid base64, got {type(value).__name__}: {HOW_TO_SEND}",
+                param=where,
             )
         raise InvalidRequestError(f"{where} must be a string, got {type(value).__name__}", param=where)

@@ -6,6 +6,9 @@ from collections.abc import AsyncIterator, Sequence
 from inlay.errors import NotFoundError, OverloadedError
 from inlay.protocol.work import Delta, ModelCard, Plane, Stream, Work, Worker
 
+_NAMED = 5
+"""Names of served models at most in the error of one that is not."""
+
 
 class _Counted:
     """A stream that tells when it has ended, however it ends."""
@@ -51,7 +54,16 @@ class Router:
         for card in self.models():
             if name == card.name or name in card.aliases:
                 return card
-        raise NotFoundError(f"The model `{name}` does not exist.", param="model", code="model_not_found")
+        raise NotFoundError(
+            f"The model `{name}` does not exist{self._served()}", param="model", code="model_not_found"
+        )
+
+    def _served(self) -> str:
+        names = [name for card in self.models() for name in (card.name, *card.aliases)]
+        if not names:
+            return "; none is served"
+        more = ", ..." if len(names) > _NAMED else ""
+        return "; served: " + ", ".join(f"`{name}`" for name in names[:_NAMED]) + more
 
     def ready(self) -> Sequence[Worker]:
         """Every ready worker, of whatever model."""
