@@ -1,0 +1,86 @@
+"""The conformance suite on a GPU. Flash attention takes no float32, so the models are bfloat16: a first difference from the float32
+reference is allowed only where the reference itself hardly prefers one token."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+
+from inlay.digest import Secret
+from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.engine import TorchEngine
+from inlay.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.protocol.work import Delta, Sampling, Work
+from tests.engine.reference import embedded, greedy
+from tests.equality.reference import model_of
+from tests.models import tiny
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+BOUND = 0.25
+"""Largest gap between the reference's two best logits at which bfloat16 may choose otherwise."""
+
+PROMPTS = [Prompt.of(Tokens(range(3, 3 + length))) for length in (1, 7, 40, 200)]
+
+
+def rows_instead(directory: Path, prompt: Prompt) -> Prompt:
+    """The same prompt as bfloat16 rows."""
+    values = embedded(directory, prompt)[0].to(torch.bfloat16).contiguous()
+    data = values.view(torch.uint8).numpy().tobytes()
+    return Prompt.of(Rows(Buffer(data), "bfloat16", (values.shape[0], values.shape[1])))
+
+
+async def answers(engine: TorchEngine, works: list[Work]) -> list[list[int]]:
+    done = {work.id: asyncio.get_running_loop().create_future() for work in works}
+    ids: dict[str, list[int]] = {work.id: [] for work in works}
+
+    def emit(delta: Delta) -> None:
+        ids[delta.work_id].extend(delta.token_ids)
+        if delta.finish_reason is not None:
+            done[delta.work_id].set_result(None)
+
+    for work in works:
+        engine.generate(work, emit)
+    await asyncio.gather(*done.values())
+    return [ids[work.id] for work in works]
+
+
+@torch.no_grad()
+def gap_at(directory: Path, prompt: Prompt, output: list[int]) -> float:
+    """The reference's top-2 gap where it chooses the token after `output`."""
+    inputs = embedded(directory, Prompt.of(*prompt.segments, Tokens(output)))
+    best = model_of(directory)(inputs_embeds=inputs).logits[0, -1].topk(2).values
+    return float(best[0] - best[1])
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("budget", [16, 2048])
+async def test_text_and_rows_decode_as_the_reference_does(family: str, budget: int) -> None:
+    directory = tiny(family)
+    settings = EngineSettings(
+        model=str(directory),
+        device="cuda",
+        dtype="bfloat16",
+        max_num_batched_tokens=budget,
+        kv_cache_memory_bytes=64 << 20,
+    )
+    engine = TorchEngine(settings, Secret(bytes(32)))
+    await engine.start()
+    try:
+        sampling = Sampling(max_tokens=24, temperature=0.0, ignore_eos=True)
+        forms = [form for prompt in PROMPTS for form in (prompt, rows_instead(directory, prompt))]
+        works = [Work(id=str(n), prompt=form, sampling=sampling) for n, form in enumerate(forms)]
+        found = await answers(engine, works)
+    finally:
+        await engine.close()
+    for number, prompt in enumerate(PROMPTS):
+        want = greedy(directory, prompt, 24)
+        for got in found[2 * number : 2 * number + 2]:
+            first = next(
+                (i for i, pair in enumerate(zip(got, want, strict=True)) if pair[0] != pair[1]), None
+            )
+            assert first is None or gap_at(directory, prompt, want[:first]) < BOUND
