@@ -164,6 +164,19 @@ def peaks(served: Served) -> int:
 Attack = Callable[[httpx.Client], object]
 
 
+def named(name: str, attack: Attack) -> Attack:
+    """`attack`, whose failure says which it was."""
+
+    def run(client: httpx.Client) -> None:
+        try:
+            attack(client)
+        except BaseException as error:
+            error.add_note(f"the attack was: {name}")
+            raise
+
+    return run
+
+
 def under_attack(
     served: Served,
     asked: Sequence[Question],

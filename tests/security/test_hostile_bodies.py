@@ -11,7 +11,7 @@ import pytest
 
 from tests.equality.reference import rows_of, tokenizer_of
 from tests.frontend.payloads import saved
-from tests.security.company import MIB, Question, expected, refused, settings, shown, under_attack
+from tests.security.company import MIB, Question, expected, named, refused, settings, shown, under_attack
 from tests.serving import Served
 
 JSON = {"content-type": "application/json"}
@@ -60,14 +60,14 @@ MANGLED: dict[str, Callable[[str], str]] = {
 }
 
 
-@pytest.mark.parametrize("mangled", MANGLED)
 def test_what_is_almost_base64_is_refused_long_or_short(
-    server: Served, asked: tuple[Question, ...], good: tuple[str, list[int]], mangled: str
+    server: Served, asked: tuple[Question, ...], good: tuple[str, list[int]]
 ) -> None:
     attacks = []
-    for text in (good[0], good[0][:2000]):
-        body = json.dumps({"prompt_embeds": MANGLED[mangled](text)}, ensure_ascii=False).encode()
-        attacks.append(sent(body, "prompt_embeds must be valid base64"))
+    for name, mangled in MANGLED.items():
+        for text in (good[0], good[0][:2000]):
+            body = json.dumps({"prompt_embeds": mangled(text)}, ensure_ascii=False).encode()
+            attacks.append(named(name, sent(body, "prompt_embeds must be valid base64")))
     under_attack(server, asked, attacks)
 
 
@@ -127,9 +127,9 @@ DEEP: dict[str, bytes] = {
 }
 
 
-@pytest.mark.parametrize("deep", DEEP)
-def test_deep_json_is_refused_by_every_route(server: Served, asked: tuple[Question, ...], deep: str) -> None:
-    under_attack(server, asked, [sent(DEEP[deep], path=path) for path in ROUTES], grows=8 * len(DEEP[deep]))
+def test_deep_json_is_refused_by_every_route(server: Served, asked: tuple[Question, ...]) -> None:
+    attacks = [named(f"{deep}, {path}", sent(DEEP[deep], path=path)) for deep in DEEP for path in ROUTES]
+    under_attack(server, asked, attacks, grows=32 * MIB)
 
 
 def test_deep_arguments_of_a_tool_call_are_text_or_are_refused(

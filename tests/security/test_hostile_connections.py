@@ -124,9 +124,10 @@ def test_a_content_length_that_lies_is_believed_and_no_more(
         # What is behind the end is the next request, and no good one.
         with connected(client) as connection:
             connection.sendall(head(b"content-length: 2") + GOOD)
+            # Cut, as it is then, the connection may take the answer with it.
             received = answer(connection)
-            assert received.startswith(b"HTTP/1.1 400")
-            assert received.count(b"HTTP/1.1 200") == 0
+            assert received[:12] in (b"", b"HTTP/1.1 400")
+            assert b"HTTP/1.1 200" not in received
 
     def twice(client: httpx.Client) -> None:
         with connected(client) as connection:

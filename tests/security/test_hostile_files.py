@@ -16,7 +16,7 @@ import torch
 from inlay.tensors import write
 from tests.equality.reference import rows_of, tokenizer_of
 from tests.frontend.payloads import HIDDEN, b64, saved
-from tests.security.company import MIB, Question, expected, refused, settings, shown, under_attack
+from tests.security.company import MIB, Question, expected, named, refused, settings, shown, under_attack
 from tests.serving import Served
 from tests.tensors.containers import name, text, torch_file
 from tests.tensors.hostile import CLONE, NOT_A_TENSOR, hostile_files
@@ -62,7 +62,11 @@ def test_every_hostile_file_is_refused_by_name_and_harms_nobody(
     server: Served, asked: tuple[Question, ...], room: str
 ) -> None:
     titles = [title for title in FILES if title.partition(":")[0] == room]
-    under_attack(server, asked, [is_refused(made(title), NOT_A_TENSOR, FILES[title][1]) for title in titles])
+    under_attack(
+        server,
+        asked,
+        [named(title, is_refused(made(title), NOT_A_TENSOR, FILES[title][1])) for title in titles],
+    )
 
 
 def deflated(size: int) -> bytes:
@@ -190,13 +194,11 @@ VALUES: dict[str, tuple[Callable[[], str], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", VALUES)
 def test_rows_that_would_poison_are_refused_before_the_engine_sees_them(
-    server: Served, asked: tuple[Question, ...], case: str
+    server: Served, asked: tuple[Question, ...]
 ) -> None:
-    make, phrase = VALUES[case]
-    data = make()
-    under_attack(server, asked, [is_refused(data, phrase)], grows=2 * 3 * len(data))
+    attacks = [named(case, is_refused(make(), phrase)) for case, (make, phrase) in VALUES.items()]
+    under_attack(server, asked, attacks, grows=2 * 3 * 14 * MIB)
 
 
 def test_a_part_without_rows_does_not_break_its_neighbours(

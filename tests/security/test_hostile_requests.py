@@ -10,7 +10,7 @@ import pytest
 from inlay.tensors import write
 from tests.equality.reference import rows_of, tokenizer_of
 from tests.frontend.payloads import HIDDEN, b64, constant, saved
-from tests.security.company import Attack, Question, refused, settings, shown, under_attack
+from tests.security.company import Attack, Question, named, refused, settings, shown, under_attack
 from tests.security.conftest import CHAT_TEMPLATE
 from tests.serving import Served
 
@@ -56,14 +56,13 @@ GREEDY: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("greedy", GREEDY)
-def test_what_is_too_much_is_refused(server: Served, asked: tuple[Question, ...], greedy: str) -> None:
-    body, phrase = GREEDY[greedy]
+def sent(path: str, body: dict[str, Any], phrase: str) -> Attack:
+    return lambda client: refused(client.post(path, json=body), 400, phrase)
 
-    def attack(client: httpx.Client) -> None:
-        refused(client.post("/v1/completions", json=body), 400, phrase)
 
-    under_attack(server, asked, [attack])
+def test_what_is_too_much_is_refused(server: Served, asked: tuple[Question, ...]) -> None:
+    attacks = [named(name, sent("/v1/completions", body, phrase)) for name, (body, phrase) in GREEDY.items()]
+    under_attack(server, asked, attacks)
 
 
 def test_more_candidates_than_any_number_can_count_are_all_of_them(
@@ -103,16 +102,11 @@ CHATS: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("chat", CHATS)
-def test_chats_that_break_other_servers_are_refused(
-    server: Served, asked: tuple[Question, ...], chat: str
-) -> None:
-    body, phrase = CHATS[chat]
-
-    def attack(client: httpx.Client) -> None:
-        refused(client.post("/v1/chat/completions", json=body), 400, phrase)
-
-    under_attack(server, asked, [attack])
+def test_chats_that_break_other_servers_are_refused(server: Served, asked: tuple[Question, ...]) -> None:
+    attacks = [
+        named(name, sent("/v1/chat/completions", body, phrase)) for name, (body, phrase) in CHATS.items()
+    ]
+    under_attack(server, asked, attacks)
 
 
 @pytest.mark.parametrize("field", ["echo", "prompt_logprobs", "suffix"])
