@@ -2,21 +2,29 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Installed again whenever what it was made from changes.
-STAMP := $(VENV)/.installed-$(shell cat constraints.txt pyproject.toml | cksum | cut -d' ' -f1)
+# Installed again whenever what it was made from changes: all of it, or what the server, its engine and a client need.
+SUM := $(shell cat constraints.txt pyproject.toml | cksum | cut -d' ' -f1)
+STAMP := $(VENV)/.installed-$(SUM)
+DEMO_STAMP := $(VENV)/.installed-demo-$(SUM)
+PIP := $(BIN)/python -m pip install --quiet
 
 .PHONY: demo install test test-fast check format bench test-engines reference clean
 
 install: $(STAMP)
 
-$(STAMP): constraints.txt pyproject.toml
+$(DEMO_STAMP): constraints.txt pyproject.toml
+	@echo "installing into $(VENV), about a minute"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[torch]" --group bench --group dev --group test
+	$(PIP) --upgrade "pip>=25.1"
+	$(PIP) --constraint constraints.txt --editable ".[torch]" openai
 	rm -f $(VENV)/.installed-*
 	touch $@
 
-demo: install
+$(STAMP): $(DEMO_STAMP)
+	$(PIP) --constraint constraints.txt --group bench --group dev --group test
+	touch $@
+
+demo: $(DEMO_STAMP)
 	$(BIN)/inlay demo
 
 test: install
