@@ -103,6 +103,7 @@ def test_messages_come_from_a_file_bare_or_as_a_request_has_them(model: str, tmp
         ),
         (["--text", "a", "--format", "npy", "-o", "x"], "npy format has no bfloat16", 2),
         (["--text", "a", "--format", "npy", "-o", "x"], "cast the rows to float32 (--format, --dtype)", 2),
+        (["--text", "a", "--dtype", "float16", "-o", "x"], "float16 does not hold bfloat16 rows exactly", 2),
     ],
 )
 def test_what_cannot_be_encoded_is_said_in_one_line(

@@ -54,9 +54,9 @@ def _embedded(settings: EncodeSettings, embedder: PromptEmbedder) -> EmbeddedPro
     return embedder.embed(text)
 
 
-def _cast(prompt: EmbeddedPrompt, dtype: str | None) -> EmbeddedPrompt:
+def _cast(prompt: EmbeddedPrompt, dtype: str) -> EmbeddedPrompt:
     """The same values in `dtype`. Raises `UsageError` where it does not hold them all."""
-    if dtype is None:
+    if dtype == "auto":
         return prompt
     wider = np.dtype(dtype)
     if not np.can_cast(prompt.rows.dtype, wider):

@@ -57,9 +57,10 @@ class EncodeSettings(BaseModel):
         default="safetensors",
         description="Container. torch is read by vLLM as well; npy knows no bfloat16 and carries no table id.",
     )
-    dtype: Literal["float32", "float64"] | None = Field(
-        default=None,
-        description="Write the same values in a wider dtype, as npy needs for a bfloat16 model; the table's own unless set.",
+    dtype: Literal["auto", "bfloat16", "float16", "float32", "float64"] = Field(
+        default="auto",
+        description="Write the same values in another dtype that holds them, as npy needs for a bfloat16 model; auto is the "
+        "table's own.",
     )
     base64: bool = Field(
         default=False, description="Write base64 text, as prompt_embeds takes it, instead of bytes."
