@@ -72,6 +72,7 @@ def test_a_browser_shows_the_pages_without_complaint(llama: Fleet, url: str, tmp
     assert said == []
     assert "asks for an API key" in locked
     assert "authorization: Bearer $KEY" in locked
+    assert "/v1/models -H" in locked
     # What a script that may not run would have said.
     forbidden = tmp_path / "page.html"
     forbidden.write_text(
