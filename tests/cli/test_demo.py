@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pytest
 
 from inlay import demo
-from inlay.cli.demo import question_shown
+from inlay.cli.demo import inputs_shown, question_shown
 from tests.serving import free_port
 
 START_SECONDS = 90
@@ -75,11 +75,9 @@ def test_it_shows_right_answers_in_all_four_ways(answers: list[str]) -> None:
     assert text == question_shown().answer
     assert as_embeddings == text
     assert mixed == examples.mixed[0].answer
-    assert len(soft) == 3
-    right = sum(
-        answer == example.answer for answer, example in zip(soft, examples.soft_prompt.held_out, strict=False)
-    )
-    assert right >= 2
+    right = [answer == example.answer for answer, example in zip(soft, inputs_shown(), strict=True)]
+    assert len(right) == 3
+    assert sum(right) >= 2
 
 
 @pytest.mark.parametrize("begin", SNIPPETS[:2])

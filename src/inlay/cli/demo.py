@@ -139,15 +139,16 @@ def _demonstration(server: _Server, question: str) -> Iterator[str]:
     best = task.text_prompts[0]
     yield f"\n4. A soft prompt: {soft.num_tokens} trained rows for a task ({task.description.rstrip('.')})"
     yield f"   It is right on {task.accuracy:.0%} of held-out inputs, the best of {len(task.text_prompts)} text prompts on {best.accuracy:.0%}."
-    for example in _one_of_each_answer(task)[:SOFT_PROMPT_INPUTS]:
+    for example in inputs_shown():
         answer = server.chat([soft.chat_part(), {"type": "text", "text": example.input}])
         yield f"   > [soft prompt]{example.input}"
         yield f"   < {answer}" + ("" if answer == example.answer else f"   (expected {example.answer})")
 
 
-def _one_of_each_answer(task: demo.SoftPromptTask) -> list[demo.Labelled]:
-    """The first held-out input for each answer: three times the same would look like a constant."""
-    return list({example.answer: example for example in reversed(task.held_out)}.values())
+def inputs_shown() -> list[demo.Labelled]:
+    """Held-out inputs with different answers: three times the same would look like a constant."""
+    held_out = demo.examples().soft_prompt.held_out
+    return list({example.answer: example for example in reversed(held_out)}.values())[:SOFT_PROMPT_INPUTS]
 
 
 def _body(fields: dict[str, Any]) -> str:
