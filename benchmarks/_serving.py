@@ -1,6 +1,6 @@
 """Servers to measure, side by side: inlay, and where their environments are there, vLLM and Dynamo.
 
-A peer runs from an environment of its own: `INLAY_BENCH_VLLM` and `INLAY_BENCH_DYNAMO` name its python. docs/performance.md says how such an
+A peer runs from an environment of its own: `BENCH_VLLM` and `BENCH_DYNAMO` name its python. docs/performance.md says how such an
 environment is made.
 """
 
@@ -153,8 +153,8 @@ def inlay(model: Path, *arguments: object) -> contextlib.AbstractContextManager[
 
 
 def vllm(model: Path, *arguments: object) -> contextlib.AbstractContextManager[Server] | None:
-    """vLLM's own server, or None where `INLAY_BENCH_VLLM` is not set."""
-    python = os.environ.get("INLAY_BENCH_VLLM")
+    """vLLM's own server, or None where `BENCH_VLLM` is not set."""
+    python = os.environ.get("BENCH_VLLM")
     if python is None:
         return None
     port = free_port()
@@ -180,8 +180,8 @@ def vllm(model: Path, *arguments: object) -> contextlib.AbstractContextManager[S
 
 
 def dynamo(model: Path, *arguments: object) -> contextlib.AbstractContextManager[Server] | None:
-    """Dynamo's frontend in front of its vLLM worker, or None where `INLAY_BENCH_DYNAMO` is not set."""
-    python = os.environ.get("INLAY_BENCH_DYNAMO")
+    """Dynamo's frontend in front of its vLLM worker, or None where `BENCH_DYNAMO` is not set."""
+    python = os.environ.get("BENCH_DYNAMO")
     if python is None:
         return None
     port = free_port()
