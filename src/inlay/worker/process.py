@@ -65,7 +65,7 @@ async def spawn(settings: EngineSettings, secret: Secret, *, arena_bytes: int = 
     ours, theirs = socket.socketpair()
     arena = Arena(arena_bytes)
     with theirs:
-        starting = asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "inlay.worker", str(theirs.fileno()), str(arena.fd), str(arena_bytes)),
             pass_fds=(theirs.fileno(), arena.fd),
             env={**os.environ, **engine.environment(settings, os.environ)},
@@ -73,21 +73,9 @@ async def spawn(settings: EngineSettings, secret: Secret, *, arena_bytes: int = 
             # Its own session: Ctrl-C in a terminal is for the frontend, which drains before it lets the worker go.
             start_new_session=True,
         )
-        process = await _started(asyncio.ensure_future(starting))
     channel: Channel[FromWorker] = await Channel.open(ours, arena, FromWorker, sends_shared=True)
     channel.send(Boot(settings.model_dump_json(), secret.root))
     return WorkerProcess(process, channel)
-
-
-async def _started(starting: "asyncio.Future[asyncio.subprocess.Process]") -> asyncio.subprocess.Process:
-    """The process, started whole even when the caller is cancelled meanwhile: uvloop waits for ever for half a one."""
-    try:
-        return await asyncio.shield(starting)
-    except asyncio.CancelledError:
-        process = await starting
-        process.kill()
-        await process.wait()
-        raise
 
 
 async def run(socket_fd: int, arena_fd: int, arena_bytes: int) -> int:
