@@ -98,10 +98,13 @@ def test_an_address_that_is_taken_is_refused_before_a_model_is_loaded() -> None:
 
 
 @contextmanager
-def started(*words: object, until: str) -> Iterator[subprocess.Popen[str]]:
-    """A server that has written a line with `until` to standard error."""
+def started(*words: object, until: str, shell: str | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A server that has written a line with `until` to standard error; started by `shell`, a line that ends in `"$@"`, if given."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "inlay.cli", "serve", *map(str, words), "--port", "0"],
+        [
+            *(() if shell is None else ("sh", "-c", shell, "sh")),
+            *(sys.executable, "-m", "inlay.cli", "serve", *map(str, words), "--port", "0"),
+        ],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -130,6 +133,13 @@ def test_a_signal_while_a_model_loads_ends_the_server_and_its_worker(number: sig
         assert process.returncode == 130
         _, alive = psutil.wait_procs(children, END_SECONDS)
         assert not alive
+
+
+def test_a_background_job_ends_on_a_signal_its_shell_had_ignored() -> None:
+    with started(tiny("llama"), until="loading", shell="trap '' INT; exec \"$@\"") as process:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=END_SECONDS)
+        assert process.returncode == 130
 
 
 def test_a_certificate_that_is_none_is_refused_before_a_model_is_loaded() -> None:

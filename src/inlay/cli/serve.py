@@ -86,10 +86,11 @@ async def host(settings: ServeSettings, console: Console, when_ready: WhenReady 
     """
     engine, frontend = settings.engine, settings.frontend
     _check(engine, frontend)
-    # Until the server takes signals over; Ctrl-C cancels by itself.
+    # Until the server takes signals over. SIGINT too: a shell starts background jobs with it ignored, and then asyncio leaves it so.
     main = asyncio.current_task()
     if main is not None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, main.cancel)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, main.cancel)
     console.line(f"inlay {inlay.__version__}: loading {engine.model} with the {engine.engine} engine")
     secret = settings.store.secret()
     store = settings.store.open(secret) if frontend.enable_prompt_embeds else None
