@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from inlay.engine.torch.attention import IMPLEMENTATION, CpuAttention, VarlenAttention, Workspace, attention
+from inlay.engine.torch.attention import attention
 from inlay.engine.torch.batch import Batch, Stretch
+from inlay.engine.torch.cpu_attention import CpuAttention, Workspace
+from inlay.engine.torch.paged_attention import IMPLEMENTATION, Scoring
 from inlay.engine.torch.pages import Pages
+from inlay.engine.torch.varlen_attention import VarlenAttention
 from inlay.errors import EngineError
 from inlay.prompt import Tokens
 
@@ -100,7 +103,7 @@ def test_paged_attention_equals_dense_attention_of_each_sequence(
     spans: list[tuple[int, int]], group: int, window: int | None
 ) -> None:
     scene = Scene(spans, group=group)
-    found = attention(scene.batch, scene.pages, Workspace()).attend(1, *scene.step(), 0.3, window)
+    found = attention(scene.batch, scene.pages, Workspace()).attend(1, *scene.step(), Scoring(0.3, window))
     torch.testing.assert_close(found.double(), scene.expected(0.3, window), atol=1e-5, rtol=1e-5)
 
 
@@ -108,7 +111,7 @@ def test_paged_attention_equals_dense_attention_of_each_sequence(
 def test_bfloat16_attention_is_near_the_exact_one(spans: list[tuple[int, int]], float32_scores: bool) -> None:
     scene = Scene(spans, dtype=torch.bfloat16)
     paged = CpuAttention(scene.batch, scene.pages, Workspace(), float32_scores=float32_scores)
-    found = paged.attend(1, *scene.step(), 0.3, None)
+    found = paged.attend(1, *scene.step(), Scoring(0.3))
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.double(), scene.expected(0.3, None), atol=3e-2, rtol=3e-2)
 
@@ -118,7 +121,7 @@ def test_padding_after_the_batch_is_neither_stored_nor_seen() -> None:
     pages = scene.pages.num_pages * PAGE
     query, key, value = (torch.nn.functional.pad(tensor, (0, 0, 0, 2), value=9.0) for tensor in scene.step())
     paged = attention(scene.batch, scene.pages, Workspace())
-    found = paged.attend(1, query, key, value, 0.3, None)
+    found = paged.attend(1, query, key, value, Scoring(0.3))
     torch.testing.assert_close(found[:3].double(), scene.expected(0.3, None), atol=1e-5, rtol=1e-5)
     assert not found[3:].any()
     assert int(scene.pages.keys[1].isfinite().all(-1).sum()) == 2 * (21 + 5)
@@ -128,7 +131,9 @@ def test_padding_after_the_batch_is_neither_stored_nor_seen() -> None:
 def test_a_long_prompt_is_cut_into_blocks_and_equals_the_dense_one() -> None:
     scene = Scene([(700, 600), (3, 500)])
     for window in (None, 300):
-        found = attention(scene.batch, scene.pages, Workspace()).attend(1, *scene.step(), 0.3, window)
+        found = attention(scene.batch, scene.pages, Workspace()).attend(
+            1, *scene.step(), Scoring(0.3, window)
+        )
         torch.testing.assert_close(found.double(), scene.expected(0.3, window), atol=1e-5, rtol=1e-5)
 
 
@@ -141,7 +146,7 @@ def test_scores_in_the_hundreds_keep_their_differences_in_float32_scores() -> No
     scene.pages.write(1, slots, scene.keys[0][:, :40], scene.values[0][:, :40])
     expected = scene.expected(1.0, None)
     found = CpuAttention(scene.batch, scene.pages, Workspace(), float32_scores=True).attend(
-        1, *scene.step(), 1.0, None
+        1, *scene.step(), Scoring(1.0)
     )
     torch.testing.assert_close(found.double(), expected, atol=1e-2, rtol=1e-2)
 
@@ -151,7 +156,7 @@ def test_a_workspace_serves_batches_of_any_size_one_after_another() -> None:
     for spans in ([(0, 5)], [(300, 1), (2, 1)], [(0, 1)], [(10, 90)]):
         for dtype in (torch.float32, torch.bfloat16):
             scene = Scene(spans, dtype=dtype)
-            found = attention(scene.batch, scene.pages, workspace).attend(1, *scene.step(), 0.3, None)
+            found = attention(scene.batch, scene.pages, workspace).attend(1, *scene.step(), Scoring(0.3))
             torch.testing.assert_close(found.double(), scene.expected(0.3, None), atol=3e-2, rtol=3e-2)
 
 
@@ -200,7 +205,7 @@ def test_what_cuda_is_called_with_means_the_same_attention(window: int | None, g
     scene = Scene([(40, 1), (0, 30), (17, 20)], group=group)
     query, key, value = scene.step()
     scene.pages.write(1, scene.batch.slots, key, value)
-    arguments = VarlenAttention(scene.batch, scene.pages).arguments(1, query, 0.3, window)
+    arguments = VarlenAttention(scene.batch, scene.pages).arguments(1, query, Scoring(0.3, window))
     for name in ("cu_seq_q", "seqused_k", "block_table"):
         assert arguments[name].dtype == torch.int32
     assert all(arguments[name].stride(-1) == 1 for name in ("key", "value"))

@@ -13,10 +13,12 @@ from transformers.utils import logging as transformers_logging
 
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
-from inlay.engine.torch.attention import IMPLEMENTATION, Workspace, attention
+from inlay.engine.torch.attention import attention
 from inlay.engine.torch.batch import Batch
+from inlay.engine.torch.cpu_attention import Workspace
 from inlay.engine.torch.families import Family, family_of
 from inlay.engine.torch.linear import accelerate
+from inlay.engine.torch.paged_attention import IMPLEMENTATION
 from inlay.engine.torch.pages import Pages
 from inlay.engine.torch.weights import directory_of, weights_id
 from inlay.errors import EngineError, InvalidRequestError

@@ -1,0 +1,211 @@
+"""Attention over pages on a CPU.
+
+Scores are formed by batched matrix products over gathered pages, the queries of a group of heads folded into rows:
+torch's fused attention is two to three times slower there, for one query and for many.
+
+Shapes: T positions in the step, Q query heads, H key/value heads, G = Q / H, D head size, B sequences in a
+group, C queries and L gathered positions of each, N pages, P positions a page.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from inlay.engine.torch.batch import Batch
+from inlay.engine.torch.paged_attention import Scoring
+from inlay.engine.torch.pages import Pages
+
+_GROUP_BYTES = 1 << 20
+"""Keys of sequences that decode together at most: gathered keys and values should stay in a core's cache."""
+
+_SCORE_BYTES = 1 << 21
+"""Scores of one block of a prompt's queries, roughly at most, for the same reason."""
+
+_MIN_BLOCK, _MAX_BLOCK = 16, 256
+"""Queries in such a block."""
+
+
+class Workspace:
+    """Two buffers that only grow, for gathered keys and values: fresh memory would cost more than the attention."""
+
+    __slots__ = ("_buffers",)
+
+    def __init__(self) -> None:
+        self._buffers = (torch.empty(0), torch.empty(0))
+
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Two tensors of `shape`, content undefined, valid until the next call."""
+        size = 1
+        for length in shape:
+            size *= length
+        if self._buffers[0].numel() < size or self._buffers[0].dtype != dtype:
+            self._buffers = (torch.empty(size, dtype=dtype), torch.empty(size, dtype=dtype))
+        return self._buffers[0][:size].view(shape), self._buffers[1][:size].view(shape)
+
+
+class _Group(NamedTuple):
+    """B sequences with C queries each, attended to in one product over whole pages.
+
+    Whole pages, because a product over a slice of the gathered keys would first copy them, transposed.
+
+    Attributes:
+        rows: [B * C] int64, the queries' positions in the batch.
+        pages: [B * L / P] int64, what to gather.
+        num_sequences: B.
+        hidden: [B, 1, C, up to L] bool, which of the last gathered positions a query must not see.
+        stale: int64, positions in B * L whose content is not the sequence's.
+    """
+
+    rows: Tensor
+    pages: Tensor
+    num_sequences: int
+    hidden: Tensor
+    stale: Tensor
+
+
+class CpuAttention:
+    """Batched matrix products over gathered pages.
+
+    In bfloat16 a score is rounded to bfloat16 before the softmax, as in transformers' eager attention; `float32_scores`
+    avoids it for models whose scores are large.
+    """
+
+    def __init__(
+        self, batch: Batch, pages: Pages, workspace: Workspace, *, float32_scores: bool = False
+    ) -> None:
+        self._batch = batch
+        self._pages = pages
+        self._workspace = workspace
+        self._float32_scores = float32_scores
+        self._plans: dict[int | None, list[_Group]] = {}
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scoring: Scoring,
+    ) -> Tensor:
+        """As `PagedAttention.attend`."""
+        count = len(self._batch.slots)
+        self._pages.write(layer, self._batch.slots, key[:, :count], value[:, :count])
+        groups = self._plans.get(scoring.window)
+        if groups is None:
+            groups = self._plans[scoring.window] = list(self._plan(scoring.window, query))
+        out = query.new_empty(query.shape[1], query.shape[0], query.shape[2])
+        out[count:] = 0
+        for group in groups:
+            self._attend(group, layer, query, scoring, out)
+        return out
+
+    def _attend(self, group: _Group, layer: int, query: Tensor, scoring: Scoring, out: Tensor) -> None:
+        keys, values = self._gather(group.pages, layer)
+        num_heads, size = keys.shape[0], keys.shape[3]
+        # Zero times a stale NaN would be NaN.
+        values.view(num_heads, -1, size).index_fill_(1, group.stale, 0)
+        folded = (num_heads * group.num_sequences, -1, size)
+        # [H, G, B, C, D] to [H, B, G, C, D]: the queries of a group of heads are rows of one product.
+        apart = (num_heads, query.shape[0] // num_heads, group.num_sequences, -1, size)
+        queries = query.index_select(1, group.rows).reshape(apart).transpose(1, 2).reshape(folded)
+        scores = self._scores(queries, keys.view(folded), scoring)
+        seen = scores.view(num_heads, group.num_sequences, apart[1], -1, scores.shape[-1])
+        seen[..., -group.hidden.shape[-1] :].masked_fill_(group.hidden.unsqueeze(0), float("-inf"))
+        found = torch.bmm(torch.softmax(scores, -1).to(values.dtype), values.view(folded))
+        found = found.view(num_heads, group.num_sequences, apart[1], -1, size)
+        out.index_copy_(0, group.rows, found.permute(1, 3, 0, 2, 4).reshape(-1, query.shape[0], size))
+
+    def _gather(self, index: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of some pages, [H, number of pages, P, D]; valid until the next call."""
+        keys, values = self._pages.keys[layer], self._pages.values[layer]
+        num_heads, _, page_size, size = keys.shape
+        into = self._workspace.take((num_heads, len(index), page_size, size), keys.dtype)
+        torch.index_select(keys, 1, index, out=into[0])
+        torch.index_select(values, 1, index, out=into[1])
+        return into
+
+    def _scores(self, queries: Tensor, keys: Tensor, scoring: Scoring) -> Tensor:
+        """Scaled scores, [..., number of queries, number of keys]."""
+        if self._float32_scores:
+            queries, keys = queries.float(), keys.float()
+        return torch.baddbmm(
+            queries.new_empty(()), queries, keys.transpose(1, 2), beta=0, alpha=scoring.scaling
+        )
+
+    def _plan(self, window: int | None, query: Tensor) -> Iterator[_Group]:
+        """Group the batch's queries; the same for every layer with this window."""
+        decodes: list[tuple[int, int, int]] = []
+        first = 0
+        for span, (count, context) in enumerate(zip(self._batch.counts, self._batch.contexts, strict=True)):
+            if count == 1:
+                decodes.append((context, span, first))
+            else:
+                step = _SCORE_BYTES // (query.shape[0] * query.element_size() * context)
+                step = min(_MAX_BLOCK, max(_MIN_BLOCK, step))
+                for start in range(0, count, step):
+                    stop = min(count, start + step)
+                    rows = torch.arange(first + start, first + stop)
+                    yield self._block(span, rows, context - count + stop, window)
+            first += count
+        # By length: sequences of a group are padded to its longest.
+        decodes.sort(reverse=True)
+        yield from self._decodes(decodes, window)
+
+    def _block(self, span: int, rows: Tensor, high: int, window: int | None) -> _Group:
+        """Consecutive queries of one sequence, the last of them at position `high - 1`."""
+        size = self._pages.page_size
+        low = _low(high - len(rows) + 1, window) // size
+        pages = self._batch.block_table[span, low : -(-high // size)].long()
+        length = len(pages) * size
+        # Without a window only positions from the first query on can be hidden from a later one.
+        tail = length if window is not None and high > window else length - (high - low * size) + len(rows)
+        distance = torch.arange(high - len(rows), high)[:, None] - torch.arange(
+            low * size + length - tail, low * size + length
+        )
+        hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+        return _Group(rows, pages, 1, hidden[None, None], torch.arange(high - low * size, length))
+
+    def _decodes(self, decodes: list[tuple[int, int, int]], window: int | None) -> Iterator[_Group]:
+        """Group (context, span, position in the batch), longest first, within `_GROUP_BYTES` and twofold lengths."""
+        keys = self._pages.keys[0]
+        page_bytes = keys.element_size() * keys.shape[0] * keys.shape[2] * keys.shape[3]
+        members: list[tuple[int, int, int]] = []
+        longest = 0
+        for member in decodes:
+            length = self._num_pages(member[0], window)
+            full = (len(members) + 1) * longest * page_bytes > _GROUP_BYTES
+            if members and (full or 2 * length < longest):
+                yield self._decode(members, longest, window)
+                members = []
+            if not members:
+                longest = length
+            longest = max(longest, length)
+            members.append(member)
+        if members:
+            yield self._decode(members, longest, window)
+
+    def _num_pages(self, context: int, window: int | None) -> int:
+        size = self._pages.page_size
+        return -(-context // size) - _low(context, window) // size
+
+    def _decode(self, members: list[tuple[int, int, int]], longest: int, window: int | None) -> _Group:
+        """Sequences with one query each, of at most `longest` pages in sight."""
+        size = self._pages.page_size
+        contexts, spans, rows = (torch.tensor(column) for column in zip(*members, strict=True))
+        lows = torch.tensor([_low(context, window) for context, _, _ in members])
+        starts = lows // size
+        # Past its end a sequence gathers whatever the table holds there; all of that is hidden.
+        columns = (starts[:, None] + torch.arange(longest)).clamp_(max=self._batch.block_table.shape[1] - 1)
+        pages = self._batch.block_table[spans[:, None], columns].long().flatten()
+        places = starts[:, None] * size + torch.arange(longest * size)
+        after = places >= contexts[:, None]
+        hidden = after | (places < lows[:, None])
+        stale = after.flatten().nonzero().squeeze(1)
+        return _Group(rows, pages, len(members), hidden[:, None, None], stale)
+
+
+def _low(context: int, window: int | None) -> int:
+    """The first position the last of `context` positions sees."""
+    return 0 if window is None else max(0, context - window)
