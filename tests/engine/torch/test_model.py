@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, PhiConfig
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
 from inlay.engine.torch.batch import Batch, Stretch
+from inlay.engine.torch.layers import LayerShape
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.pages import Pages
 from inlay.engine.torch.weights import weights_id
@@ -191,6 +192,12 @@ def test_a_model_knows_its_facts() -> None:
     pages = model.new_pages(3, 32)
     nbytes = sum(tensor.nbytes for tensor in (*pages.keys, *pages.values))
     assert nbytes == 3 * model.page_bytes(32)
+
+
+def test_a_model_knows_what_each_of_its_layers_keeps() -> None:
+    assert load(tiny("llama")).layers == (LayerShape(None, 2, 8, 8),) * 2
+    assert load(tiny("qwen3")).layers == (LayerShape(None, 2, 16, 16),) * 2
+    assert load(tiny("mistral")).layers == (LayerShape(24, 2, 16, 16),) * 2
 
 
 def test_default_sampling_is_what_a_sampling_generation_config_says(tmp_path: Path) -> None:

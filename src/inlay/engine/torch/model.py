@@ -17,6 +17,7 @@ from inlay.engine.torch.attention import attention
 from inlay.engine.torch.batch import Batch
 from inlay.engine.torch.cpu_attention import Workspace
 from inlay.engine.torch.families import Family, family_of
+from inlay.engine.torch.layers import LayerShape, observe
 from inlay.engine.torch.linear import accelerate
 from inlay.engine.torch.paged_attention import IMPLEMENTATION
 from inlay.engine.torch.pages import Pages
@@ -50,6 +51,7 @@ class CausalModel:
         vocab_size: logits a position.
         hidden_size: elements of a row.
         max_model_len: positions a sequence may have.
+        layers: what each attention layer keeps of a position, and for how long.
         eos_token_ids: the model's own end tokens.
         default_sampling: fields of `Sampling` its generation config sets.
         weights_id: identity of configuration and weights, 32 hex digits.
@@ -69,17 +71,13 @@ class CausalModel:
         self._float32_scores = family.float32_scores
         self._workspace = Workspace()
         self._least_rows = _LEAST_ROWS if model.device.type == "cpu" else 1
-        self._num_layers: int = config.num_hidden_layers
-        self._num_heads: int = config.num_key_value_heads
-        self._head_size: int = (
-            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        )
         self.path = str(directory)
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
         self.vocab_size: int = config.vocab_size
         self.hidden_size: int = config.hidden_size
         self.max_model_len = max_model_len
+        self.layers: tuple[LayerShape, ...] = observe(model, config.hidden_size)
         self.eos_token_ids = _eos_token_ids(generation, config)
         self.default_sampling = _default_sampling(generation)
         self.weights_id = weights_id(directory)
@@ -127,16 +125,16 @@ class CausalModel:
 
     def page_bytes(self, page_size: int) -> int:
         """Bytes of one page of `page_size` positions, over all layers."""
-        return 2 * self._num_layers * self._num_heads * page_size * self._head_size * self.dtype.itemsize
+        return sum(layer.elements for layer in self.layers) * page_size * self.dtype.itemsize
 
     def new_pages(self, num_pages: int, page_size: int) -> Pages:
         """Room for `num_pages` pages."""
         return Pages(
-            num_layers=self._num_layers,
+            num_layers=len(self.layers),
             num_pages=num_pages,
             page_size=page_size,
-            num_heads=self._num_heads,
-            head_size=self._head_size,
+            num_heads=self.layers[0].num_heads,
+            head_size=self.layers[0].key_size,
             dtype=self.dtype,
             device=self.device,
         )
