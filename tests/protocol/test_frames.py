@@ -9,7 +9,7 @@ from inlay.digest import Secret, with_digests
 from inlay.errors import EmbeddingsError, EngineError, ErrorFrame, InlayError
 from inlay.prompt import Buffer, Prompt, Rows
 from inlay.protocol import frames
-from inlay.protocol.work import Delta, Sampling, TokenLogprobs, Usage, Work
+from inlay.protocol.work import Delta, Grammar, Sampling, TokenLogprobs, Usage, Work
 from tests.strategies import prompts, rows
 
 work_decoder = frames.Decoder[Work](Work)
@@ -23,7 +23,12 @@ def test_a_work_arrives_as_it_was_sent(
         id="w",
         prompt=with_digests(prompt, Secret(bytes(32))),
         prior_output=tuple(prior),
-        sampling=Sampling(max_tokens=5, temperature=temperature, logit_bias={3: -100.0}),
+        sampling=Sampling(
+            max_tokens=5,
+            temperature=temperature,
+            logit_bias={3: -100.0},
+            grammar=Grammar("regex", "a+", (7,)),
+        ),
         salt=salt,
     )
     header, buffers = frames.encode(work)

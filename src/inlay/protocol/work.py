@@ -26,6 +26,27 @@ class Task(StrEnum):
     EMBED = "embed"
 
 
+GrammarKind: TypeAlias = Literal["json_schema", "json_object", "regex", "choice", "grammar", "structural_tag"]
+"""What may bind an output, in vLLM's words; see `Grammar`."""
+
+
+class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the text of an output must match from its first to its last character. Not compiled yet: its engine does that.
+
+    Attributes:
+        kind: how to read `source`. "json_schema": the schema as JSON. "json_object": any JSON object, `source` is empty.
+            "regex": a regular expression that matches all of the output. "choice": a JSON list of strings, one of which
+            the output is. "grammar": Lark or GBNF (which vLLM calls EBNF). "structural_tag": vLLM's, as JSON.
+        source: the text of it.
+        after: token ids; the output is free until it holds this run of ids for the first time, and the grammar binds what
+            follows. Empty: it binds from the start.
+    """
+
+    kind: GrammarKind
+    source: str = ""
+    after: tuple[int, ...] = ()
+
+
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the next token is chosen. Defaults are OpenAI's; the frontend has checked every range.
 
@@ -39,6 +60,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         stop_token_ids: end the output as the model's own end tokens do.
         ignore_eos: the model's own end tokens do not end the output.
         logprobs: number of alternatives a token, None for no logprobs; the chosen token is always given.
+        grammar: what the output must match, or None; only of a kind in the card's `grammars`.
+        bad_words: runs of token ids of which none may be completed in the output.
+        allowed_token_ids: the only ids that may be chosen, or None for all. The end tokens are allowed only when named.
     """
 
     max_tokens: int
@@ -55,6 +79,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    grammar: Grammar | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -162,6 +189,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
         eos_token_ids: the model's own end tokens.
         default_sampling: fields of `Sampling` the model's generation config sets.
         resuming: exactness by feature: "greedy", "sampling", "penalties", "logprobs", "grammar".
+        grammars: the kinds of grammar the engine can hold an output to; none when it cannot.
         shares_text_prefix: whether text-only and mixed prompts share cached prefixes.
         secret_fingerprint: of the namespace's root secret.
     """
@@ -185,6 +213,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = ()
     default_sampling: dict[str, float | int] = {}
     resuming: dict[str, Exactness] = {}
+    grammars: tuple[GrammarKind, ...] = ()
     shares_text_prefix: bool = True
     adapters: tuple[str, ...] = ()
     secret_fingerprint: str = ""
