@@ -7,11 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.attention.varlen import AuxRequest
 from transformers import AttentionInterface
 
+from inlay.engine.torch import varlen_attention
 from inlay.engine.torch.attention import attention
 from inlay.engine.torch.batch import Batch, Stretch
-from inlay.engine.torch.cpu_attention import CpuAttention, Workspace
+from inlay.engine.torch.gathered_attention import GatheredAttention, Workspace
 from inlay.engine.torch.paged_attention import IMPLEMENTATION, Scoring
 from inlay.engine.torch.pages import Pages
 from inlay.engine.torch.varlen_attention import VarlenAttention
@@ -21,6 +23,7 @@ from inlay.prompt import Tokens
 CPU = torch.device("cpu")
 SIZE = 8
 PAGE = 16
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 
 
 class Scene:
@@ -75,8 +78,9 @@ class Scene:
             torch.cat([values[:, part] for values, part in zip(self.values, due, strict=True)], 1),
         )
 
-    def expected(self, scaling: float, window: int | None) -> Tensor:
+    def expected(self, scaling: float, window: int | None, **options: Any) -> Tensor:
         """Each query alone, in float64."""
+        scoring = Scoring(scaling, window, **options)
         out = []
         for (start, count), queries, keys, values in zip(
             self.spans, self.queries, self.keys, self.values, strict=True
@@ -89,7 +93,12 @@ class Scene:
                 scores = (
                     torch.einsum("hd,htd->ht", queries[:, index].double(), wide[0][:, low:stop]) * scaling
                 )
-                out.append(torch.einsum("ht,htd->hd", scores.softmax(-1), wide[1][:, low:stop]))
+                if scoring.softcap is not None:
+                    scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
+                if scoring.sinks is not None:
+                    scores = torch.cat([scores, scoring.sinks.double()[:, None]], 1)
+                weights = scores.softmax(-1)[:, : stop - low]
+                out.append(torch.einsum("ht,htd->hd", weights, wide[1][:, low:stop]))
         return torch.stack(out)
 
 
@@ -110,10 +119,37 @@ def test_paged_attention_equals_dense_attention_of_each_sequence(
 @given(spans=spans, float32_scores=st.booleans())
 def test_bfloat16_attention_is_near_the_exact_one(spans: list[tuple[int, int]], float32_scores: bool) -> None:
     scene = Scene(spans, dtype=torch.bfloat16)
-    paged = CpuAttention(scene.batch, scene.pages, Workspace(), float32_scores=float32_scores)
+    paged = GatheredAttention(scene.batch, scene.pages, Workspace(), float32_scores=float32_scores)
     found = paged.attend(1, *scene.step(), Scoring(0.3))
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.double(), scene.expected(0.3, None), atol=3e-2, rtol=3e-2)
+
+
+@given(
+    spans=spans,
+    group=st.sampled_from([1, 2]),
+    window=st.sampled_from([None, 7, 40]),
+    softcap=st.sampled_from([None, 1.5]),
+    sunk=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    float32_scores=st.booleans(),
+)
+def test_soft_caps_and_sinks_count_in_every_combination(
+    spans: list[tuple[int, int]],
+    group: int,
+    window: int | None,
+    softcap: float | None,
+    sunk: bool,
+    dtype: torch.dtype,
+    float32_scores: bool,
+) -> None:
+    scene = Scene(spans, group=group, dtype=dtype)
+    sinks = torch.tensor([2.0, -1.0, 0.5, 4.0][: 2 * group], dtype=dtype) if sunk else None
+    paged = GatheredAttention(scene.batch, scene.pages, Workspace(), float32_scores=float32_scores)
+    found = paged.attend(1, *scene.step(), Scoring(0.3, window, softcap, sinks))
+    assert found.dtype == dtype
+    expected = scene.expected(0.3, window, softcap=softcap, sinks=sinks)
+    torch.testing.assert_close(found.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
 def test_padding_after_the_batch_is_neither_stored_nor_seen() -> None:
@@ -145,7 +181,7 @@ def test_scores_in_the_hundreds_keep_their_differences_in_float32_scores() -> No
     slots = scene.batch.block_table[0].long()[torch.arange(40) // PAGE] * PAGE + torch.arange(40) % PAGE
     scene.pages.write(1, slots, scene.keys[0][:, :40], scene.values[0][:, :40])
     expected = scene.expected(1.0, None)
-    found = CpuAttention(scene.batch, scene.pages, Workspace(), float32_scores=True).attend(
+    found = GatheredAttention(scene.batch, scene.pages, Workspace(), float32_scores=True).attend(
         1, *scene.step(), Scoring(1.0)
     )
     torch.testing.assert_close(found.double(), expected, atol=1e-2, rtol=1e-2)
@@ -174,12 +210,17 @@ def varlen_reference(
     enable_gqa: bool,
     seqused_k: Tensor,
     block_table: Tensor,
-) -> Tensor:
-    """`torch.nn.attention.varlen.varlen_attn` as documented, one query at a time, aligned to the last key."""
+    return_aux: AuxRequest | None = None,
+) -> Any:
+    """`torch.nn.attention.varlen.varlen_attn` as documented, one query at a time, aligned to the last key.
+
+    The logsumexp is [Q, T], as flash attention gives it.
+    """
     starts, lengths = cu_seq_q.tolist(), seqused_k.tolist()
     group = query.shape[1] // key.shape[2]
     assert enable_gqa == (group > 1)
     out = torch.empty_like(query)
+    lse = torch.empty(query.shape[1], query.shape[0])
     for index, length in enumerate(lengths):
         count = starts[index + 1] - starts[index]
         assert count <= max_q
@@ -196,7 +237,8 @@ def varlen_reference(
             out[starts[index] + offset] = torch.einsum(
                 "ht,thd->hd", (scores * scale).softmax(-1), values[seen].repeat_interleave(group, 1)
             )
-    return out
+            lse[:, starts[index] + offset] = (scores * scale).logsumexp(-1)
+    return out if return_aux is None else (out, lse)
 
 
 @pytest.mark.parametrize("window", [None, 20])
@@ -212,6 +254,34 @@ def test_what_cuda_is_called_with_means_the_same_attention(window: int | None, g
     torch.testing.assert_close(
         varlen_reference(**arguments).double(), scene.expected(0.3, window), atol=1e-5, rtol=1e-5
     )
+
+
+def test_sinks_are_taken_from_what_cuda_says_of_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(varlen_attention, "varlen_attn", varlen_reference)
+    scene = Scene([(40, 1), (0, 30), (17, 20)])
+    sinks = torch.tensor([2.0, -1.0, 0.5, 4.0])
+    found = VarlenAttention(scene.batch, scene.pages).attend(1, *scene.step(), Scoring(0.3, 20, sinks=sinks))
+    expected = scene.expected(0.3, 20, sinks=sinks)
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "value_size", "softcap", "done"),
+    [
+        (torch.bfloat16, 64, 64, None, True),
+        (torch.float16, 256, 256, None, True),
+        (torch.float32, 64, 64, None, False),
+        (torch.bfloat16, 64, 64, 30.0, False),
+        (torch.bfloat16, 192, 128, None, False),
+        (torch.bfloat16, 512, 512, None, False),
+        (torch.bfloat16, 20, 20, None, False),
+    ],
+)
+def test_cuda_leaves_to_gathered_pages_what_flash_attention_cannot_do(
+    dtype: torch.dtype, size: int, value_size: int, softcap: float | None, done: bool
+) -> None:
+    key, value = torch.zeros(2, 1, size, dtype=dtype), torch.zeros(2, 1, value_size, dtype=dtype)
+    assert varlen_attention.does(key, value, Scoring(1.0, softcap=softcap)) == done
 
 
 class Layer(nn.Module):
@@ -232,7 +302,7 @@ def test_transformers_finds_the_attention_by_name() -> None:
     assert call(position_ids=torch.arange(3), dropout=0.0).shape == (1, 3, 4, SIZE)
 
 
-@pytest.mark.parametrize("option", ["softcap", "s_aux", "position_bias", "something_new"])
+@pytest.mark.parametrize("option", ["position_bias", "chunk_size", "something_new"])
 def test_an_option_it_does_not_know_is_an_error_and_not_dropped(option: str) -> None:
     with pytest.raises(EngineError, match=option):
         call(**{option: 30.0})

@@ -1,10 +1,27 @@
 """Which attention a batch gets."""
 
+from torch import Tensor
+
 from inlay.engine.torch.batch import Batch
-from inlay.engine.torch.cpu_attention import CpuAttention, Workspace
-from inlay.engine.torch.paged_attention import PagedAttention
+from inlay.engine.torch.gathered_attention import GatheredAttention, Workspace
+from inlay.engine.torch.paged_attention import PagedAttention, Scoring
 from inlay.engine.torch.pages import Pages
-from inlay.engine.torch.varlen_attention import VarlenAttention
+from inlay.engine.torch.varlen_attention import VarlenAttention, does
+
+
+class CudaAttention:
+    """Flash attention for the layers it can do, gathered pages for the others."""
+
+    def __init__(
+        self, batch: Batch, pages: Pages, workspace: Workspace, *, float32_scores: bool = False
+    ) -> None:
+        self._varlen = VarlenAttention(batch, pages)
+        self._gathered = GatheredAttention(batch, pages, workspace, float32_scores=float32_scores)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
+        """As `PagedAttention.attend`."""
+        chosen = self._varlen if does(key, value, scoring) else self._gathered
+        return chosen.attend(layer, query, key, value, scoring)
 
 
 def attention(
@@ -16,8 +33,7 @@ def attention(
         batch: what is computed.
         pages: where keys and values are.
         workspace: memory that later batches use again.
-        float32_scores: on a CPU, keep scores in float32 whatever the activations' dtype is.
+        float32_scores: keep scores in float32 whatever the activations' dtype is; flash attention always does.
     """
-    if pages.keys[0].device.type == "cpu":
-        return CpuAttention(batch, pages, workspace, float32_scores=float32_scores)
-    return VarlenAttention(batch, pages)
+    kind = GatheredAttention if pages.keys[0].device.type == "cpu" else CudaAttention
+    return kind(batch, pages, workspace, float32_scores=float32_scores)

@@ -15,8 +15,8 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
 from inlay.engine.torch.attention import attention
 from inlay.engine.torch.batch import Batch
-from inlay.engine.torch.cpu_attention import Workspace
 from inlay.engine.torch.families import Family, family_of
+from inlay.engine.torch.gathered_attention import Workspace
 from inlay.engine.torch.layers import LayerShape, observe
 from inlay.engine.torch.linear import accelerate
 from inlay.engine.torch.paged_attention import IMPLEMENTATION

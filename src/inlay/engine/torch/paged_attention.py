@@ -3,7 +3,7 @@
 A forward pass gets a `PagedAttention` for its batch as a keyword argument, which transformers hands to every attention
 layer; nothing about a request lives in a module or a global.
 
-Shapes: T positions in the step, Q query heads, H key/value heads, D head size.
+Shapes: T positions in the step, Q query heads, H key/value heads, D key size, E value size.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -26,10 +26,14 @@ class Scoring(NamedTuple):
     Attributes:
         scaling: factor of the scores.
         window: a position sees itself and the `window - 1` before it; None for all before it.
+        softcap: a scaled score s becomes softcap * tanh(s / softcap); None for s itself.
+        sinks: [Q], for each query head the score of one more position that all see and that has no value; or None.
     """
 
     scaling: float
     window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
 
 
 class PagedAttention(Protocol):
@@ -51,11 +55,11 @@ class PagedAttention(Protocol):
             layer: whose pages.
             query: [Q, T, D].
             key: [H, T, D].
-            value: [H, T, D].
+            value: [H, T, E].
             scoring: how queries and keys become weights.
 
         Returns:
-            [T, Q, D].
+            [T, Q, E].
         """
         ...
 
@@ -68,10 +72,12 @@ def _paged_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     paged: PagedAttention | None = None,
     **options: object,
 ) -> tuple[Tensor, None]:
-    """What transformers calls: query [1, Q, T, D], key and value [1, H, T, D]; returns [1, T, Q, D].
+    """What transformers calls: query [1, Q, T, D], key [1, H, T, D], value [1, H, T, E]; returns [1, T, Q, E].
 
     Raises:
         EngineError: an option that would change the result and is not honoured here.
@@ -84,7 +90,8 @@ def _paged_attention(
         raise EngineError(f"{type(module).__name__} asks for {names}, which this attention does not do")
     factor = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer: Any = module.layer_idx
-    return paged.attend(layer, query[0], key[0], value[0], Scoring(factor, sliding_window))[None], None
+    scoring = Scoring(factor, sliding_window, softcap, s_aux)
+    return paged.attend(layer, query[0], key[0], value[0], scoring)[None], None
 
 
 AttentionInterface.register(IMPLEMENTATION, _paged_attention)

@@ -1,12 +1,14 @@
-"""Attention over pages on a CPU.
+"""Attention over pages that are gathered first: every way of scoring, any head sizes, any device.
 
-Scores are formed by batched matrix products over gathered pages, the queries of a group of heads folded into rows:
-torch's fused attention is two to three times slower there, for one query and for many.
+Scores are formed by batched matrix products over gathered pages, the queries of a group of heads folded into rows. This is
+what a CPU runs, where torch's fused attention is two to three times slower, for one query and for many; CUDA runs it
+for layers that flash attention cannot do.
 
-Shapes: T positions in the step, Q query heads, H key/value heads, G = Q / H, D head size, B sequences in a
+Shapes: T positions in the step, Q query heads, H key/value heads, G = Q / H, D key size, E value size, B sequences in a
 group, C queries and L gathered positions of each, N pages, P positions a page.
 """
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -28,21 +30,24 @@ _MIN_BLOCK, _MAX_BLOCK = 16, 256
 
 
 class Workspace:
-    """Two buffers that only grow, for gathered keys and values: fresh memory would cost more than the attention."""
+    """Buffers that only grow, for gathered keys and values: fresh memory would cost more than the attention."""
 
     __slots__ = ("_buffers",)
 
     def __init__(self) -> None:
-        self._buffers = (torch.empty(0), torch.empty(0))
+        self._buffers: dict[str, Tensor] = {}
 
-    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Two tensors of `shape`, content undefined, valid until the next call."""
-        size = 1
-        for length in shape:
-            size *= length
-        if self._buffers[0].numel() < size or self._buffers[0].dtype != dtype:
-            self._buffers = (torch.empty(size, dtype=dtype), torch.empty(size, dtype=dtype))
-        return self._buffers[0][:size].view(shape), self._buffers[1][:size].view(shape)
+    def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """A tensor of `shape`, dtype and device as `like`, content undefined, valid until `name` is taken again."""
+        size = math.prod(shape)
+        buffer = self._buffers.get(name)
+        if (
+            buffer is None
+            or buffer.numel() < size
+            or (buffer.dtype, buffer.device) != (like.dtype, like.device)
+        ):
+            buffer = self._buffers[name] = like.new_empty(size)
+        return buffer[:size].view(shape)
 
 
 class _Group(NamedTuple):
@@ -65,7 +70,7 @@ class _Group(NamedTuple):
     stale: Tensor
 
 
-class CpuAttention:
+class GatheredAttention:
     """Batched matrix products over gathered pages.
 
     In bfloat16 a score is rounded to bfloat16 before the softmax, as in transformers' eager attention; `float32_scores`
@@ -79,6 +84,7 @@ class CpuAttention:
         self._pages = pages
         self._workspace = workspace
         self._float32_scores = float32_scores
+        self._device = batch.slots.device
         self._plans: dict[int | None, list[_Group]] = {}
 
     def attend(
@@ -95,7 +101,7 @@ class CpuAttention:
         groups = self._plans.get(scoring.window)
         if groups is None:
             groups = self._plans[scoring.window] = list(self._plan(scoring.window, query))
-        out = query.new_empty(query.shape[1], query.shape[0], query.shape[2])
+        out = query.new_empty(query.shape[1], query.shape[0], value.shape[2])
         out[count:] = 0
         for group in groups:
             self._attend(group, layer, query, scoring, out)
@@ -103,36 +109,42 @@ class CpuAttention:
 
     def _attend(self, group: _Group, layer: int, query: Tensor, scoring: Scoring, out: Tensor) -> None:
         keys, values = self._gather(group.pages, layer)
-        num_heads, size = keys.shape[0], keys.shape[3]
+        num_heads, size, value_size = keys.shape[0], keys.shape[3], values.shape[3]
         # Zero times a stale NaN would be NaN.
-        values.view(num_heads, -1, size).index_fill_(1, group.stale, 0)
-        folded = (num_heads * group.num_sequences, -1, size)
+        values.view(num_heads, -1, value_size).index_fill_(1, group.stale, 0)
+        batch = num_heads * group.num_sequences
         # [H, G, B, C, D] to [H, B, G, C, D]: the queries of a group of heads are rows of one product.
-        apart = (num_heads, query.shape[0] // num_heads, group.num_sequences, -1, size)
-        queries = query.index_select(1, group.rows).reshape(apart).transpose(1, 2).reshape(folded)
-        scores = self._scores(queries, keys.view(folded), scoring)
+        apart = (num_heads, query.shape[0] // num_heads, group.num_sequences, -1)
+        queries = (
+            query.index_select(1, group.rows).reshape(*apart, size).transpose(1, 2).reshape(batch, -1, size)
+        )
+        scores = self._scores(queries, keys.view(batch, -1, size), scoring)
         seen = scores.view(num_heads, group.num_sequences, apart[1], -1, scores.shape[-1])
         seen[..., -group.hidden.shape[-1] :].masked_fill_(group.hidden.unsqueeze(0), float("-inf"))
-        found = torch.bmm(torch.softmax(scores, -1).to(values.dtype), values.view(folded))
-        found = found.view(num_heads, group.num_sequences, apart[1], -1, size)
-        out.index_copy_(0, group.rows, found.permute(1, 3, 0, 2, 4).reshape(-1, query.shape[0], size))
+        found = torch.bmm(torch.softmax(scores, -1).to(values.dtype), values.view(batch, -1, value_size))
+        found = found.view(num_heads, group.num_sequences, apart[1], -1, value_size)
+        if scoring.sinks is not None:
+            found = found * unsunk(
+                torch.logsumexp(seen.float(), -1, keepdim=True), scoring.sinks.view(num_heads, 1, -1, 1, 1)
+            ).to(found.dtype)
+        out.index_copy_(0, group.rows, found.permute(1, 3, 0, 2, 4).reshape(-1, query.shape[0], value_size))
 
     def _gather(self, index: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of some pages, [H, number of pages, P, D]; valid until the next call."""
-        keys, values = self._pages.keys[layer], self._pages.values[layer]
-        num_heads, _, page_size, size = keys.shape
-        into = self._workspace.take((num_heads, len(index), page_size, size), keys.dtype)
-        torch.index_select(keys, 1, index, out=into[0])
-        torch.index_select(values, 1, index, out=into[1])
-        return into
+        """Keys and values of some pages, [H, number of pages, P, D or E]; valid until the next call."""
+        gathered = []
+        for name, pages in (("keys", self._pages.keys[layer]), ("values", self._pages.values[layer])):
+            shape = (pages.shape[0], len(index), *pages.shape[2:])
+            gathered.append(torch.index_select(pages, 1, index, out=self._workspace.take(name, shape, pages)))
+        return gathered[0], gathered[1]
 
     def _scores(self, queries: Tensor, keys: Tensor, scoring: Scoring) -> Tensor:
-        """Scaled scores, [..., number of queries, number of keys]."""
+        """Scaled and capped scores, [..., number of queries, number of keys]."""
         if self._float32_scores:
             queries, keys = queries.float(), keys.float()
-        return torch.baddbmm(
-            queries.new_empty(()), queries, keys.transpose(1, 2), beta=0, alpha=scoring.scaling
-        )
+        cap = scoring.softcap
+        factor = scoring.scaling if cap is None else scoring.scaling / cap
+        scores = torch.baddbmm(queries.new_empty(()), queries, keys.transpose(1, 2), beta=0, alpha=factor)
+        return scores if cap is None else scores.tanh_().mul_(cap)
 
     def _plan(self, window: int | None, query: Tensor) -> Iterator[_Group]:
         """Group the batch's queries; the same for every layer with this window."""
@@ -146,7 +158,7 @@ class CpuAttention:
                 step = min(_MAX_BLOCK, max(_MIN_BLOCK, step))
                 for start in range(0, count, step):
                     stop = min(count, start + step)
-                    rows = torch.arange(first + start, first + stop)
+                    rows = self._arange(first + start, first + stop)
                     yield self._block(span, rows, context - count + stop, window)
             first += count
         # By length: sequences of a group are padded to its longest.
@@ -161,11 +173,11 @@ class CpuAttention:
         length = len(pages) * size
         # Without a window only positions from the first query on can be hidden from a later one.
         tail = length if window is not None and high > window else length - (high - low * size) + len(rows)
-        distance = torch.arange(high - len(rows), high)[:, None] - torch.arange(
+        distance = self._arange(high - len(rows), high)[:, None] - self._arange(
             low * size + length - tail, low * size + length
         )
         hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
-        return _Group(rows, pages, 1, hidden[None, None], torch.arange(high - low * size, length))
+        return _Group(rows, pages, 1, hidden[None, None], self._arange(high - low * size, length))
 
     def _decodes(self, decodes: list[tuple[int, int, int]], window: int | None) -> Iterator[_Group]:
         """Group (context, span, position in the batch), longest first, within `_GROUP_BYTES` and twofold lengths."""
@@ -193,17 +205,34 @@ class CpuAttention:
     def _decode(self, members: list[tuple[int, int, int]], longest: int, window: int | None) -> _Group:
         """Sequences with one query each, of at most `longest` pages in sight."""
         size = self._pages.page_size
-        contexts, spans, rows = (torch.tensor(column) for column in zip(*members, strict=True))
-        lows = torch.tensor([_low(context, window) for context, _, _ in members])
+        described = [(*member, _low(member[0], window)) for member in members]
+        contexts, spans, rows, lows = torch.tensor(described, device=self._device).unbind(1)
         starts = lows // size
         # Past its end a sequence gathers whatever the table holds there; all of that is hidden.
-        columns = (starts[:, None] + torch.arange(longest)).clamp_(max=self._batch.block_table.shape[1] - 1)
+        columns = (starts[:, None] + self._arange(0, longest)).clamp_(
+            max=self._batch.block_table.shape[1] - 1
+        )
         pages = self._batch.block_table[spans[:, None], columns].long().flatten()
-        places = starts[:, None] * size + torch.arange(longest * size)
+        places = starts[:, None] * size + self._arange(0, longest * size)
         after = places >= contexts[:, None]
         hidden = after | (places < lows[:, None])
         stale = after.flatten().nonzero().squeeze(1)
         return _Group(rows, pages, len(members), hidden[:, None, None], stale)
+
+    def _arange(self, start: int, stop: int) -> Tensor:
+        return torch.arange(start, stop, device=self._device)
+
+
+def unsunk(lse: Tensor, sinks: Tensor) -> Tensor:
+    """The share of a softmax that a sink leaves to the positions.
+
+    A sink is one more score, without a value: exp(lse) / (exp(lse) + exp(sink)) of what would be without it.
+
+    Args:
+        lse: logarithm of the sum of the exponentials of the scores, float32.
+        sinks: the sinks' scores, of a shape that broadcasts with it.
+    """
+    return torch.sigmoid(lse - sinks.float())
 
 
 def _low(context: int, window: int | None) -> int:
