@@ -32,7 +32,7 @@ from inlay.protocol.openai.chat import (
     TokenLogprob,
     TopLogprob,
 )
-from inlay.render import Renderer
+from inlay.render import Output, Renderer
 
 _decoder = msgspec.json.Decoder(ChatRequest)
 
@@ -139,10 +139,11 @@ class ChatShape:
                 role = ChatChunkChoice(choice.index, ChatDelta("assistant", ""))
                 ids = prompt_ids(choice.work.prompt) if with_ids else msgspec.UNSET
                 events.append(self._chunk([role], prompt_token_ids=ids, usage=usage))
-            if piece.text or piece.finish_reason is not None or piece.logprobs or with_ids:
+            output = Output.of(piece.output)
+            if output.content or piece.finish_reason is not None or piece.logprobs or with_ids:
                 shown = ChatChunkChoice(
                     choice.index,
-                    ChatDelta(content=piece.text) if piece.text else ChatDelta(),
+                    ChatDelta(content=output.content) if output.content else ChatDelta(),
                     self._logprobs(piece),
                     piece.finish_reason,
                     piece.stop_reason if piece.finish_reason is not None else msgspec.UNSET,
@@ -177,7 +178,7 @@ class ChatShape:
         piece = joined(self._collected[choice.index])
         return ChatChoice(
             index=choice.index,
-            message=ChatMessage(piece.text),
+            message=ChatMessage(Output.of(piece.output).content),
             logprobs=self._logprobs(piece),
             finish_reason=piece.finish_reason,
             stop_reason=piece.stop_reason,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from inlay.errors import EngineError, OverloadedError
 from inlay.protocol.work import Delta, TokenLogprobs, Work
-from inlay.render import Detokenizer, Renderer, StopStrings
+from inlay.render import PLAIN, Detokenizer, OutputDelta, OutputFormat, Renderer, StopStrings
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +16,20 @@ class Display:
     stops: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
+    format: OutputFormat = PLAIN
 
 
 class Piece(NamedTuple):
-    """What some deltas add to a choice. `logprobs` has one entry for each of `token_ids` when they were asked for."""
+    """What some deltas add to a choice.
+
+    Attributes:
+        text: as the model wrote it.
+        output: what `text` says, by the request's format; may lag behind it.
+        logprobs: one entry for each of `token_ids` when they were asked for.
+    """
 
     text: str
+    output: tuple[OutputDelta, ...]
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
     finish_reason: str | None
@@ -40,7 +48,7 @@ class Choice:
     """
 
     __slots__ = (
-        "_detokenizer", "_include_stop", "_stops",
+        "_detokenizer", "_include_stop", "_parser", "_stops",
         "cached_tokens", "completion_tokens", "finish_reason", "index", "work",
     )  # fmt: skip
 
@@ -50,7 +58,10 @@ class Choice:
         self.completion_tokens = 0
         self.cached_tokens = 0
         self.finish_reason: str | None = None
-        self._detokenizer: Detokenizer = renderer.detokenizer(skip_special_tokens=display.skip_special_tokens)
+        self._detokenizer: Detokenizer = renderer.detokenizer(
+            skip_special_tokens=display.skip_special_tokens, keep=display.format.special_tokens
+        )
+        self._parser = display.format.parser()
         self._stops = StopStrings(display.stops, include=display.include_stop) if display.stops else None
         self._include_stop = display.include_stop
 
@@ -86,7 +97,10 @@ class Choice:
             if stop is not None:
                 self.finish_reason, stop_reason = "stop", stop
                 break
-        return Piece(text, ids, logprobs, self.finish_reason, stop_reason)
+        output = self._parser.push(text)
+        if self.finish_reason is not None:
+            output += self._parser.flush()
+        return Piece(text, tuple(output), ids, logprobs, self.finish_reason, stop_reason)
 
     def _ended_by(self, delta: Delta) -> int | None:
         if delta.stop_token_id is not None and delta.stop_token_id in self.work.sampling.stop_token_ids:

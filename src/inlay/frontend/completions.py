@@ -198,6 +198,7 @@ def joined(pieces: list[Piece]) -> Piece:
     """A choice's pieces as one."""
     return Piece(
         "".join(piece.text for piece in pieces),
+        tuple(delta for piece in pieces for delta in piece.output),
         tuple(id_ for piece in pieces for id_ in piece.token_ids),
         tuple(entry for piece in pieces for entry in piece.logprobs),
         pieces[-1].finish_reason,

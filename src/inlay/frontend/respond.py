@@ -18,7 +18,7 @@ from inlay.frontend.sse import EventStream
 from inlay.prompt import Prompt
 from inlay.protocol.openai.generation import GenerationRequest
 from inlay.protocol.work import ModelCard, Sampling, Work
-from inlay.render import Renderer
+from inlay.render import PLAIN, OutputFormat, Renderer
 
 _log = logging.getLogger(__name__)
 
@@ -52,12 +52,15 @@ def generation_of(
     prompts: Sequence[Prompt],
     sampling: Sampling,
     max_tokens: int | None,
+    *,
+    output: OutputFormat = PLAIN,
 ) -> Generation:
-    """The works of a request: `n` for each prompt, all of which share its memory."""
+    """The works of a request: `n` for each prompt, all of which share its memory. `output` says how each answer is read."""
     display = Display(
         stops=stops_of(request),
         include_stop=bool(request.include_stop_str_in_output),
         skip_special_tokens=request.skip_special_tokens is not False,
+        format=output,
     )
     if request.priority and call.server.settings.scheduling_policy != "priority":
         raise InvalidRequestError(

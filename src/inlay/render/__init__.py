@@ -1,7 +1,29 @@
 """Text, chats and ids: what stands between what clients write and the positions models read. No torch."""
 
 from inlay.render.detokenizer import Detokenizer
+from inlay.render.output import (
+    PLAIN,
+    ContentDelta,
+    Output,
+    OutputDelta,
+    OutputFormat,
+    OutputParser,
+    ReasoningDelta,
+    ToolCallDelta,
+)
 from inlay.render.renderer import Renderer
 from inlay.render.stop_strings import StopStrings
 
-__all__ = ["Detokenizer", "Renderer", "StopStrings"]
+__all__ = [
+    "PLAIN",
+    "ContentDelta",
+    "Detokenizer",
+    "Output",
+    "OutputDelta",
+    "OutputFormat",
+    "OutputParser",
+    "ReasoningDelta",
+    "Renderer",
+    "StopStrings",
+    "ToolCallDelta",
+]

@@ -33,9 +33,9 @@ class ByteLevelDetokenizer:
 
     __slots__ = ("_decoder", "_skipped", "_vocabulary")
 
-    def __init__(self, vocabulary: Vocabulary, *, skip_special_tokens: bool) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, skipped: frozenset[int]) -> None:
         self._vocabulary = vocabulary
-        self._skipped = vocabulary.special if skip_special_tokens else frozenset[int]()
+        self._skipped = skipped
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, ids: Sequence[int]) -> str:
@@ -57,9 +57,9 @@ class WindowDetokenizer:
 
     __slots__ = ("_anchor", "_anchor_text", "_held", "_skipped", "_vocabulary")
 
-    def __init__(self, vocabulary: Vocabulary, *, skip_special_tokens: bool) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, skipped: frozenset[int]) -> None:
         self._vocabulary = vocabulary
-        self._skipped = vocabulary.special if skip_special_tokens else frozenset[int]()
+        self._skipped = skipped
         self._anchor: list[int] = []
         self._anchor_text = ""
         self._held: list[int] = []

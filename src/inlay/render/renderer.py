@@ -2,7 +2,7 @@
 
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -180,10 +180,20 @@ class Renderer:
         """
         return self._vocabulary.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
-        """A new detokenizer for one sequence."""
+    def detokenizer(
+        self, *, skip_special_tokens: bool = True, keep: Collection[str] = frozenset()
+    ) -> Detokenizer:
+        """A new detokenizer for one sequence.
+
+        Args:
+            skip_special_tokens: special tokens stand for nothing.
+            keep: tokens that are not skipped, special or not.
+        """
+        skipped = self._vocabulary.special if skip_special_tokens else frozenset[int]()
+        if skipped and keep:
+            skipped -= {self._tokenizer.token_to_id(token) for token in keep}
         kind = ByteLevelDetokenizer if self._vocabulary.byte_level else WindowDetokenizer
-        return kind(self._vocabulary, skip_special_tokens=skip_special_tokens)
+        return kind(self._vocabulary, skipped=skipped)
 
     def token_text(self, id_: int) -> str:
         """What an id reads as within a text, its leading space included; U+FFFD for a part of a character."""
