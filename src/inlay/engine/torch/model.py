@@ -1,14 +1,16 @@
 """A transformers causal language model, fed embeddings only, over paged keys and values."""
 
+import copy
 import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
+from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.utils import logging as transformers_logging
 
 from inlay.engine.settings import EngineSettings
@@ -67,6 +69,7 @@ class CausalModel:
         generation = _generation_config(directory)
         table = EmbeddingTable.open(directory)
         self._model = model
+        self._head = _head_of(model)
         self._embed = model.get_input_embeddings()
         self._float32_scores = family.float32_scores
         self._workspace = Workspace()
@@ -140,25 +143,42 @@ class CausalModel:
         )
 
     def forward(self, batch: Batch, pages: Pages) -> Tensor:
+        """`logits` of the positions that `batch` samples: float32 [spans that sample, vocab_size]. Raises as `hidden`."""
+        return self.logits(self.hidden(batch, pages)[batch.sampled])
+
+    def hidden(self, batch: Batch, pages: Pages) -> Tensor:
         """Compute a batch: its keys and values go to `pages`.
 
         Returns:
-            float32 logits [spans that sample, vocab_size], in the order of those spans.
+            The last hidden states [T, C], after the last norm, in the model's dtype.
 
         Raises:
             EngineError: rows that are not (R, hidden size) in the model's dtype.
         """
         with torch.inference_mode():
             padding = max(0, self._least_rows - len(batch.slots))
-            logits: Tensor = self._model(
+            states: Tensor = self._model.base_model(
                 inputs_embeds=F.pad(self._inputs(batch), (0, 0, 0, padding))[None],
                 position_ids=F.pad(batch.positions, (0, padding))[None],
                 use_cache=False,
-                logits_to_keep=F.pad(batch.sampled, (0, max(0, self._least_rows - len(batch.sampled)))),
                 paged=attention(batch, pages, self._workspace, float32_scores=self._float32_scores),
-            ).logits[0]
+            ).last_hidden_state[0]
+        return states[: len(batch.slots)]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """What the model's head makes of some of the `hidden` states of a batch.
+
+        Args:
+            hidden: [N, C].
+
+        Returns:
+            float32 [N, vocab_size].
+        """
+        with torch.inference_mode():
+            padding = max(0, self._least_rows - len(hidden))
+            logits: Tensor = self._head(inputs_embeds=F.pad(hidden, (0, 0, 0, padding))[None]).logits[0]
         # A copy made outside: what inference mode makes may not be changed in place elsewhere.
-        return logits[: len(batch.sampled)].to(torch.float32, copy=True)
+        return logits[: len(hidden)].to(torch.float32, copy=True)
 
     def _inputs(self, batch: Batch) -> Tensor:
         """The embeddings of a batch [T, C]: tokens by look-up (with the model's own scale), rows by copy."""
@@ -171,6 +191,20 @@ class CausalModel:
                 )
             embeds.index_copy_(0, batch.row_index, batch.row_values)
         return embeds
+
+
+class _Given(nn.Module):
+    """Stands where a model's body stands, and takes its input for the body's last hidden states."""
+
+    def forward(self, *, inputs_embeds: Tensor, **_: Any) -> MoeModelOutputWithPast:
+        return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
+
+
+def _head_of(model: Any) -> Any:
+    """`model` without its body: hidden states to logits, with all that its family does to them (soft caps, scales)."""
+    head = copy.copy(model)
+    head._modules = {**model._modules, model.base_model_prefix: _Given()}
+    return head
 
 
 def _device(name: str) -> torch.device:
