@@ -6,11 +6,12 @@ from typing import Any
 
 import msgspec
 
-from inlay.errors import InvalidRequestError
+from inlay.errors import InlayError, InvalidRequestError
 from inlay.frontend.admission import bytes_alive
 from inlay.frontend.choices import Choice, Piece
 from inlay.frontend.completions import joined, prompt_ids
 from inlay.frontend.embeds import Embeddings
+from inlay.frontend.errors import shown
 from inlay.frontend.generation import Generation, Pieces
 from inlay.frontend.incoming import read_request
 from inlay.frontend.messages import check_depth, with_rows
@@ -32,6 +33,7 @@ from inlay.protocol.openai.chat import (
     TokenLogprob,
     TopLogprob,
 )
+from inlay.protocol.openai.generation import ErrorResponse
 from inlay.render import Output, Renderer
 
 _decoder = msgspec.json.Decoder(ChatRequest)
@@ -152,9 +154,16 @@ class ChatShape:
                 events.append(self._chunk([shown], usage=usage))
         return events
 
-    def usage_event(self) -> msgspec.Struct:
-        """No choices, only usage."""
-        return self._chunk([], usage=self._generation.usage())
+    def closing_events(self) -> list[msgspec.Struct]:
+        """One event without choices, only usage, where that was asked for."""
+        options = self._request.stream_options
+        if options is None or not options.include_usage:
+            return []
+        return [self._chunk([], usage=self._generation.usage())]
+
+    def failure_events(self, error: InlayError) -> list[msgspec.Struct]:
+        """The error."""
+        return [ErrorResponse(shown(error))]
 
     def collect(self, pieces: Pieces) -> None:
         """Keep the pieces by choice."""

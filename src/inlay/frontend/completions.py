@@ -5,9 +5,10 @@ import uuid
 
 import msgspec
 
-from inlay.errors import InvalidRequestError
+from inlay.errors import InlayError, InvalidRequestError
 from inlay.frontend.admission import bytes_alive
 from inlay.frontend.choices import Choice, Piece
+from inlay.frontend.errors import shown
 from inlay.frontend.generation import Generation, Pieces
 from inlay.frontend.incoming import read_request
 from inlay.frontend.prompts import PromptReader
@@ -23,6 +24,7 @@ from inlay.protocol.openai.completions import (
     CompletionLogprobs,
     CompletionRequest,
 )
+from inlay.protocol.openai.generation import ErrorResponse
 from inlay.render import Renderer
 
 _decoder = msgspec.json.Decoder(CompletionRequest)
@@ -129,15 +131,24 @@ class CompletionShape:
             or self._request.return_token_ids
         ]
 
-    def usage_event(self) -> msgspec.Struct:
-        """No choices, only usage."""
-        return Completion(
-            id=self._id,
-            created=self._created,
-            model=self._model,
-            choices=[],
-            usage=self._generation.usage(),
-        )
+    def closing_events(self) -> list[msgspec.Struct]:
+        """One event without choices, only usage, where that was asked for."""
+        options = self._request.stream_options
+        if options is None or not options.include_usage:
+            return []
+        return [
+            Completion(
+                id=self._id,
+                created=self._created,
+                model=self._model,
+                choices=[],
+                usage=self._generation.usage(),
+            )
+        ]
+
+    def failure_events(self, error: InlayError) -> list[msgspec.Struct]:
+        """The error."""
+        return [ErrorResponse(shown(error))]
 
     def collect(self, pieces: Pieces) -> None:
         """Keep the pieces by choice."""

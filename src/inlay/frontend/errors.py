@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import msgspec
 
-from inlay.errors import AuthenticationError, EngineError, InlayError, InvalidRequestError
+from inlay.errors import AuthenticationError, EngineError, ErrorBody, InlayError, InvalidRequestError
 from inlay.protocol.openai.generation import ErrorResponse
 
 MAX_TEXT = 2000
@@ -52,11 +52,15 @@ class ClientGone(Exception):
     """The client has closed the connection: stop, and answer nothing."""
 
 
-def error_json(error: InlayError) -> bytes:
-    """`{"error": {...}}`. What a message quotes of its request is cut, or a large body would come back whole."""
+def shown(error: InlayError) -> ErrorBody:
+    """An error as clients see it. What its message quotes of the request is cut, or a large body would come back whole."""
     body = error.body()
-    cut = msgspec.structs.replace(body, message=_cut(body.message), param=body.param and _cut(body.param))
-    return _encoder.encode(ErrorResponse(cut))
+    return msgspec.structs.replace(body, message=_cut(body.message), param=body.param and _cut(body.param))
+
+
+def error_json(error: InlayError) -> bytes:
+    """`{"error": {...}}`."""
+    return _encoder.encode(ErrorResponse(shown(error)))
 
 
 def _cut(text: str) -> str:

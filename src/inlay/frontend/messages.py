@@ -54,22 +54,46 @@ def with_rows(
         if not isinstance(message.get("role"), str):
             raise InvalidRequestError(f"{where}.role must be a string", param=f"{where}.role")
         content = message.get("content")
-        if isinstance(content, list):
-            parts = [
-                _part(part, f"{where}.content[{index}]", rows, read) for index, part in enumerate(content)
-            ]
-            result.append({**message, "content": parts})
-        elif content is None or isinstance(content, str):
+        if content is None:
             result.append(dict(message))
         else:
-            raise InvalidRequestError(
-                f"{where}.content must be a string or a list of parts, got {type(content).__name__}",
-                param=f"{where}.content",
-            )
+            result.append({**message, "content": content_with_rows(content, f"{where}.content", rows, read)})
     return result, rows
 
 
-def _part(part: object, where: str, rows: list[Rows], read: Callable[[Source], Rows]) -> dict[str, Any]:
+def content_with_rows(
+    content: object,
+    where: str,
+    rows: list[Rows],
+    read: Callable[[Source], Rows],
+    *,
+    served: str = "text, prompt_embeds",
+) -> str | list[dict[str, Any]]:
+    """The content of a message for the renderer.
+
+    Args:
+        content: as the client sent it.
+        where: it stands in the request.
+        rows: those of the messages before it; its own are appended.
+        read: as `with_rows` takes it.
+        served: the types of parts that an error says are.
+
+    Raises:
+        InvalidRequestError: not content, or a part that is not served.
+        NotFoundError: a reference to what is not there.
+    """
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return [_part(part, f"{where}[{index}]", rows, read, served) for index, part in enumerate(content)]
+    raise InvalidRequestError(
+        f"{where} must be a string or a list of parts, got {type(content).__name__}", param=where
+    )
+
+
+def _part(
+    part: object, where: str, rows: list[Rows], read: Callable[[Source], Rows], served: str
+) -> dict[str, Any]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
@@ -84,6 +108,6 @@ def _part(part: object, where: str, rows: list[Rows], read: Callable[[Source], R
         rows.append(read(content_source(part, where)))
         return {"type": "prompt_embeds", "index": len(rows) - 1}
     raise InvalidRequestError(
-        f"{where}: content parts of type {kind[:40]!r} are not supported; supported: text, prompt_embeds",
+        f"{where}: content parts of type {kind[:40]!r} are not supported; supported: {served}",
         param=f"{where}.type",
     )

@@ -14,7 +14,7 @@ from inlay.frontend.generation import Generation, Pieces
 from inlay.frontend.lifeline import Lifeline
 from inlay.frontend.sampling import for_choice, stops_of
 from inlay.frontend.server import Call
-from inlay.frontend.sse import EventStream
+from inlay.frontend.sse import UNNAMED, EventStream, Framing
 from inlay.prompt import Prompt
 from inlay.protocol.openai.generation import GenerationRequest
 from inlay.protocol.work import ModelCard, Sampling, Work
@@ -30,8 +30,12 @@ class Shape(Protocol):
         """The events of a stream for what has come."""
         ...
 
-    def usage_event(self) -> msgspec.Struct:
-        """The event after the last choice's end, when usage was asked for."""
+    def closing_events(self) -> Sequence[msgspec.Struct]:
+        """The events after the last choice's end."""
+        ...
+
+    def failure_events(self, error: InlayError) -> Sequence[msgspec.Struct]:
+        """The events after which nothing comes, because of `error`."""
         ...
 
     def collect(self, pieces: Pieces) -> None:
@@ -89,7 +93,12 @@ def generation_of(
 
 
 async def respond(
-    call: Call, request: GenerationRequest, card: ModelCard, generation: Generation, shape: Shape
+    call: Call,
+    request: GenerationRequest,
+    card: ModelCard,
+    generation: Generation,
+    shape: Shape,
+    framing: Framing = UNNAMED,
 ) -> None:
     """Run `generation` and answer the call in `shape`.
 
@@ -99,7 +108,7 @@ async def respond(
         InlayError: before anything was sent. After that, errors are events.
         ClientGone: the client left; the works are cancelled.
     """
-    stream = EventStream(call.send)
+    stream = EventStream(call.send, framing)
     try:
         async with Lifeline(call.server.inflight, call.receive, call.take_clock()):
             generation.start(call.server.router, card.name)
@@ -113,19 +122,17 @@ async def respond(
         if not stream.started or isinstance(error, ClientGone):
             raise
         call.server.metrics.failed(error)
-        await stream.fail(error)
+        await stream.finish(shape.failure_events(error))
         return
     except Exception:
         if not stream.started:
             raise
         _log.exception("request %s failed in its stream", call.request_id)
-        await stream.fail(internal_error(call.request_id))
+        await stream.finish(shape.failure_events(internal_error(call.request_id)))
         return
     finally:
         generation.close()
     if not request.stream:
         await call.json(shape.response())
         return
-    if request.stream_options is not None and request.stream_options.include_usage:
-        await stream.write([shape.usage_event()])
-    await stream.done()
+    await stream.finish(shape.closing_events())

@@ -61,14 +61,19 @@ def in_messages(messages: Sequence[Mapping[str, Any]]) -> list[Source]:
     """The sources of a chat, in order."""
     found: list[Source] = []
     for number, message in enumerate(messages):
-        content = message.get("content")
-        if isinstance(content, list):
-            found += [
-                content_source(part, f"messages[{number}].content[{index}]")
-                for index, part in enumerate(content)
-                if isinstance(part, dict) and part.get("type") == "prompt_embeds"
-            ]
+        found += in_content(message.get("content"), f"messages[{number}].content")
     return found
+
+
+def in_content(content: object, where: str) -> list[Source]:
+    """The sources of a message's content, which stands at `where`, in order."""
+    if not isinstance(content, list):
+        return []
+    return [
+        content_source(part, f"{where}[{index}]")
+        for index, part in enumerate(content)
+        if isinstance(part, dict) and part.get("type") == "prompt_embeds"
+    ]
 
 
 def content_source(part: Mapping[str, Any], param: str) -> Source:

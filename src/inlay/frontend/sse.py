@@ -1,20 +1,47 @@
 """A stream of server-sent events, written as raw ASGI messages."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import msgspec
 
-from inlay.errors import InlayError
 from inlay.frontend.body import Send
-from inlay.frontend.errors import error_json
+from inlay.protocol.openai.responses_events import ResponseEvent
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-_DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
+
+
+def _data(event: msgspec.Struct) -> bytes:
+    return b"data: %b\n\n" % _encode(event)
+
+
+def _named(event: msgspec.Struct) -> bytes:
+    named = b"event: %b\n" % event.name.encode() if isinstance(event, ResponseEvent) else b""
+    return named + _data(event)
+
+
+class Framing(NamedTuple):
+    """How an API writes its events.
+
+    Attributes:
+        event: one event as bytes.
+        end: what comes after the last one.
+    """
+
+    event: Callable[[msgspec.Struct], bytes]
+    end: bytes
+
+
+UNNAMED = Framing(_data, b"data: [DONE]\n\n")
+"""Completions and chat completions."""
+
+NAMED = Framing(_named, b"")
+"""Responses: what an event is stands before it too, and the last one is known by that."""
 
 
 class EventStream:
@@ -24,23 +51,23 @@ class EventStream:
         started: whether anything has been written, after which an error can only be an event.
     """
 
-    __slots__ = ("_send", "started")
+    __slots__ = ("_framing", "_send", "started")
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, framing: Framing = UNNAMED) -> None:
         self._send = send
+        self._framing = framing
         self.started = False
 
     async def write(self, events: Iterable[msgspec.Struct]) -> None:
         """Send events, all in one write."""
-        await self._write(b"".join([b"data: %b\n\n" % _encode(event) for event in events]), more=True)
+        await self._write(self._framed(events), more=True)
 
-    async def done(self) -> None:
-        """End the stream."""
-        await self._write(_DONE, more=False)
+    async def finish(self, events: Iterable[msgspec.Struct]) -> None:
+        """Send the last events and end the stream."""
+        await self._write(self._framed(events) + self._framing.end, more=False)
 
-    async def fail(self, error: InlayError) -> None:
-        """End the stream with an error event."""
-        await self._write(b"data: %b\n\n" % error_json(error) + _DONE, more=False)
+    def _framed(self, events: Iterable[msgspec.Struct]) -> bytes:
+        return b"".join(map(self._framing.event, events))
 
     async def _write(self, data: bytes, *, more: bool) -> None:
         if not self.started:
