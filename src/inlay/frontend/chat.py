@@ -2,7 +2,8 @@
 
 import time
 import uuid
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -13,14 +14,14 @@ from inlay.frontend.completions import joined, prompt_ids
 from inlay.frontend.embeds import Embeddings
 from inlay.frontend.errors import shown
 from inlay.frontend.generation import Generation, Pieces
-from inlay.frontend.incoming import read_request
+from inlay.frontend.incoming import Incoming, read_request
 from inlay.frontend.messages import check_depth, with_rows
 from inlay.frontend.references import embeddings_of
 from inlay.frontend.respond import generation_of, respond
 from inlay.frontend.sampling import check_request, sampling_of
 from inlay.frontend.server import Call
-from inlay.frontend.sources import in_messages
-from inlay.prompt import Prompt
+from inlay.frontend.sources import Source, in_messages
+from inlay.prompt import Prompt, Rows
 from inlay.protocol.openai.chat import (
     ChatChoice,
     ChatChunk,
@@ -34,24 +35,76 @@ from inlay.protocol.openai.chat import (
     TopLogprob,
 )
 from inlay.protocol.openai.generation import ErrorResponse
+from inlay.protocol.work import ModelCard, Sampling
 from inlay.render import Output, Renderer
+
+ReadMessages: TypeAlias = Callable[[Callable[[Source], Rows]], tuple[list[dict[str, Any]], list[Rows]]]
+"""From what reads a source to the messages for the renderer and their rows, as `with_rows` returns them."""
 
 _decoder = msgspec.json.Decoder(ChatRequest)
 
 
+class Asked(NamedTuple):
+    """A chat that is ready to be generated.
+
+    Attributes:
+        sampling: what the choices share.
+    """
+
+    card: ModelCard
+    renderer: Renderer
+    sampling: Sampling
+    generation: Generation
+
+
 async def chat_completions(call: Call) -> None:
     """Answer one chat request."""
-    server = call.server
-    embeds = server.embeds
+    embeds = call.server.embeds
     incoming = await read_request(call, _decoder, lambda request: embeds.in_messages(request.messages))
     request = incoming.parsed.request
+    response_id = f"chatcmpl-{uuid.uuid4().hex}"
+    card, renderer, _, generation = await ask(
+        call,
+        incoming,
+        request,
+        response_id,
+        in_messages(request.messages),
+        lambda read: with_rows(request.messages, read),
+    )
+    del incoming
+    shape = ChatShape(response_id, request, card.name, renderer, generation)
+    await respond(call, request, card, generation, shape)
+
+
+async def ask(
+    call: Call,
+    incoming: Incoming[Any],
+    request: ChatRequest,
+    response_id: str,
+    sources: Sequence[Source],
+    messages: ReadMessages,
+) -> Asked:
+    """Everything between a chat that was asked and its first token, whatever API it came by.
+
+    Args:
+        call: whose.
+        incoming: the request as it came.
+        request: the request as a chat.
+        response_id: names its works.
+        sources: where it says that rows come from.
+        messages: of the chat.
+
+    Raises:
+        InlayError: what is wrong with the request.
+    """
+    server = call.server
     check_request(request)
     _check_chat(request, server.settings.max_choices)
     card = server.card(request.model)
     renderer = await server.renderers.of(card)
-    embeddings = await embeddings_of(call, incoming, in_messages(request.messages), card)
-    prompt = await server.prepare(incoming.size, _prompt, request, embeddings, renderer)
-    del incoming, embeddings
+    embeddings = await embeddings_of(call, incoming, sources, card)
+    prompt = await server.prepare(incoming.size, _prompt, request, messages, embeddings, renderer)
+    del embeddings
     call.reservation.shrink_to(bytes_alive([prompt]))
     max_tokens = (
         request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
@@ -64,14 +117,17 @@ async def chat_completions(call: Call) -> None:
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         logprobs_param="top_logprobs",
     )
-    response_id = f"chatcmpl-{uuid.uuid4().hex}"
     generation = generation_of(call, request, response_id, card, renderer, [prompt], sampling, max_tokens)
-    shape = ChatShape(response_id, request, card.name, renderer, generation)
-    await respond(call, request, card, generation, shape)
+    return Asked(card, renderer, sampling, generation)
 
 
-def _prompt(request: ChatRequest, embeddings: Embeddings, renderer: Renderer) -> Prompt:
-    messages, rows = with_rows(request.messages, embeddings.one)
+def _prompt(
+    request: ChatRequest,
+    read_messages: ReadMessages,
+    embeddings: Embeddings,
+    renderer: Renderer,
+) -> Prompt:
+    messages, rows = read_messages(embeddings.one)
     continues = bool(request.continue_final_message)
     return renderer.chat(
         messages,
@@ -197,18 +253,18 @@ class ChatShape:
     def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
         if not self._request.logprobs:
             return None
-        text, data = self._renderer.token_text, self._renderer.token_bytes
-        return ChatLogprobs(
-            [
-                TokenLogprob(
-                    text(id_),
-                    entry.logprob,
-                    data(id_),
-                    [
-                        TopLogprob(text(other), logprob, data(other))
-                        for other, logprob in entry.top[: self._request.top_logprobs or 0]
-                    ],
-                )
-                for id_, entry in zip(piece.token_ids, piece.logprobs, strict=True)
-            ]
+        return ChatLogprobs(token_logprobs(piece, self._renderer, self._request.top_logprobs or 0))
+
+
+def token_logprobs(piece: Piece, renderer: Renderer, top: int) -> list[TokenLogprob]:
+    """The logprobs of a piece, with `top` alternatives a token."""
+    text, data = renderer.token_text, renderer.token_bytes
+    return [
+        TokenLogprob(
+            text(id_),
+            entry.logprob,
+            data(id_),
+            [TopLogprob(text(other), logprob, data(other)) for other, logprob in entry.top[:top]],
         )
+        for id_, entry in zip(piece.token_ids, piece.logprobs, strict=True)
+    ]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from inlay.errors import EngineError, OverloadedError
 from inlay.protocol.work import Delta, TokenLogprobs, Work
-from inlay.render import PLAIN, Detokenizer, OutputDelta, OutputFormat, Renderer, StopStrings
+from inlay.render import PLAIN, Detokenizer, OutputDelta, OutputFormat, ReasoningDelta, Renderer, StopStrings
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Choice:
     """
 
     __slots__ = (
-        "_detokenizer", "_include_stop", "_parser", "_stops",
+        "_answers", "_before_answer", "_detokenizer", "_include_stop", "_parser", "_reasoned", "_stops",
         "cached_tokens", "completion_tokens", "finish_reason", "index", "work",
     )  # fmt: skip
 
@@ -64,6 +64,9 @@ class Choice:
         self._parser = display.format.parser()
         self._stops = StopStrings(display.stops, include=display.include_stop) if display.stops else None
         self._include_stop = display.include_stop
+        self._reasoned = False
+        self._answers = False
+        self._before_answer = 0
 
     def take(self, deltas: Sequence[Delta]) -> Piece:
         """What `deltas` add. Once `finish_reason` is set there is nothing more to take.
@@ -72,6 +75,7 @@ class Choice:
             InlayError: the work failed.
         """
         text = ""
+        output: list[OutputDelta] = []
         ids: tuple[int, ...] = ()
         logprobs: tuple[TokenLogprobs, ...] = ()
         stop_reason: int | str | None = None
@@ -85,22 +89,37 @@ class Choice:
             if delta.usage is not None:
                 self.cached_tokens = delta.usage.cached_tokens
             shown, count, stop = self._show(delta)
-            text += shown
             ids += delta.token_ids[:count]
             logprobs += delta.logprobs[:count]
             self.completion_tokens += count
             if stop is None and delta.finish_reason is not None:
                 rest, stop = self._flush()
-                text += rest
+                shown += rest
                 self.finish_reason = delta.finish_reason
                 stop_reason = self._ended_by(delta)
             if stop is not None:
                 self.finish_reason, stop_reason = "stop", stop
+            text += shown
+            output += self._read(shown, count)
+            if stop is not None:
                 break
+        return Piece(text, tuple(output), ids, logprobs, self.finish_reason, stop_reason)
+
+    def _read(self, text: str, count: int) -> list[OutputDelta]:
+        """What the text of `count` more tokens says."""
         output = self._parser.push(text)
         if self.finish_reason is not None:
             output += self._parser.flush()
-        return Piece(text, tuple(output), ids, logprobs, self.finish_reason, stop_reason)
+        self._reasoned = self._reasoned or any(isinstance(delta, ReasoningDelta) for delta in output)
+        self._answers = self._answers or not all(isinstance(delta, ReasoningDelta) for delta in output)
+        if not self._answers:
+            self._before_answer += count
+        return output
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens before the answer, where there is reasoning; its own marks are counted."""
+        return self._before_answer if self._reasoned else 0
 
     def _ended_by(self, delta: Delta) -> int | None:
         if delta.stop_token_id is not None and delta.stop_token_id in self.work.sampling.stop_token_ids:

@@ -50,13 +50,14 @@ class EmbedsReader:
 
     def in_completion(self, request: CompletionRequest) -> list[str]:
         """The strings of `request` that are tensor data. Raises `InvalidRequestError` when they are not allowed."""
-        return self._allowed(sources.in_completion(request))
+        return self.tensors(sources.in_completion(request))
 
     def in_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[str]:
         """The strings of a chat that are tensor data. Raises `InvalidRequestError` when they are not allowed."""
-        return self._allowed(sources.in_messages(messages))
+        return self.tensors(sources.in_messages(messages))
 
-    def _allowed(self, found: Sequence[Source]) -> list[str]:
+    def tensors(self, found: Sequence[Source]) -> list[str]:
+        """Those of a request's sources that are tensor data. Raises `InvalidRequestError` when they are not allowed."""
         if found:
             self.require_enabled()
             self._limits.check_count(len(found))
