@@ -6,9 +6,11 @@ float32) and `settings`; everything goes through `inlay.engine.create` and the `
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import pytest_asyncio
 import torch
@@ -42,10 +44,11 @@ class Receiver:
         assert delta.offset == len(self._work.prior_output) + len(self.output)
         if self._work.sampling.logprobs is not None:
             assert len(delta.logprobs) == len(delta.token_ids)
+        assert delta.prompt_logprobs is None or not self.output
         self.deltas.append(delta)
         if delta.finish_reason is None:
             assert (delta.usage is not None) == (len(self.deltas) == 1)
-            assert delta.token_ids
+            assert delta.token_ids or delta.prompt_logprobs is not None
             self._first.set()
             if self._then is not None and len(self.deltas) == 1:
                 self._then()
@@ -189,6 +192,29 @@ class EngineConformance:
         assert [entry.top[0][0] for entry in logprobs] == found.output
         assert all(entry.top[0][1] == entry.logprob <= 0 and len(entry.top) == 2 for entry in logprobs)
 
+    async def test_prompt_logprobs_come_for_every_position_but_the_first_and_before_the_output(
+        self, engine: Engine, directory: Path
+    ) -> None:
+        tokens = ids(6, 40)
+        prompt = Prompt.of(Tokens(tokens))
+        with torch.no_grad():
+            logits = model_of(directory)(torch.tensor([tokens])).logits[0, :-1]
+        expected = logits.log_softmax(dim=-1).gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
+        for name, max_tokens in (("scored", 4), ("again", 4), ("without output", 0)):
+            (found,) = await run(engine, work(name, prompt, max_tokens, prompt_logprobs=2))
+            told = [delta.prompt_logprobs for delta in found.deltas if delta.prompt_logprobs is not None]
+            assert [piece.start for piece in told] == list(
+                accumulate((len(piece) for piece in told[:-1]), initial=1)
+            )
+            ids_of = np.frombuffer(b"".join(piece.ids for piece in told), np.int32).reshape(-1, 3)
+            logprobs = np.frombuffer(b"".join(piece.logprobs for piece in told), np.float32).reshape(-1, 3)
+            ranks = np.frombuffer(b"".join(piece.ranks for piece in told), np.int32)
+            assert ids_of[:, 0].tolist() == tokens[1:]
+            assert np.abs(logprobs[:, 0] - expected.numpy()).max() < 1e-4
+            assert ((ranks == 1) == (ids_of[:, 0] == ids_of[:, 1])).all()
+            assert found.output == (reference.greedy(directory, prompt, max_tokens) if max_tokens else [])
+            assert found.last.finish_reason == "length"
+
     async def test_a_prefix_is_found_again_by_its_own_tenant_until_it_is_forgotten(
         self, engine: Engine
     ) -> None:
@@ -246,6 +272,12 @@ class EngineConformance:
             (InvalidRequestError, "at least one position", work("x", Prompt.of())),
             (InvalidRequestError, "does not exist", work("x", text, adapter="missing")),
             (InvalidRequestError, "logprobs", work("x", text, logprobs=10**4)),
+            (InvalidRequestError, "prompt_logprobs", work("x", text, prompt_logprobs=10**4)),
+            (
+                InvalidRequestError,
+                "rows have no token ids",
+                work("x", Prompt.of(self.noise(engine, 3)), prompt_logprobs=1),
+            ),
             (InvalidRequestError, "logit_bias", work("x", text, logit_bias={10**6: 1.0})),
         ]
         for kind, message, one in cases:

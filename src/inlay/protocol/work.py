@@ -51,7 +51,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the next token is chosen. Defaults are OpenAI's; the frontend has checked every range.
 
     Attributes:
-        max_tokens: output tokens at most, the resumed ones included.
+        max_tokens: output tokens at most, the resumed ones included; 0 where only the prompt is of interest.
         min_tokens: output tokens before an end token may be chosen.
         temperature: 0 is greedy.
         top_k: 0 means all.
@@ -63,6 +63,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         grammar: what the output must match, or None; only of a kind in the card's `grammars`.
         bad_words: runs of token ids of which none may be completed in the output.
         allowed_token_ids: the only ids that may be chosen, or None for all. The end tokens are allowed only when named.
+        prompt_logprobs: alternatives a prompt position, None for none; only where all of the prompt is tokens. A work with
+            `prior_output` has been told of its prompt before and is not told again.
     """
 
     max_tokens: int
@@ -82,6 +84,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     grammar: Grammar | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
+    prompt_logprobs: int | None = None
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -116,6 +119,25 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
+class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Logprobs at N consecutive prompt positions, each given all that stands before it; little endian, C order.
+
+    Attributes:
+        start: the first of the positions, at least 1: nothing stands before position 0.
+        ids: int32 [N, 1 + K]: the prompt's own token, then the K most likely, best first.
+        logprobs: float32 [N, 1 + K], of these.
+        ranks: int32 [N], of the prompt's own token: 1 is the most likely.
+    """
+
+    start: int
+    ids: bytes
+    logprobs: bytes
+    ranks: bytes
+
+    def __len__(self) -> int:
+        return len(self.ranks) // 4
+
+
 class Usage(msgspec.Struct, frozen=True, array_like=True):
     """Positions counted by the engine; `cached_tokens` is what of the prompt came from the prefix cache."""
 
@@ -137,6 +159,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
         stop_token_id: the id that ended the output, when one did; it is also the last of `token_ids`.
         usage: set on the first and on the last delta.
         error: why the work failed.
+        prompt_logprobs: of the next prompt positions, when asked for; all of them have come with or before the first id.
     """
 
     work_id: str
@@ -148,6 +171,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     stop_token_id: int | None = None
     usage: Usage | None = None
     error: ErrorFrame | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 Emit: TypeAlias = Callable[[Delta], None]

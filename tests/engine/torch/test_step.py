@@ -23,6 +23,7 @@ from tests.engine import reference
 from tests.models import EOS_ID, tiny
 
 FAMILIES = ("llama", "qwen3")
+SECRET = Secret(bytes(32))
 
 
 @cache
@@ -38,7 +39,7 @@ def core(family: str = "llama", *, prefix_caching: bool = True, **changes: int) 
         "page_size": 16,
         "num_pages": 64,
     }
-    return Core(load(family), Bounds(**(values | changes)), Secret(bytes(32)), prefix_caching=prefix_caching)
+    return Core(load(family), Bounds(**(values | changes)), SECRET, prefix_caching=prefix_caching)
 
 
 def ids(seed: int, count: int) -> list[int]:

@@ -53,9 +53,14 @@ class Admission:
                 param="max_tokens",
             )
         self.check_sampling(sampling)
-        if sampling.logprobs is not None and not 0 <= sampling.logprobs <= self.max_logprobs:
+        for name in ("logprobs", "prompt_logprobs"):
+            asked = getattr(sampling, name)
+            if asked is not None and not 0 <= asked <= self.max_logprobs:
+                raise InvalidRequestError(f"{name} may be 0 to {self.max_logprobs}, got {asked}", param=name)
+        if sampling.prompt_logprobs is not None and work.prompt.has_rows:
             raise InvalidRequestError(
-                f"logprobs may be 0 to {self.max_logprobs}, got {sampling.logprobs}", param="logprobs"
+                "prompt_logprobs are not possible with prompt_embeds: rows have no token ids",
+                param="prompt_logprobs",
             )
 
     def _check_prompt(self, prompt: Prompt) -> None:

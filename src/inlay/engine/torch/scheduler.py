@@ -250,14 +250,14 @@ class Scheduler:
     def _hits(self, sequence: Sequence) -> list[int]:
         """Cached pages with which `sequence` can go on from where it is.
 
-        They never reach its last position, which must be computed to give logits, and never end inside an atomic segment.
+        They never reach a position that must be computed to give logits, and never end inside an atomic segment.
         """
         size = self.bounds.page_size
         if not self._prefix_caching or sequence.computed % size:
             return []
         first = sequence.computed // size
         pages: list[int] = []
-        for index in range(first, (sequence.length - 1) // size):
+        for index in range(first, sequence.skippable // size):
             digest = sequence.page_digest(index, size)
             page = None if digest is None else self.cache.find(digest)
             if page is None:
@@ -296,7 +296,7 @@ class Scheduler:
         Then waiting for it is cheaper: works that share a prompt compute it once.
         """
         size = self.bounds.page_size
-        if (hits + 1) * size >= sequence.length or not self._may_stop(sequence, (hits + 1) * size):
+        if (hits + 1) * size > sequence.skippable or not self._may_stop(sequence, (hits + 1) * size):
             return False
         digest = sequence.page_digest(hits, size)
         maker = None if digest is None else self._makers.get(digest)

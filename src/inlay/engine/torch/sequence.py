@@ -5,7 +5,15 @@ from collections.abc import Iterator
 from inlay.digest import BLOCK_SIZE, Chain
 from inlay.errors import ErrorFrame, InlayError
 from inlay.prompt import Prompt, Segment, Tokens
-from inlay.protocol.work import Delta, FinishReason, Sampling, TokenLogprobs, Usage, Work
+from inlay.protocol.work import (
+    Delta,
+    FinishReason,
+    PromptLogprobs,
+    Sampling,
+    TokenLogprobs,
+    Usage,
+    Work,
+)
 
 
 class Sequence:
@@ -20,6 +28,7 @@ class Sequence:
         computed: positions whose keys and values are in the pages.
         proven: pages at the front from which finite logits have come.
         cached_tokens: prompt positions that came from the prefix cache before the first preemption.
+        scored: prompt positions whose logprobs have been told, or need not be.
         passed_over: steps in a row in which it wanted to go on and could not.
         preemptions: how often its pages were taken away.
         order: (priority, arrival): who goes first; unique.
@@ -43,6 +52,7 @@ class Sequence:
         "prompt",
         "prompt_token_ids",
         "proven",
+        "scored",
         "work",
     )
 
@@ -76,6 +86,8 @@ class Sequence:
         self.expires = expires
         self.atomic = self.prompt.atomic_bounds()
         self._prompt_length = len(self.prompt)
+        asks = work.sampling.prompt_logprobs is not None and not work.prior_output
+        self.scored = 1 if asks else self._prompt_length
         self._chain = chain
         self._announced = False
         if chain is not None:
@@ -99,6 +111,11 @@ class Sequence:
     def remaining(self) -> int:
         """Positions to compute before the next token can be chosen; at least 1 until the sequence ends."""
         return self.length - self.computed
+
+    @property
+    def skippable(self) -> int:
+        """Positions at the front that need not be computed where their keys and values are cached: no logits of them are wanted."""
+        return (self.length if self.scored >= self._prompt_length else self.scored) - 1
 
     def segments(self, start: int, stop: int) -> Iterator[tuple[int, Segment]]:
         """(first position, part) of each segment between positions `start` and `stop`; output comes as tokens."""
@@ -129,7 +146,8 @@ class Sequence:
             last = self.output[-1]
             if last in sampling.stop_token_ids or (not sampling.ignore_eos and last in eos_token_ids):
                 return "stop"
-        return "length" if len(self.output) >= sampling.max_tokens else None
+        over = len(self.output) >= sampling.max_tokens and self.scored >= self._prompt_length
+        return "length" if over else None
 
     def delta(
         self,
@@ -138,6 +156,7 @@ class Sequence:
         logprobs: tuple[TokenLogprobs, ...] = (),
         finish_reason: FinishReason | None = None,
         error: InlayError | None = None,
+        prompt_logprobs: PromptLogprobs | None = None,
     ) -> Delta:
         """What to tell of the last `new` output tokens, and of the end.
 
@@ -146,6 +165,7 @@ class Sequence:
             logprobs: theirs.
             finish_reason: set on the last delta.
             error: why it failed; then the finish reason is "error".
+            prompt_logprobs: of prompt positions that have not been told.
         """
         offset = len(self.output) - new
         reason: FinishReason | None = "error" if error is not None else finish_reason
@@ -163,6 +183,7 @@ class Sequence:
             stop_token_id=self.output[-1] if reason == "stop" and new else None,
             usage=usage,
             error=None if error is None else ErrorFrame.of(error),
+            prompt_logprobs=prompt_logprobs,
         )
 
 

@@ -2,11 +2,13 @@
 
 import logging
 from collections.abc import Sequence as Run
+from itertools import compress
 
 import torch
 from torch import Tensor
 
 from inlay.digest import Chain, Secret, root_digest
+from inlay.engine.torch import prompt_logprobs
 from inlay.engine.torch.batch import Batch
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.sampler import Choice, Sampler
@@ -14,7 +16,7 @@ from inlay.engine.torch.scheduler import Bounds, Scheduler, Span
 from inlay.engine.torch.sequence import Sequence
 from inlay.errors import DeadlineExceededError, EmbeddingsError, EngineError, InlayError
 from inlay.prompt import Rows
-from inlay.protocol.work import Delta, FinishReason, Stats, Work
+from inlay.protocol.work import Delta, FinishReason, PromptLogprobs, Stats, Work
 
 log = logging.getLogger(__name__)
 
@@ -129,20 +131,27 @@ class Core:
         if not plan.spans:
             raise EngineError(f"none of {len(self._sequences)} works could be scheduled")
         batch = Batch.of(plan, self.bounds.page_size, self.model.device)
-        logits = self.model.forward(batch, self.pages)
+        hidden = self.model.hidden(batch, self.pages)
+        logits = self.model.logits(hidden[batch.sampled])
+        scores = prompt_logprobs.score(self.model, hidden, plan.spans)
         self._steps += 1
         self._progress += sum(span.count for span in plan.spans)
 
         sampling = [span for span in plan.spans if span.samples]
         finite = _finite(logits)
         bad = {span for span, good in zip(sampling, finite, strict=True) if not good}
+        bad |= {span for span, told in scores.items() if told is None}
         for span in plan.spans:
             if span not in bad:
                 self.scheduler.commit(span)
         deltas = [self._condemn(span) for span in plan.spans if span in bad]
-        if bad:
-            sampling = [span for span in sampling if span not in bad]
-            logits = logits[torch.tensor(finite, device=logits.device)]
+        deltas += [
+            self._tell(span.sequence, told) for span, told in scores.items() if told and span not in bad
+        ]
+        going = [span.sequence.work.id in self._sequences for span in sampling]
+        if not all(going):
+            sampling = list(compress(sampling, going))
+            logits = logits[torch.tensor(going, device=logits.device)]
         for span, choice in zip(sampling, self._sample(logits, sampling), strict=True):
             deltas.append(self._take(span.sequence, choice))
         return deltas
@@ -167,6 +176,15 @@ class Core:
             steps=self._steps,
             progress=self._progress,
         )
+
+    def _tell(self, sequence: Sequence, told: PromptLogprobs) -> Delta:
+        """Logprobs of a prompt; the end where nothing else was asked for."""
+        sequence.scored += len(told)
+        reason = sequence.ending(self.model.eos_token_ids)
+        if reason is not None:
+            self._count_prompt(sequence)
+            self._drop(sequence)
+        return sequence.delta(prompt_logprobs=told, finish_reason=reason)
 
     def _condemn(self, span: Span) -> Delta:
         self.scheduler.condemn(span)
@@ -201,11 +219,7 @@ class Core:
         if isinstance(choice, InlayError):
             return self._end(sequence, error=choice)
         if len(sequence.output) == len(sequence.work.prior_output):
-            self._prompt_tokens += len(sequence.prompt)
-            self._cached_tokens += sequence.cached_tokens
-            self._rows_served += sum(
-                len(segment) for segment in sequence.prompt.segments if isinstance(segment, Rows)
-            )
+            self._count_prompt(sequence)
         self._generated_tokens += 1
         sequence.append(choice.token_id)
         logprobs = () if choice.logprobs is None else (choice.logprobs,)
@@ -213,6 +227,13 @@ class Core:
         if reason is not None:
             self._drop(sequence)
         return sequence.delta(new=1, logprobs=logprobs, finish_reason=reason)
+
+    def _count_prompt(self, sequence: Sequence) -> None:
+        self._prompt_tokens += len(sequence.prompt)
+        self._cached_tokens += sequence.cached_tokens
+        self._rows_served += sum(
+            len(segment) for segment in sequence.prompt.segments if isinstance(segment, Rows)
+        )
 
     def _end(
         self, sequence: Sequence, reason: FinishReason | None = None, *, error: InlayError | None = None
