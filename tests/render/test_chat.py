@@ -99,9 +99,32 @@ def test_arguments_sent_as_json_text_are_the_same_as_sent_as_an_object() -> None
     function["arguments"] = json.dumps(function["arguments"])
     assert of.chat(as_text) == of.chat(WITH_TOOLS)
     assert json.loads(function["arguments"]) == {"q": "é <x>"}
-    for odd in ("{", "[1]", '{"a":' * 10000):
+    function["arguments"] = ""
+    assert '"arguments": {}' in of.decode(of.chat(as_text).token_ids())
+    for odd in ("{", "[1]", "1", '{"a":' * 10000, [1], 5):
         function["arguments"] = odd
-        assert odd in of.decode(of.chat(as_text).token_ids())
+        with pytest.raises(InvalidRequestError, match="must be a") as refused:
+            of.chat(as_text)
+        assert refused.value.param == "messages[1].tool_calls[0].function.arguments"
+
+
+CALLS_IF_NONE = """\
+{% for m in messages %}{% if m['role'] == 'assistant' and m['content'] is none %}<call>{{ m['tool_calls'][0]['function']['name'] }}\
+{% elif m['role'] == 'assistant' %}<say>{{ m['content'] }}{% else %}<user>{{ m['content'] }}{% endif %}{% endfor %}"""
+CALLS_IF_TEXT = """\
+{% for m in messages %}{% if m.tool_calls %}{{ m.content.strip() + '<call>' + m.tool_calls[0].function.name }}\
+{% else %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"""
+
+
+@pytest.mark.parametrize("template", [CALLS_IF_NONE, CALLS_IF_TEXT])
+@pytest.mark.parametrize("given", [{}, {"content": None}])
+def test_a_message_with_calls_alone_has_the_content_its_template_looks_for(
+    template: str, given: dict[str, Any]
+) -> None:
+    of = Renderer.load(qwen_like(), chat_template=template)
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    prompt = of.chat([{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call], **given}])
+    assert of.decode(prompt.token_ids()) == "<user>x<call>look"
 
 
 @pytest.mark.parametrize("directory", [qwen_like, llama_like], ids=["qwen", "llama"])

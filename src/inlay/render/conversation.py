@@ -94,12 +94,13 @@ def template_messages(
     *,
     num_rows: int,
     reads: Callable[[str], Reads],
+    absent_content: Callable[[], Mapping[str, str | None]],
     continues: bool,
 ) -> list[dict[str, Any]]:
     """Messages for the template; `messages` are left as they are.
 
-    Fields that are None are left out, reasoning is found under each of its names, and tool calls' arguments that are
-    JSON become what they say, since templates write them as JSON again. Content that is a list becomes text parts where the
+    Fields that are None are left out, reasoning is found under each of its names, and tool calls' arguments, which clients
+    send as text, become the objects they say, since templates write them as JSON again or go through them. Content that is a list becomes text parts where the
     template reads several, else one text with line breaks between the parts, as vLLM has it. Embeddings stand directly
     beside the text around them, in the same part: a text and the same text with some of it as embeddings render alike.
 
@@ -108,10 +109,11 @@ def template_messages(
         marks: where rows go.
         num_rows: how many rows there are.
         reads: the forms of content the template writes out, by role.
+        absent_content: what the template takes for the content of a message that has only tool calls.
         continues: the last message is marked where it ends.
 
     Raises:
-        InvalidRequestError: not messages, or rows named twice, never, or out of order.
+        InvalidRequestError: not messages, arguments that are no JSON object, or rows named twice, never, or out of order.
     """
     if not messages:
         raise InvalidRequestError("messages must not be empty", param="messages")
@@ -123,9 +125,15 @@ def template_messages(
         if not isinstance(role, str):
             raise InvalidRequestError("a message must have a role", param=f"messages[{number}].role")
         _name_reasoning(ready)
-        if isinstance(ready.get("tool_calls"), list):
-            ready["tool_calls"] = [_open_arguments(call) for call in ready["tool_calls"]]
         content = ready.get("content")
+        calls = ready.get("tool_calls")
+        if isinstance(calls, list):
+            where = f"messages[{number}].tool_calls"
+            ready["tool_calls"] = [
+                _open_arguments(call, f"{where}[{index}]") for index, call in enumerate(calls)
+            ]
+            if calls and content is None:
+                ready |= absent_content()
         if isinstance(content, list):
             texts = _texts(content, f"messages[{number}].content", marks, indices)
             ready["content"] = _shape(texts, reads(role))
@@ -185,18 +193,27 @@ def _name_reasoning(message: dict[str, Any]) -> None:
         message.setdefault("thinking", reasoning)
 
 
-def _open_arguments(call: Any) -> Any:
-    """A tool call with its arguments read, where they are a JSON object; models also write what is none."""
+def _open_arguments(call: Any, where: str) -> Any:
+    """A tool call with its arguments as an object. Raises `InvalidRequestError` when they are none."""
     function = call.get("function") if isinstance(call, Mapping) else None
     arguments = function.get("arguments") if isinstance(function, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(arguments, str):
+    if not isinstance(function, Mapping) or arguments is None or isinstance(arguments, dict):
         return call
+    param = f"{where}.function.arguments"
+    if not isinstance(arguments, str):
+        raise InvalidRequestError(
+            f"{param} must be a string with a JSON object, got {type(arguments).__name__}", param=param
+        )
     try:
-        value = json.loads(arguments) if arguments else {}
-    except (ValueError, RecursionError):
-        return call
+        value = json.loads(arguments) if arguments.strip() else {}
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(
+            f"{param} must be a JSON object, got {arguments[:40]!r}: {error}", param=param
+        ) from error
     if not isinstance(value, dict):
-        return call
+        raise InvalidRequestError(
+            f"{param} must be a JSON object, got {arguments[:40]!r}, a {type(value).__name__}", param=param
+        )
     return {**call, "function": {**function, "arguments": value}}
 
 

@@ -136,6 +136,7 @@ class Renderer:
             marks,
             num_rows=len(rows),
             reads=template.reads,
+            absent_content=lambda: template.absent_content,
             continues=continue_final_message,
         )
         try:
@@ -194,6 +195,16 @@ class Renderer:
             skipped -= {self._tokenizer.token_to_id(token) for token in keep}
         kind = ByteLevelDetokenizer if self._vocabulary.byte_level else WindowDetokenizer
         return kind(self._vocabulary, skipped=skipped)
+
+    @property
+    def chat_templates(self) -> tuple[str, ...]:
+        """The texts of the chat templates, one for tools first; none where the model has none."""
+        return self._templates.sources
+
+    def token_id(self, token: str) -> int | None:
+        """The id of what is one token, as the vocabulary spells it."""
+        id_: int | None = self._tokenizer.token_to_id(token)
+        return id_
 
     def token_text(self, id_: int) -> str:
         """What an id reads as within a text, its leading space included; U+FFFD for a part of a character."""

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,9 @@ MAX_SECONDS = 10.0
 
 _TEXTS = ("first\npart", 'second "part"')
 """What templates are tried with: written as they are by a template that reads them, escaped by one that prints a list."""
+
+_CALLED = "called"
+"""Name of a function templates are tried with."""
 
 
 class Reads(NamedTuple):
@@ -60,6 +64,12 @@ class ChatTemplates:
             sources = {entry["name"]: entry["template"] for entry in given}
         return cls(sources, special_tokens)
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The texts of all of them, the one for tools first."""
+        names = sorted(self._templates, key=lambda name: name != "tool_use")
+        return tuple(self._templates[name].source for name in names)
+
     def choose(self, *, tools: bool) -> "ChatTemplate":
         """The template for a request, with tools or without.
 
@@ -85,10 +95,14 @@ def _read(path: Path) -> str:
 
 
 class ChatTemplate:
-    """One template. Compiled at first use; may be rendered by many threads at once."""
+    """One template. Compiled at first use; may be rendered by many threads at once.
+
+    Attributes:
+        source: its text.
+    """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        self._source = source
+        self.source = source
         self._special_tokens = dict(special_tokens)
         self._compiled: jinja2.Template | None = None
         self._reads: dict[str, Reads] = {}
@@ -148,7 +162,7 @@ class ChatTemplate:
         """
         if self._compiled is None:
             try:
-                self._compiled = _environment().from_string(self._source)
+                self._compiled = _environment().from_string(self.source)
             except jinja2.TemplateSyntaxError as error:
                 raise InvalidRequestError(
                     f"the chat template is not valid, line {error.lineno}: {error.message}",
@@ -168,6 +182,31 @@ class ChatTemplate:
         if known is None:
             known = self._reads[role] = self._try_forms(role)
         return known
+
+    @cached_property
+    def absent_content(self) -> Mapping[str, str | None]:
+        """What stands for content in a message that has tool calls and nothing else: no field, None or an empty text.
+
+        Found by trying, as `reads` is: some templates ask whether content is None before they write calls, others write a None
+        out.
+        """
+        function = {"name": _CALLED, "arguments": {}}
+        call = {"id": "a" * 9, "type": "function", "function": function}
+        forms: tuple[dict[str, str | None], ...] = ({}, {"content": None}, {"content": ""})
+        for form in forms:
+            message = {"role": "assistant", "tool_calls": [call], **form}
+            try:
+                text = self.render(
+                    [{"role": "user", "content": "x"}, message],
+                    tools=None,
+                    add_generation_prompt=False,
+                    variables={},
+                )
+            except InvalidRequestError:
+                continue
+            if _CALLED in text and "None" not in text:
+                return form
+        return forms[0]
 
     def _try_forms(self, role: str) -> "Reads":
         first, second = ({"type": "text", "text": text} for text in _TEXTS)

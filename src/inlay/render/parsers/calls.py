@@ -1,0 +1,192 @@
+"""Tool calls as parsers find them: their numbers and ids, and the JSON objects many models write them as."""
+
+import json
+import secrets
+import string
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from inlay.render.output import ContentDelta, OutputDelta, ToolCallDelta
+from inlay.render.parsers.source import Malformed, Steps, StepsParser, trailing_space
+
+_ALPHANUMERIC = string.ascii_letters + string.digits
+_ARGUMENTS = ("arguments", "parameters")
+
+
+def call_id() -> str:
+    """An id as OpenAI's look."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+def short_call_id() -> str:
+    """Nine letters and digits, which is what the chat templates of Mistral's models take."""
+    return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What a request lets the model call.
+
+    Attributes:
+        schemas: JSON Schema of each function's arguments, by name.
+        parallel: more than one call may be made; of several all but the first are left out otherwise.
+        make_id: makes the ids of calls.
+    """
+
+    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    parallel: bool = True
+    make_id: Callable[[], str] = call_id
+
+
+class CallsParser(StepsParser):
+    """A `StepsParser` that finds tool calls.
+
+    Whitespace between content and a call, and between calls, is layout and not shown.
+    """
+
+    def __init__(self, tools: Tools) -> None:
+        super().__init__()
+        self.tools = tools
+        self._count = 0
+        self._at_call = False
+
+    def _run(self) -> list[OutputDelta]:
+        found = super()._run()
+        if self.tools.parallel:
+            return found
+        return [delta for delta in found if not isinstance(delta, ToolCallDelta) or delta.index == 0]
+
+    def open(self, name: str) -> ToolCallDelta:
+        """The first delta of the next call."""
+        self.source.settle()
+        self._count += 1
+        self._at_call = True
+        return ToolCallDelta(self._count - 1, self.tools.make_id(), name, "")
+
+    def piece(self, text: str) -> ToolCallDelta:
+        """A piece of the arguments of the call that was opened last."""
+        return ToolCallDelta(self._count - 1, None, None, text)
+
+    def content(self, *tags: str) -> Steps[str | None]:
+        """Show content up to one of `tags`, which it returns, neither it nor the whitespace before it settled; None at the end."""
+        tag = yield from self.source.until(tags, self._show_content, hold=trailing_space)
+        if tag is None:
+            yield from self.source.space()
+            if self._at_call:
+                self.source.settle()
+            yield from self.unsettled()
+        return tag
+
+    def unsettled(self) -> Steps[None]:
+        """Show what is unsettled as content."""
+        text = self.source.settle()
+        if text:
+            yield self._show_content(text)
+
+    def _show_content(self, text: str) -> OutputDelta:
+        self._at_call = False
+        return ContentDelta(text)
+
+    def call_object(
+        self,
+        *,
+        known: Collection[str] | None = None,
+        keys: Collection[str] | None = None,
+        bare: bool = True,
+    ) -> Steps[None]:
+        """Read a call that is a JSON object with a name, and arguments (or parameters) that are an object.
+
+        The call is opened where its arguments begin; from there on what the model writes is shown, valid or not, and only its
+        brackets are counted.
+
+        Args:
+            known: names a call may have, or None for any.
+            keys: keys that may stand before the arguments, or None for any.
+            bare: without arguments it is a call too.
+
+        Raises:
+            Malformed: it is no call. What of it is not shown is unsettled.
+        """
+        source = self.source
+        name: str | None = None
+        waiting: str | None = None
+        opened = False
+        yield from source.expect("{")
+        while True:
+            yield from source.space()
+            key = yield from source.string()
+            if not opened and keys is not None and key not in keys:
+                raise Malformed
+            yield from source.space()
+            yield from source.expect(":")
+            yield from source.space()
+            if opened:
+                yield from source.value()
+            elif key == "name":
+                name = yield from source.string()
+                if not name or (known is not None and name not in known):
+                    raise Malformed
+            elif key in _ARGUMENTS and name is not None:
+                yield from self._arguments(name)
+                opened = True
+            elif key in _ARGUMENTS:
+                waiting = _arguments_of((yield from source.value()))
+            else:
+                yield from source.value()
+            if name is not None and waiting is not None and not opened:
+                yield self.open(name)
+                yield self.piece(waiting)
+                opened = True
+            yield from source.space()
+            if not (yield from source.accept(",")):
+                break
+        yield from source.expect("}")
+        if not opened:
+            if name is None or not bare:
+                raise Malformed
+            yield self.open(name)
+            yield self.piece("{}")
+        source.settle()
+
+    def _arguments(self, name: str) -> Steps[None]:
+        """Open a call and show its arguments, as they come where they are an object."""
+        if (yield from self.source.peek()) == "{":
+            yield from self.object_arguments(name)
+            return
+        arguments = _arguments_of((yield from self.source.value()))
+        yield self.open(name)
+        yield self.piece(arguments)
+
+    def object_arguments(self, name: str) -> Steps[None]:
+        """Open a call and show the object that follows as its arguments.
+
+        Raises:
+            Malformed: what follows is no object, or its inside cannot begin as it does.
+        """
+        source = self.source
+        yield from source.expect("{")
+        begun = "{" + (yield from source.space())
+        if (yield from source.peek()) not in ('"', "}"):
+            raise Malformed
+        yield self.open(name)
+        yield self.piece(begun)
+        yield from source.nested(self.piece, begun=begun)
+
+
+def _arguments_of(value: str) -> str:
+    """Arguments as text, of a JSON value that is an object, an object's text in a string, or null. Raises `Malformed`."""
+    try:
+        said = json.loads(value, strict=False)
+        if isinstance(said, str):
+            value, said = said, json.loads(said, strict=False)
+    except (ValueError, RecursionError) as error:
+        raise Malformed from error
+    if said is None:
+        return "{}"
+    if not isinstance(said, dict):
+        raise Malformed
+    return value
+
+
+__all__ = ["CallsParser", "Tools", "call_id", "short_call_id"]

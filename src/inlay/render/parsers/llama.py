@@ -1,0 +1,42 @@
+"""Tool calls of Llama 3: `<|python_tag|>` and JSON objects separated by `;`, or such an object alone.
+
+<|python_tag|>{"name": "look", "parameters": {"place": "harbour"}}; {"name": "ring", "parameters": {}}
+"""
+
+from inlay.render.parsers.calls import CallsParser
+from inlay.render.parsers.source import Malformed, Steps
+
+TAG = "<|python_tag|>"
+_KEYS = frozenset({"name", "type", "parameters", "arguments"})
+
+
+class LlamaParser(CallsParser):
+    """JSON behind a tag anywhere; without one only where the output begins, and only for functions the request names."""
+
+    def _read(self) -> Steps[None]:
+        yield from self.source.space()
+        if (yield from self.source.peek()) == "{":
+            yield from self._calls(tagged=False)
+        while (yield from self.content(TAG)) is not None:
+            yield from self._calls(tagged=True)
+
+    def _calls(self, *, tagged: bool) -> Steps[None]:
+        source = self.source
+        try:
+            while True:
+                yield from source.space()
+                if tagged:
+                    yield from self.call_object()
+                else:
+                    yield from self.call_object(known=self.tools.schemas, keys=_KEYS, bare=False)
+                yield from source.space()
+                if not (yield from source.accept(";")):
+                    break
+                yield from source.space()
+                if not (yield from source.peek()):
+                    source.settle()
+        except Malformed:
+            yield from self.unsettled()
+
+
+__all__ = ["TAG", "LlamaParser"]

@@ -1,0 +1,63 @@
+"""Reasoning between tags, and behind it whatever another parser reads."""
+
+from enum import Enum
+
+from inlay.render.output import OutputDelta, OutputParser, ReasoningDelta
+from inlay.render.parsers.source import Steps, StepsParser, trailing_newlines
+
+
+class Begins(Enum):
+    """Where an output begins."""
+
+    INSIDE = "inside"
+    """In the reasoning, whether or not its tag is written once more."""
+    OPEN = "open"
+    """Before everything: the first word may be the tag."""
+    BEHIND = "behind"
+    """Behind the reasoning, or without any."""
+
+
+class ThinkingParser(StepsParser):
+    """Reasoning first, where there is any; a tag that never comes is waited for to the end.
+
+    Line breaks next to the tags are layout and not shown.
+    """
+
+    def __init__(self, start: str, end: str, begins: Begins, answer: OutputParser) -> None:
+        super().__init__()
+        self._start = start
+        self._end = end
+        self._begins = begins
+        self._answer = answer
+
+    def _read(self) -> Steps[None]:
+        source = self.source
+        if self._begins is not Begins.BEHIND:
+            yield from source.space()
+            opened = yield from source.accept(self._start)
+            if opened:
+                source.settle()
+            if opened or self._begins is Begins.INSIDE:
+                yield from source.newlines()
+                begun = source.settle().lstrip("\r\n")
+                if begun:
+                    yield ReasoningDelta(begun)
+                yield from source.until((self._end,), ReasoningDelta, hold=trailing_newlines)
+                yield from source.newlines()
+                source.settle()
+        yield from self._each(self._answer.push(source.settle()))
+        while not source.ended or source.rest:
+            if source.rest:
+                text = source.take(len(source.rest))
+                source.settle()
+                yield from self._each(self._answer.push(text))
+            else:
+                yield None
+        yield from self._each(self._answer.flush())
+
+    @staticmethod
+    def _each(deltas: list[OutputDelta]) -> Steps[None]:
+        yield from deltas
+
+
+__all__ = ["Begins", "ThinkingParser"]
