@@ -107,20 +107,12 @@ def test_max_completion_tokens_wins(url: str) -> None:
     assert post(url, "/v1/chat/completions", body).json()["usage"]["completion_tokens"] == 3
 
 
-def test_tools_go_to_the_template(url: str, expected: list[int]) -> None:
+def test_tools_a_model_may_not_call_change_nothing_where_its_template_ignores_them(
+    url: str, expected: list[int]
+) -> None:
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-    for choice in ("none", "auto", None):
-        body = {**GREEDY, "messages": ASK, "tools": [tool], "tool_choice": choice}
-        assert ids_of(post(url, "/v1/chat/completions", body).json()) == expected
-    for other in ("required", {"type": "function", "function": {"name": "look"}}):
-        found = error(
-            post(
-                url,
-                "/v1/chat/completions",
-                {**GREEDY, "messages": ASK, "tools": [tool], "tool_choice": other},
-            )
-        )
-        assert found["param"] == "tool_choice"
+    body = {**GREEDY, "messages": ASK, "tools": [tool], "tool_choice": "none"}
+    assert ids_of(post(url, "/v1/chat/completions", body).json()) == expected
 
 
 def nested(depth: int) -> Any:

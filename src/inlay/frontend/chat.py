@@ -1,42 +1,29 @@
 """`POST /v1/chat/completions`."""
 
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from inlay.errors import InlayError, InvalidRequestError
+from inlay.errors import InvalidRequestError
 from inlay.frontend.admission import bytes_alive
-from inlay.frontend.choices import Choice, Piece
-from inlay.frontend.completions import joined, prompt_ids
+from inlay.frontend.chat_shape import ChatShape
 from inlay.frontend.embeds import Embeddings
-from inlay.frontend.errors import shown
-from inlay.frontend.generation import Generation, Pieces
+from inlay.frontend.generation import Generation
 from inlay.frontend.incoming import Incoming, read_request
 from inlay.frontend.messages import check_depth, with_rows
+from inlay.frontend.reading import Forms, check_tool_use, read_as
 from inlay.frontend.references import embeddings_of
 from inlay.frontend.respond import generation_of, respond
 from inlay.frontend.sampling import check_request, sampling_of
 from inlay.frontend.server import Call
 from inlay.frontend.sources import Source, in_messages
+from inlay.frontend.tools import ToolUse
 from inlay.prompt import Prompt, Rows
-from inlay.protocol.openai.chat import (
-    ChatChoice,
-    ChatChunk,
-    ChatChunkChoice,
-    ChatCompletion,
-    ChatDelta,
-    ChatLogprobs,
-    ChatMessage,
-    ChatRequest,
-    TokenLogprob,
-    TopLogprob,
-)
-from inlay.protocol.openai.generation import ErrorResponse
+from inlay.protocol.openai.chat import ChatRequest
 from inlay.protocol.work import ModelCard, Sampling
-from inlay.render import Output, Renderer
+from inlay.render import Renderer
 
 ReadMessages: TypeAlias = Callable[[Callable[[Source], Rows]], tuple[list[dict[str, Any]], list[Rows]]]
 """From what reads a source to the messages for the renderer and their rows, as `with_rows` returns them."""
@@ -49,12 +36,14 @@ class Asked(NamedTuple):
 
     Attributes:
         sampling: what the choices share.
+        use: of tools.
     """
 
     card: ModelCard
     renderer: Renderer
     sampling: Sampling
     generation: Generation
+    use: ToolUse
 
 
 async def chat_completions(call: Call) -> None:
@@ -63,7 +52,7 @@ async def chat_completions(call: Call) -> None:
     incoming = await read_request(call, _decoder, lambda request: embeds.in_messages(request.messages))
     request = incoming.parsed.request
     response_id = f"chatcmpl-{uuid.uuid4().hex}"
-    card, renderer, _, generation = await ask(
+    asked = await ask(
         call,
         incoming,
         request,
@@ -72,8 +61,8 @@ async def chat_completions(call: Call) -> None:
         lambda read: with_rows(request.messages, read),
     )
     del incoming
-    shape = ChatShape(response_id, request, card.name, renderer, generation)
-    await respond(call, request, card, generation, shape)
+    shape = ChatShape(response_id, request, asked.card.name, asked.renderer, asked.generation, asked.use)
+    await respond(call, request, asked.card, asked.generation, shape)
 
 
 async def ask(
@@ -102,6 +91,9 @@ async def ask(
     _check_chat(request, server.settings.max_choices)
     card = server.card(request.model)
     renderer = await server.renderers.of(card)
+    use = ToolUse.of(request.tools, request.tool_choice, request.parallel_tool_calls)
+    forms = Forms.of(server.settings, renderer)
+    check_tool_use(server.settings, card, forms, use)
     embeddings = await embeddings_of(call, incoming, sources, card)
     prompt = await server.prepare(incoming.size, _prompt, request, messages, embeddings, renderer)
     del embeddings
@@ -117,8 +109,18 @@ async def ask(
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         logprobs_param="top_logprobs",
     )
-    generation = generation_of(call, request, response_id, card, renderer, [prompt], sampling, max_tokens)
-    return Asked(card, renderer, sampling, generation)
+    output, sampling = read_as(
+        forms,
+        renderer,
+        prompt,
+        use,
+        sampling,
+        continued=request.messages if request.continue_final_message else None,
+    )
+    generation = generation_of(
+        call, request, response_id, card, renderer, [prompt], sampling, max_tokens, output=output
+    )
+    return Asked(card, renderer, sampling, generation, use)
 
 
 def _prompt(
@@ -154,117 +156,5 @@ def _check_chat(request: ChatRequest, max_choices: int) -> None:
         )
     if request.echo:
         raise InvalidRequestError("echo is not supported in chat completions", param="echo")
-    if request.tool_choice not in (None, "none", "auto"):
-        raise InvalidRequestError(
-            f"tool_choice must be 'none' or 'auto', got {_name(request.tool_choice)}", param="tool_choice"
-        )
-    for name in ("messages", "tools", "chat_template_kwargs"):
+    for name in ("messages", "tools", "tool_choice", "chat_template_kwargs"):
         check_depth(getattr(request, name), name)
-
-
-def _name(choice: object) -> str:
-    return repr(choice[:40]) if isinstance(choice, str) else "an object that names a tool"
-
-
-class ChatShape:
-    """Chat completions as OpenAI shows them, with vLLM's `stop_reason` and `token_ids`."""
-
-    def __init__(
-        self, response_id: str, request: ChatRequest, model: str, renderer: Renderer, generation: Generation
-    ) -> None:
-        self._id = response_id
-        self._request = request
-        self._model = model
-        self._renderer = renderer
-        self._generation = generation
-        self._created = int(time.time())
-        options = request.stream_options
-        self._continuous = bool(options and options.continuous_usage_stats)
-        self._begun: set[int] = set()
-        self._collected: dict[int, list[Piece]] = {}
-
-    def _chunk(self, choices: list[ChatChunkChoice], **more: Any) -> ChatChunk:
-        return ChatChunk(id=self._id, created=self._created, model=self._model, choices=choices, **more)
-
-    def events(self, pieces: Pieces) -> list[msgspec.Struct]:
-        """One event for each piece, and before a choice's first one another with the role."""
-        events: list[msgspec.Struct] = []
-        usage = self._generation.usage() if self._continuous else msgspec.UNSET
-        with_ids = bool(self._request.return_token_ids)
-        for choice, piece in pieces:
-            if choice.index not in self._begun:
-                self._begun.add(choice.index)
-                role = ChatChunkChoice(choice.index, ChatDelta("assistant", ""))
-                ids = prompt_ids(choice.work.prompt) if with_ids else msgspec.UNSET
-                events.append(self._chunk([role], prompt_token_ids=ids, usage=usage))
-            output = Output.of(piece.output)
-            if output.content or piece.finish_reason is not None or piece.logprobs or with_ids:
-                shown = ChatChunkChoice(
-                    choice.index,
-                    ChatDelta(content=output.content) if output.content else ChatDelta(),
-                    self._logprobs(piece),
-                    piece.finish_reason,
-                    piece.stop_reason if piece.finish_reason is not None else msgspec.UNSET,
-                    list(piece.token_ids) if with_ids else msgspec.UNSET,
-                )
-                events.append(self._chunk([shown], usage=usage))
-        return events
-
-    def closing_events(self) -> list[msgspec.Struct]:
-        """One event without choices, only usage, where that was asked for."""
-        options = self._request.stream_options
-        if options is None or not options.include_usage:
-            return []
-        return [self._chunk([], usage=self._generation.usage())]
-
-    def failure_events(self, error: InlayError) -> list[msgspec.Struct]:
-        """The error."""
-        return [ErrorResponse(shown(error))]
-
-    def collect(self, pieces: Pieces) -> None:
-        """Keep the pieces by choice."""
-        for choice, piece in pieces:
-            self._collected.setdefault(choice.index, []).append(piece)
-
-    def response(self) -> msgspec.Struct:
-        """All choices, whole."""
-        with_ids = bool(self._request.return_token_ids)
-        first = self._generation.choices[0].work.prompt
-        return ChatCompletion(
-            id=self._id,
-            created=self._created,
-            model=self._model,
-            choices=[self._choice(choice, with_ids) for choice in self._generation.choices],
-            usage=self._generation.usage(),
-            prompt_token_ids=prompt_ids(first) if with_ids else msgspec.UNSET,
-        )
-
-    def _choice(self, choice: Choice, with_ids: bool) -> ChatChoice:
-        piece = joined(self._collected[choice.index])
-        return ChatChoice(
-            index=choice.index,
-            message=ChatMessage(Output.of(piece.output).content),
-            logprobs=self._logprobs(piece),
-            finish_reason=piece.finish_reason,
-            stop_reason=piece.stop_reason,
-            token_ids=list(piece.token_ids) if with_ids else msgspec.UNSET,
-        )
-
-    def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
-        if not self._request.logprobs:
-            return None
-        return ChatLogprobs(token_logprobs(piece, self._renderer, self._request.top_logprobs or 0))
-
-
-def token_logprobs(piece: Piece, renderer: Renderer, top: int) -> list[TokenLogprob]:
-    """The logprobs of a piece, with `top` alternatives a token."""
-    text, data = renderer.token_text, renderer.token_bytes
-    return [
-        TokenLogprob(
-            text(id_),
-            entry.logprob,
-            data(id_),
-            [TopLogprob(text(other), logprob, data(other)) for other, logprob in entry.top[:top]],
-        )
-        for id_, entry in zip(piece.token_ids, piece.logprobs, strict=True)
-    ]

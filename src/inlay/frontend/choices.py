@@ -6,7 +6,17 @@ from typing import NamedTuple
 
 from inlay.errors import EngineError, OverloadedError
 from inlay.protocol.work import Delta, TokenLogprobs, Work
-from inlay.render import PLAIN, Detokenizer, OutputDelta, OutputFormat, ReasoningDelta, Renderer, StopStrings
+from inlay.render import (
+    PLAIN,
+    Begins,
+    Detokenizer,
+    OutputDelta,
+    OutputFormat,
+    ReasoningIds,
+    Renderer,
+    StopStrings,
+    ToolCallDelta,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +46,35 @@ class Piece(NamedTuple):
     stop_reason: int | str | None
 
 
+class _ReasoningCount:
+    """Counts the tokens of the reasoning and of its tags, which are all those before the answer."""
+
+    __slots__ = ("_ids", "_inside", "_renderer", "_waiting", "tokens")
+
+    def __init__(self, ids: ReasoningIds, renderer: Renderer) -> None:
+        self._ids = ids
+        self._renderer = renderer
+        self._inside = ids.begins is Begins.INSIDE
+        self._waiting: int | None = 0 if ids.begins is Begins.OPEN else None
+        self.tokens = 0
+
+    def take(self, ids: Sequence[int]) -> None:
+        """Go on with `ids`."""
+        for id_ in ids:
+            if self._waiting is not None:
+                self._wait(id_, self._waiting)
+            elif self._inside:
+                self.tokens += 1
+                self._inside = id_ != self._ids.end
+
+    def _wait(self, id_: int, waited: int) -> None:
+        """The output has not begun with more than whitespace, of `waited` tokens."""
+        if id_ == self._ids.start:
+            self._inside, self._waiting, self.tokens = True, None, waited + 1
+        else:
+            self._waiting = None if self._renderer.token_text(id_).strip() else waited + 1
+
+
 class Choice:
     """The output of one work, so far.
 
@@ -44,12 +83,13 @@ class Choice:
         work: what is generated from.
         completion_tokens: tokens shown; those past a stop string are not counted.
         cached_tokens: of the prompt, as the engine said.
+        calls_tools: it has called a tool.
         finish_reason: once it has ended.
     """
 
     __slots__ = (
-        "_answers", "_before_answer", "_detokenizer", "_include_stop", "_parser", "_reasoned", "_stops",
-        "cached_tokens", "completion_tokens", "finish_reason", "index", "work",
+        "_detokenizer", "_include_stop", "_parser", "_reasoning", "_stops",
+        "cached_tokens", "calls_tools", "completion_tokens", "finish_reason", "index", "work",
     )  # fmt: skip
 
     def __init__(self, index: int, work: Work, renderer: Renderer, display: Display) -> None:
@@ -57,16 +97,16 @@ class Choice:
         self.work = work
         self.completion_tokens = 0
         self.cached_tokens = 0
+        self.calls_tools = False
         self.finish_reason: str | None = None
         self._detokenizer: Detokenizer = renderer.detokenizer(
             skip_special_tokens=display.skip_special_tokens, keep=display.format.special_tokens
         )
         self._parser = display.format.parser()
+        ids = display.format.reasoning
+        self._reasoning = None if ids is None else _ReasoningCount(ids, renderer)
         self._stops = StopStrings(display.stops, include=display.include_stop) if display.stops else None
         self._include_stop = display.include_stop
-        self._reasoned = False
-        self._answers = False
-        self._before_answer = 0
 
     def take(self, deltas: Sequence[Delta]) -> Piece:
         """What `deltas` add. Once `finish_reason` is set there is nothing more to take.
@@ -100,26 +140,30 @@ class Choice:
             if stop is not None:
                 self.finish_reason, stop_reason = "stop", stop
             text += shown
-            output += self._read(shown, count)
+            output += self._read(shown, delta.token_ids[:count])
             if stop is not None:
                 break
         return Piece(text, tuple(output), ids, logprobs, self.finish_reason, stop_reason)
 
-    def _read(self, text: str, count: int) -> list[OutputDelta]:
-        """What the text of `count` more tokens says."""
+    def _read(self, text: str, ids: Sequence[int]) -> list[OutputDelta]:
+        """What the text of more tokens says."""
         output = self._parser.push(text)
         if self.finish_reason is not None:
             output += self._parser.flush()
-        self._reasoned = self._reasoned or any(isinstance(delta, ReasoningDelta) for delta in output)
-        self._answers = self._answers or not all(isinstance(delta, ReasoningDelta) for delta in output)
-        if not self._answers:
-            self._before_answer += count
+        self.calls_tools = self.calls_tools or any(isinstance(delta, ToolCallDelta) for delta in output)
+        if self._reasoning is not None:
+            self._reasoning.take(ids)
         return output
 
     @property
+    def counts_reasoning(self) -> bool:
+        """Whether the tokens of reasoning can be told from the answer's."""
+        return self._reasoning is not None
+
+    @property
     def reasoning_tokens(self) -> int:
-        """Tokens before the answer, where there is reasoning; its own marks are counted."""
-        return self._before_answer if self._reasoned else 0
+        """Tokens before the answer, the tags of the reasoning counted; 0 where they are not told from it."""
+        return 0 if self._reasoning is None else self._reasoning.tokens
 
     def _ended_by(self, delta: Delta) -> int | None:
         if delta.stop_token_id is not None and delta.stop_token_id in self.work.sampling.stop_token_ids:

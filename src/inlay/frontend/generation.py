@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import TypeAlias
 
+import msgspec
+
 from inlay.frontend.choices import Choice, Piece
 from inlay.frontend.metrics import RequestTimes
-from inlay.protocol.openai.generation import PromptTokensDetails, UsageInfo
+from inlay.protocol.openai.generation import CompletionTokensDetails, PromptTokensDetails, UsageInfo
 from inlay.protocol.work import Delta, Stream
 from inlay.router import Router
 
@@ -107,9 +109,12 @@ class Generation:
     def usage(self) -> UsageInfo:
         """Usage so far; each prompt counts once, however many choices it has."""
         completed = sum(choice.completion_tokens for choice in self.choices)
+        reasoning = sum(choice.reasoning_tokens for choice in self.choices)
+        details = CompletionTokensDetails(reasoning) if self.choices[0].counts_reasoning else msgspec.UNSET
         return UsageInfo(
             prompt_tokens=self._prompt_tokens,
             completion_tokens=completed,
             total_tokens=self._prompt_tokens + completed,
             prompt_tokens_details=PromptTokensDetails(self._cached_tokens()),
+            completion_tokens_details=details,
         )

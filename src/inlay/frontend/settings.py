@@ -100,6 +100,31 @@ class FrontendSettings(BaseModel):
     chat_template: str | None = Field(
         default=None, description="File of a chat template instead of the model's own."
     )
+    tool_call_parser: Literal[
+        "auto",
+        "none",
+        "hermes",
+        "llama3_json",
+        "mistral",
+        "deepseek_v3",
+        "deepseek_v31",
+        "qwen3_coder",
+        "openai",
+    ] = Field(
+        default=AUTO,
+        description="Form in which the model writes tool calls; auto is what its chat template shows.",
+    )
+    enable_auto_tool_choice: bool = Field(
+        default=True,
+        description="Let the model decide whether it calls a tool; needs no more than a known form of calls.",
+    )
+    reasoning_parser: Literal[
+        "auto", "none", "deepseek_r1", "deepseek_v3", "qwen3", "mistral", "openai_gptoss"
+    ] = Field(
+        default=AUTO,
+        description="Form in which the model writes its reasoning, which is told apart from the answer; auto is what its chat "
+        "template shows.",
+    )
     share_prefix_cache: bool = Field(
         default=False,
         description="Let the holders of different API keys share cached prefixes. Apart unless set: what is cached "

@@ -3,12 +3,14 @@
 from inlay.render.detokenizer import Detokenizer
 from inlay.render.output import (
     PLAIN,
+    Begins,
     ContentDelta,
     Output,
     OutputDelta,
     OutputFormat,
     OutputParser,
     ReasoningDelta,
+    ReasoningIds,
     ToolCallDelta,
 )
 from inlay.render.renderer import Renderer
@@ -16,6 +18,7 @@ from inlay.render.stop_strings import StopStrings
 
 __all__ = [
     "PLAIN",
+    "Begins",
     "ContentDelta",
     "Detokenizer",
     "Output",
@@ -23,6 +26,7 @@ __all__ = [
     "OutputFormat",
     "OutputParser",
     "ReasoningDelta",
+    "ReasoningIds",
     "Renderer",
     "StopStrings",
     "ToolCallDelta",

@@ -10,6 +10,7 @@ Every API shape builds on these types; which parser a model needs is for the oth
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Protocol, TypeAlias
 
 
@@ -77,6 +78,26 @@ class ContentParser:
         return []
 
 
+class Begins(Enum):
+    """Where an output begins."""
+
+    INSIDE = "inside"
+    """In the reasoning, whether or not its tag is written once more."""
+    OPEN = "open"
+    """Before everything: the first word may be the tag."""
+    BEHIND = "behind"
+    """Behind the reasoning, or without any."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningIds:
+    """Where reasoning stands, in token ids: between the tokens `start` and `end`, in an output that begins as `begins` says."""
+
+    start: int
+    end: int
+    begins: Begins
+
+
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
     """How the output of a request is read.
@@ -84,10 +105,12 @@ class OutputFormat:
     Attributes:
         parser: makes the parser of one choice.
         special_tokens: those the parser must see; it is shown them even where special tokens are skipped.
+        reasoning: by which the tokens of the reasoning are counted; None where they cannot be.
     """
 
     parser: Callable[[], OutputParser] = ContentParser
     special_tokens: frozenset[str] = frozenset()
+    reasoning: ReasoningIds | None = None
 
 
 PLAIN = OutputFormat()
@@ -130,6 +153,7 @@ class Output:
 
 __all__ = [
     "PLAIN",
+    "Begins",
     "ContentDelta",
     "ContentParser",
     "Output",
@@ -137,5 +161,6 @@ __all__ = [
     "OutputFormat",
     "OutputParser",
     "ReasoningDelta",
+    "ReasoningIds",
     "ToolCallDelta",
 ]

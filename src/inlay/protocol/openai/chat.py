@@ -13,8 +13,10 @@ class ChatRequest(GenerationRequest, kw_only=True):
     Attributes:
         messages: as OpenAI's; what a template may want beyond them is passed on. Content parts: `text`, and
             `prompt_embeds` with one of `data` (base64), `ref`, `part`.
-        tools: handed to the chat template.
-        tool_choice: "none" and "auto" are served.
+        tools: functions the model may call.
+        tool_choice: "none", "auto", "required", or an object that names a function; "auto" when absent.
+        parallel_tool_calls: false allows one call at most.
+        include_reasoning: false leaves the reasoning out of the answer.
         chat_template_kwargs: variables for the chat template.
         continue_final_message: the last message is left open, to be continued.
     """
@@ -26,6 +28,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -54,11 +57,34 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
     content: list[TokenLogprob]
 
 
-class ChatMessage(msgspec.Struct, frozen=True):
-    """The assistant's answer."""
+class FunctionCall(msgspec.Struct, frozen=True):
+    """A function's name, and its arguments as the model wrote them, which is JSON text."""
 
-    content: str
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call of a tool."""
+
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """The assistant's answer.
+
+    Attributes:
+        content: None where there are only tool calls, or only reasoning.
+        reasoning: what the model thought before it answered; `reasoning_content` is the same under vLLM's older name.
+    """
+
     role: Literal["assistant"] = "assistant"
+    content: str | None
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
@@ -84,11 +110,30 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
 
 
-class ChatDelta(msgspec.Struct, frozen=True):
+class FunctionCallDelta(msgspec.Struct, frozen=True):
+    """A piece of a function call."""
+
+    name: str | msgspec.UnsetType
+    arguments: str
+
+
+class ToolCallPiece(msgspec.Struct, frozen=True):
+    """What an event adds to the tool call `index`; id, type and name come with the first."""
+
+    index: int
+    id: str | msgspec.UnsetType
+    type: Literal["function"] | msgspec.UnsetType
+    function: FunctionCallDelta
+
+
+class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
     """What an event adds to a message; the role comes with the first."""
 
     role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
     content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCallPiece] | msgspec.UnsetType = msgspec.UNSET
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True):

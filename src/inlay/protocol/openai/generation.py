@@ -81,6 +81,12 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    """What is known of the output's tokens."""
+
+    reasoning_tokens: int
+
+
 class UsageInfo(msgspec.Struct, frozen=True):
     """Positions in and out; rows of embeddings count as tokens."""
 
@@ -88,3 +94,4 @@ class UsageInfo(msgspec.Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | None = None
+    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET

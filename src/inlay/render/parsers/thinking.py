@@ -1,20 +1,7 @@
 """Reasoning between tags, and behind it whatever another parser reads."""
 
-from enum import Enum
-
-from inlay.render.output import OutputDelta, OutputParser, ReasoningDelta
+from inlay.render.output import Begins, OutputDelta, OutputParser, ReasoningDelta
 from inlay.render.parsers.source import Steps, StepsParser, trailing_newlines
-
-
-class Begins(Enum):
-    """Where an output begins."""
-
-    INSIDE = "inside"
-    """In the reasoning, whether or not its tag is written once more."""
-    OPEN = "open"
-    """Before everything: the first word may be the tag."""
-    BEHIND = "behind"
-    """Behind the reasoning, or without any."""
 
 
 class ThinkingParser(StepsParser):
@@ -60,4 +47,4 @@ class ThinkingParser(StepsParser):
         yield from deltas
 
 
-__all__ = ["Begins", "ThinkingParser"]
+__all__ = ["ThinkingParser"]

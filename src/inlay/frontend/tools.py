@@ -1,0 +1,174 @@
+"""What a request says about tools: which there are, and whether the model may, must or must not call one."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from inlay.errors import InvalidRequestError
+from inlay.protocol.work import Grammar
+from inlay.render.parsers.calls import CallsParser, Tools
+from inlay.render.parsers.forced import NamedParser, RequiredParser
+
+MAX_NAME = 256
+"""Characters in a function's name at most."""
+
+_CHOICES = "'none', 'auto', 'required' or {'type': 'function', 'function': {'name': ...}}"
+
+
+class ToolChoice(Enum):
+    """Who decides whether a tool is called."""
+
+    NONE = "none"
+    AUTO = "auto"
+    REQUIRED = "required"
+    NAMED = "named"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """A request's tools and what may become of them.
+
+    Attributes:
+        choice: who decides.
+        schemas: JSON Schema of each function's arguments, by name.
+        name: of the function that must be called, where one is named.
+        parallel: several calls may be made in one answer.
+    """
+
+    choice: ToolChoice = ToolChoice.NONE
+    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    name: str | None = None
+    parallel: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        tools: Sequence[Mapping[str, Any]] | None,
+        tool_choice: object,
+        parallel_tool_calls: bool | None,
+    ) -> "ToolUse":
+        """Read and check what a chat completion says. Nesting is to be checked before.
+
+        Args:
+            tools: `{"type": "function", "function": {"name", "description", "parameters", "strict"}}` each.
+            tool_choice: "none", "auto", "required", `{"type": "function", "function": {"name"}}`, or None for "auto".
+            parallel_tool_calls: False allows one call at most.
+
+        Raises:
+            InvalidRequestError: something is not as it should be.
+        """
+        schemas = dict(_function(tool, f"tools[{index}]") for index, tool in enumerate(tools or ()))
+        parallel = parallel_tool_calls is not False
+        if tool_choice in (None, "none"):
+            choice = ToolChoice.AUTO if schemas and tool_choice is None else ToolChoice.NONE
+            return cls(choice, schemas, None, parallel)
+        if not schemas:
+            raise InvalidRequestError("tool_choice is only allowed when tools are given", param="tool_choice")
+        if tool_choice in ("auto", "required"):
+            return cls(ToolChoice(tool_choice), schemas, None, parallel)
+        return cls(ToolChoice.NAMED, schemas, _named(tool_choice, schemas), parallel)
+
+    @property
+    def forced(self) -> bool:
+        """A call must be made."""
+        return self.choice in (ToolChoice.REQUIRED, ToolChoice.NAMED)
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What makes the output the calls that are asked for: a list of objects with name and parameters, or the arguments alone."""
+        if self.name is not None:
+            return Grammar("json_schema", json.dumps(self.schemas[self.name]))
+        if self.choice is ToolChoice.REQUIRED:
+            return Grammar("json_schema", json.dumps(_calls_schema(self.schemas, self.parallel)))
+        return None
+
+    def forced_parser(self, tools: Tools) -> CallsParser:
+        """Reads an output bound by `grammar`."""
+        return RequiredParser(tools) if self.name is None else NamedParser(tools, self.name)
+
+
+def _function(tool: Mapping[str, Any], where: str) -> tuple[str, Mapping[str, Any]]:
+    """Name and schema of one tool."""
+    if tool.get("type") != "function":
+        raise InvalidRequestError(
+            f"{where}.type must be 'function', got {_shown(tool.get('type'))}", param=f"{where}.type"
+        )
+    function = tool.get("function")
+    if not isinstance(function, Mapping):
+        raise InvalidRequestError(
+            f"{where}.function must be an object, got {_shown(function)}", param=f"{where}.function"
+        )
+    name = function.get("name")
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
+        raise InvalidRequestError(
+            f"{where}.function.name must be a string of 1 to {MAX_NAME} characters, got {_shown(name)}",
+            param=f"{where}.function.name",
+        )
+    parameters = function.get("parameters")
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise InvalidRequestError(
+            f"{where}.function.parameters must be a JSON Schema, an object, got {_shown(parameters)}",
+            param=f"{where}.function.parameters",
+        )
+    return name, parameters or {"type": "object", "properties": {}}
+
+
+def _named(tool_choice: object, schemas: Mapping[str, object]) -> str:
+    function = tool_choice.get("function") if isinstance(tool_choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if (
+        not isinstance(tool_choice, Mapping)
+        or tool_choice.get("type") != "function"
+        or not isinstance(name, str)
+    ):
+        raise InvalidRequestError(
+            f"tool_choice must be {_CHOICES}, got {_shown(tool_choice)}", param="tool_choice"
+        )
+    if name not in schemas:
+        raise InvalidRequestError(
+            f"tool_choice names {name[:MAX_NAME]!r}, which is none of the tools: {', '.join(map(repr, list(schemas)[:8]))}",
+            param="tool_choice",
+        )
+    return name
+
+
+def _shown(value: object) -> str:
+    text = "null" if value is None else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _calls_schema(schemas: Mapping[str, Mapping[str, Any]], parallel: bool) -> dict[str, Any]:
+    """The schema of a list of calls, as vLLM words it."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "enum": [name]},
+                "parameters": _moved(schema, f"/items/anyOf/{index}/properties/parameters"),
+            },
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        for index, (name, schema) in enumerate(schemas.items())
+    ]
+    most = {} if parallel else {"maxItems": 1}
+    return {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}}
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """A schema that stood alone and now stands at the pointer `place`: its references to its own parts lead there."""
+    if isinstance(schema, list):
+        return [_moved(item, place) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        key: f"#{place}{value[1:]}"
+        if key == "$ref" and isinstance(value, str) and value[:2] in ("#", "#/")
+        else _moved(value, place)
+        for key, value in schema.items()
+    }
+
+
+__all__ = ["ToolChoice", "ToolUse"]

@@ -1,0 +1,151 @@
+"""Which parsers read a model's output: by vLLM's names, or by what the model's chat template shows."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from inlay.render.output import Begins, ContentParser, OutputParser
+from inlay.render.parsers import deepseek, harmony, llama, mistral
+from inlay.render.parsers.calls import CallsParser, Tools, call_id, short_call_id
+from inlay.render.parsers.hermes import CLOSE, OPEN, HermesParser, QwenCoderParser
+from inlay.render.parsers.thinking import ThinkingParser
+
+
+@dataclass(frozen=True, slots=True)
+class ToolForm:
+    """A form of tool calls.
+
+    Attributes:
+        parser: reads it.
+        tokens: those it is made of; some models have them as special tokens, which are otherwise not shown.
+        make_id: ids of calls as the model's chat template takes them back.
+    """
+
+    parser: Callable[[Tools], CallsParser]
+    tokens: tuple[str, ...]
+    make_id: Callable[[], str] = call_id
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningForm:
+    """A form of reasoning: between tags, before the answer.
+
+    Attributes:
+        start: the tag before it.
+        end: the tag behind it.
+        begins: where an output begins when the prompt does not show it.
+    """
+
+    start: str
+    end: str
+    begins: Begins
+
+    def begins_after(self, prompt: str) -> Begins:
+        """Where an output begins behind `prompt`, of which the end is enough: chat templates may open or close the reasoning."""
+        shown = prompt.rstrip()
+        if shown.endswith(self.start):
+            return Begins.INSIDE
+        return Begins.BEHIND if shown.endswith(self.end) else self.begins
+
+    def begins_within(self, content: str) -> Begins:
+        """Where an output begins that continues `content`."""
+        if content.rfind(self.start) > content.rfind(self.end):
+            return Begins.INSIDE
+        return Begins.BEHIND if content.strip() else Begins.OPEN
+
+    def parser(self, begins: Begins, answer: OutputParser) -> OutputParser:
+        """A parser of one output, which has `answer` read what is behind the reasoning."""
+        return ThinkingParser(self.start, self.end, begins, answer)
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelForm:
+    """Reasoning, answer and tool calls as messages of channels, which one parser reads."""
+
+    tokens: tuple[str, ...] = (
+        harmony.START, harmony.CHANNEL, harmony.MESSAGE, harmony.CONSTRAIN, harmony.END, harmony.RETURN, harmony.CALL,
+    )  # fmt: skip
+    answer: str = f"{harmony.CHANNEL}final{harmony.MESSAGE}"
+    """What an answer begins with."""
+
+
+CHANNELS = ChannelForm()
+
+_DEEPSEEK = ToolForm(
+    deepseek.DeepSeekParser,
+    (deepseek.CALLS, deepseek.CALL, deepseek.SEPARATOR, deepseek.CALL_END, deepseek.CALLS_END),
+)
+
+TOOL_FORMS: dict[str, ToolForm | ChannelForm] = {
+    "hermes": ToolForm(HermesParser, (OPEN, CLOSE)),
+    "qwen3_coder": ToolForm(QwenCoderParser, (OPEN, CLOSE)),
+    "llama3_json": ToolForm(llama.LlamaParser, (llama.TAG,)),
+    "mistral": ToolForm(mistral.MistralParser, (mistral.CALLS, mistral.CALL_ID, mistral.ARGS), short_call_id),
+    "deepseek_v3": _DEEPSEEK,
+    "deepseek_v31": _DEEPSEEK,
+    "openai": CHANNELS,
+}
+"""Forms of tool calls by the names vLLM gives their parsers."""
+
+REASONING_FORMS: dict[str, ReasoningForm | ChannelForm] = {
+    "deepseek_r1": ReasoningForm("<think>", "</think>", Begins.INSIDE),
+    "deepseek_v3": ReasoningForm("<think>", "</think>", Begins.OPEN),
+    "qwen3": ReasoningForm("<think>", "</think>", Begins.OPEN),
+    "mistral": ReasoningForm("[THINK]", "[/THINK]", Begins.OPEN),
+    "openai_gptoss": CHANNELS,
+}
+"""Forms of reasoning by the names vLLM gives their parsers."""
+
+
+@lru_cache(maxsize=64)
+def tool_form_of(templates: Sequence[str]) -> str | None:
+    """The name of the form in which `templates` write tool calls, or None."""
+    return next((name for template in templates if (name := _tool_form(template))), None)
+
+
+def _tool_form(template: str) -> str | None:
+    if harmony.CHANNEL in template and harmony.MESSAGE in template:
+        return "openai"
+    if deepseek.SEPARATOR in template:
+        return "deepseek_v3"
+    if mistral.CALLS in template:
+        return "mistral"
+    if OPEN in template:
+        if "<function=" in template:
+            return "qwen3_coder"
+        # Others write tags of their own between these.
+        return "hermes" if "<arg_key>" not in template else None
+    if llama.TAG in template or ("<|start_header_id|>" in template and '"parameters"' in template):
+        return "llama3_json"
+    return None
+
+
+@lru_cache(maxsize=64)
+def reasoning_form_of(templates: Sequence[str]) -> str | None:
+    """The name of the form in which `templates` write reasoning, or None."""
+    for template in templates:
+        if harmony.CHANNEL in template and harmony.MESSAGE in template:
+            return "openai_gptoss"
+        if "</think>" in template:
+            return "deepseek_r1" if "<｜Assistant｜>" in template else "qwen3"
+        if "[THINK]" in template:
+            return "mistral"
+    return None
+
+
+def answer_parser(form: ToolForm | None, tools: Tools) -> OutputParser:
+    """A parser of one answer, without its reasoning."""
+    return ContentParser() if form is None else form.parser(tools)
+
+
+__all__ = [
+    "CHANNELS",
+    "REASONING_FORMS",
+    "TOOL_FORMS",
+    "ChannelForm",
+    "ReasoningForm",
+    "ToolForm",
+    "answer_parser",
+    "reasoning_form_of",
+    "tool_form_of",
+]
