@@ -110,6 +110,13 @@ def test_storages_and_records_that_are_not_used_do_not_matter() -> None:
     assert_same(read(data), ROWS)
 
 
+@pytest.mark.parametrize("stride", [0, 1, 2**62, 2**63 - 1])
+def test_the_stride_of_a_dimension_of_one_element_does_not_matter(stride: int) -> None:
+    # Found by the fuzzer: in bytes it was more than numpy can take.
+    data = torch_file(tensor((4, 1, 8), (16, stride, 2), length=64), DATA)
+    assert_same(read(data), ROWS[:, None, ::2])
+
+
 def test_a_small_view_of_a_large_storage_is_all_that_is_kept() -> None:
     large = torch.arange(100_000.0).reshape(1000, 100)
     got = read(saved(large[:, ::50]))

@@ -159,9 +159,9 @@ def dense(
         )
     if all(a == b for a, b, n in zip(strides, c_strides(shape), shape, strict=True) if n > 1):
         return Buffer(view[offset * size : (offset + prod(shape)) * size])
-    bits = np.ndarray(
-        shape, BITS_DTYPES[size], view, offset * size, tuple(stride * size for stride in strides)
-    )
+    # A dimension of one element has no step: what the file says of it may be any number, also one beyond 64 bits.
+    in_bytes = tuple(stride * size if n > 1 else 0 for stride, n in zip(strides, shape, strict=True))
+    bits = np.ndarray(shape, BITS_DTYPES[size], view, offset * size, in_bytes)
     return Buffer(memoryview(bits.tobytes()))
 
 
