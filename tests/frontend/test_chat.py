@@ -1,6 +1,7 @@
 """`/v1/chat/completions` through the real client."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -153,6 +154,22 @@ def test_what_is_wrong_with_a_chat_is_named(
     found = error(response)
     assert (response.status_code, found["param"]) == (400, param), found
     assert phrase in found["message"]
+
+
+def test_a_chat_that_its_template_leaves_out_whole_is_refused_before_an_engine_sees_it(
+    llama: Fleet, tmp_path: Path
+) -> None:
+    # Found by the fuzzer: a role the template does not know was a prompt without positions.
+    template = tmp_path / "users.jinja"
+    template.write_text(
+        "{% for message in messages if message.role == 'user' %}{{ message.content }}{% endfor %}"
+    )
+    url = llama.serve(chat_template=str(template))
+    asked = {**GREEDY, "messages": [{"role": "ussr", "content": "x"}]}
+    response = post(url, "/v1/chat/completions", asked)
+    found = error(response)
+    assert (response.status_code, found["param"]) == (400, "messages"), found
+    assert "at least one position" in found["message"]
 
 
 def test_messages_are_required(url: str) -> None:

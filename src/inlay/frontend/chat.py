@@ -131,7 +131,7 @@ def _prompt(
 ) -> Prompt:
     messages, rows = read_messages(embeddings.one)
     continues = bool(request.continue_final_message)
-    return renderer.chat(
+    prompt = renderer.chat(
         messages,
         rows=rows,
         tools=request.tools,
@@ -141,6 +141,12 @@ def _prompt(
         continue_final_message=continues,
         template_kwargs=request.chat_template_kwargs or {},
     )
+    if not len(prompt):
+        raise InvalidRequestError(
+            "messages: the chat template writes nothing for them; a prompt must have at least one position",
+            param="messages",
+        )
+    return prompt
 
 
 def _check_chat(request: ChatRequest, max_choices: int) -> None:
