@@ -147,6 +147,20 @@ def test_bad_framing_and_what_is_too_much_is_refused(body: bytes, phrase: str) -
         read(body, list(range(0, len(body), 7)))
 
 
+def test_headers_are_as_long_in_pieces_as_in_one() -> None:
+    # Found by the fuzzer: their end counted too, if it came in a later piece.
+    shortest = len('Content-Disposition: form-data; name="request"\r\nA: ')
+
+    def body(length: int) -> bytes:
+        return part("request", b"{}", "\r\nA: " + "b" * (length - shortest)) + b"--b0und-ary--"
+
+    longest = body(MAX_HEADER_BYTES)
+    for cuts in (None, list(range(len(longest)))):
+        assert read(longest, cuts)[0] == b"{}"
+        with pytest.raises(InlayError, match="headers of a part are over"):
+            read(body(MAX_HEADER_BYTES + 1), cuts)
+
+
 @pytest.mark.parametrize("boundary", [None, "", "a" * 71, "a\r\nb", "a ", 'a"b', "ä"])
 def test_a_boundary_that_is_none_is_refused(boundary: str | None) -> None:
     with pytest.raises(InlayError, match="boundary"):

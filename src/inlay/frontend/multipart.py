@@ -185,7 +185,8 @@ class Form:
             raise _refused("a part has no headers")
         end = taken.find(_END_OF_HEADERS)
         if end < 0:
-            if len(taken) >= MAX_HEADER_BYTES:
+            # Whether they are too long is known when their end would have come, wherever the piece ends.
+            if len(taken) >= MAX_HEADER_BYTES + len(_END_OF_HEADERS):
                 raise _refused(f"the headers of a part are over {MAX_HEADER_BYTES} bytes")
             self._pending = taken
             return at + len(taken) - before
