@@ -7,30 +7,43 @@ are libFuzzer's own arguments; FOLDER receives what reaches something new. The c
 `atheris`; `fuzz_tensors` is the same check without it.
 """
 
-import importlib
-import random
 import struct
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
+from tests.fuzz.guided import instrumented, run
+from tests.fuzz.mutation import mutated
 from tests.tensors.containers import Record, archive
 
 CORPUS = Path(__file__).parent / "corpus" / "readers"
 _STORAGE = bytes(256)
 _NPY = b"\x93NUMPY"
+_NOT_WATCHED = {"archive": ("inlay.tensors.pickled",), "pickle": ("inlay.tensors.archive",)}
+"""What another target is for."""
 
 
-def _pickle(data: bytes) -> bytes:
-    return archive(
+@cache
+def _around_pickle(length: int) -> tuple[bytes, bytes]:
+    """What stands before and after a pickle in an archive. No reader looks at its checksum."""
+    name = "archive/data.pkl"
+    whole = archive(
         [
-            Record("archive/data.pkl", data),
+            Record(name, bytes(length)),
             Record("archive/byteorder", b"little"),
             Record("archive/data/0", _STORAGE),
             Record("archive/version", b"3\n"),
         ]
     )
+    start = 30 + len(name)
+    return whole[:start], whole[start + length :]
+
+
+def _pickle(data: bytes) -> bytes:
+    before, after = _around_pickle(len(data))
+    return before + data + after
 
 
 def _safetensors(data: bytes) -> bytes:
@@ -78,29 +91,20 @@ def main(arguments: Sequence[str]) -> None:
     """Run what the module's docstring says."""
     target, *options = arguments
     make = TARGETS[target][0]
-    atheris = importlib.import_module("atheris")
-    with atheris.instrument_imports(include=["inlay.tensors"]):
-        from tests.fuzz.fuzz_tensors import check, mutated
+    with instrumented("inlay.tensors", but=_NOT_WATCHED.get(target, ())):
+        from tests.fuzz.fuzz_tensors import WORDS, check
 
     inputs = seeds(target)
-
-    def one(data: bytes) -> None:
-        check(make(data))
-
-    def mutate(data: bytes, max_size: int, seed: int) -> bytes:
-        # Bits at libFuzzer's choice, or words and numbers that mean something to the readers.
-        if seed % 2:
-            changed: bytes = atheris.Mutate(data, max_size)
-            return changed
-        return mutated(data, inputs, random.Random(seed))[:max_size]
-
     with tempfile.TemporaryDirectory() as started:
         for number, data in enumerate(inputs):
             (Path(started) / str(number)).write_bytes(data)
         kept = CORPUS / target
-        folders = [started, str(kept)] if kept.is_dir() else [started]
-        atheris.Setup([sys.argv[0], *options, *folders], one, custom_mutator=mutate)
-        atheris.Fuzz()
+        run(
+            lambda data: check(make(data)),
+            [lambda data, rng: mutated(data, inputs, WORDS, rng)],
+            options,
+            [Path(started), kept] if kept.is_dir() else [Path(started)],
+        )
 
 
 if __name__ == "__main__":

@@ -10,22 +10,25 @@ options; FOLDER receives what reaches something new. `--make-corpus` writes the 
 
 import argparse
 import base64
-import importlib
 import json
 import random
-import sys
+import re
 from collections.abc import Sequence
-from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
+
+from tests.fuzz.guided import instrumented, run
+from tests.fuzz.json_mutation import JsonMutation
+from tests.fuzz.mutation import mutated
 
 TARGETS = ("completions", "chat")
 CORPUS = Path(__file__).parent / "corpus" / "requests"
 HIDDEN = 8
 RUN, SAMPLE = 64, 16
 """The lengths from which strings are lifted and looked at, lowered so that small bodies reach it."""
+_MAY_BE_LIFTED = re.compile(rb'"[^"]{%d}' % RUN)
 
 WORDS = (
     b'"', b'\\"', b"\\\\", b"\\", b"\\/", b"\\u0041", b"\\ud800", b"{", b"}", b"[", b"]", b",", b":", b"null", b"true", b"-1", b"1e999", b"=",
@@ -46,6 +49,7 @@ def _parts() -> Any:
     from inlay.digest import Secret
     from inlay.frontend import chat, completions, lift
     from inlay.frontend.embeds import Embeddings, EmbedsReader
+    from inlay.frontend.errors import error_json
     from inlay.frontend.limits import EmbedsLimits
     from inlay.frontend.metrics import Metrics
     from inlay.frontend.prompts import PromptReader
@@ -86,6 +90,7 @@ def _parts() -> Any:
         },
         chat=chat,
         completions=completions,
+        error_json=error_json,
         check_request=check_request,
         for_choice=for_choice,
         frames=frames,
@@ -147,8 +152,8 @@ def _chat(parts: Any, body: bytes) -> tuple[Any, list[Any], Any]:
     return request, [prompt], sampling
 
 
-def outcome(target: str, body: bytes) -> tuple[Any, ...]:
-    """What becomes of `body`: the works for an engine as bytes, or the error its client sees."""
+def outcome(target: str, body: bytes) -> tuple[str, Any]:
+    """What becomes of `body`: "works" and those for an engine as bytes, or an error's name and what its client sees."""
     from inlay.errors import InlayError
 
     parts = _parts()
@@ -167,7 +172,7 @@ def outcome(target: str, body: bytes) -> tuple[Any, ...]:
     except InlayError as error:
         if not 400 <= error.status < 500:
             raise
-        return type(error).__name__, error.message, error.param
+        return type(error).__name__, parts.error_json(error)
     return ("works", works)
 
 
@@ -182,47 +187,18 @@ def check(target: str, body: bytes) -> bool:
         Exception: anything but an `InlayError` came out.
     """
     lift = _parts().lift
-    run, sample = lift.RUN, lift._SAMPLE
+    length, sample = lift.RUN, lift._SAMPLE
     try:
         lift.RUN, lift._SAMPLE = RUN, SAMPLE
         lifted = outcome(target, body)
-        lift.RUN = 1 << 60
-        full = outcome(target, body)
+        # Where there is nothing to lift, there is only the other way.
+        if _MAY_BE_LIFTED.search(body):
+            lift.RUN = 1 << 60
+            full = outcome(target, body)
+            assert lifted == full, (lifted, full)
     finally:
-        lift.RUN, lift._SAMPLE = run, sample
-    assert lifted == full, (lifted, full)
-    accepted: bool = lifted[0] == "works"
-    return accepted
-
-
-def mutated(body: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
-    """`body` with a few random changes: bytes, words of the API, pieces cut, doubled or taken from `others`."""
-    changed = bytearray(body)
-    for _ in range(1 << rng.randrange(4)):
-        at = rng.randrange(len(changed) + 1)
-        match rng.randrange(6):
-            case 0 if at < len(changed):
-                changed[at] = rng.randrange(256)
-            case 1:
-                word = rng.choice(WORDS)
-                changed[at : at + len(word) * rng.randrange(2)] = word
-            case 2:
-                del changed[at : at + rng.randrange(1, 65)]
-            case 3:
-                piece = changed[at : at + rng.randrange(1, 129)]
-                to = rng.randrange(len(changed) + 1)
-                changed[to:to] = piece
-            case 4:
-                other = rng.choice(others)
-                start = rng.randrange(len(other))
-                size = rng.randrange(1, 257)
-                changed[at : at + size * rng.randrange(2)] = other[start : start + size]
-            case _:
-                # A member or an element more, where one may stand.
-                place = changed.find(rng.choice((b",", b"{", b"[")), at)
-                if place >= 0:
-                    changed[place + 1 : place + 1] = rng.choice(WORDS) + rng.choice((b"", b",", b"1,"))
-    return bytes(changed)
+        lift.RUN, lift._SAMPLE = length, sample
+    return lifted[0] == "works"
 
 
 def bodies(target: str) -> dict[str, bytes]:
@@ -275,6 +251,7 @@ def bodies(target: str) -> dict[str, bytes]:
             },
             "variables": {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"enable_thinking": False}},
             "image": {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "unwritten": {"messages": [{"role": "nobody", "content": "a"}], "add_generation_prompt": False},
             "ref": {"messages": [{"role": "user", "content": [{"type": "prompt_embeds", "ref": "pe-1"}]}]},
             "batch": {"messages": [{"role": "user", "content": [{"type": "prompt_embeds", "data": batch}]}]},
         }  # fmt: skip
@@ -286,13 +263,20 @@ def corpus(target: str) -> list[bytes]:
     return [path.read_bytes() for path in sorted((CORPUS / target).iterdir())]
 
 
+def json_mutation(target: str) -> JsonMutation:
+    """Of the target's bodies, with the names of all its fields."""
+    return JsonMutation(bodies(target).values(), _parts().decoders[target].type.__struct_fields__)
+
+
 def fuzz(target: str, executions: int, seed: int) -> int:
     """Check `executions` mutations of the corpus; how many were accepted."""
     rng = random.Random(seed)
     inputs = corpus(target)
+    restructured = json_mutation(target)
     accepted = 0
-    for _ in range(executions):
-        body = mutated(rng.choice(inputs), inputs, rng)
+    for number in range(executions):
+        body = rng.choice(inputs)
+        body = restructured(body, rng) if number % 2 else mutated(body, inputs, WORDS, rng)
         try:
             accepted += check(target, body)
         except BaseException:
@@ -301,27 +285,17 @@ def fuzz(target: str, executions: int, seed: int) -> int:
     return accepted
 
 
-def _guided(target: str, arguments: list[str]) -> None:
-    atheris = importlib.import_module("atheris")
-    with ExitStack() as stack:
-        stack.enter_context(
-            atheris.instrument_imports(include=["inlay.frontend", "inlay.render", "inlay.protocol", "inlay.tensors"])
-        )  # fmt: skip
+def _guided(target: str, options: Sequence[str]) -> None:
+    # The readers of files have targets of their own.
+    with instrumented("inlay.frontend", "inlay.render", "inlay.protocol"):
         _parts()
     inputs = corpus(target)
-
-    def one(data: bytes) -> None:
-        check(target, data)
-
-    def mutate(data: bytes, max_size: int, seed: int) -> bytes:
-        # Bits at libFuzzer's choice, or words that mean something to the parser.
-        if seed % 3 == 0:
-            changed: bytes = atheris.Mutate(data, max_size)
-            return changed
-        return mutated(data, inputs, random.Random(seed))[:max_size]
-
-    atheris.Setup([sys.argv[0], *arguments, str(CORPUS / target)], one, custom_mutator=mutate)
-    atheris.Fuzz()
+    run(
+        lambda body: check(target, body),
+        [lambda body, rng: mutated(body, inputs, WORDS, rng), *[json_mutation(target)] * 2],
+        options,
+        [CORPUS / target],
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,15 +1,12 @@
 """Fuzz the readers of embeddings: bytes are refused with an `EmbeddingsError`, or are a tensor within its limits.
 
     python -m tests.fuzz.fuzz_tensors --executions 1000000 [--seed 1] [--corpus tests/fuzz/corpus/tensors]
-    python -m tests.fuzz.fuzz_tensors --atheris tests/fuzz/corpus/tensors -runs=10000000
 
-The first needs nothing: it mutates the corpus at random, keeping what reached lines not seen before (from Python 3.12 on, where
-watching lines is cheap). The second is guided by coverage, needs `atheris`, and takes libFuzzer's options.
-`--make-corpus` writes the corpus again.
+It mutates the corpus at random, keeping what reached lines not seen before (from Python 3.12 on, where watching lines is cheap);
+`fuzz_readers` is guided by coverage and needs `atheris` for that. `--make-corpus` writes the corpus again.
 """
 
 import argparse
-import importlib
 import random
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,53 +16,23 @@ from pathlib import Path
 from inlay.errors import EmbeddingsError
 from inlay.prompt import DTYPE_SIZES
 from inlay.tensors import ReadLimits, Tensor, prompts_of, read, to_rows
+from tests.fuzz.mutation import mutated
 
 CORPUS = Path(__file__).parent / "corpus" / "tensors"
 LIMITS = ReadLimits(max_bytes=1 << 20)
 _TARGETS = ("bfloat16", "float16", "float32")
-_INTERESTING = (
-    0,
-    1,
-    0x7F,
-    0x80,
-    0xFF,
-    0x7FFF,
-    0x8000,
-    0xFFFF,
-    0x7FFFFFFF,
-    0x80000000,
-    0xFFFFFFFF,
-    1 << 63,
-    (1 << 64) - 1,
-)
-_WORDS = (
-    b"PK\1\2",
-    b"PK\3\4",
-    b"PK\5\6",
-    b"PK\6\6",
-    b"PK\6\7",
-    b"PK\7\x08",
-    b"archive/data.pkl",
-    b"archive/data/0",
-    b"ctorch\nFloatStorage\n",
-    b"ctorch\nDoubleStorage\n",
-    b"ctorch.storage\nUntypedStorage\n",
-    b"ctorch._utils\n_rebuild_tensor_v2\n",
-    b"ctorch._utils\n_rebuild_tensor_v3\n",
-    b"ctorch._utils\n_rebuild_parameter\n",
-    b"ctorch._tensor\n_rebuild_from_type_v2\n",
-    b"ccollections\nOrderedDict\n",
-    b"cos\nsystem\n",
-    b"\x8a\x08",
-    b"tQ",
-    b"tR",
-    b'"data_offsets":[0,64]',
-    b'"shape":[4,4]',
-    b'"__metadata__":{}',
-    b"'fortran_order': True",
-    b"'descr': '<f8'",
-    b"'shape': (4, 4)",
-)
+WORDS = (
+    b"PK\1\2", b"PK\3\4", b"PK\5\6", b"PK\6\6", b"PK\6\7", b"PK\7\x08", b"archive/data.pkl", b"archive/data/0", b"constants.pkl", b"byteorder",
+    b"big", b".npy", b"ctorch\nFloatStorage\n", b"ctorch\nDoubleStorage\n", b"ctorch\nHalfStorage\n", b"ctorch\nBFloat16Storage\n",
+    b"ctorch\nLongStorage\n", b"ctorch.storage\nUntypedStorage\n", b"ctorch\nfloat8_e4m3fn\n", b"ctorch\nint64\n", b"ctorch\nTensor\n",
+    b"ctorch.nn.parameter\nParameter\n", b"ctorch._utils\n_rebuild_tensor_v2\n", b"ctorch._utils\n_rebuild_tensor_v3\n",
+    b"ctorch._utils\n_rebuild_parameter\n", b"ctorch._utils\n_rebuild_parameter_with_state\n", b"ctorch._tensor\n_rebuild_from_type_v2\n",
+    b"ctorch._utils\n_rebuild_sparse_tensor\n", b"ctorch.nested._internal\nf\n", b"ccollections\nOrderedDict\n", b"cos\nsystem\n",
+    b"\x8a\x08", b"\x8a\x01\x08", b"tQ", b"tR", b"(", b")", b"]", b"}", b"N", b"K\1", b"M\1\1", b"J\1\1\1\1", b"G\x3f\xf0\0\0\0\0\0\0", b"\x8c\1a",
+    b"X\1\0\0\0a", b"\x85", b"\x86", b"\x87", b"a", b"e", b"s", b"u", b"q\0", b"r\0\0\0\0", b"\x94", b"h\0", b"j\0\0\0\0", b"\x93", b"\x95", b"\x88",
+    b'"data_offsets":[0,64]', b'"shape":[4,4]', b'"dtype":"F64"', b'"BF16"', b'"__metadata__":{}', b'"embedding_table_id":"a-table"', b"1.5", b"NaN",
+    b"'fortran_order': True", b"'descr': '<f8'", b"'shape': (4, 4)", b"'>f4'", b"'<f2'",
+)  # fmt: skip
 
 
 def check(data: bytes) -> Tensor | None:
@@ -102,42 +69,6 @@ def _check_message(refusal: EmbeddingsError) -> None:
         raise AssertionError(f"a message of {len(refusal.message)} characters: {refusal.message[:1000]!r}")
 
 
-def mutated(data: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
-    """`data` with a few random changes: bits, numbers, words, pieces cut, doubled or taken from `others`."""
-    changed = bytearray(data)
-    for _ in range(1 << rng.randrange(4)):
-        at = rng.randrange(len(changed) + 1)
-        match rng.randrange(8):
-            case 0 if at < len(changed):
-                changed[at] ^= 1 << rng.randrange(8)
-            case 1 if at < len(changed):
-                changed[at] = rng.randrange(256)
-            case 2:
-                size = rng.choice((1, 2, 4, 8))
-                value = rng.choice(_INTERESTING) + rng.randrange(-2, 3)
-                changed[at : at + size] = (value % (1 << 8 * size)).to_bytes(
-                    size, rng.choice(("little", "big"))
-                )
-            case 3:
-                word = rng.choice(_WORDS)
-                changed[at : at + len(word) * rng.randrange(2)] = word
-            case 4:
-                del changed[at : at + rng.randrange(1, 33)]
-            case 5:
-                piece = changed[at : at + rng.randrange(1, 65)]
-                to = rng.randrange(len(changed) + 1)
-                changed[to:to] = piece
-            case 6:
-                other = rng.choice(others)
-                start = rng.randrange(len(other))
-                size = rng.randrange(1, 129)
-                changed[at : at + size * rng.randrange(2)] = other[start : start + size]
-            case _ if at < len(changed):
-                step = rng.choice((-1, 1, 2, -2, 16, -16))
-                changed[at] = (changed[at] + step) % 256
-    return bytes(changed)
-
-
 class _Lines:
     """Notes lines of `inlay.tensors` that run for the first time; each costs once only. Needs Python 3.12."""
 
@@ -171,7 +102,7 @@ def fuzz(executions: int, seed: int, corpus: Path) -> tuple[int, int]:
     lines = _Lines()
     accepted, kept = 0, 0
     for _ in range(executions):
-        data = mutated(rng.choice(inputs), inputs, rng)
+        data = mutated(rng.choice(inputs), inputs, WORDS, rng)
         before = lines.found
         try:
             accepted += check(data) is not None
@@ -182,22 +113,6 @@ def fuzz(executions: int, seed: int, corpus: Path) -> tuple[int, int]:
             inputs.append(data)
             kept += 1
     return accepted, kept
-
-
-def _guided(arguments: list[str]) -> None:
-    atheris = importlib.import_module("atheris")
-    with atheris.instrument_imports(include=["inlay.tensors"], enable_loader_override=False):
-        for module in [name for name in sys.modules if name.startswith("inlay.tensors")]:
-            del sys.modules[module]
-        import inlay.tensors as instrumented
-
-    globals().update(read=instrumented.read, prompts_of=instrumented.prompts_of, to_rows=instrumented.to_rows)
-
-    def one(data: bytes) -> None:
-        check(data)
-
-    atheris.Setup([sys.argv[0], *arguments], one)
-    atheris.Fuzz()
 
 
 def corpus_files() -> Iterator[tuple[str, bytes]]:
@@ -250,12 +165,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--corpus", type=Path, default=CORPUS)
     parser.add_argument("--make-corpus", action="store_true")
-    parser.add_argument("--atheris", nargs=argparse.REMAINDER, help="libFuzzer's arguments")
     options = parser.parse_args(arguments)
     if options.make_corpus:
         _make_corpus(options.corpus)
-    elif options.atheris is not None:
-        _guided(options.atheris)
     else:
         accepted, kept = fuzz(options.executions, options.seed, options.corpus)
         print(f"{options.executions} executions, {accepted} accepted, {kept} kept for new lines")

@@ -1,0 +1,182 @@
+"""Fuzz the reader of multipart bodies: framing has one reading, in whatever pieces a body comes, and all else is refused.
+
+    python -m tests.fuzz.fuzz_multipart FOLDER -runs=10000000 -max_len=512
+
+The arguments are libFuzzer's; FOLDER receives what reaches something new. Needs `atheris`. An input is a byte that says into
+which pieces the body is cut and whether its length is known, the boundary, a line's end, and the body.
+"""
+
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tests.fuzz.guided import instrumented, run
+from tests.fuzz.mutation import mutated
+
+CORPUS = Path(__file__).parent / "corpus" / "multipart"
+MAX_BYTES, MAX_REQUEST_BYTES, MAX_HEADER_BYTES, MAX_FILES, FIRST = 128, 48, 96, 3, 32
+"""The limits, and the memory a part of unknown length begins with: lowered so that small bodies reach them."""
+_SIZES = (1, 3, 8, 13, 19, 26, 33, 41, 50, 60, 71, 83, 97, 113, 150, 4096)
+"""Bytes of the pieces that a body may come in."""
+
+WORDS = (
+    b"\r\n", b"\r", b"\n", b"--", b"\r\n\r\n", b"\r\n--b", b"\r\n--b--", b"--b\r\n", b"\0", b'name="request"', b"name=request", b'name="a"', b"; ",
+    b"form-data", b'Content-Disposition: form-data; name="request"\r\n\r\n', b'Content-Disposition: form-data; name="a"\r\n\r\n', b'\\"', b'"',
+    b'; filename="b"', b"Content-Transfer-Encoding: binary\r\n", b"Content-Transfer-Encoding: base64\r\n", b"Content-Type: a/b\r\n", b"\xff", b"\xc3\xa9",
+    b"A" * 32, b"A" * 100, b":", b"a: b\r\n", b"name*=a", b"=",
+)  # fmt: skip
+
+
+@cache
+def _parts() -> Any:
+    """What is fuzzed: imported late, so that it can be instrumented."""
+    from inlay.errors import InlayError
+    from inlay.frontend import memory, multipart
+    from inlay.tensors import ReadLimits
+
+    return SimpleNamespace(
+        InlayError=InlayError, memory=memory, multipart=multipart, limits=ReadLimits(max_bytes=MAX_BYTES)
+    )
+
+
+@contextmanager
+def small_limits() -> Iterator[None]:
+    """While it is entered, bodies are read under the limits above."""
+    memory, multipart = _parts().memory, _parts().multipart
+    names = ("MAX_REQUEST_BYTES", "MAX_HEADER_BYTES", "MAX_FILES")
+    before = [getattr(multipart, name) for name in names]
+    first = memory._FIRST
+    try:
+        memory._FIRST = FIRST
+        for name in names:
+            setattr(multipart, name, globals()[name])
+        yield
+    finally:
+        memory._FIRST = first
+        for name, value in zip(names, before, strict=True):
+            setattr(multipart, name, value)
+
+
+def _outcome(
+    boundary: str, body: bytes, declared: int | None, pieces: Sequence[bytes | bytearray], whole: bool
+) -> tuple[str, Any]:
+    """ "form" and what it holds, or an error's name and what it says."""
+    parts = _parts()
+    try:
+        form = parts.multipart.Form(boundary, declared, parts.limits, whole=whole)
+        for piece in pieces:
+            form.feed(piece)
+            assert len(form._pending) <= MAX_HEADER_BYTES + 4
+        form.close()
+    except parts.InlayError as error:
+        return _refusal(error)
+    assert form.size == len(body)
+    return "form", (form.request, {name: bytes(data.view) for name, data in form.parts.items()})
+
+
+def _refusal(error: Any) -> tuple[str, Any]:
+    assert 400 <= error.status < 500
+    assert len(error.message) < 1000
+    return type(error).__name__, (error.message, error.param)
+
+
+def check(data: bytes) -> bool:
+    """Read `data` whole where it lies, and in pieces, of known or unknown length: both must end alike.
+
+    Returns:
+        Whether it was accepted.
+
+    Raises:
+        AssertionError: they differ, or what was accepted does not say what it was taken for.
+        Exception: anything but an `InlayError` of 400 to 499 came out.
+    """
+    head, _, body = data[1:].partition(b"\n")
+    boundary = head.decode("latin-1")
+    how = data[0] if data else 0
+    size, first = _SIZES[how & 15], how >> 4 & 7
+    pieces = [body[:first], *(body[start : start + size] for start in range(first, len(body), size))]
+    outcome = _outcome(boundary, body, len(body), [bytearray(body)], True)
+    other = _outcome(boundary, body, len(body) if how & 128 else None, pieces, False)
+    assert _alike(outcome, other), (outcome, other)
+    if outcome[0] != "form":
+        return False
+    _check_form(boundary.encode(), body, *outcome[1])
+    return True
+
+
+def _alike(one: tuple[str, Any], other: tuple[str, Any]) -> bool:
+    # How much of what is too large had come is all that may differ.
+    return one == other or (one[0] == other[0] != "form" and _unnumbered(one[1]) == _unnumbered(other[1]))
+
+
+def _unnumbered(error: tuple[str, str | None]) -> tuple[str, str | None]:
+    return re.sub(r"\d+", "#", error[0]), error[1]
+
+
+def _check_form(boundary: bytes, body: bytes, request: bytes, files: Mapping[str, bytes]) -> None:
+    """RFC 7578 read in the plainest way says the same."""
+    before, *parts, end = (b"\r\n" + body).split(b"\r\n--" + boundary)
+    assert before == b""
+    assert end in (b"--", b"--\r\n")
+    contents = []
+    for part in parts:
+        start, headers, content = part[:2], *part[2:].split(b"\r\n\r\n", 1)
+        assert start == b"\r\n"
+        assert b"content-disposition" in headers.lower()
+        contents.append(content)
+    assert contents == [request, *files.values()]
+    assert "request" not in files
+    assert len(request) <= MAX_REQUEST_BYTES
+    assert len(files) <= MAX_FILES
+    assert all(len(content) <= MAX_BYTES for content in files.values())
+
+
+def seeds() -> list[bytes]:
+    """Bodies of many shapes, and some that are refused: where mutation starts."""
+
+    def part(disposition: bytes, content: bytes, more: bytes = b"") -> bytes:
+        return b"--b\r\n" + more + b"Content-Disposition: " + disposition + b"\r\n\r\n" + content + b"\r\n"
+
+    request = part(b'form-data; name="request"', b'{"a":1}')
+    file = part(b'form-data; name="a"; filename="a.npy"', b"\r\n--\0" * 4, b"Content-Type: a/b\r\n")
+    other = part(b"form-data;name=c", b"", b"content-transfer-encoding: Binary\r\n")
+    quoted = part(b'FORM-DATA; filename="\\";name=x" ;\tname="d\xc3\xa9"', b"A" * 64)
+    bodies = [
+        request + b"--b--\r\n",
+        request + file + b"--b--",
+        request + file + other + quoted + b"--b--\r\n",
+        request + file * 2 + b"--b--",
+        file + request + b"--b--",
+        request + part(b'form-data; name="a"', b"A" * 129) + b"--b--",
+        part(b'form-data; name="request"', b"A" * 49) + b"--b--",
+        request
+        + other
+        + part(b"form-data; name=e", b"", b"Content-Transfer-Encoding: base64\r\n")
+        + b"--b--",
+        request + b"--b\r\na: " + b"A" * 96 + b"\r\n\r\n",
+        request + b"--b--\r\nmore",
+        request[:-2],
+        b"--b--",
+    ]
+    return [bytes((number * 37 % 256,)) + b"b\n" + body for number, body in enumerate(bodies)] + [
+        b"\7\n" + request,
+        b"\7b\xe9\n" + request,
+    ]
+
+
+def main(options: Sequence[str]) -> None:
+    """Run what the module's docstring says."""
+    with instrumented("inlay.frontend.multipart", "inlay.frontend.memory"):
+        _parts()
+    inputs = seeds()
+    with small_limits():
+        run(check, [lambda data, rng: mutated(data, inputs, WORDS, rng)], options, [CORPUS])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
