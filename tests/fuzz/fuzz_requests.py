@@ -51,6 +51,7 @@ def _parts() -> Any:
     from inlay.frontend.embeds import Embeddings, EmbedsReader
     from inlay.frontend.errors import error_json
     from inlay.frontend.limits import EmbedsLimits
+    from inlay.frontend.messages import with_rows
     from inlay.frontend.metrics import Metrics
     from inlay.frontend.prompts import PromptReader
     from inlay.frontend.sampling import check_request, for_choice, sampling_of
@@ -98,6 +99,7 @@ def _parts() -> Any:
         PromptReader=PromptReader,
         sampling_of=sampling_of,
         Work=Work,
+        with_rows=with_rows,
     )
 
 
@@ -137,7 +139,12 @@ def _chat(parts: Any, body: bytes) -> tuple[Any, list[Any], Any]:
     request = parsed.request
     parts.check_request(request)
     parts.chat._check_chat(request, parts.settings.max_choices)
-    prompt = parts.chat._prompt(request, _embeddings(parts, parsed), parts.renderer)
+    prompt = parts.chat._prompt(
+        request,
+        lambda read: parts.with_rows(request.messages, read),
+        _embeddings(parts, parsed),
+        parts.renderer,
+    )
     max_tokens = (
         request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     )
