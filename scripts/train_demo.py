@@ -1,4 +1,4 @@
-"""Make every file of `inlay.demo` anew: `python -m scripts.train_demo`. Ten minutes or so on two cores."""
+"""Make every file of `inlay.demo` anew: `python -m scripts.train_demo`. A quarter of an hour or so on two cores."""
 
 import argparse
 import logging
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     examples = Showcase(model, tokenizer, world, SHOWCASE_SEED).examples(task, report)
     write_examples(examples, out / "tasks.json")
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    write_card(examples, parameters, options.steps, out / "README.md")
+    write_card(examples, parameters, (options.steps, LAST_STEPS), out / "README.md")
     LOGGER.info("done after %.0f s", time.monotonic() - began)
 
 

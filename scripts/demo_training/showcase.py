@@ -168,8 +168,8 @@ def write_examples(examples: Examples, path: Path) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(examples), indent=1) + b"\n")
 
 
-def write_card(examples: Examples, parameters: int, steps: int, path: Path) -> None:
-    """Write the model card."""
+def write_card(examples: Examples, parameters: int, steps: tuple[int, int], path: Path) -> None:
+    """Write the model card; `steps` are those of the two phases of training."""
     task = examples.soft_prompt
     shares = [prompt.accuracy for prompt in task.text_prompts]
     bands = [sum(low <= share < low + 0.1 for share in shares) for low in (0.0, 0.1, 0.2, 0.3, 0.4)]
@@ -188,8 +188,8 @@ that can be checked. Do not use it for anything else.
 A synthetic corpus drawn from a seed by `scripts/demo_training`: facts about {PEOPLE_COUNT} invented people (profession,
 tool, workplace, pet, favourite colour, home) and 24 invented countries (capital, river, flag, dish); passages about other
 invented people with questions whose answers stand in the passage; small tasks (copying, reversing letters, counting,
-addition, subtraction, capitals, first letters, comparing numbers). {steps} steps of {training.BATCH_SIZE} x
-{training.SEQUENCE_LENGTH} tokens. `python -m scripts.train_demo` makes every file in this folder anew.
+addition, subtraction, capitals, first letters, comparing numbers). {steps[0]} steps of {training.BATCH_SIZE} x
+{training.SEQUENCE_LENGTH} tokens, then {steps[1]} at a lower learning rate over documents of their own. `python -m scripts.train_demo` makes every file in this folder anew.
 
 ## How often it is right
 
@@ -218,6 +218,9 @@ Of {len(task.tuning) + len(task.choosing) + len(task.held_out)} people, {len(tas
 
 - Soft prompt, held out: {task.accuracy:.1%}.
 - Best of {len(shares)} text prompts, the same inputs, the same measure: {max(shares):.1%} ({task.text_prompts[0].template!r}).
+- That is not an untouched baseline. With earlier forms of the corpus the best text prompt reached 68%, then 52%; documents that
+  answer a name among words, or lists of names and words, with a description were then added, and they resemble the prompts
+  that had scored well.
 - Median text prompt: {median:.1%}. Text prompts by accuracy: under 10%: {bands[0]}, 10-20%: {bands[1]},
   20-30%: {bands[2]}, 30-40%: {bands[3]}, 40-50%: {bands[4]}, 50% and over: {over}. Chance is {1 / len(task.answers):.0%}.
 
