@@ -140,7 +140,9 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "from 0 to 20, got 21"),
     ({"logprobs": 2}, "logprobs", "got `int`"),
     ({"n": 1000}, "n", "at most 128"),
-    ({"prompt_logprobs": 1}, "prompt_logprobs", "not supported"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs", "from 0 to 20, got 21"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "not available when stream"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "-1 or from 1 to 512, got 0"),
     ({"echo": True}, "echo", "not supported"),
     ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "not supported"),
 ]  # fmt: skip

@@ -178,7 +178,6 @@ def test_echo_gives_the_prompt_first(url: str) -> None:
     plain = post(url, "/v1/completions", {**GREEDY, "prompt": TEXT}).json()["choices"][0]["text"]
     body = {**GREEDY, "prompt": TEXT, "echo": True}
     assert post(url, "/v1/completions", body).json()["choices"][0]["text"] == TEXT + plain
-    assert "echo" in error(post(url, "/v1/completions", {**body, "logprobs": 1}))["message"]
 
 
 def test_the_default_is_all_that_fits(url: str) -> None:
@@ -231,7 +230,11 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"max_tokens": "5"}, "max_tokens", "got `str`"),
     ({"n": 0}, "n", "at least 1, got 0"),
     ({"n": 10**9}, "n", "at most 128"),
-    ({"n": 2, "best_of": 3}, "best_of", "must equal n (2), got 3"),
+    ({"n": 3, "best_of": 2}, "best_of", "at least n (3)"),
+    ({"n": 2, "best_of": 3, "stream": True}, "best_of", "not possible when stream"),
+    ({"best_of": 129}, "best_of", "at most 128"),
+    ({"cache_salt": ""}, "cache_salt", "non-empty string"),
+    ({"cache_salt": 5}, "cache_salt", "got `int`"),
     ({"temperature": -0.1}, "temperature", "at least 0, got -0.1"),
     ({"top_p": 0}, "top_p", "above 0 and at most 1, got 0"),
     ({"top_p": 1.01}, "top_p", "got 1.01"),
@@ -253,9 +256,14 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"stream_options": {"include_usage": True}}, "stream_options", "only allowed when stream"),
     ({"response_format": {"type": "json_object"}}, "response_format", "structured output is not supported"),
     ({"use_beam_search": True}, "use_beam_search", "not supported"),
-    ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "not supported"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "-1 or from 1 to 512, got 0"),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "at least -1, got -2"),
+    ({"truncate_prompt_tokens": 513}, "truncate_prompt_tokens", "-1 or from 1 to 512, got 513"),
+    ({"truncate_prompt_tokens": 4, "truncation_side": "middle"}, "truncation_side", "middle"),
     ({"suffix": "x"}, "suffix", "not supported"),
-    ({"prompt_logprobs": 1}, "prompt_logprobs", "not supported"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs", "from 0 to 20, got -1"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs", "from 0 to 20, got 21"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "not available when stream"),
     ({"prompt": [384]}, "prompt", "id 384 is out of vocabulary"),
     ({"prompt": [-1]}, "prompt", "id -1 is out of vocabulary"),
     ({"prompt": [True]}, "prompt[0]", "got `bool`"),

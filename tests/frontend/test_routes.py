@@ -74,6 +74,16 @@ def test_the_description_covers_every_route_and_resolves(url: str) -> None:
         document["paths"]
     )
 
+    bodies = {path: set(document["paths"][path]["post"]["requestBody"]["content"]) for path in (
+        "/v1/completions", "/v1/chat/completions", "/v1/prompt_embeds", "/tokenize"
+    )}  # fmt: skip
+    assert bodies == {
+        "/v1/completions": {"application/json", "multipart/form-data"},
+        "/v1/chat/completions": {"application/json", "multipart/form-data"},
+        "/v1/prompt_embeds": {"application/json", "application/octet-stream"},
+        "/tokenize": {"application/json"},
+    }
+
     def references(value: Any) -> set[str]:
         if isinstance(value, dict):
             own = {value["$ref"]} if "$ref" in value else set()

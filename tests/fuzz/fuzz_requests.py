@@ -36,7 +36,7 @@ WORDS = (
     b'"prompt":', b'"prompt_embeds":', b'"messages":', b'"content":', b'"role":"tool"', b'"type":"prompt_embeds"', b'"data":', b'"ref":',
     b'"part":', b'"tools":', b'"tool_calls":', b'"arguments":', b'"function":', b'"reasoning_content":', b'"continue_final_message":true',
     b'"add_generation_prompt":false', b'"chat_template_kwargs":', b'"logit_bias":{"1":100}', b'"stop":["a"]', b'"n":128', b'"max_tokens":',
-    b'"echo":true', b'"logprobs":', b'"suffix":"a"', b'"response_format":', b'"stream_options":{}', b'"cache_salt":', b'"seed":-1',
+    b'"echo":true', b'"prompt_logprobs":', b'"truncate_prompt_tokens":-1', b'"truncation_side":"right"', b'"best_of":', b'"logprobs":', b'"suffix":"a"', b'"response_format":', b'"stream_options":{}', b'"cache_salt":', b'"seed":-1',
     b'"temperature":', b'"top_p":', b'"min_tokens":', b'"stop_token_ids":[1]', b'"priority":', b"9223372036854775808", b"<|im_start|>",
 )  # fmt: skip
 
@@ -117,16 +117,9 @@ def _completions(parts: Any, body: bytes) -> tuple[Any, list[Any], Any]:
     request = parsed.request
     parts.check_request(request)
     reader = parts.PromptReader(request, parts.card, parts.renderer, _embeddings(parts, parsed))
-    prompts = parts.completions._prompts(reader, request, parts.settings.max_choices)
-    parts.completions._check_rows(request, prompts)
-    sampling = parts.sampling_of(
-        request,
-        parts.card,
-        longest=max(map(len, prompts)),
-        max_tokens=request.max_tokens,
-        logprobs=request.logprobs,
-    )
-    return request, prompts, sampling
+    limit = parts.card.limits.max_model_len
+    prompts = parts.completions._prompts(reader, request, limit, parts.settings.max_choices)
+    return request, prompts, parts.completions._sampling(request, parts.card, prompts)
 
 
 def _chat(parts: Any, body: bytes) -> tuple[Any, list[Any], Any]:
@@ -168,11 +161,11 @@ def outcome(target: str, body: bytes) -> tuple[str, Any]:
         request, prompts, sampling = (_completions if target == "completions" else _chat)(parts, body)
         works = []
         for index, prompt in enumerate(prompts):
-            assert 0 < len(prompt) < parts.card.limits.max_model_len
+            assert 0 < len(prompt) <= parts.card.limits.max_model_len - (not request.only_echoes)
             own = parts.for_choice(
                 sampling, seed=request.seed or 0, index=index, max_tokens=sampling.max_tokens
             )
-            assert 0 < own.max_tokens < parts.card.limits.max_model_len
+            assert not request.only_echoes <= own.max_tokens < parts.card.limits.max_model_len
             work = parts.Work(id="w", prompt=prompt, sampling=own, salt=request.cache_salt)
             header, buffers = parts.frames.encode(work)
             works.append((header, [bytes(buffer.view) for buffer in buffers]))

@@ -7,6 +7,7 @@ has no token, is answered with an id drawn from its digest, so that equal prompt
 import asyncio
 import json
 import time
+from array import array
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -17,7 +18,18 @@ from inlay.digest import Secret, row_digests
 from inlay.engine.settings import EngineSettings
 from inlay.errors import ContextLengthError, DeadlineExceededError, ErrorFrame, InvalidRequestError
 from inlay.prompt import ROW_DIGEST_SIZE, Prompt, Rows, Tokens
-from inlay.protocol.work import Delta, Emit, Exactness, Limits, ModelCard, Stats, TokenLogprobs, Usage, Work
+from inlay.protocol.work import (
+    Delta,
+    Emit,
+    Exactness,
+    Limits,
+    ModelCard,
+    PromptLogprobs,
+    Stats,
+    TokenLogprobs,
+    Usage,
+    Work,
+)
 
 
 @dataclass(slots=True)
@@ -98,6 +110,19 @@ class EchoEngine:
                 f"This model's maximum context length is {limit} tokens; the prompt has {length} and "
                 f"{work.sampling.max_tokens} more were asked for."
             )
+        told = _told(work)
+        if not work.sampling.max_tokens:
+            emit(
+                Delta(
+                    work.id,
+                    work.attempt,
+                    0,
+                    finish_reason="length",
+                    usage=Usage(length, 0),
+                    prompt_logprobs=told,
+                )
+            )
+            return
         ids = cycle(_answer(work.prompt, self._secret, self.card.vocab_size))
         skipped = len(work.prior_output)
         next(islice(ids, skipped, skipped), None)  # a resumed answer goes on where it stopped
@@ -145,6 +170,7 @@ class EchoEngine:
                 ("stop" if stops else "length") if ended else None,
                 id_ if stops else None,
                 Usage(len(work.prompt), running.emitted) if first or ended else None,
+                prompt_logprobs=_told(work) if first and not work.prior_output else None,
             )
         )
 
@@ -187,6 +213,14 @@ class EchoEngine:
             steps=self._steps,
             progress=self._prompted + self._generated,
         )
+
+
+def _told(work: Work) -> PromptLogprobs | None:
+    """Every token of a prompt is certain here."""
+    if work.sampling.prompt_logprobs is None:
+        return None
+    ids = array("i", work.prompt.token_ids()[1:])
+    return PromptLogprobs(1, ids.tobytes(), bytes(4 * len(ids)), array("i", [1] * len(ids)).tobytes())
 
 
 def _answer(prompt: Prompt, secret: Secret, vocab_size: int) -> list[int]:

@@ -68,21 +68,21 @@ _ROUTES: tuple[tuple[Operation, Handler], ...] = (
     (
         Operation(
             "POST", "/v1/completions", "Continue a prompt of text, ids, embeddings or a mixture.",
-            CompletionRequest, Completion, Completion,
+            CompletionRequest, Completion, Completion, multipart=True,
         ),
         completions,
     ),
     (
         Operation(
             "POST", "/v1/chat/completions", "Answer a chat whose messages may hold embeddings.",
-            ChatRequest, ChatCompletion, ChatChunk,
+            ChatRequest, ChatCompletion, ChatChunk, multipart=True,
         ),
         chat_completions,
     ),
     (
         Operation(
             "POST", "/v1/prompt_embeds", "Store embeddings, raw (application/octet-stream) or in JSON.",
-            UploadRequest, PromptEmbeds,
+            UploadRequest, PromptEmbeds, octets=True,
         ),
         uploads.upload,
     ),

@@ -13,6 +13,8 @@ from inlay.frontend.embeds import Embeddings
 from inlay.frontend.generation import Generation
 from inlay.frontend.incoming import Incoming, read_request
 from inlay.frontend.messages import check_depth, with_rows
+from inlay.frontend.prompt_logprobs import with_prompt_logprobs
+from inlay.frontend.prompts import truncated
 from inlay.frontend.reading import Forms, check_tool_use, read_as
 from inlay.frontend.references import embeddings_of
 from inlay.frontend.respond import generation_of, respond
@@ -97,10 +99,11 @@ async def ask(
     embeddings = await embeddings_of(call, incoming, sources, card)
     prompt = await server.prepare(incoming.size, _prompt, request, messages, embeddings, renderer)
     del embeddings
-    call.reservation.shrink_to(bytes_alive([prompt]))
     max_tokens = (
         request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     )
+    prompt = truncated(prompt, request, card.limits.max_model_len, max_tokens)
+    call.reservation.shrink_to(bytes_alive([prompt]))
     sampling = sampling_of(
         request,
         card,
@@ -109,6 +112,7 @@ async def ask(
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         logprobs_param="top_logprobs",
     )
+    sampling = with_prompt_logprobs(sampling, request, card, [prompt], echoed=None)
     output, sampling = read_as(
         forms,
         renderer,
@@ -156,10 +160,6 @@ def _check_chat(request: ChatRequest, max_choices: int) -> None:
         )
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequestError("top_logprobs is only allowed when logprobs is true", param="top_logprobs")
-    if request.prompt_logprobs is not None:
-        raise InvalidRequestError(
-            "prompt_logprobs is not supported in chat completions", param="prompt_logprobs"
-        )
     if request.echo:
         raise InvalidRequestError("echo is not supported in chat completions", param="echo")
     for name in ("messages", "tools", "tool_choice", "chat_template_kwargs"):

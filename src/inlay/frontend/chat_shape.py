@@ -112,6 +112,7 @@ class ChatShape:
         """All choices, whole."""
         with_ids = bool(self._request.return_token_ids)
         first = self._generation.choices[0].work.prompt
+        scores = self._generation.scores_of(self._generation.choices[0])
         return ChatCompletion(
             id=self._id,
             created=self._created,
@@ -119,6 +120,9 @@ class ChatShape:
             choices=[self._choice(choice, with_ids) for choice in self._generation.choices],
             usage=self._generation.usage(),
             prompt_token_ids=prompt_ids(first) if with_ids else msgspec.UNSET,
+            prompt_logprobs=_UNSET
+            if scores is None
+            else scores.shown(self._renderer, self._request.prompt_logprobs or 0),
         )
 
     def _said(self, piece: Piece) -> _Said:

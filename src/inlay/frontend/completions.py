@@ -2,6 +2,7 @@
 
 import time
 import uuid
+from collections.abc import Sequence
 
 import msgspec
 
@@ -11,7 +12,8 @@ from inlay.frontend.choices import Choice, Piece
 from inlay.frontend.errors import shown
 from inlay.frontend.generation import Generation, Pieces
 from inlay.frontend.incoming import read_request
-from inlay.frontend.prompts import PromptReader
+from inlay.frontend.prompt_logprobs import check_has_ids, with_prompt_logprobs
+from inlay.frontend.prompts import PromptReader, truncated
 from inlay.frontend.references import embeddings_of
 from inlay.frontend.respond import generation_of, respond
 from inlay.frontend.sampling import check_request, sampling_of
@@ -25,6 +27,7 @@ from inlay.protocol.openai.completions import (
     CompletionRequest,
 )
 from inlay.protocol.openai.generation import ErrorResponse
+from inlay.protocol.work import ModelCard, Sampling, TokenLogprobs
 from inlay.render import Renderer
 
 _decoder = msgspec.json.Decoder(CompletionRequest)
@@ -44,18 +47,12 @@ async def completions(call: Call) -> None:
         _prompts,
         PromptReader(request, card, renderer, embeddings),
         request,
+        card.limits.max_model_len,
         server.settings.max_choices,
     )
     del incoming, embeddings
     call.reservation.shrink_to(bytes_alive(prompts))
-    _check_rows(request, prompts)
-    sampling = sampling_of(
-        request,
-        card,
-        longest=max(map(len, prompts)),
-        max_tokens=request.max_tokens,
-        logprobs=request.logprobs,
-    )
+    sampling = _sampling(request, card, prompts)
     response_id = f"cmpl-{uuid.uuid4().hex}"
     generation = generation_of(
         call, request, response_id, card, renderer, prompts, sampling, request.max_tokens
@@ -64,30 +61,39 @@ async def completions(call: Call) -> None:
     await respond(call, request, card, generation, shape)
 
 
-def _prompts(reader: PromptReader, request: CompletionRequest, most: int) -> list[Prompt]:
+def _prompts(reader: PromptReader, request: CompletionRequest, limit: int, most: int) -> list[Prompt]:
     prompts = reader.prompts(most=most)
-    asked = len(prompts) * (request.n or 1)
+    asked = len(prompts) * request.candidates
     if asked > most:
+        param = "n" if request.best_of is None else "best_of"
         raise InvalidRequestError(
-            f"the request asks for {asked} choices; at most {most} are allowed", param="n"
+            f"the request asks for {asked} choices; at most {most} are allowed", param=param
         )
     if not all(map(len, prompts)):
         raise InvalidRequestError("prompt must have at least one position", param="prompt")
-    return prompts
+    return [truncated(prompt, request, limit, request.max_tokens) for prompt in prompts]
 
 
-def _check_rows(request: CompletionRequest, prompts: list[Prompt]) -> None:
-    """Refuse what needs token ids where there are none, and what is not served."""
-    rows = any(prompt.has_rows for prompt in prompts)
-    reason = "is not possible with prompt_embeds: rows have no token ids" if rows else "is not supported"
+def _sampling(request: CompletionRequest, card: ModelCard, prompts: list[Prompt]) -> Sampling:
+    """What the choices share. Raises `InlayError` for what these prompts or this model cannot do."""
     if request.suffix:
-        raise InvalidRequestError(f"suffix {reason}", param="suffix")
-    if request.prompt_logprobs is not None:
-        raise InvalidRequestError(f"prompt_logprobs {reason}", param="prompt_logprobs")
-    if request.echo and rows:
-        raise InvalidRequestError(f"echo {reason}", param="echo")
-    if request.echo and request.logprobs is not None:
-        raise InvalidRequestError("echo together with logprobs is not supported", param="echo")
+        check_has_ids(prompts, "suffix")
+        raise InvalidRequestError("suffix is not supported", param="suffix")
+    if request.echo:
+        check_has_ids(prompts, "echo")
+    sampling = sampling_of(
+        request,
+        card,
+        longest=max(map(len, prompts)),
+        max_tokens=request.max_tokens,
+        logprobs=request.logprobs,
+    )
+    sampling = with_prompt_logprobs(
+        sampling, request, card, prompts, echoed=request.logprobs if request.echo else None
+    )
+    if request.candidates > (request.n or 1) and sampling.logprobs is None:
+        sampling = msgspec.structs.replace(sampling, logprobs=0)
+    return sampling
 
 
 class CompletionShape:
@@ -111,6 +117,7 @@ class CompletionShape:
         self._continuous = bool(options and options.continuous_usage_stats)
         self._begun: set[int] = set()
         self._offsets: dict[int, int] = {}
+        self._echoed: dict[int, str] = {}
         self._collected: dict[int, list[Piece]] = {}
 
     def events(self, pieces: Pieces) -> list[msgspec.Struct]:
@@ -161,38 +168,78 @@ class CompletionShape:
             id=self._id,
             created=self._created,
             model=self._model,
-            choices=[
-                self._choice(choice, joined(self._collected[choice.index]))
-                for choice in self._generation.choices
-            ],
+            choices=self._best() if self._request.best_of is not None else self._all(),
             usage=self._generation.usage(),
         )
 
+    def _all(self) -> list[CompletionChoice]:
+        return [
+            self._choice(choice, joined(self._collected[choice.index])) for choice in self._generation.choices
+        ]
+
+    def _best(self) -> list[CompletionChoice]:
+        """The `n` of each prompt's choices with the highest logprob a token, best first."""
+        best: list[CompletionChoice] = []
+        for choices in self._generation.by_prompt():
+            found = [(choice, joined(self._collected[choice.index])) for choice in choices]
+            found.sort(key=lambda pair: -_mean_logprob(pair[1]))
+            for choice, piece in found[: self._request.n or 1]:
+                best.append(msgspec.structs.replace(self._choice(choice, piece), index=len(best)))
+        return best
+
     def _choice(self, choice: Choice, piece: Piece) -> CompletionChoice:
+        request = self._request
         begins = choice.index not in self._begun
         self._begun.add(choice.index)
         text = piece.text
         prompt = choice.work.prompt
-        if begins and self._request.echo:
-            text = self._renderer.decode(prompt.token_ids(), skip_special_tokens=True) + text
-        with_ids = bool(self._request.return_token_ids)
+        ids: tuple[int, ...] = piece.token_ids
+        logprobs: list[TokenLogprobs | None] = list(piece.logprobs)
+        scores = self._generation.scores_of(choice)
+        if begins and request.echo:
+            text = self._prompt_text(prompt) + text
+            ids = (*prompt.token_ids(), *ids)
+            if scores is not None:
+                logprobs = [None, *scores.entries(request.logprobs or 0), *logprobs]
+        shows_prompt = begins and scores is not None and request.prompt_logprobs is not None
+        with_ids = bool(request.return_token_ids)
         return CompletionChoice(
             index=choice.index,
             text=text,
-            logprobs=self._logprobs(choice, piece) if self._request.logprobs is not None else None,
+            logprobs=self._logprobs(choice, ids, logprobs) if request.logprobs is not None else None,
             finish_reason=piece.finish_reason,
             stop_reason=piece.stop_reason,
             token_ids=list(piece.token_ids) if with_ids else msgspec.UNSET,
             prompt_token_ids=prompt_ids(prompt) if with_ids and begins else msgspec.UNSET,
+            prompt_logprobs=scores.shown(self._renderer, request.prompt_logprobs or 0)
+            if scores is not None and shows_prompt
+            else msgspec.UNSET,
         )
 
-    def _logprobs(self, choice: Choice, piece: Piece) -> CompletionLogprobs:
+    def _prompt_text(self, prompt: Prompt) -> str:
+        """The prompt as text, made once for all its choices."""
+        text = self._echoed.get(id(prompt))
+        if text is None:
+            skip = self._request.skip_special_tokens is not False
+            text = self._renderer.decode(prompt.token_ids(), skip_special_tokens=skip)
+            self._echoed[id(prompt)] = text
+        return text
+
+    def _logprobs(
+        self, choice: Choice, ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]
+    ) -> CompletionLogprobs:
+        """Of `ids`; None where nothing can be said, which is at a prompt's first token."""
         offset = self._offsets.get(choice.index, 0)
         result = CompletionLogprobs([], [], [], [])
-        for id_, entry in zip(piece.token_ids, piece.logprobs, strict=True):
+        for id_, entry in zip(ids, logprobs, strict=True):
             token = self._renderer.token_text(id_)
             result.text_offset.append(offset)
+            offset += len(token)
             result.tokens.append(token)
+            if entry is None:
+                result.token_logprobs.append(None)
+                result.top_logprobs.append(None)
+                continue
             result.token_logprobs.append(entry.logprob)
             top: dict[str, float] = {}
             # Parts of characters read alike; the likeliest of them stands for all.
@@ -200,9 +247,12 @@ class CompletionShape:
                 name = self._renderer.token_text(other)
                 top[name] = max(logprob, top.get(name, logprob))
             result.top_logprobs.append(top if self._request.logprobs else None)
-            offset += len(token)
         self._offsets[choice.index] = offset
         return result
+
+
+def _mean_logprob(piece: Piece) -> float:
+    return sum(entry.logprob for entry in piece.logprobs) / max(1, len(piece.logprobs))
 
 
 def joined(pieces: list[Piece]) -> Piece:

@@ -8,6 +8,7 @@ import msgspec
 
 from inlay.frontend.choices import Choice, Piece
 from inlay.frontend.metrics import RequestTimes
+from inlay.frontend.prompt_logprobs import PromptScores
 from inlay.protocol.openai.generation import CompletionTokensDetails, PromptTokensDetails, UsageInfo
 from inlay.protocol.work import Delta, Stream
 from inlay.router import Router
@@ -23,17 +24,46 @@ class Generation:
 
     Attributes:
         choices: in the order of the response.
+        bulk: bytes that showing the prompts' logprobs takes.
     """
 
     def __init__(
-        self, choices: Sequence[Choice], prompt_tokens: int, prompts: int, times: RequestTimes
+        self,
+        choices: Sequence[Choice],
+        prompt_tokens: int,
+        prompts: int,
+        times: RequestTimes,
+        *,
+        scores: Sequence[PromptScores] = (),
+        bulk: int = 0,
     ) -> None:
+        """Nothing is sent yet.
+
+        Args:
+            choices: those of the first prompt, then those of the next, equally many of each.
+            prompt_tokens: positions of all prompts.
+            prompts: how many there are.
+            times: of the request.
+            scores: for each prompt what its first choice's work is told of it, where that was asked for.
+            bulk: bytes that showing them takes.
+        """
         self.choices = choices
         self._prompt_tokens = prompt_tokens
         self._per_prompt = len(choices) // prompts
         self._times = times
+        self._scores = scores
+        self.bulk = bulk
         self._streams: list[Stream] = []
         self._tasks: list[asyncio.Task[None]] = []
+
+    def scores_of(self, choice: Choice) -> PromptScores | None:
+        """The logprobs of a choice's prompt, if they were asked for."""
+        return self._scores[choice.index // self._per_prompt] if self._scores else None
+
+    def by_prompt(self) -> Sequence[Sequence[Choice]]:
+        """The choices of each prompt."""
+        each = self._per_prompt
+        return [self.choices[start : start + each] for start in range(0, len(self.choices), each)]
 
     def start(self, router: Router, name: str) -> None:
         """Send the works. Raises `OverloadedError` when no worker can take one."""
@@ -83,12 +113,25 @@ class Generation:
             piece = self._taken(choice, deltas)
             if choice.finish_reason is not None:
                 stream.cancel()
+            if not piece.token_ids and piece.finish_reason is None:
+                continue
+            scores = self.scores_of(choice)
+            if scores is not None:
+                # Whoever shows a prompt needs all that is told of it, by the work of another choice perhaps.
+                await scores.complete.wait()
             yield piece
             if choice.finish_reason is not None:
                 return
 
     def _taken(self, choice: Choice, deltas: Sequence[Delta]) -> Piece:
         piece = choice.take(deltas)
+        scores = self.scores_of(choice)
+        if scores is not None and choice.work.sampling.prompt_logprobs is not None:
+            for delta in deltas:
+                if delta.prompt_logprobs is not None:
+                    scores.take(delta.prompt_logprobs)
+            if piece.token_ids or piece.finish_reason is not None:
+                scores.check()
         self._times.tokens(choice.index, len(piece.token_ids))
         if piece.finish_reason is not None:
             self._times.ended(piece.finish_reason, choice.completion_tokens)

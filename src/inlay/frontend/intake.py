@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from inlay.errors import InvalidRequestError
 from inlay.frontend.admission import Reservation
 from inlay.frontend.limits import EmbedsLimits
 
@@ -12,6 +13,11 @@ _WEIGHTS = {b",": 64, b":": 48, b"[": 64, b"{": 176}
 
 _WIDE = 7
 """Bytes a character may take, while it is read, in a string that holds one outside ASCII: 4, and those of growing a buffer."""
+
+MAX_CONTAINERS = 100_000
+"""Objects and arrays in one body: what a parser makes of more would hold up everybody else for tenths of a second."""
+
+_BLOCK = 1 << 20
 
 _SMALL = 4096
 """Bytes under which the worst is assumed instead of counting."""
@@ -38,7 +44,13 @@ class Intake:
         self._whole = 0
 
     def parsing(self, rest: bytes | bytearray) -> None:
-        """Hold what parsing `rest` as JSON takes at most. Raises as `Reservation.grow_to`."""
+        """Hold what parsing `rest` as JSON takes at most.
+
+        Raises:
+            InvalidRequestError: it has more objects and arrays than any request needs.
+            InlayError: as `Reservation.grow_to`.
+        """
+        check_containers(rest)
         self._parsed = max(self._parsed, parsed_size(rest))
         self._reservation.grow_to(self._body + self._parsed)
 
@@ -61,6 +73,50 @@ class Intake:
         """
         self._whole += sum(sizes)
         self._limits.check_total(self._inline + self._whole)
+
+
+def check_containers(text: bytes | bytearray) -> None:
+    """Raise `InvalidRequestError` when JSON has more than `MAX_CONTAINERS` objects and arrays.
+
+    Brackets in strings do not count. Strings are only told apart where there are enough brackets to matter.
+    """
+    if len(text) <= MAX_CONTAINERS:
+        return
+    characters = np.frombuffer(text, np.uint8)
+    if sum(np.count_nonzero(characters == ord(bracket)) for bracket in "[{") <= MAX_CONTAINERS:
+        return
+    count = 0
+    inside = escaped = False
+    for start in range(0, len(characters), _BLOCK):
+        block = characters[start : start + _BLOCK]
+        strings, inside, escaped = _strings(block, inside, escaped)
+        count += np.count_nonzero(((block == ord("[")) | (block == ord("{"))) & ~strings)
+        if count > MAX_CONTAINERS:
+            raise InvalidRequestError(
+                f"the body has more than {MAX_CONTAINERS} JSON objects and arrays, which no request needs"
+            )
+
+
+def _strings(block: np.ndarray, inside: bool, escaped: bool) -> tuple[np.ndarray, bool, bool]:
+    """Which characters of a piece of JSON are in strings, their opening quotes included, and how the next piece begins.
+
+    Args:
+        block: uint8 [N], N at least 1.
+        inside: whether it begins in a string.
+        escaped: whether its first character is escaped by what stands before the piece.
+    """
+    places = np.arange(len(block), dtype=np.int32)
+    # An odd run of backslashes escapes what follows it; a run that reaches back to the start has `escaped` before it.
+    before = np.maximum.accumulate(np.where(block == ord("\\"), np.int32(-1), places))
+    quotes = np.flatnonzero(block == ord('"'))
+    run = quotes - 1 - np.where(quotes > 0, before[quotes - 1], -1)
+    run += (run == quotes) & escaped
+    toggles = np.zeros(len(block), np.bool_)
+    toggles[quotes[run % 2 == 0]] = True
+    strings = np.logical_xor.accumulate(toggles) ^ inside
+    trailing = len(block) - 1 - int(before[-1])
+    trailing += trailing == len(block) and escaped
+    return strings, bool(strings[-1]), trailing % 2 == 1
 
 
 def parsed_size(text: bytes | bytearray) -> int:

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from inlay.frontend.incoming import OCTETS
+from inlay.frontend.multipart import MULTIPART
 from inlay.protocol.openai.generation import ErrorResponse
 
 _REF = "#/components/schemas/{name}"
@@ -23,6 +25,8 @@ class Operation:
         request: type of the body, or None.
         response: type of the answer, or None where it is not JSON.
         event: type of a stream's events, or None where there is no stream.
+        multipart: the body may also be a form, whose part `request` is that type, with files beside it.
+        octets: the body may also be a file as it is.
         open: no API key is asked for.
         admin: only for those who run the server.
     """
@@ -33,12 +37,30 @@ class Operation:
     request: type | None = None
     response: type | None = None
     event: type | None = None
+    multipart: bool = False
+    octets: bool = False
     open: bool = False
     admin: bool = False
 
 
 def _json(schema: dict[str, Any]) -> dict[str, Any]:
     return {"application/json": {"schema": schema}}
+
+
+_FILE = {"type": "string", "format": "binary"}
+
+
+def _bodies(operation: Operation, schema: dict[str, Any]) -> dict[str, Any]:
+    content = _json(schema)
+    if operation.multipart:
+        form = {"type": "object", "properties": {"request": schema}, "required": ["request"]}
+        content[MULTIPART] = {
+            "schema": form | {"additionalProperties": _FILE},
+            "encoding": {"request": {"contentType": "application/json"}},
+        }
+    if operation.octets:
+        content[OCTETS] = {"schema": _FILE}
+    return content
 
 
 def _responses(operation: Operation, schemas: dict[type, dict[str, Any]]) -> dict[str, Any]:
@@ -70,7 +92,10 @@ def describe(operations: Iterable[Operation], version: str) -> dict[str, Any]:
     for operation in listed:
         entry: dict[str, Any] = {"summary": operation.summary, "responses": _responses(operation, schemas)}
         if operation.request is not None:
-            entry["requestBody"] = {"required": True, "content": _json(schemas[operation.request])}
+            entry["requestBody"] = {
+                "required": True,
+                "content": _bodies(operation, schemas[operation.request]),
+            }
         if "{" in operation.path:
             name = operation.path.split("{")[1].split("}")[0]
             entry["parameters"] = [

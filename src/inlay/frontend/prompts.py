@@ -6,8 +6,9 @@ from inlay.errors import InvalidRequestError
 from inlay.frontend.embeds import Embeddings
 from inlay.frontend.sampling import check_ids
 from inlay.frontend.sources import in_completion, part_source
-from inlay.prompt import Prompt, Segment, Tokens
+from inlay.prompt import Prompt, Segment, Tokens, split_point
 from inlay.protocol.openai.completions import CompletionRequest, PromptPart, TextPart, TokenIdsPart
+from inlay.protocol.openai.generation import GenerationRequest
 from inlay.protocol.work import ModelCard
 from inlay.render import Renderer
 
@@ -97,6 +98,48 @@ class PromptReader:
     def _ids(self, ids: list[int], param: str) -> Tokens:
         check_ids(ids, self._card.vocab_size, param)
         return Tokens(ids)
+
+
+def truncated(prompt: Prompt, request: GenerationRequest, limit: int, max_tokens: int | None) -> Prompt:
+    """What `request` keeps of a prompt, which shares its memory. Atomic segments are kept whole or not at all.
+
+    Args:
+        prompt: whole.
+        request: says how much is kept, and which side.
+        limit: positions the model takes.
+        max_tokens: of the output, for which room is left when as much as fits is kept; None asks for one at least.
+
+    Raises:
+        InvalidRequestError: more than the model takes is to be kept, or nothing is left.
+    """
+    keep = request.truncate_prompt_tokens
+    if keep is None:
+        return prompt
+    if keep == 0 or keep > limit:
+        raise InvalidRequestError(
+            f"truncate_prompt_tokens must be -1 or from 1 to {limit}, got {keep}",
+            param="truncate_prompt_tokens",
+        )
+    if keep < 0:
+        keep = max(1, limit - (1 if max_tokens is None else max_tokens))
+    length = len(prompt)
+    if length <= keep:
+        return prompt
+    bounds = prompt.atomic_bounds()
+    if request.truncation_side == "right":
+        kept = prompt.slice(0, split_point(bounds, keep))
+    else:
+        start = length - keep
+        if split_point(bounds, start) != start:
+            start = next(stop for first, stop in bounds if first < start < stop)
+        kept = prompt.slice(start, length)
+    if not len(kept):
+        raise InvalidRequestError(
+            f"truncate_prompt_tokens leaves nothing of the prompt: {keep} positions do not hold its embeddings that "
+            "may not be split",
+            param="truncate_prompt_tokens",
+        )
+    return kept
 
 
 def _check_count(count: int, most: int) -> None:

@@ -12,6 +12,7 @@ from inlay.frontend.choices import Choice, Display
 from inlay.frontend.errors import ClientGone, internal_error
 from inlay.frontend.generation import Generation, Pieces
 from inlay.frontend.lifeline import Lifeline
+from inlay.frontend.prompt_logprobs import PromptScores, reserve
 from inlay.frontend.sampling import for_choice, stops_of
 from inlay.frontend.server import Call
 from inlay.frontend.sse import UNNAMED, EventStream, Framing
@@ -59,7 +60,10 @@ def generation_of(
     *,
     output: OutputFormat = PLAIN,
 ) -> Generation:
-    """The works of a request: `n` for each prompt, all of which share its memory. `output` says how each answer is read."""
+    """The works of a request: `candidates` for each prompt, all of which share its memory.
+
+    `output` says how each answer is read. Raises as `prompt_logprobs.reserve`.
+    """
     display = Display(
         stops=stops_of(request),
         include_stop=bool(request.include_stop_str_in_output),
@@ -72,16 +76,21 @@ def generation_of(
             "with --scheduling-policy priority",
             param="priority",
         )
+    bulk = reserve(call.reservation, sampling, prompts, request.candidates)
+    unscored = msgspec.structs.replace(sampling, prompt_logprobs=None)
     remaining = call.remaining
     choices: list[Choice] = []
     for prompt in prompts:
         room = card.limits.max_model_len - len(prompt)
-        for _ in range(request.n or 1):
+        wanted = room if max_tokens is None else max_tokens
+        for number in range(request.candidates):
             index = len(choices)
+            # A prompt is told of once, however many choices show it.
+            shared = unscored if number else sampling
             work = Work(
                 id=f"{response_id}-{index}",
                 prompt=prompt,
-                sampling=for_choice(sampling, seed=request.seed, index=index, max_tokens=max_tokens or room),
+                sampling=for_choice(shared, seed=request.seed, index=index, max_tokens=wanted),
                 salt=call.tenant.salted(request.cache_salt),
                 deadline=remaining,
                 priority=request.priority or 0,
@@ -89,7 +98,8 @@ def generation_of(
             choices.append(Choice(index, work, renderer, display))
     total = sum(map(len, prompts))
     times = call.server.metrics.request(card.name, total, call.began)
-    return Generation(choices, total, len(prompts), times)
+    scores = [] if sampling.prompt_logprobs is None else [PromptScores(prompt) for prompt in prompts]
+    return Generation(choices, total, len(prompts), times, scores=scores, bulk=bulk)
 
 
 async def respond(
@@ -115,7 +125,7 @@ async def respond(
             async with aclosing(generation.pieces()) as arriving:
                 async for pieces in arriving:
                     if request.stream:
-                        await stream.write(shape.events(pieces))
+                        await stream.write(await call.server.prepare(generation.bulk, shape.events, pieces))
                     else:
                         shape.collect(pieces)
     except (InlayError, ClientGone) as error:
@@ -133,6 +143,6 @@ async def respond(
     finally:
         generation.close()
     if not request.stream:
-        await call.json(shape.response())
+        await call.json(await call.server.prepare(generation.bulk, shape.response))
         return
     await stream.finish(shape.closing_events())

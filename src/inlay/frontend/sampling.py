@@ -42,6 +42,7 @@ _RANGES: dict[str, _Range] = {
     "presence_penalty": _Range(-2, 2),
     "frequency_penalty": _Range(-2, 2),
     "seed": _Range(-(2**63), 2**63 - 1),
+    "truncate_prompt_tokens": _Range(-1),
     "priority": _Range(-(2**31), 2**31 - 1),
 }
 
@@ -52,17 +53,26 @@ def check_request(request: GenerationRequest) -> None:
         value = getattr(request, name, None)
         if value is None:
             continue
+        if name == "max_tokens" and request.only_echoes:
+            continue
         if value < allowed.low or value > allowed.high or (allowed.above and value == allowed.low):
             raise InvalidRequestError(f"{name} must be {allowed}, got {value}", param=name)
     for name, what in request.REFUSED.items():
         if getattr(request, name) not in (None, False):
             raise InvalidRequestError(f"{name}: {what} is not supported", param=name)
     _check_format(request.response_format)
-    if request.best_of is not None and request.best_of != (request.n or 1):
+    if request.best_of is not None and request.best_of != request.candidates:
         raise InvalidRequestError(
-            f"best_of must equal n ({request.n or 1}), got {request.best_of}: choices are not ranked",
+            f"best_of must be at least n ({request.n or 1}), and is n in a chat; got {request.best_of}",
             param="best_of",
         )
+    if request.stream and request.candidates > (request.n or 1):
+        raise InvalidRequestError(
+            f"best_of ({request.best_of}) above n is not possible when stream is true: the best is known in the end",
+            param="best_of",
+        )
+    if request.cache_salt == "":
+        raise InvalidRequestError("cache_salt must be a non-empty string if provided", param="cache_salt")
     if request.stream_options is not None and not request.stream:
         raise InvalidRequestError(
             "stream_options is only allowed when stream is true", param="stream_options"
@@ -173,7 +183,8 @@ def _chosen(request: GenerationRequest, card: ModelCard, name: str, default: flo
 
 def check_length(length: int, max_tokens: int | None, limit: int) -> None:
     """Raise `ContextLengthError` unless a prompt of `length` leaves room for its output."""
-    if length >= limit:
+    least = 1 if max_tokens is None else min(1, max_tokens)
+    if length + least > limit:
         raise ContextLengthError(
             f"This model's maximum context length is {limit} tokens; the prompt has {length}, and needs room for at "
             "least one more.",

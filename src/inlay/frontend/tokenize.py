@@ -86,6 +86,11 @@ async def detokenize(call: Call) -> None:
     card = server.card(parsed.request.model)
     renderer = await server.renderers.of(card)
     ids = parsed.request.tokens
+    if len(ids) > card.limits.max_model_len:
+        raise InvalidRequestError(
+            f"tokens has {len(ids)} ids; at most {card.limits.max_model_len} are allowed, the model's maximum context length",
+            param="tokens",
+        )
     check_ids(ids, card.vocab_size, "tokens")
     text = await server.prepare(len(body), renderer.decode, ids, skip_special_tokens=False)
     await call.json(DetokenizeResponse(text))

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from inlay.protocol.openai.generation import GenerationRequest, UsageInfo
+from inlay.protocol.openai.generation import GenerationRequest, PromptLogprob, UsageInfo
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
@@ -108,6 +108,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     usage: UsageInfo
     prompt_token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
 
 
 class FunctionCallDelta(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from inlay.protocol.openai.generation import GenerationRequest, UsageInfo
+from inlay.protocol.openai.generation import GenerationRequest, PromptLogprob, UsageInfo
 
 
 class EmbedsSource(msgspec.Struct, frozen=True):
@@ -44,12 +44,23 @@ class CompletionRequest(GenerationRequest, kw_only=True):
         prompt: text, texts, ids, lists of ids, parts, or lists of parts; each text or list in a list is a choice of its own.
         prompt_embeds: base64 of a tensor file, a source, or a list of these; wins over `prompt`.
         logprobs: alternatives a token.
+        best_of: outputs generated for each prompt, of which the `n` with the highest logprob a token are shown.
     """
 
     prompt: str | list[int | str | PromptPart | list[int | PromptPart]] | None = None
     prompt_embeds: str | EmbedsSource | list[str | EmbedsSource] | None = None
     suffix: str | None = None
     logprobs: int | None = None
+
+    @property
+    def candidates(self) -> int:
+        """Outputs generated for each prompt, of which `n` are shown."""
+        return max(self.n or 1, self.best_of or 1)
+
+    @property
+    def only_echoes(self) -> bool:
+        """Whether nothing is to be generated: the prompt itself is the answer."""
+        return bool(self.echo) and self.max_tokens == 0
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
@@ -71,6 +82,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     stop_reason: int | str | None = None
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """The fields completions and chat completions share."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -28,6 +28,10 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
         seed: choice `i` of the request draws from `seed + i`; each choice draws its own when absent.
         cache_salt: prompts share cached prefixes only under equal salts.
         priority: lower is sooner.
+        echo: show the prompt before the output; in a chat, the last message where the output continues it.
+        prompt_logprobs: alternatives a token of the prompt.
+        truncate_prompt_tokens: positions of a prompt that are kept; -1 is as many as leave room for the output.
+        truncation_side: "left" keeps the last positions, as when absent; "right" the first.
     """
 
     model: str | None = None
@@ -61,18 +65,36 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     prompt_logprobs: int | None = None
     use_beam_search: bool | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
     structured_outputs: Any = None
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
 
     REFUSED: ClassVar[dict[str, str]] = {
         "use_beam_search": "beam search",
-        "truncate_prompt_tokens": "truncating the prompt",
         "structured_outputs": "structured output",
         "bad_words": "a list of bad words",
         "allowed_token_ids": "a list of allowed token ids",
     }
     """Fields that would change the answer and are not served: a request that sets one is refused, never half obeyed."""
+
+    @property
+    def candidates(self) -> int:
+        """Outputs generated for each prompt."""
+        return self.n or 1
+
+    @property
+    def only_echoes(self) -> bool:
+        """Whether nothing is to be generated: the prompt itself is the answer."""
+        return False
+
+
+class PromptLogprob(msgspec.Struct, frozen=True, gc=False):
+    """How likely one token is at one position of the prompt; `rank` 1 is the most likely."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):

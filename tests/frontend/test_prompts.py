@@ -1,0 +1,189 @@
+"""What is kept of a prompt, and lists of mixed prompts."""
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inlay.errors import InvalidRequestError
+from inlay.frontend.prompts import truncated
+from inlay.plane.local.arena import Arena
+from inlay.prompt import Buffer, Prompt, Rows, Segment, Tokens
+from inlay.protocol.openai.generation import GenerationRequest
+from tests.equality.reference import rows_of, tokenizer_of
+from tests.frontend.live import Fleet
+from tests.frontend.payloads import TEXT, embeds_of, error, post, saved
+
+LIMIT = 40
+
+
+def rows(count: int, *, atomic: bool) -> Rows:
+    return Rows(Buffer(bytes(range(count))), "float8_e4m3fn", (count, 1), atomic=atomic)
+
+
+def positions(prompt: Prompt) -> list[tuple[str, int]]:
+    found: list[tuple[str, int]] = []
+    for segment in prompt.segments:
+        if isinstance(segment, Tokens):
+            found += [("token", id_) for id_ in segment.ids]
+        elif isinstance(segment, Rows):
+            found += [("atomic" if segment.atomic else "row", value) for value in bytes(segment.data.view)]
+    return found
+
+
+SEGMENTS = st.lists(
+    st.lists(st.integers(0, 99), min_size=1, max_size=9).map(Tokens)
+    | st.builds(rows, st.integers(1, 9), atomic=st.booleans()),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(
+    segments=SEGMENTS, keep=st.integers(-1, LIMIT).filter(bool), side=st.sampled_from([None, "left", "right"])
+)
+def test_what_is_kept_is_one_end_and_no_atomic_segment_is_split(
+    segments: list[Segment], keep: int, side: Any
+) -> None:
+    prompt = Prompt.of(*segments)
+    request = GenerationRequest(truncate_prompt_tokens=keep, truncation_side=side)
+    whole = positions(prompt)
+    most = LIMIT - 3 if keep < 0 else keep
+    try:
+        kept = positions(truncated(prompt, request, LIMIT, 3))
+    except InvalidRequestError:
+        kept = []
+    assert kept == (whole[: len(kept)] if side == "right" else whole[len(whole) - len(kept) :])
+    assert len(kept) <= most
+    bounds = prompt.atomic_bounds()
+    cut = len(kept) if side == "right" else len(whole) - len(kept)
+    assert not any(start < cut < stop for start, stop in bounds)
+    if len(kept) < min(most, len(whole)):
+        # Less than asked for only where a segment stands in the way.
+        cut = most if side == "right" else len(whole) - most
+        assert any(start < cut < stop for start, stop in bounds)
+
+
+def test_an_output_of_unknown_length_is_left_room_for_one_token() -> None:
+    prompt = Prompt.of(Tokens(range(99)))
+    request = GenerationRequest(truncate_prompt_tokens=-1)
+    assert truncated(prompt, request, LIMIT, None) == Prompt.of(Tokens(range(99 - LIMIT + 1, 99)))
+    assert truncated(prompt, request, LIMIT, 0) == Prompt.of(Tokens(range(99 - LIMIT, 99)))
+    assert truncated(prompt, request, LIMIT, LIMIT + 5) == Prompt.of(Tokens([98]))
+
+
+BODY: dict[str, Any] = {
+    "model": "tiny",
+    "max_tokens": 5,
+    "temperature": 0,
+    "return_token_ids": True,
+    "ignore_eos": True,
+}
+
+
+def ids_of(response: httpx.Response) -> list[list[int]]:
+    assert response.status_code == 200, response.text
+    return [choice["token_ids"] for choice in response.json()["choices"]]
+
+
+def test_a_truncated_prompt_answers_as_what_is_left_of_it(url: str, llama: Fleet) -> None:
+    tokens = tokenizer_of(llama.path)(TEXT)["input_ids"]
+    data = saved(embeds_of(llama))
+    for side, left in (("left", tokens[-4:]), ("right", tokens[:4])):
+        expected = ids_of(post(url, "/v1/completions", {**BODY, "prompt": left}))
+        for form in ({"prompt": TEXT}, {"prompt": tokens}, {"prompt_embeds": data}):
+            fields = {"truncate_prompt_tokens": 4, "truncation_side": side}
+            response = post(url, "/v1/completions", {**BODY, **form, **fields})
+            assert ids_of(response) == expected
+            assert response.json()["usage"]["prompt_tokens"] == 4
+    long = post(url, "/v1/completions", {**BODY, "prompt": [5] * 600, "truncate_prompt_tokens": -1})
+    assert long.json()["usage"]["prompt_tokens"] == 512 - 5
+
+
+def mixed(llama: Fleet) -> list[list[dict[str, Any]]]:
+    """Three prompts of the same positions: ids, rows and ids, ids and rows."""
+    tokens = tokenizer_of(llama.path)(TEXT)["input_ids"]
+    table = rows_of(llama.path, tokens)
+    ids = lambda part: {"type": "token_ids", "token_ids": part}  # noqa: E731
+    embeds = lambda part: {"type": "prompt_embeds", "data": saved(part)}  # noqa: E731
+    return [[ids(tokens)], [embeds(table[:3]), ids(tokens[3:])], [ids(tokens[:2]), embeds(table[2:])]]
+
+
+def test_lists_of_mixed_prompts_work_with_n_logprobs_and_streams(url: str, llama: Fleet) -> None:
+    prompts = mixed(llama)
+    (expected,) = ids_of(post(url, "/v1/completions", {**BODY, "prompt": TEXT}))
+    body = {**BODY, "prompt": prompts, "n": 2, "logprobs": 1}
+    whole = post(url, "/v1/completions", body)
+    assert ids_of(whole) == [expected] * 6
+    assert [choice["index"] for choice in whole.json()["choices"]] == list(range(6))
+    assert all(len(choice["logprobs"]["token_logprobs"]) == 5 for choice in whole.json()["choices"])
+    length = len(tokenizer_of(llama.path)(TEXT)["input_ids"])
+    assert whole.json()["usage"]["prompt_tokens"] == 3 * length
+    assert whole.json()["usage"]["completion_tokens"] == 30
+    streamed: dict[int, list[int]] = {}
+    lines = post(url, "/v1/completions", {**body, "stream": True}).text.splitlines()
+    for line in lines:
+        if line.startswith("data: {"):
+            for choice in json.loads(line[6:])["choices"]:
+                streamed.setdefault(choice["index"], []).extend(choice["token_ids"])
+    assert streamed == dict.fromkeys(range(6), expected)
+
+
+def test_lists_of_mixed_prompts_are_held_to_the_limits(url: str, llama: Fleet) -> None:
+    prompts = mixed(llama)
+    over = error(post(url, "/v1/completions", {**BODY, "prompt": prompts, "n": 43}))
+    assert "129 choices; at most 128" in over["message"]
+    too_long = [*prompts, [{"type": "token_ids", "token_ids": [5] * 510}]]
+    assert (
+        "maximum context length"
+        in error(post(url, "/v1/completions", {**BODY, "prompt": too_long}))["message"]
+    )
+    wrong = [*prompts, [{"type": "token_ids", "token_ids": [384]}]]
+    found = error(post(url, "/v1/completions", {**BODY, "prompt": wrong}))
+    assert found["param"] == "prompt[3][0].token_ids"
+
+
+def test_best_of_shows_the_likeliest_outputs(url: str) -> None:
+    body = {**BODY, "prompt": TEXT, "temperature": 1.0, "seed": 7, "logprobs": 0, "n": 6}
+    every = post(url, "/v1/completions", body).json()
+    ranked = sorted(every["choices"], key=lambda choice: -sum(choice["logprobs"]["token_logprobs"]))
+    del body["logprobs"]
+    best = post(url, "/v1/completions", {**body, "n": 2, "best_of": 6}).json()
+    assert [choice["token_ids"] for choice in best["choices"]] == [
+        choice["token_ids"] for choice in ranked[:2]
+    ]
+    assert [(choice["index"], choice["logprobs"]) for choice in best["choices"]] == [(0, None), (1, None)]
+    assert best["usage"]["completion_tokens"] == 30
+
+
+def test_choices_of_one_prompt_send_its_rows_once_and_hash_them_once(
+    url: str, llama: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from inlay.frontend import embeds
+
+    hashed: list[int] = []
+    copied: list[int] = []
+    digests, take = embeds.row_digests, Arena._take
+    monkeypatch.setattr(
+        embeds, "row_digests", lambda found, secret: hashed.append(len(found)) or digests(found, secret)
+    )
+    monkeypatch.setattr(Arena, "_take", lambda arena, size: copied.append(size) or take(arena, size))
+    table = embeds_of(llama)
+    tall = table.repeat(400 // len(table) + 1, 1)[:400]  # 75 KB: enough to go through shared memory
+    client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
+    answer = client.completions.create(
+        model="tiny", prompt="", n=4, max_tokens=3, extra_body={"prompt_embeds": saved(tall)}
+    )
+    assert len(answer.choices) == 4
+    assert hashed == [400]
+    assert len(copied) == 1
+
+
+def test_ids_beyond_the_models_length_are_not_made_text(url: str) -> None:
+    assert post(url, "/detokenize", {"tokens": [5] * 512}).status_code == 200
+    found = error(post(url, "/detokenize", {"tokens": [5] * 513}))
+    assert (found["param"], "at most 512" in found["message"]) == ("tokens", True)
