@@ -90,7 +90,7 @@ def check_containers(text: bytes | bytearray) -> None:
     for start in range(0, len(characters), _BLOCK):
         block = characters[start : start + _BLOCK]
         strings, inside, escaped = _strings(block, inside, escaped)
-        count += np.count_nonzero(((block == ord("[")) | (block == ord("{"))) & ~strings)
+        count += int(np.count_nonzero(((block == ord("[")) | (block == ord("{"))) & ~strings))
         if count > MAX_CONTAINERS:
             raise InvalidRequestError(
                 f"the body has more than {MAX_CONTAINERS} JSON objects and arrays, which no request needs"
