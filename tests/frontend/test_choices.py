@@ -12,8 +12,11 @@ from inlay.errors import EngineError, ErrorFrame, OverloadedError
 from inlay.frontend.choices import Choice, Display, Piece
 from inlay.prompt import Prompt, Tokens
 from inlay.protocol.work import Delta, Sampling, Usage, Work
-from inlay.render import Renderer
-from tests.models import EOS_ID, tiny
+from inlay.render import Begins, Output, OutputFormat, ReasoningIds, Renderer
+from inlay.render.parsers.calls import Tools
+from inlay.render.parsers.hermes import HermesParser
+from tests.models import EOS_ID, TURN, tiny
+from tests.render.directories import qwen_like
 
 
 @cache
@@ -101,6 +104,50 @@ def test_the_token_that_ended_the_output_is_counted_and_has_no_text_of_its_own(i
     _, _, last = shown(own, deltas([*ids, EOS_ID], [], ended_by=EOS_ID))
     assert (last.finish_reason, last.stop_reason, own.completion_tokens) == ("stop", None, len(ids) + 1)
     assert own.cached_tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "begins", "tokens"),
+    [
+        ("<think>a b</think> c", Begins.OPEN, "<think>a b</think>"),
+        ("\n<think>a</think> c", Begins.OPEN, "\n<think>a</think>"),
+        ("a b</think> c", Begins.INSIDE, "a b</think>"),
+        ("a b <think> c", Begins.INSIDE, "a b <think> c"),
+        ("a <think>b</think>", Begins.OPEN, ""),
+        ("<think>b</think>", Begins.BEHIND, ""),
+    ],
+)
+def test_the_tokens_before_the_answer_are_counted(text: str, begins: Begins, tokens: str) -> None:
+    of = Renderer.load(qwen_like())
+    start, end = of.token_id("<think>"), of.token_id("</think>")
+    assert start is not None
+    assert end is not None
+    ids = list(of.encode(text, add_special_tokens=False))
+    work = Work(id="w", prompt=Prompt.of(Tokens([5])), sampling=Sampling(max_tokens=100))
+    for cuts in ([0], list(range(len(ids)))):
+        subject = Choice(
+            0, work, of, Display(format=OutputFormat(reasoning=ReasoningIds(start, end, begins)))
+        )
+        shown(subject, deltas(ids, cuts))
+        assert subject.counts_reasoning
+        assert subject.reasoning_tokens == len(of.encode(tokens, add_special_tokens=False))
+
+
+def test_special_tokens_a_parser_reads_are_shown_to_it_and_not_to_the_client() -> None:
+    calls = OutputFormat(lambda: HermesParser(Tools(make_id=lambda: "1")), frozenset({TURN}))
+    made = OutputFormat(calls.parser, frozenset({"<think>"}))
+    of = Renderer.load(qwen_like())
+    ids = list(of.encode('a <|im_start|><tool_call>{"name": "f", "arguments": {}}</tool_call><|im_start|>'))
+    work = Work(id="w", prompt=Prompt.of(Tokens([5])), sampling=Sampling(max_tokens=100))
+    subject = Choice(0, work, of, Display(format=made))
+    output = Output.of(subject.take(deltas(ids, [])).output)
+    assert (output.content, [call.name for call in output.tool_calls], subject.calls_tools) == (
+        "a",
+        ["f"],
+        True,
+    )
+    subject = Choice(0, work, of, Display(format=calls))
+    assert Output.of(subject.take(deltas(ids, [])).output).content == f"a {TURN}{TURN}"
 
 
 def test_a_work_that_failed_raises_what_the_worker_said() -> None:
