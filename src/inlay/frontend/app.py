@@ -30,6 +30,7 @@ from inlay.frontend.errors import (
 )
 from inlay.frontend.health import Status, Version
 from inlay.frontend.openapi import Operation
+from inlay.frontend.responses import responses
 from inlay.frontend.server import Call, Server
 from inlay.frontend.settings import FrontendSettings
 from inlay.protocol.openai.admin import PrefixCacheReset
@@ -42,6 +43,8 @@ from inlay.protocol.openai.prompt_embeds import (
     PromptEmbedsDeleted,
     UploadRequest,
 )
+from inlay.protocol.openai.responses import Response, ResponsesRequest
+from inlay.protocol.openai.responses_events import StreamEvent
 from inlay.protocol.openai.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -78,6 +81,13 @@ _ROUTES: tuple[tuple[Operation, Handler], ...] = (
             ChatRequest, ChatCompletion, ChatChunk, multipart=True,
         ),
         chat_completions,
+    ),
+    (
+        Operation(
+            "POST", "/v1/responses", "Answer items, which may hold embeddings, without keeping any state.",
+            ResponsesRequest, Response, StreamEvent, multipart=True,
+        ),
+        responses,
     ),
     (
         Operation(

@@ -30,13 +30,19 @@ def check_depth(value: object, param: str) -> None:
 
 
 def with_rows(
-    messages: Sequence[Mapping[str, Any]], read: Callable[[Source], Rows]
+    messages: Sequence[Mapping[str, Any]],
+    read: Callable[[Source], Rows],
+    *,
+    named: Sequence[str] | None = None,
+    served: str = "text, prompt_embeds",
 ) -> tuple[list[dict[str, Any]], list[Rows]]:
     """Messages for the renderer, and the rows their `prompt_embeds` parts stand for.
 
     Args:
         messages: as the client sent them.
         read: the source of a part to its rows.
+        named: where in the request the content of each message stands; None where the request has the messages themselves.
+        served: the types of parts that an error says are.
 
     Returns:
         The messages, each such part replaced by `{"type": "prompt_embeds", "index": i}`, and the rows by index.
@@ -57,31 +63,14 @@ def with_rows(
         if content is None:
             result.append(dict(message))
         else:
-            result.append({**message, "content": content_with_rows(content, f"{where}.content", rows, read)})
+            place = f"{where}.content" if named is None else named[number]
+            result.append({**message, "content": _content(content, place, rows, read, served)})
     return result, rows
 
 
-def content_with_rows(
-    content: object,
-    where: str,
-    rows: list[Rows],
-    read: Callable[[Source], Rows],
-    *,
-    served: str = "text, prompt_embeds",
+def _content(
+    content: object, where: str, rows: list[Rows], read: Callable[[Source], Rows], served: str
 ) -> str | list[dict[str, Any]]:
-    """The content of a message for the renderer.
-
-    Args:
-        content: as the client sent it.
-        where: it stands in the request.
-        rows: those of the messages before it; its own are appended.
-        read: as `with_rows` takes it.
-        served: the types of parts that an error says are.
-
-    Raises:
-        InvalidRequestError: not content, or a part that is not served.
-        NotFoundError: a reference to what is not there.
-    """
     if isinstance(content, str):
         return content
     if isinstance(content, list):

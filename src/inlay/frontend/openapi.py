@@ -24,7 +24,7 @@ class Operation:
         summary: one line.
         request: type of the body, or None.
         response: type of the answer, or None where it is not JSON.
-        event: type of a stream's events, or None where there is no stream.
+        event: type, or union of types, of a stream's events; None where there is no stream.
         multipart: the body may also be a form, whose part `request` is that type, with files beside it.
         octets: the body may also be a file as it is.
         open: no API key is asked for.
@@ -36,7 +36,7 @@ class Operation:
     summary: str
     request: type | None = None
     response: type | None = None
-    event: type | None = None
+    event: Any = None
     multipart: bool = False
     octets: bool = False
     open: bool = False
@@ -63,7 +63,7 @@ def _bodies(operation: Operation, schema: dict[str, Any]) -> dict[str, Any]:
     return content
 
 
-def _responses(operation: Operation, schemas: dict[type, dict[str, Any]]) -> dict[str, Any]:
+def _responses(operation: Operation, schemas: dict[Any, dict[str, Any]]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     if operation.response is not None:
         content |= _json(schemas[operation.response])
@@ -85,7 +85,7 @@ def describe(operations: Iterable[Operation], version: str) -> dict[str, Any]:
         for kind in (operation.request, operation.response, operation.event)
         if kind is not None
     } | {ErrorResponse}
-    ordered = sorted(types, key=lambda kind: kind.__name__)
+    ordered = sorted(types, key=str)
     found, components = msgspec.json.schema_components(ordered, ref_template=_REF)
     schemas = dict(zip(ordered, found, strict=True))
     paths: dict[str, dict[str, Any]] = {}

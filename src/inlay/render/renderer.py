@@ -155,6 +155,14 @@ class Renderer:
         self._check_length(text)
         return self._rows_tokenizer().prompt(text, marks, rows)
 
+    def template_variables(self, *, tools: bool) -> frozenset[str]:
+        """The variables that the chat template for requests with or without tools reads.
+
+        Raises:
+            InvalidRequestError: the model has no template, or no valid one.
+        """
+        return self._templates.choose(tools=tools).variables()
+
     def _check_length(self, text: str) -> None:
         """Count the tokens of a long text piece by piece, until they are too many."""
         limit = self._max_positions

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
+from jinja2 import meta
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import Node
 from jinja2.parser import Parser
@@ -106,6 +107,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._compiled: jinja2.Template | None = None
         self._reads: dict[str, Reads] = {}
+        self._variables: frozenset[str] | None = None
 
     def render(
         self,
@@ -169,6 +171,18 @@ class ChatTemplate:
                     param="chat_template",
                 ) from error
         return self._compiled
+
+    def variables(self) -> frozenset[str]:
+        """The variables the template reads; those of `chat_template_kwargs` that are not among them say nothing to it.
+
+        Raises:
+            InvalidRequestError: it is not a valid template.
+        """
+        if self._variables is None:
+            self.compiled()
+            tree = _environment().parse(self.source)
+            self._variables = frozenset(meta.find_undeclared_variables(tree))
+        return self._variables
 
     def reads(self, role: str) -> "Reads":
         """The forms of content the template writes out, in a message of `role`.

@@ -106,7 +106,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     response_format: Any = None
     n: int | None = None
 
-    KEEPS_NOTHING: ClassVar[dict[str, str]] = {
+    NEEDS_STATE: ClassVar[dict[str, str]] = {
         "previous_response_id": "send the items of the conversation as input",
         "conversation": "send the items of the conversation as input",
         "prompt": "send the template's text as instructions and input",
