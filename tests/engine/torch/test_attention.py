@@ -14,8 +14,11 @@ from inlay.engine.torch import varlen_attention
 from inlay.engine.torch.attention import attention
 from inlay.engine.torch.batch import Batch, Stretch
 from inlay.engine.torch.gathered_attention import GatheredAttention, Workspace
+from inlay.engine.torch.layers import LayerShape
+from inlay.engine.torch.page_groups import PageGroup, first_page
 from inlay.engine.torch.paged_attention import IMPLEMENTATION, Scoring
 from inlay.engine.torch.pages import Pages
+from inlay.engine.torch.table import PageRun
 from inlay.engine.torch.varlen_attention import VarlenAttention
 from inlay.errors import EngineError
 from inlay.prompt import Tokens
@@ -27,7 +30,10 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 
 
 class Scene:
-    """Some sequences with computed positions in pages full of NaN elsewhere, and the step that is due."""
+    """Some sequences with computed positions in pages full of NaN elsewhere, and the step that is due.
+
+    Of two layers in groups of their own, the second is the one that is asked; with a `window`, it has no earlier pages.
+    """
 
     def __init__(
         self,
@@ -36,37 +42,40 @@ class Scene:
         heads: int = 2,
         group: int = 2,
         dtype: torch.dtype = torch.float32,
+        window: int | None = None,
         seed: int = 0,
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
         needed = [-(-(start + count) // PAGE) for start, count in spans]
         self.pages = Pages(
-            num_layers=2,
-            num_pages=sum(needed) + 3,
+            [LayerShape(None, heads, SIZE, SIZE)] * 2,
+            [PageGroup(None, (0,)), PageGroup(window, (1,))],
+            num_pages=2 * sum(needed) + 3,
             page_size=PAGE,
-            num_heads=heads,
-            head_size=SIZE,
             dtype=dtype,
             device=CPU,
         )
         for tensor in (*self.pages.keys, *self.pages.values):
             tensor.fill_(float("nan"))
-        free = iter(torch.randperm(sum(needed) + 3, generator=generator).tolist())
+        free = iter((1 + torch.randperm(2 * sum(needed) + 3, generator=generator)).tolist())
         stretches = []
         self.queries: list[Tensor] = []
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self.spans = spans
         for (start, count), pages in zip(spans, needed, strict=True):
-            own = [next(free) for _ in range(pages)]
-            stretches.append(Stretch([(start, Tokens([1] * count))], start, count, own, True))
+            runs = [PageRun(next(free) for _ in range(pages)) for _ in range(2)]
+            own, first = runs[1].pages, first_page(window, start, PAGE)
+            runs[1].pages, runs[1].first = own[first:], first
+            stretches.append(Stretch([(start, Tokens([1] * count))], start, count, runs, True))
             self.queries.append(torch.randn(heads * group, count, SIZE, generator=generator).to(dtype))
             self.keys.append(torch.randn(heads, start + count, SIZE, generator=generator).to(dtype))
             self.values.append(torch.randn(heads, start + count, SIZE, generator=generator).to(dtype))
             slots = torch.tensor(
-                [own[at // PAGE] * PAGE + at % PAGE for at in range(start)], dtype=torch.int64
+                [own[at // PAGE] * PAGE + at % PAGE for at in range(first * PAGE, start)], dtype=torch.int64
             )
-            self.pages.write(1, slots, self.keys[-1][:, :start], self.values[-1][:, :start])
+            held = slice(first * PAGE, start)
+            self.pages.write(1, slots, self.keys[-1][:, held], self.values[-1][:, held])
         self.batch = Batch.pack(stretches, PAGE, CPU)
 
     def step(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -111,7 +120,7 @@ spans = st.lists(
 def test_paged_attention_equals_dense_attention_of_each_sequence(
     spans: list[tuple[int, int]], group: int, window: int | None
 ) -> None:
-    scene = Scene(spans, group=group)
+    scene = Scene(spans, group=group, window=window)
     found = attention(scene.batch, scene.pages, Workspace()).attend(1, *scene.step(), Scoring(0.3, window))
     torch.testing.assert_close(found.double(), scene.expected(0.3, window), atol=1e-5, rtol=1e-5)
 
@@ -154,7 +163,7 @@ def test_soft_caps_and_sinks_count_in_every_combination(
 
 def test_padding_after_the_batch_is_neither_stored_nor_seen() -> None:
     scene = Scene([(20, 1), (3, 2)])
-    pages = scene.pages.num_pages * PAGE
+    pages = (1 + scene.pages.num_pages) * PAGE
     query, key, value = (torch.nn.functional.pad(tensor, (0, 0, 0, 2), value=9.0) for tensor in scene.step())
     paged = attention(scene.batch, scene.pages, Workspace())
     found = paged.attend(1, query, key, value, Scoring(0.3))
@@ -178,7 +187,7 @@ def test_scores_in_the_hundreds_keep_their_differences_in_float32_scores() -> No
     scene.keys[0][:] = 1
     scene.keys[0][..., 0] = torch.arange(41) / 8
     scene.queries[0][:] = 64
-    slots = scene.batch.block_table[0].long()[torch.arange(40) // PAGE] * PAGE + torch.arange(40) % PAGE
+    slots = scene.batch.block_table[1, 0].long()[torch.arange(40) // PAGE] * PAGE + torch.arange(40) % PAGE
     scene.pages.write(1, slots, scene.keys[0][:, :40], scene.values[0][:, :40])
     expected = scene.expected(1.0, None)
     found = GatheredAttention(scene.batch, scene.pages, Workspace(), float32_scores=True).attend(
@@ -246,7 +255,7 @@ def varlen_reference(
 def test_what_cuda_is_called_with_means_the_same_attention(window: int | None, group: int) -> None:
     scene = Scene([(40, 1), (0, 30), (17, 20)], group=group)
     query, key, value = scene.step()
-    scene.pages.write(1, scene.batch.slots, key, value)
+    scene.pages.write(1, scene.batch.slots[1], key, value)
     arguments = VarlenAttention(scene.batch, scene.pages).arguments(1, query, Scoring(0.3, window))
     for name in ("cu_seq_q", "seqused_k", "block_table"):
         assert arguments[name].dtype == torch.int32

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay.engine.torch.batch import Batch, Stretch
+from inlay.engine.torch.table import PageRun
 from inlay.errors import EngineError
 from inlay.prompt import Buffer, Field, Media, Prompt, Rows, Tokens
 
@@ -26,12 +27,15 @@ def rows_of(values: torch.Tensor) -> Rows:
 def test_every_position_has_its_token_its_number_and_its_slot(
     spans: list[tuple[int, int, bool]], page_size: int
 ) -> None:
-    free = iter(np.random.default_rng(0).permutation(200).tolist())
+    free = iter((1 + np.random.default_rng(0).permutation(400)).tolist())
     stretches = []
     for start, count, samples in spans:
-        pages = [next(free) for _ in range(-(-(start + count) // page_size) + 1)]
+        length = -(-(start + count) // page_size) + 1
+        full, windowed = (PageRun(next(free) for _ in range(length)) for _ in range(2))
+        del windowed.pages[: start // page_size]
+        windowed.first = start // page_size
         tokens = Tokens([1000 * start + position for position in range(start, start + count)])
-        stretches.append(Stretch([(start, tokens)], start, count, pages, samples))
+        stretches.append(Stretch([(start, tokens)], start, count, (full, windowed), samples))
 
     batch = Batch.pack(stretches, page_size, CPU)
 
@@ -42,16 +46,18 @@ def test_every_position_has_its_token_its_number_and_its_slot(
             position = stretch.start + offset
             assert batch.token_ids[first + offset] == 1000 * stretch.start + position
             assert batch.positions[first + offset] == position
-            page = stretch.pages[position // page_size]
-            assert batch.slots[first + offset] == page * page_size + position % page_size
-            assert batch.block_table[index, position // page_size] == page
+            for group, run in enumerate(stretch.pages):
+                page = run.pages[position // page_size - run.first]
+                assert batch.slots[group, first + offset] == page * page_size + position % page_size
+                assert batch.block_table[group, index, position // page_size] == page
+        assert not batch.block_table[1, index, : stretch.pages[1].first].any()
         first += stretch.count
         if stretch.samples:
             sampled.append(first - 1)
     assert batch.sampled.tolist() == sampled
     assert batch.counts == tuple(stretch.count for stretch in stretches)
     assert batch.contexts == tuple(stretch.start + stretch.count for stretch in stretches)
-    assert len(set(batch.slots.tolist())) == first
+    assert len(set(batch.slots.flatten().tolist())) == 2 * first
     assert batch.row_index.numel() == 0
 
 
@@ -61,8 +67,8 @@ def test_rows_keep_their_bits_and_their_places(dtype: torch.dtype) -> None:
     prompt = Prompt.of(Tokens([1, 2]), rows_of(values[:3]), Tokens([3]), rows_of(values[3:]))
     batch = Batch.pack(
         [
-            Stretch([(0, Tokens([9]))], 0, 1, [4], True),
-            Stretch(prompt.spans(1, 8), 1, 7, [2], True),
+            Stretch([(0, Tokens([9]))], 0, 1, [PageRun([4])], True),
+            Stretch(prompt.spans(1, 8), 1, 7, [PageRun([2])], True),
         ],
         16,
         CPU,
@@ -76,7 +82,7 @@ def test_rows_keep_their_bits_and_their_places(dtype: torch.dtype) -> None:
 def test_rows_of_two_dtypes_are_an_error() -> None:
     first, second = rows_of(torch.randn(1, 4)), rows_of(torch.randn(1, 4).bfloat16())
     with pytest.raises(EngineError, match="bfloat16, float32"):
-        Batch.pack([Stretch([(0, first), (1, second)], 0, 2, [0], True)], 16, CPU)
+        Batch.pack([Stretch([(0, first), (1, second)], 0, 2, [PageRun([0])], True)], 16, CPU)
 
 
 def test_media_and_bundles_are_an_error() -> None:
@@ -89,9 +95,9 @@ def test_media_and_bundles_are_an_error() -> None:
     )
     for segment in (media, bundled):
         with pytest.raises(EngineError, match="tokens and plain rows"):
-            Batch.pack([Stretch([(0, segment)], 0, 1, [0], True)], 16, CPU)
+            Batch.pack([Stretch([(0, segment)], 0, 1, [PageRun([0])], True)], 16, CPU)
 
 
 def test_too_few_pages_are_an_error() -> None:
     with pytest.raises(EngineError, match="1 pages of 16 positions do not hold 17"):
-        Batch.pack([Stretch([(16, Tokens([1]))], 16, 1, [0], True)], 16, CPU)
+        Batch.pack([Stretch([(16, Tokens([1]))], 16, 1, [PageRun([0])], True)], 16, CPU)

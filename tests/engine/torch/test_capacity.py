@@ -8,10 +8,16 @@ from inlay.errors import EngineError, InvalidRequestError
 GIB = 1 << 30
 
 
-def pages(available: int = GIB, max_model_len: int = 4096, **settings: int) -> int:
+def pages(
+    available: int = GIB,
+    max_model_len: int = 4096,
+    windows: tuple[int | None, ...] = (None,),
+    **settings: int,
+) -> int:
     return num_pages(
         EngineSettings(model="m", **settings),  # type: ignore[arg-type]
         page_bytes=1024,
+        windows=windows,
         max_model_len=max_model_len,
         available=available,
     )
@@ -36,6 +42,14 @@ def test_without_a_size_there_is_room_for_many_short_sequences() -> None:
 
 def test_without_a_size_there_is_room_for_one_long_sequence() -> None:
     assert pages(max_num_seqs=2) == 256
+
+
+def test_layers_with_windows_take_room_for_their_windows_and_a_step() -> None:
+    windows = (None, 128, 128)
+    # A window of 128 and 64 positions of a step touch 13 pages, one position 9.
+    assert pages(max_num_seqs=2, windows=windows, max_num_batched_tokens=64) == 256 + 2 * 13
+    assert pages(max_num_seqs=64, windows=windows, max_num_batched_tokens=64) == 64 * (32 + 2 * 9)
+    assert pages(max_num_seqs=1, windows=(128,), max_num_batched_tokens=4096) == 256
 
 
 def test_without_a_size_a_quarter_of_the_memory_is_the_most() -> None:

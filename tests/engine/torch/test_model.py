@@ -18,6 +18,7 @@ from inlay.engine.torch.batch import Batch, Stretch
 from inlay.engine.torch.layers import LayerShape
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.pages import Pages
+from inlay.engine.torch.table import PageRun
 from inlay.engine.torch.weights import weights_id
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
@@ -32,9 +33,9 @@ def load(directory: Path, **options: Any) -> CausalModel:
     return CausalModel.load(EngineSettings(model=str(directory), device="cpu", num_threads=1, **options))
 
 
-def stale_pages(model: CausalModel, num_pages: int = 40) -> Pages:
+def stale_pages(model: CausalModel) -> Pages:
     """Pages as another's poisoned request may have left them."""
-    pages = model.new_pages(num_pages, PAGE)
+    pages = model.new_pages(40 * len(model.page_groups), PAGE)
     for tensor in (*pages.keys, *pages.values):
         tensor.fill_(float("nan"))
     return pages
@@ -45,16 +46,20 @@ def prompts_of(*lengths: int) -> list[list[int]]:
     return [torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist() for length in lengths]
 
 
-def scattered(sequences: int, each: int = 10) -> list[list[int]]:
-    order = torch.randperm(sequences * each, generator=torch.Generator().manual_seed(6)).tolist()
-    return [order[index * each : (index + 1) * each] for index in range(sequences)]
+def scattered(model: CausalModel, sequences: int, each: int = 10) -> list[list[PageRun]]:
+    """For each sequence a run of pages in each page group."""
+    groups = len(model.page_groups)
+    order = torch.randperm(sequences * groups * each, generator=torch.Generator().manual_seed(6)) + 1
+    return [
+        [PageRun(pages.tolist()) for pages in own] for own in order.view(sequences, groups, each).unbind()
+    ]
 
 
 def greedy(
     model: CausalModel, prompts: list[Prompt], chunks: list[list[int]], new: int = NEW
 ) -> list[list[int]]:
     """Decode all prompts together; step i computes chunks[i][j] positions of prompt j, later steps one each."""
-    pages, owned = stale_pages(model), scattered(len(prompts))
+    pages, owned = stale_pages(model), scattered(model, len(prompts))
     known = list(prompts)
     computed = [0] * len(prompts)
     outputs: list[list[int]] = [[] for _ in prompts]
@@ -126,7 +131,7 @@ def test_tokens_rows_of_the_table_and_mixtures_are_the_same_prompt(family: str) 
     model = load(tiny(family))
     prompts = [Prompt.of(Tokens(ids)), Prompt.of(looked_up(tiny(family), ids)), mixed]
     for prompt in prompts:
-        stretch = Stretch(prompt.spans(0, 45), 0, 45, [3, 1, 2], True)
+        stretch = Stretch(prompt.spans(0, 45), 0, 45, scattered(model, 1, 3)[0], True)
         logits = model.forward(Batch.pack([stretch], PAGE, model.device), stale_pages(model))
         if prompt is prompts[0]:
             expected = logits
@@ -160,7 +165,7 @@ def test_neighbours_do_not_change_an_answer() -> None:
 def test_a_step_in_which_nothing_samples_gives_no_logits_and_fills_pages() -> None:
     model = load(tiny("llama"))
     pages = stale_pages(model)
-    batch = Batch.pack([Stretch([(0, Tokens([5, 6]))], 0, 2, [1], False)], PAGE, model.device)
+    batch = Batch.pack([Stretch([(0, Tokens([5, 6]))], 0, 2, [PageRun([1])], False)], PAGE, model.device)
     assert model.forward(batch, pages).shape == (0, VOCAB_SIZE)
     assert pages.keys[0][:, 1, :2].isfinite().all()
     assert pages.keys[0][:, 1, 2:].isnan().all()
@@ -168,7 +173,7 @@ def test_a_step_in_which_nothing_samples_gives_no_logits_and_fills_pages() -> No
 
 def test_logits_may_be_changed_in_place() -> None:
     model = load(tiny("llama"))
-    batch = Batch.pack([Stretch([(0, Tokens([5]))], 0, 1, [1], True)], PAGE, model.device)
+    batch = Batch.pack([Stretch([(0, Tokens([5]))], 0, 1, [PageRun([1])], True)], PAGE, model.device)
     logits = model.forward(batch, stale_pages(model))
     logits[0, 3] = 7.0
     assert logits[0, 3] == 7.0
@@ -177,7 +182,7 @@ def test_logits_may_be_changed_in_place() -> None:
 def test_rows_of_another_dtype_or_size_are_an_error() -> None:
     model = load(tiny("llama"))
     for rows in (looked_up(tiny("llama"), [4], "bfloat16"), looked_up(tiny("qwen2"), [4])):
-        batch = Batch.pack([Stretch([(0, rows)], 0, 1, [1], True)], PAGE, model.device)
+        batch = Batch.pack([Stretch([(0, rows)], 0, 1, [PageRun([1])], True)], PAGE, model.device)
         with pytest.raises(EngineError, match=r"the model takes torch\.float32 of 48"):
             model.forward(batch, stale_pages(model))
 
@@ -191,7 +196,7 @@ def test_a_model_knows_its_facts() -> None:
     assert model.embedding_table_id == EmbeddingTable.open(tiny("qwen3")).id
     pages = model.new_pages(3, 32)
     nbytes = sum(tensor.nbytes for tensor in (*pages.keys, *pages.values))
-    assert nbytes == 3 * model.page_bytes(32)
+    assert nbytes == (1 + 3) * model.page_bytes(32)
 
 
 def test_a_model_knows_what_each_of_its_layers_keeps() -> None:

@@ -2,16 +2,17 @@
 
 import torch
 
+from inlay.engine.torch.layers import LayerShape
+from inlay.engine.torch.page_groups import PageGroup
 from inlay.engine.torch.pages import Pages
 
 
 def new_pages(num_pages: int = 5) -> Pages:
     return Pages(
-        num_layers=2,
+        [LayerShape(None, 3, 8, 4)] * 2,
+        [PageGroup(None, (0, 1))],
         num_pages=num_pages,
         page_size=16,
-        num_heads=3,
-        head_size=8,
         dtype=torch.float32,
         device=torch.device("cpu"),
     )
@@ -19,8 +20,8 @@ def new_pages(num_pages: int = 5) -> Pages:
 
 def test_what_is_written_to_a_slot_is_at_that_page_and_offset_and_nowhere_else() -> None:
     pages = new_pages()
-    pages.scrub(range(5))
-    keys, values = torch.randn(3, 4, 8), torch.randn(3, 4, 8)
+    pages.scrub(range(6))
+    keys, values = torch.randn(3, 4, 8), torch.randn(3, 4, 4)
     slots = torch.tensor([0, 17, 79, 33])
 
     pages.write(1, slots, keys, values)
@@ -39,4 +40,32 @@ def test_scrubbed_pages_hold_zeros_and_others_stay() -> None:
     pages.scrub([1, 4])
     for tensor in (*pages.keys, *pages.values):
         assert not tensor[:, [1, 4]].any()
-        assert tensor[:, [0, 2, 3]].isnan().all()
+        assert tensor[:, [0, 2, 3, 5]].isnan().all()
+
+
+def test_the_null_page_is_zero() -> None:
+    pages = new_pages()
+    assert all(tensor.shape[1] == 6 and not tensor[:, 0].any() for tensor in (*pages.keys, *pages.values))
+
+
+def test_layers_of_two_groups_share_the_memory_of_a_place_and_no_page() -> None:
+    groups = [PageGroup(None, (1,)), PageGroup(24, (0, 2))]
+    pages = Pages(
+        [LayerShape(24, 1, 8, 8), LayerShape(None, 1, 8, 8), LayerShape(24, 1, 8, 8)],
+        groups,
+        num_pages=3,
+        page_size=16,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    assert pages.groups == (1, 0, 1)
+    assert pages.keys[0] is pages.keys[1]
+    assert pages.keys[0] is not pages.keys[2]
+    pages.scrub([1, 2, 3])
+    ones = torch.ones(1, 1, 8)
+    pages.write(0, torch.tensor([16]), ones, ones)
+    pages.write(1, torch.tensor([32]), 2 * ones, 2 * ones)
+    assert pages.values[0][0, :, 0, 0].tolist() == [0, 1, 2, 0]
+    assert not pages.values[2].any()
+    pages.scrub([1])
+    assert pages.keys[1][0, :, 0, 0].tolist() == [0, 0, 2, 0]

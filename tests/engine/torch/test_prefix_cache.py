@@ -55,3 +55,15 @@ def test_a_forgotten_idle_page_cannot_be_evicted_again() -> None:
     cache.forget(3)
     assert cache.idle == 0
     assert cache.evict() is None
+
+
+def test_a_digest_has_a_page_in_each_group_and_they_are_evicted_together_by_last_use() -> None:
+    cache = PrefixCache(2)
+    assert cache.insert(b"a", 3, group=0)
+    assert cache.insert(b"a", 4, group=1)
+    assert not cache.insert(b"b", 4, group=0)
+    assert (cache.find(b"a", 0), cache.find(b"a", 1), cache.find(b"b", 1)) == (3, 4, None)
+    cache.rest(4)
+    cache.rest(3)
+    assert cache.evict() == 4
+    assert (cache.find(b"a", 0), cache.find(b"a", 1)) == (3, None)

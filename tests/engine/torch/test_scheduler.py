@@ -23,8 +23,8 @@ def rows(*values: int, atomic: bool = False) -> Rows:
     return Rows(Buffer(bytes(values)), "float8_e4m3fn", (len(values), 1), atomic=atomic)
 
 
-def bounds(**changes: int) -> Bounds:
-    values = {
+def bounds(**changes: Any) -> Bounds:
+    values: dict[str, Any] = {
         "max_model_len": 256,
         "max_num_seqs": 4,
         "max_num_batched_tokens": 32,
@@ -34,16 +34,20 @@ def bounds(**changes: int) -> Bounds:
     return Bounds(**(values | changes))
 
 
+def pages_of(sequence: Sequence) -> list[int]:
+    return [page for run in sequence.pages for page in run.pages]
+
+
 class Simulation:
     """A scheduler, and what a model would have written where.
 
-    A slot holds the whole prefix up to its position, as keys and values do in effect.
+    A slot holds the whole prefix up to its position, as keys and values do in effect, for the layers of one page group.
     """
 
     def __init__(self, limits: Bounds, *, prefix_caching: bool = True) -> None:
         self.bounds = limits
         self.scheduler = Scheduler(limits, prefix_caching=prefix_caching)
-        self.slots: list[list[object]] = [[None] * limits.page_size for _ in range(limits.num_pages)]
+        self.slots: list[list[object]] = [[None] * limits.page_size for _ in range(limits.num_pages + 1)]
         self.tainted: set[int] = set()
         self.live: list[Sequence] = []
         self.ended: list[Sequence] = []
@@ -62,18 +66,19 @@ class Simulation:
         )
         self.bounds.check(work)
         chain = Chain(root_digest(SECRET, weights_id="w", dtype="float32", salt=salt), SECRET)
-        sequence = Sequence(work, arrival=self.arrivals, chain=chain)
+        groups = len(self.bounds.windows)
+        sequence = Sequence(work, arrival=self.arrivals, chain=chain, page_groups=groups)
         self.arrivals += 1
         self.scheduler.admit(sequence)
         self.live.append(sequence)
         return sequence
 
     def abort(self, sequence: Sequence) -> None:
-        held = list(sequence.pages)
-        shared = {page for other in self.live if other is not sequence for page in other.pages}
+        held = pages_of(sequence)
+        shared = {page for other in self.live if other is not sequence for page in pages_of(other)}
         self.live.remove(sequence)
         self.scheduler.finish(sequence)
-        assert sequence.pages == []
+        assert pages_of(sequence) == []
         assert all(self.scheduler.table.references(page) == 0 for page in held if page not in shared)
 
     @staticmethod
@@ -89,6 +94,12 @@ class Simulation:
                 found.extend((kind, value) for value in bytes(segment.data.view))
         return found
 
+    def named(self, sequence: Sequence, group: int, index: int) -> list[int]:
+        """The page that the cache knows for a page index of `sequence`, if it does."""
+        digest = sequence.page_digest(index, self.bounds.page_size)
+        page = None if digest is None else self.scheduler.cache.find(digest, group)
+        return [] if page is None else [page]
+
     def step(self) -> Plan:
         for page in self.scheduler.table.take_dirty():
             self.tainted.discard(page)
@@ -99,17 +110,21 @@ class Simulation:
         for span in plan.spans:
             sequence = span.sequence
             items = self.items(sequence)
-            assert not self.tainted & set(sequence.pages[self.bounds.pages_for(span.start) :])
-            for position in range(span.start, span.start + span.count):
-                page, slot = divmod(position, self.bounds.page_size)
-                self.slots[sequence.pages[page]][slot] = (sequence.work.salt, tuple(items[: position + 1]))
+            for group, run in enumerate(sequence.pages):
+                assert not self.tainted & set(run.since(self.bounds.pages_for(span.start)))
+                for position in range(span.start, span.start + span.count):
+                    index, slot = divmod(position, self.bounds.page_size)
+                    content = (group, sequence.work.salt, tuple(items[: position + 1]))
+                    self.slots[run.pages[index - run.first]][slot] = content
             if span.samples and POISON in items:
                 bad.append(span)
+                # What is proven good is good whoever failed on it; all else that it wrote is tainted, wherever it is now.
+                first = items.index(POISON) // self.bounds.page_size
+                for group, run in enumerate(sequence.pages):
+                    self.tainted.update(run.since(first))
+                    for index in range(first, run.first):
+                        self.tainted.update(self.named(sequence, group, index))
                 self.scheduler.condemn(span)
-                # What is proven good is good whoever failed on it; all else that it holds is tainted.
-                size = self.bounds.page_size
-                for page in sequence.pages[items.index(POISON) // size :]:
-                    self.tainted.add(page)
         for span in plan.spans:
             if span in bad:
                 self.failed.append(span.sequence)
@@ -138,36 +153,44 @@ class Simulation:
             assert span.start == sequence.computed
             assert stop <= sequence.length
             assert span.samples == (stop == sequence.length)
-            assert len(sequence.pages) == limits.pages_for(stop)
             assert not any(first < stop < end for first, end in sequence.atomic)
             items = self.items(sequence)
-            for position in range(span.start):
-                page, slot = divmod(position, limits.page_size)
-                assert self.slots[sequence.pages[page]][slot] == (
-                    sequence.work.salt,
-                    tuple(items[: position + 1]),
-                )
-            # From where it writes on, its pages are its own.
-            for page in sequence.pages[span.start // limits.page_size :]:
-                assert self.scheduler.table.references(page) == 1
+            for group, (run, window) in enumerate(zip(sequence.pages, limits.windows, strict=True)):
+                assert run.end == limits.pages_for(stop)
+                seen = span.start if window is None else min(span.start, window - 1)
+                for position in range(span.start - seen, span.start):
+                    index, slot = divmod(position, limits.page_size)
+                    content = (group, sequence.work.salt, tuple(items[: position + 1]))
+                    assert index >= run.first
+                    assert self.slots[run.pages[index - run.first]][slot] == content
+                # From where it writes on, its pages are its own.
+                for page in run.since(span.start // limits.page_size):
+                    assert self.scheduler.table.references(page) == 1
+                if window is not None:
+                    assert len(run.pages) <= (window - 1 + span.count) / limits.page_size + 2
 
     def consistent(self) -> None:
         scheduler, table = self.scheduler, self.scheduler.table
-        held = [page for sequence in self.live for page in sequence.pages]
+        held = [page for sequence in self.live for page in pages_of(sequence)]
         assert table.used == len(set(held))
         assert table.free + table.used + scheduler.cache.idle + table.dirty == table.num_pages
-        for page in range(table.num_pages):
+        assert table.references(0) == 0
+        for page in range(1, table.num_pages + 1):
             assert table.references(page) == held.count(page)
             assert not (page in self.tainted and page in scheduler.cache)
         assert len(scheduler) == len(self.live)
         assert len(scheduler.running) <= self.bounds.max_num_seqs
         for sequence in self.live:
             assert sequence.computed < sequence.length
-            assert len(sequence.pages) == self.bounds.pages_for(sequence.computed)
+            for run, window in zip(sequence.pages, self.bounds.windows, strict=True):
+                assert run.end == self.bounds.pages_for(sequence.computed)
+                if window is not None:
+                    assert len(run.pages) <= (window - 1) / self.bounds.page_size + 2
+            assert len({page for run in sequence.pages for page in run.pages}) == len(pages_of(sequence))
             assert not any(first < sequence.computed < end for first, end in sequence.atomic)
         for sequences in (scheduler.running, scheduler.waiting):
             assert sequences == sorted(sequences, key=lambda sequence: sequence.order)
-        assert all(not sequence.pages for sequence in scheduler.waiting)
+        assert all(not pages_of(sequence) for sequence in scheduler.waiting)
 
     def drain(self, limit: int = 4000) -> int:
         steps = 0
@@ -224,7 +247,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             try:
                 self.simulation.admit(*build(parts), max_tokens=max_tokens, priority=priority, salt=salt)
             except ContextLengthError:
-                assert sum(count for _, _, count in parts) + max_tokens > self.limits.max_model_len
+                length = sum(count for _, _, count in parts) + max_tokens
+                chunk = max((count for kind, _, count in parts if kind == "atomic"), default=1)
+                needed = self.limits.most_pages(length, chunk)
+                assert length > self.limits.max_model_len or needed > self.limits.num_pages
 
     @rule(count=st.integers(1, 12))
     def step(self, count: int) -> None:
@@ -264,12 +290,42 @@ class CrowdedMachine(SchedulerMachine):
     limits = bounds(num_pages=6, max_model_len=144, page_size=32, max_num_seqs=40, max_num_batched_tokens=24)
 
 
+class WindowedMachine(SchedulerMachine):
+    """All layers have a window: pages go as the sequence goes on, and there are too few for a whole one."""
+
+    limits = bounds(num_pages=7, max_model_len=144, windows=(20,))
+
+
+class MixedMachine(SchedulerMachine):
+    limits = bounds(num_pages=22, max_model_len=144, windows=(None, 20, 40))
+
+
+class UncachedWindowMachine(UncachedMachine):
+    limits = bounds(num_pages=22, max_model_len=144, windows=(None, 20, 20))
+
+
+class NarrowMachine(SchedulerMachine):
+    """Windows of one position and of one page."""
+
+    limits = bounds(
+        num_pages=30, max_model_len=144, windows=(1, 16, None), max_num_seqs=40, max_num_batched_tokens=24
+    )
+
+
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(max_examples=80, stateful_step_count=25)
 TestUncached = UncachedMachine.TestCase
 TestUncached.settings = settings(max_examples=30, stateful_step_count=20)
 TestCrowded = CrowdedMachine.TestCase
 TestCrowded.settings = settings(max_examples=40, stateful_step_count=25)
+TestWindowed = WindowedMachine.TestCase
+TestWindowed.settings = settings(max_examples=50, stateful_step_count=25)
+TestMixed = MixedMachine.TestCase
+TestMixed.settings = settings(max_examples=50, stateful_step_count=25)
+TestUncachedWindow = UncachedWindowMachine.TestCase
+TestUncachedWindow.settings = settings(max_examples=20, stateful_step_count=20)
+TestNarrow = NarrowMachine.TestCase
+TestNarrow.settings = settings(max_examples=30, stateful_step_count=25)
 
 
 def test_a_prompt_and_output_longer_than_the_model_are_refused() -> None:
@@ -307,6 +363,66 @@ def test_a_finished_prompt_is_found_again_but_for_its_last_position() -> None:
     plan = simulation.step()
     assert [(span.start, span.count) for span in plan.spans] == [(16, 16)]
     assert again.cached_tokens == 16
+
+
+@pytest.mark.parametrize(
+    ("group", "lost", "cached"),
+    [
+        (1, [], 96),
+        (1, [0, 1, 2, 3], 96),
+        (1, [5], 80),
+        (1, [4], 64),
+        (1, [4, 2], 32),
+        (1, [4, 1], 64),
+        (1, [4, 2, 0], 0),
+        (0, [3], 48),
+        (0, [0], 0),
+    ],
+)
+def test_a_hit_needs_all_pages_without_a_window_and_the_last_ones_with_one(
+    group: int, lost: list[int], cached: int
+) -> None:
+    simulation = Simulation(bounds(num_pages=64, windows=(None, 20)))
+    first = simulation.admit(Tokens([1] * 100))
+    simulation.drain()
+    for index in lost:
+        simulation.scheduler.table.condemn(simulation.named(first, group, index), spare_proven=False)
+    simulation.step()
+    assert simulation.scheduler.table.dirty == 0
+    again = simulation.admit(Tokens([1] * 100))
+    simulation.drain()
+    assert again.cached_tokens == cached
+
+
+def test_a_long_output_holds_the_pages_of_its_window() -> None:
+    simulation = Simulation(bounds(num_pages=16, max_model_len=4096, windows=(40,)))
+    simulation.admit(Tokens([1] * 20), max_tokens=3000)
+    most = 0
+    while simulation.live:
+        simulation.step()
+        most = max(most, simulation.scheduler.table.used)
+    assert most == 4
+
+
+def test_a_window_longer_than_the_pages_allow_is_refused_with_the_length_that_fits() -> None:
+    simulation = Simulation(bounds(num_pages=10, windows=(None, 40), max_model_len=200))
+    # Six pages without a window, and four that 40 positions can touch.
+    with pytest.raises(ContextLengthError, match="maximum context length is 96 positions"):
+        simulation.admit(Tokens([1] * 96), max_tokens=1)
+    simulation.admit(Tokens([1] * 90), max_tokens=6)
+    simulation.drain()
+    with pytest.raises(ContextLengthError, match="maximum context length is 80 positions"):
+        simulation.admit(rows(*[1] * 30, atomic=True), Tokens([1] * 60))
+
+
+def test_a_prompt_that_fits_only_by_smaller_chunks_runs_alone() -> None:
+    simulation = Simulation(
+        bounds(num_pages=4, windows=(40,), max_model_len=4096, max_num_batched_tokens=256)
+    )
+    for value in (1, 2):
+        simulation.admit(Tokens([value] * 300), max_tokens=30)
+    simulation.drain()
+    assert simulation.scheduler.preemptions == 0
 
 
 def test_generated_tokens_are_cached_too() -> None:
@@ -399,7 +515,7 @@ def test_a_prompt_starts_only_when_those_that_run_leave_it_room() -> None:
     simulation = Simulation(bounds(num_pages=9, max_model_len=144, max_num_batched_tokens=16))
     works = [simulation.admit(Tokens([value] * 78), max_tokens=2) for value in (1, 2)]
     while works[0] in simulation.live:
-        assert not works[1].pages
+        assert not pages_of(works[1])
         simulation.step()
     simulation.drain()
     assert simulation.scheduler.preemptions == 0

@@ -1,9 +1,9 @@
 """A plan as tensors: the positions of one step, packed one span after another.
 
-Shapes: T positions in the step, S spans, R rows among the positions, C hidden size.
+Shapes: T positions in the step, S spans, R rows among the positions, C hidden size, N page groups.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from inlay.engine.torch.page_groups import pages_for
+from inlay.engine.torch.table import PageRun
 from inlay.errors import EngineError
 from inlay.prompt import Rows, Segment, Tokens
 
@@ -27,14 +29,14 @@ class Stretch:
         segments: (first absolute position, part) over exactly those positions, in order.
         start: first position.
         count: how many, at least one.
-        pages: page ids of the sequence, in order, covering at least `start + count` positions.
+        pages: the sequence's pages in each page group, covering what positions from `start` on see, and their own.
         samples: whether the last position's logits are wanted.
     """
 
     segments: Iterable[tuple[int, Segment]]
     start: int
     count: int
-    pages: list[int]
+    pages: Sequence[PageRun]
     samples: bool
 
 
@@ -46,9 +48,9 @@ class Batch(NamedTuple):
         row_index: [R] int64, the positions in the batch that are rows.
         row_values: [R, C], in the model's dtype; [0, 0] without rows.
         positions: [T] int64, absolute in each sequence.
-        slots: [T] int64, where keys and values go: page id * page size + offset.
+        slots: [N, T] int64, where keys and values go: page number * page size + offset.
         sampled: [number of spans that sample] int64, positions in the batch whose logits are wanted.
-        block_table: [S, longest] int32, page ids of each sequence, padded with 0.
+        block_table: [N, S, longest] int32, page numbers of each sequence; 0, the null page, where it has none.
         counts: positions of each span.
         contexts: positions of each sequence up to and with the span's last.
     """
@@ -92,21 +94,23 @@ class Batch(NamedTuple):
         total = sum(stretch.count for stretch in stretches)
         token_ids = np.zeros(total, dtype=np.int64)
         positions = np.empty(total, dtype=np.int64)
-        slots = np.empty(total, dtype=np.int64)
-        page_counts = [-(-(stretch.start + stretch.count) // page_size) for stretch in stretches]
-        table = np.zeros((len(stretches), max(page_counts, default=0)), dtype=np.int32)
+        groups = len(stretches[0].pages)
+        slots = np.empty((groups, total), dtype=np.int64)
+        page_counts = [pages_for(stretch.start + stretch.count, page_size) for stretch in stretches]
+        table = np.zeros((groups, len(stretches), max(page_counts)), dtype=np.int32)
         rows: list[tuple[int, Rows]] = []
         first = 0
         for index, stretch in enumerate(stretches):
             stop = stretch.start + stretch.count
-            pages = stretch.pages[: page_counts[index]]
-            if len(pages) < page_counts[index]:
-                raise EngineError(f"{len(stretch.pages)} pages of {page_size} positions do not hold {stop}")
-            table[index, : len(pages)] = pages
+            for group, run in enumerate(stretch.pages):
+                if run.end < page_counts[index]:
+                    raise EngineError(f"{run.end} pages of {page_size} positions do not hold {stop}")
+                pages = run.pages[: page_counts[index] - run.first]
+                table[group, index, run.first : run.first + len(pages)] = pages
             absolute = np.arange(stretch.start, stop)
             positions[first : first + stretch.count] = absolute
-            slots[first : first + stretch.count] = (
-                table[index, absolute // page_size].astype(np.int64) * page_size + absolute % page_size
+            slots[:, first : first + stretch.count] = (
+                table[:, index, absolute // page_size].astype(np.int64) * page_size + absolute % page_size
             )
             for position, segment in stretch.segments:
                 where = first + position - stretch.start

@@ -1,11 +1,13 @@
 """How many pages of keys and values the engine makes."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.page_groups import most_pages
 from inlay.errors import EngineError, InvalidRequestError
 
 TYPICAL_LENGTH = 512
@@ -15,12 +17,20 @@ SHARE = 4
 """Without being told, the cache takes at most this fraction (one over it) of the memory that is available."""
 
 
-def num_pages(settings: EngineSettings, *, page_bytes: int, max_model_len: int, available: int) -> int:
+def num_pages(
+    settings: EngineSettings,
+    *,
+    page_bytes: int,
+    windows: Sequence[int | None],
+    max_model_len: int,
+    available: int,
+) -> int:
     """Pages of `settings.block_size` positions: what was asked for, or what serves the settings within bounds.
 
     Args:
         settings: of the engine.
-        page_bytes: keys and values of a page, over all layers.
+        page_bytes: keys and values of a page, over all its layers.
+        windows: of each page group.
         max_model_len: positions of the longest sequence.
         available: bytes of memory, once the model is loaded.
 
@@ -28,7 +38,11 @@ def num_pages(settings: EngineSettings, *, page_bytes: int, max_model_len: int, 
         InvalidRequestError: the size asked for does not hold one sequence of `max_model_len`.
         EngineError: the memory at hand does not.
     """
-    longest = -(-max_model_len // settings.block_size)
+
+    def most(length: int, chunk: int) -> int:
+        return sum(most_pages(window, length, chunk, settings.block_size) for window in windows)
+
+    longest = most(max_model_len, settings.max_num_batched_tokens)
     need = f"one sequence of {max_model_len} positions needs {longest * page_bytes} bytes of KV cache"
     if settings.kv_cache_memory_bytes is not None:
         pages = settings.kv_cache_memory_bytes // page_bytes
@@ -37,7 +51,7 @@ def num_pages(settings: EngineSettings, *, page_bytes: int, max_model_len: int, 
                 f"{need}, kv_cache_memory_bytes is {settings.kv_cache_memory_bytes}: raise it or lower max_model_len"
             )
         return pages
-    typical = settings.max_num_seqs * -(-min(TYPICAL_LENGTH, max_model_len) // settings.block_size)
+    typical = settings.max_num_seqs * most(min(TYPICAL_LENGTH, max_model_len), 1)
     pages = min(max(longest, typical), available // SHARE // page_bytes)
     if pages < longest:
         raise EngineError(

@@ -257,14 +257,17 @@ class TorchEngine:
     def _load(self) -> Core:
         settings = self._settings
         model = CausalModel.load(settings)
+        windows = tuple(group.window for group in model.page_groups)
         bounds = Bounds(
             max_model_len=model.max_model_len,
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
             page_size=settings.block_size,
+            windows=windows,
             num_pages=num_pages(
                 settings,
                 page_bytes=model.page_bytes(settings.block_size),
+                windows=windows,
                 max_model_len=model.max_model_len,
                 available=available_memory(model.device),
             ),

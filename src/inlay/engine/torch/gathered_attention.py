@@ -57,7 +57,7 @@ class _Group(NamedTuple):
 
     Attributes:
         rows: [B * C] int64, the queries' positions in the batch.
-        pages: [B * L / P] int64, what to gather.
+        pages: [page groups, B * L / P] int64, what to gather.
         num_sequences: B.
         hidden: [B, 1, C, up to L] bool, which of the last gathered positions a query must not see.
         stale: int64, positions in B * L whose content is not the sequence's.
@@ -84,6 +84,7 @@ class GatheredAttention:
         self._pages = pages
         self._workspace = workspace
         self._float32_scores = float32_scores
+        self._slots = batch.slots.unbind()
         self._device = batch.slots.device
         self._plans: dict[int | None, list[_Group]] = {}
 
@@ -96,8 +97,9 @@ class GatheredAttention:
         scoring: Scoring,
     ) -> Tensor:
         """As `PagedAttention.attend`."""
-        count = len(self._batch.slots)
-        self._pages.write(layer, self._batch.slots, key[:, :count], value[:, :count])
+        slots = self._slots[self._pages.groups[layer]]
+        count = len(slots)
+        self._pages.write(layer, slots, key[:, :count], value[:, :count])
         groups = self._plans.get(scoring.window)
         if groups is None:
             groups = self._plans[scoring.window] = list(self._plan(scoring.window, query))
@@ -108,7 +110,7 @@ class GatheredAttention:
         return out
 
     def _attend(self, group: _Group, layer: int, query: Tensor, scoring: Scoring, out: Tensor) -> None:
-        keys, values = self._gather(group.pages, layer)
+        keys, values = self._gather(group.pages[self._pages.groups[layer]], layer)
         num_heads, size, value_size = keys.shape[0], keys.shape[3], values.shape[3]
         # Zero times a stale NaN would be NaN.
         values.view(num_heads, -1, value_size).index_fill_(1, group.stale, 0)
@@ -169,8 +171,8 @@ class GatheredAttention:
         """Consecutive queries of one sequence, the last of them at position `high - 1`."""
         size = self._pages.page_size
         low = _low(high - len(rows) + 1, window) // size
-        pages = self._batch.block_table[span, low : -(-high // size)].long()
-        length = len(pages) * size
+        pages = self._batch.block_table[:, span, low : -(-high // size)].long()
+        length = pages.shape[1] * size
         # Without a window only positions from the first query on can be hidden from a later one.
         tail = length if window is not None and high > window else length - (high - low * size) + len(rows)
         distance = self._arange(high - len(rows), high)[:, None] - self._arange(
@@ -210,9 +212,9 @@ class GatheredAttention:
         starts = lows // size
         # Past its end a sequence gathers whatever the table holds there; all of that is hidden.
         columns = (starts[:, None] + self._arange(0, longest)).clamp_(
-            max=self._batch.block_table.shape[1] - 1
+            max=self._batch.block_table.shape[2] - 1
         )
-        pages = self._batch.block_table[spans[:, None], columns].long().flatten()
+        pages = self._batch.block_table[:, spans[:, None], columns].long().flatten(1)
         places = starts[:, None] * size + self._arange(0, longest * size)
         after = places >= contexts[:, None]
         hidden = after | (places < lows[:, None])

@@ -21,6 +21,7 @@ from inlay.engine.torch.families import Family, family_of
 from inlay.engine.torch.gathered_attention import Workspace
 from inlay.engine.torch.layers import LayerShape, observe
 from inlay.engine.torch.linear import accelerate
+from inlay.engine.torch.page_groups import PageGroup, group_layers
 from inlay.engine.torch.paged_attention import IMPLEMENTATION
 from inlay.engine.torch.pages import Pages
 from inlay.engine.torch.weights import directory_of, weights_id
@@ -54,6 +55,7 @@ class CausalModel:
         hidden_size: elements of a row.
         max_model_len: positions a sequence may have.
         layers: what each attention layer keeps of a position, and for how long.
+        page_groups: which layers share a page.
         eos_token_ids: the model's own end tokens.
         default_sampling: fields of `Sampling` its generation config sets.
         weights_id: identity of configuration and weights, 32 hex digits.
@@ -81,6 +83,7 @@ class CausalModel:
         self.hidden_size: int = config.hidden_size
         self.max_model_len = max_model_len
         self.layers: tuple[LayerShape, ...] = observe(model, config.hidden_size)
+        self.page_groups = _page_groups(self.layers, max_model_len)
         self.eos_token_ids = _eos_token_ids(generation, config)
         self.default_sampling = _default_sampling(generation)
         self.weights_id = weights_id(directory)
@@ -127,17 +130,17 @@ class CausalModel:
         return cls(model, family, directory, max_model_len)
 
     def page_bytes(self, page_size: int) -> int:
-        """Bytes of one page of `page_size` positions, over all layers."""
-        return sum(layer.elements for layer in self.layers) * page_size * self.dtype.itemsize
+        """Bytes of one page of `page_size` positions, over all its layers."""
+        group = max(self.page_groups, key=lambda group: len(group.layers))
+        return sum(self.layers[layer].elements for layer in group.layers) * page_size * self.dtype.itemsize
 
     def new_pages(self, num_pages: int, page_size: int) -> Pages:
-        """Room for `num_pages` pages."""
+        """Room for `num_pages` pages besides the null page."""
         return Pages(
-            num_layers=len(self.layers),
+            self.layers,
+            self.page_groups,
             num_pages=num_pages,
             page_size=page_size,
-            num_heads=self.layers[0].num_heads,
-            head_size=self.layers[0].key_size,
             dtype=self.dtype,
             device=self.device,
         )
@@ -156,14 +159,14 @@ class CausalModel:
             EngineError: rows that are not (R, hidden size) in the model's dtype.
         """
         with torch.inference_mode():
-            padding = max(0, self._least_rows - len(batch.slots))
+            padding = max(0, self._least_rows - len(batch.positions))
             states: Tensor = self._model.base_model(
                 inputs_embeds=F.pad(self._inputs(batch), (0, 0, 0, padding))[None],
                 position_ids=F.pad(batch.positions, (0, padding))[None],
                 use_cache=False,
                 paged=attention(batch, pages, self._workspace, float32_scores=self._float32_scores),
             ).last_hidden_state[0]
-        return states[: len(batch.slots)]
+        return states[: len(batch.positions)]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """What the model's head makes of some of the `hidden` states of a batch.
@@ -205,6 +208,12 @@ def _head_of(model: Any) -> Any:
     head = copy.copy(model)
     head._modules = {**model._modules, model.base_model_prefix: _Given()}
     return head
+
+
+def _page_groups(layers: tuple[LayerShape, ...], max_model_len: int) -> tuple[PageGroup, ...]:
+    """Layers divided into page groups: one, where they do not keep the same of a position."""
+    alike = len({layer._replace(window=None) for layer in layers}) == 1
+    return group_layers([layer.window if alike else None for layer in layers], max_model_len)
 
 
 def _device(name: str) -> torch.device:

@@ -4,40 +4,40 @@ from collections import OrderedDict
 
 
 class PrefixCache:
-    """Digests of full, computed pages. Knows nothing of sequences or tensors.
+    """Digests of full, computed pages, in each page group. Knows nothing of sequences or tensors.
 
     A page is in one of three conditions here: unknown (it has no digest), held (it has one and a sequence uses it), or
-    idle (it has one and nobody uses it). Only idle pages are evicted, least recently used first.
+    idle (it has one and nobody uses it). Only idle pages are evicted, least recently used first, whatever their group.
     """
 
-    __slots__ = ("_digests", "_idle", "_pages")
+    __slots__ = ("_idle", "_names", "_pages")
 
-    def __init__(self) -> None:
-        self._pages: dict[bytes, int] = {}
-        self._digests: dict[int, bytes] = {}
+    def __init__(self, num_groups: int = 1) -> None:
+        self._pages: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
+        self._names: dict[int, tuple[int, bytes]] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._pages)
+        return len(self._names)
 
     def __contains__(self, page: int) -> bool:
-        return page in self._digests
+        return page in self._names
 
     @property
     def idle(self) -> int:
         """Pages that could be evicted now."""
         return len(self._idle)
 
-    def find(self, digest: bytes) -> int | None:
-        """The page that holds the prefix `digest` names, or None."""
-        return self._pages.get(digest)
+    def find(self, digest: bytes, group: int = 0) -> int | None:
+        """The page that holds, for the layers of `group`, the last positions of the prefix `digest` names; or None."""
+        return self._pages[group].get(digest)
 
-    def insert(self, digest: bytes, page: int) -> bool:
-        """Name a held page. False when the digest has a page already: then `page` stays unknown."""
-        if digest in self._pages or page in self._digests:
+    def insert(self, digest: bytes, page: int, group: int = 0) -> bool:
+        """Name a held page. False when the digest has a page there already: then `page` stays unknown."""
+        if digest in self._pages[group] or page in self._names:
             return False
-        self._pages[digest] = page
-        self._digests[page] = digest
+        self._pages[group][digest] = page
+        self._names[page] = (group, digest)
         return True
 
     def rest(self, page: int) -> None:
@@ -52,16 +52,17 @@ class PrefixCache:
         """Forget the least recently used idle page and return it, or None when nothing is idle."""
         if not self._idle:
             return None
-        page, _ = self._idle.popitem(last=False)
-        del self._pages[self._digests.pop(page)]
+        page = next(iter(self._idle))
+        self.forget(page)
         return page
 
     def forget(self, page: int) -> bool:
         """Take a page's digest away; whether it had one."""
-        digest = self._digests.pop(page, None)
-        if digest is None:
+        name = self._names.pop(page, None)
+        if name is None:
             return False
-        del self._pages[digest]
+        group, digest = name
+        del self._pages[group][digest]
         self._idle.pop(page, None)
         return True
 

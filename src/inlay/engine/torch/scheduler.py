@@ -11,12 +11,13 @@ one for a sequence that decodes, many for one that is new or was preempted. A st
 Order is (priority, arrival). The scheme of computed positions that catch up with known ones is vLLM's.
 """
 
-from bisect import insort
+from bisect import bisect_right, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from operator import attrgetter
 
+from inlay.engine.torch.page_groups import first_page, most_pages, pages_for
 from inlay.engine.torch.prefix_cache import PrefixCache
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.table import PageTable
@@ -56,7 +57,8 @@ class Bounds:
         max_num_seqs: sequences in one step.
         max_num_batched_tokens: positions in one step.
         page_size: positions in a page, a multiple of `inlay.digest.BLOCK_SIZE`.
-        num_pages: pages there are.
+        num_pages: pages there are, for all page groups.
+        windows: of each page group, None where all positions are kept.
     """
 
     max_model_len: int
@@ -64,10 +66,31 @@ class Bounds:
     max_num_batched_tokens: int
     page_size: int
     num_pages: int
+    windows: tuple[int | None, ...] = (None,)
 
     def pages_for(self, positions: int) -> int:
-        """Pages that hold `positions`."""
-        return -(-positions // self.page_size)
+        """Pages of one group that hold the first `positions`."""
+        return pages_for(positions, self.page_size)
+
+    def first_page(self, group: int, computed: int) -> int:
+        """Index of the first page in `group` that a sequence still needs once `computed` positions are."""
+        return first_page(self.windows[group], computed, self.page_size)
+
+    def most_pages(self, length: int, chunk: int) -> int:
+        """Pages of all groups that a sequence of `length` positions holds at most, computed by `chunk` or fewer a step."""
+        return sum(most_pages(window, length, chunk, self.page_size) for window in self.windows)
+
+    def lacking(self, computed: int, length: int) -> int:
+        """Pages that a sequence of which `computed` positions have theirs still takes until `length` are, at most."""
+        end, have = self.pages_for(length), self.pages_for(computed)
+        total = 0
+        for group, window in enumerate(self.windows):
+            most = end
+            if window is not None:
+                most = most_pages(window, length, self.max_num_batched_tokens, self.page_size)
+                most = min(end, self.first_page(group, computed) + most)
+            total += most - have
+        return total
 
     def check(self, work: Work) -> None:
         """Refuse what could never run, however long it waited.
@@ -80,18 +103,31 @@ class Bounds:
         if not prompt:
             raise InvalidRequestError("a prompt needs at least one position, got none", param="prompt")
         total = prompt + work.sampling.max_tokens
-        limit = min(self.max_model_len, self.num_pages * self.page_size)
-        if total > limit:
+        atomic = work.prompt.atomic_bounds()
+        chunk = max((stop - start for start, stop in atomic), default=1)
+        if total > self.max_model_len or self.most_pages(total, chunk) > self.num_pages:
+            lengths = range(self.max_model_len + 1)
+            limit = (
+                bisect_right(lengths, self.num_pages, key=lambda length: self.most_pages(length, chunk)) - 1
+            )
             raise ContextLengthError(
                 f"the maximum context length is {limit} positions; got a prompt of {prompt} and "
                 f"max_tokens of {work.sampling.max_tokens}, together {total}"
             )
-        for start, stop in work.prompt.atomic_bounds():
+        for start, stop in atomic:
             if stop - start > self.max_num_batched_tokens:
                 raise InvalidRequestError(
                     f"positions {start} to {stop} must be computed in one step of at most "
                     f"{self.max_num_batched_tokens} positions, and are {stop - start}"
                 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Hits:
+    """Cached pages with which a sequence can go on up to page index `stop`: in each group the last before it that are needed."""
+
+    stop: int
+    pages: list[list[int]]
 
 
 @dataclass(slots=True)
@@ -119,7 +155,7 @@ class Scheduler:
 
     def __init__(self, bounds: Bounds, *, prefix_caching: bool = True) -> None:
         self.bounds = bounds
-        self.cache = PrefixCache()
+        self.cache = PrefixCache(len(bounds.windows))
         self.table = PageTable(bounds.num_pages, self.cache)
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
@@ -152,26 +188,31 @@ class Scheduler:
     def commit(self, span: Span) -> None:
         """The keys and values of `span` are in its pages: name the pages it filled."""
         sequence = span.sequence
-        stop = span.start + span.count
-        sequence.computed = stop
-        if not self._prefix_caching:
-            return
-        size = self.bounds.page_size
-        for index in range(span.start // size, stop // size):
+        stop, size = span.start + span.count, self.bounds.page_size
+        for index in range(span.start // size, stop // size) if self._prefix_caching else ():
             digest = sequence.page_digest(index, size)
             if digest is not None:
-                self.cache.insert(digest, sequence.pages[index])
+                for group, run in enumerate(sequence.pages):
+                    self.cache.insert(digest, run.pages[index - run.first], group)
                 self._unmake(digest, sequence)
+        self._advance(sequence, stop)
 
     def prove(self, sequence: Sequence) -> None:
         """Finite logits came out of all of the sequence's pages."""
-        self.table.prove(sequence.pages[sequence.proven :])
+        for run in sequence.pages:
+            self.table.prove(run.since(sequence.proven))
         # The last page may be filled further, and is proven again then.
-        sequence.proven = max(0, len(sequence.pages) - 1)
+        sequence.proven = max(0, sequence.pages[0].end - 1)
 
     def condemn(self, span: Span) -> None:
         """Non-finite logits came out of `span`: its pages are scrubbed before anyone else has them. Not committed."""
-        self.table.condemn(span.sequence.pages, span.start // self.bounds.page_size)
+        sequence, written = span.sequence, span.start // self.bounds.page_size
+        for group, run in enumerate(sequence.pages):
+            self.table.condemn(run.since(written), spare_proven=False)
+            # What it computed and a window has passed before finite logits came is known by its digests only.
+            passed = range(max(sequence.proven, sequence.taken), run.first)
+            self.table.condemn(self._found(sequence, group, passed), spare_proven=True)
+            self.table.condemn(run.pages[: written - run.first], spare_proven=True)
 
     def finish(self, sequence: Sequence) -> None:
         """`sequence` has ended, for whatever reason: its pages are free, or idle in the cache, at once."""
@@ -191,11 +232,15 @@ class Scheduler:
             if full and self.running[-1].order[0] <= sequence.order[0]:
                 return
             hits = self._hits(sequence)
-            if self._is_being_made(sequence, len(hits)):
+            cached = 0 if hits is None else hits.stop
+            if self._is_being_made(sequence, cached):
                 continue
-            need = self.bounds.pages_for(sequence.length) - len(hits)
-            room = self.table.available - self.table.unheld(hits) - promised
-            if full or need > room:
+            need = self.bounds.lacking(cached * self.bounds.page_size, sequence.length)
+            room = self.table.available - promised
+            if hits is not None:
+                room -= self.table.unheld(chain.from_iterable(hits.pages))
+            # Alone it fits, if need be by smaller chunks.
+            if full or (self.running and need > room):
                 if not self._displace(sequence, need - room):
                     sequence.passed_over += 1
                     # Others may start before it for a while; then the pages that come free are kept for it.
@@ -206,7 +251,8 @@ class Scheduler:
             self.waiting.remove(sequence)
             insort(self.running, sequence, key=_by_order)
             sequence.passed_over = 0
-            self._take(sequence, hits)
+            if hits is not None:
+                self._take(sequence, hits)
             self._announce(sequence)
             promised += self._outstanding(sequence)
 
@@ -230,6 +276,7 @@ class Scheduler:
         self._stop(sequence)
         sequence.computed = 0
         sequence.proven = 0
+        sequence.taken = 0
         sequence.passed_over = 0
         sequence.preemptions += 1
         self.preemptions += 1
@@ -243,51 +290,96 @@ class Scheduler:
 
     def _outstanding(self, sequence: Sequence) -> int:
         """Pages a running sequence lacks for the positions that are known."""
-        return self.bounds.pages_for(sequence.length) - len(sequence.pages)
+        return self.bounds.lacking(sequence.computed, sequence.length)
+
+    def _advance(self, sequence: Sequence, computed: int) -> None:
+        """Positions up to `computed` are: pages that windows have passed are free, or idle in the cache."""
+        sequence.computed = computed
+        for group, run in enumerate(sequence.pages):
+            self.table.advance(run, self.bounds.first_page(group, computed))
 
     # The prefix cache
 
-    def _hits(self, sequence: Sequence) -> list[int]:
-        """Cached pages with which `sequence` can go on from where it is.
+    def _hits(self, sequence: Sequence) -> _Hits | None:
+        """Cached pages with which `sequence` can go on from where it is, as far as that goes.
 
         They never reach a position that must be computed to give logits, and never end inside an atomic segment.
         """
         size = self.bounds.page_size
         if not self._prefix_caching or sequence.computed % size:
-            return []
+            return None
         first = sequence.computed // size
-        pages: list[int] = []
-        for index in range(first, sequence.skippable // size):
-            digest = sequence.page_digest(index, size)
-            page = None if digest is None else self.cache.find(digest)
-            if page is None:
-                break
-            pages.append(page)
-        while pages and not self._may_stop(sequence, (first + len(pages)) * size):
-            pages.pop()
-        return pages
+        stop = self._cached_until(sequence, first, sequence.skippable // size)
+        if stop <= first:
+            return None
+        starts = (
+            max(first, self.bounds.first_page(group, stop * size)) for group in range(len(sequence.pages))
+        )
+        found = [self._found(sequence, group, range(start, stop)) for group, start in enumerate(starts)]
+        return _Hits(stop, found)
+
+    def _cached_until(self, sequence: Sequence, first: int, stop: int) -> int:
+        """The last page index up to `stop` from which `sequence` could go on if it took what is cached from `first` on.
+
+        A group without a window needs every page before that index. One with a window needs the last few: if the earliest
+        of them is missing at index i, none of those that need it will do, and i is the next to try.
+        """
+        size = self.bounds.page_size
+        for group, window in enumerate(self.bounds.windows):
+            if window is None:
+                stop = self._missing(sequence, group, first, stop)
+        while stop > first:
+            shorter = stop
+            for group, window in enumerate(self.bounds.windows):
+                if window is not None:
+                    low = self.bounds.first_page(group, stop * size)
+                    shorter = self._missing(sequence, group, max(first, low), shorter)
+            if shorter == stop:
+                if self._may_stop(sequence, stop * size):
+                    break
+                shorter -= 1
+            stop = shorter
+        return stop
+
+    def _missing(self, sequence: Sequence, group: int, start: int, stop: int) -> int:
+        """The first page index from `start` on that is not cached in `group`, at most `stop`."""
+        for index in range(start, stop):
+            if self._cached(sequence, group, index) is None:
+                return index
+        return stop
+
+    def _found(self, sequence: Sequence, group: int, indices: Iterable[int]) -> list[int]:
+        """The pages that are cached in `group` of those with these indices."""
+        pages = (self._cached(sequence, group, index) for index in indices)
+        return [page for page in pages if page is not None]
+
+    def _cached(self, sequence: Sequence, group: int, index: int) -> int | None:
+        digest = sequence.page_digest(index, self.bounds.page_size)
+        return None if digest is None else self.cache.find(digest, group)
 
     def _may_stop(self, sequence: Sequence, position: int) -> bool:
         return split_point(sequence.atomic, position) == position
 
-    def _take(self, sequence: Sequence, hits: list[int]) -> None:
-        first = len(sequence.pages)
-        self.table.share(sequence.pages, hits)
-        for index in range(first, first + len(hits)):
-            digest = sequence.page_digest(index, self.bounds.page_size)
+    def _take(self, sequence: Sequence, hits: _Hits) -> None:
+        size = self.bounds.page_size
+        first = sequence.computed // size
+        self._advance(sequence, hits.stop * size)
+        sequence.taken = hits.stop
+        for run, pages in zip(sequence.pages, hits.pages, strict=True):
+            self.table.share(run, pages)
+        for index in range(first, hits.stop):
+            digest = sequence.page_digest(index, size)
             if digest is not None:
                 self._unmake(digest, sequence)
-        sequence.computed += len(hits) * self.bounds.page_size
         if not sequence.preemptions:
-            sequence.cached_tokens = min(
-                len(sequence.prompt), sequence.cached_tokens + len(hits) * self.bounds.page_size
-            )
+            cached = sequence.cached_tokens + (hits.stop - first) * size
+            sequence.cached_tokens = min(len(sequence.prompt), cached)
 
     def _skip_cached(self, sequence: Sequence) -> None:
         """Another may have computed what comes next since `sequence` started."""
         if sequence.remaining > 1:
             hits = self._hits(sequence)
-            if hits:
+            if hits is not None:
                 self._take(sequence, hits)
 
     def _is_being_made(self, sequence: Sequence, hits: int) -> bool:
@@ -362,12 +454,13 @@ class Scheduler:
         """Plan about `want` positions of `sequence`, with pages for them, or leave it out."""
         start, size = sequence.computed, self.bounds.page_size
         count = self._chunk(sequence, max(1, want), draft.left)
-        missing = self.bounds.pages_for(start + count) - len(sequence.pages)
-        if missing > self.table.available:
-            self._make_room(draft, sequence, missing)
-            room = (len(sequence.pages) + self.table.available) * size - start
+        end, groups = sequence.pages[0].end, len(sequence.pages)
+        missing = self.bounds.pages_for(start + count) - end
+        if missing * groups > self.table.available:
+            self._make_room(draft, sequence, missing * groups)
+            room = (end + self.table.available // groups) * size - start
             count = self._chunk(sequence, min(count, room), min(room, draft.left))
-            missing = self.bounds.pages_for(start + count) - len(sequence.pages)
+            missing = self.bounds.pages_for(start + count) - end
         if not count or not self.table.grow(sequence.pages, missing):
             return
         draft.left -= count

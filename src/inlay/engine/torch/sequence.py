@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from inlay.digest import BLOCK_SIZE, Chain
+from inlay.engine.torch.table import PageRun
 from inlay.errors import ErrorFrame, InlayError
 from inlay.prompt import Prompt, Segment, Tokens
 from inlay.protocol.work import (
@@ -24,9 +25,10 @@ class Sequence:
         prompt: the work's.
         output: ids so far, those of earlier attempts included.
         prompt_token_ids: ids of the prompt's token positions: what penalties may see.
-        pages: page numbers in the order of positions; `PageTable` alone changes it.
-        computed: positions whose keys and values are in the pages.
-        proven: pages at the front from which finite logits have come.
+        pages: a run of pages in each page group, all with the same end; `PageTable` alone changes them.
+        computed: positions whose keys and values are, or were, in the pages.
+        proven: page index up to which finite logits have come from the pages.
+        taken: page index up to which it found pages in the cache since it started.
         cached_tokens: prompt positions that came from the prefix cache before the first preemption.
         scored: prompt positions whose logprobs have been told, or need not be.
         passed_over: steps in a row in which it wanted to go on and could not.
@@ -53,6 +55,7 @@ class Sequence:
         "prompt_token_ids",
         "proven",
         "scored",
+        "taken",
         "work",
     )
 
@@ -63,6 +66,7 @@ class Sequence:
         arrival: int,
         chain: Chain | None = None,
         expires: float | None = None,
+        page_groups: int = 1,
     ) -> None:
         """A sequence of which nothing is computed.
 
@@ -71,14 +75,16 @@ class Sequence:
             arrival: counts up.
             chain: empty, rooted where the work's adapter and salt say; None when nothing of it may be cached.
             expires: when it must have ended.
+            page_groups: how many there are.
         """
         self.work = work
         self.prompt: Prompt = work.prompt
         self.output: list[int] = list(work.prior_output)
         self.prompt_token_ids = self.prompt.token_ids()
-        self.pages: list[int] = []
+        self.pages = tuple(PageRun() for _ in range(page_groups))
         self.computed = 0
         self.proven = 0
+        self.taken = 0
         self.cached_tokens = 0
         self.passed_over = 0
         self.preemptions = 0

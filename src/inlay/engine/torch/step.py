@@ -77,7 +77,13 @@ class Core:
                 salt=work.salt,
             )
             chain = Chain(root, self._secret)
-        sequence = Sequence(work, arrival=self._arrivals, chain=chain, expires=expires)
+        sequence = Sequence(
+            work,
+            arrival=self._arrivals,
+            chain=chain,
+            expires=expires,
+            page_groups=len(self.bounds.windows),
+        )
         self._arrivals += 1
         reason = sequence.ending(self.model.eos_token_ids)
         if reason is not None:

@@ -51,7 +51,7 @@ class VarlenAttention:
         scoring: Scoring,
     ) -> Tensor:
         """As `PagedAttention.attend`."""
-        self._pages.write(layer, self._batch.slots, key, value)
+        self._pages.write(layer, self._batch.slots[self._pages.groups[layer]], key, value)
         arguments = self.arguments(layer, query, scoring)
         if scoring.sinks is None:
             return cast("Tensor", varlen_attn(**arguments))
@@ -78,5 +78,5 @@ class VarlenAttention:
             "window_size": (-1 if scoring.window is None else scoring.window - 1, 0),
             "enable_gqa": query.shape[0] != self._pages.keys[layer].shape[0],
             "seqused_k": self._lengths,
-            "block_table": self._batch.block_table,
+            "block_table": self._batch.block_table[self._pages.groups[layer]],
         }
