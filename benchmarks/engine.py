@@ -112,7 +112,6 @@ class Ours:
             max_num_seqs=8,
             max_num_batched_tokens=2048,
             max_model_len=self.model.max_model_len,
-            windows=tuple(group.window for group in self.model.page_groups),
         )
         self._core = Core(self.model, bounds, Secret.random())
         self._works = 0

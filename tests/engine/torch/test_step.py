@@ -32,13 +32,12 @@ def load(family: str) -> CausalModel:
 
 
 def core(family: str = "llama", *, prefix_caching: bool = True, **changes: int) -> Core:
-    values: dict[str, Any] = {
+    values = {
         "max_model_len": 512,
         "max_num_seqs": 8,
         "max_num_batched_tokens": 128,
         "page_size": 16,
         "num_pages": 64,
-        "windows": tuple(group.window for group in load(family).page_groups),
     }
     return Core(load(family), Bounds(**(values | changes)), SECRET, prefix_caching=prefix_caching)
 

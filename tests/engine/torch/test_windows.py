@@ -74,13 +74,12 @@ def ids(seed: int, count: int) -> list[int]:
 
 
 def core(model: CausalModel, *, prefix_caching: bool = True, **changes: int) -> Core:
-    values: dict[str, Any] = {
+    values = {
         "max_model_len": 512,
         "max_num_seqs": 8,
         "max_num_batched_tokens": 64,
         "page_size": PAGE,
         "num_pages": 200,
-        "windows": tuple(group.window for group in model.page_groups),
     }
     return Core(model, Bounds(**(values | changes)), Secret(bytes(32)), prefix_caching=prefix_caching)
 

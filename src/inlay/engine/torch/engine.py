@@ -257,17 +257,15 @@ class TorchEngine:
     def _load(self) -> Core:
         settings = self._settings
         model = CausalModel.load(settings)
-        windows = tuple(group.window for group in model.page_groups)
         bounds = Bounds(
             max_model_len=model.max_model_len,
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
             page_size=settings.block_size,
-            windows=windows,
             num_pages=num_pages(
                 settings,
                 page_bytes=model.page_bytes(settings.block_size),
-                windows=windows,
+                windows=model.windows,
                 max_model_len=model.max_model_len,
                 available=available_memory(model.device),
             ),
@@ -275,7 +273,7 @@ class TorchEngine:
         core = Core(model, bounds, self._secret, prefix_caching=settings.enable_prefix_caching)
         self._card = _card(settings, core, self._secret)
         self._admission = Admission(
-            bounds=bounds,
+            bounds=core.bounds,
             vocab_size=model.vocab_size,
             hidden_size=model.hidden_size,
             dtype=core.dtype,

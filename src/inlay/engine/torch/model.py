@@ -56,6 +56,7 @@ class CausalModel:
         max_model_len: positions a sequence may have.
         layers: what each attention layer keeps of a position, and for how long.
         page_groups: which layers share a page.
+        windows: of each page group, None where all positions are kept.
         eos_token_ids: the model's own end tokens.
         default_sampling: fields of `Sampling` its generation config sets.
         weights_id: identity of configuration and weights, 32 hex digits.
@@ -84,6 +85,7 @@ class CausalModel:
         self.max_model_len = max_model_len
         self.layers: tuple[LayerShape, ...] = observe(model, config.hidden_size)
         self.page_groups = _page_groups(self.layers, max_model_len)
+        self.windows = tuple(group.window for group in self.page_groups)
         self.eos_token_ids = _eos_token_ids(generation, config)
         self.default_sampling = _default_sampling(generation)
         self.weights_id = weights_id(directory)

@@ -58,7 +58,7 @@ class Bounds:
         max_num_batched_tokens: positions in one step.
         page_size: positions in a page, a multiple of `inlay.digest.BLOCK_SIZE`.
         num_pages: pages there are, for all page groups.
-        windows: of each page group, None where all positions are kept.
+        windows: of each page group, None where all positions are kept; `Core` takes them from its model.
     """
 
     max_model_len: int

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence as Run
+from dataclasses import replace
 from itertools import compress
 
 import torch
@@ -25,7 +26,7 @@ class Core:
     """A model, its pages, and the works under way. Used from one thread; keeps no clock.
 
     Attributes:
-        bounds: what fits.
+        bounds: what fits, with the windows of the model's page groups.
         dtype: of the model, by the name that digests and the card use.
         model: what computes.
         pages: its keys and values.
@@ -36,7 +37,7 @@ class Core:
     def __init__(
         self, model: CausalModel, bounds: Bounds, secret: Secret, *, prefix_caching: bool = True
     ) -> None:
-        self.bounds = bounds
+        self.bounds = bounds = replace(bounds, windows=model.windows)
         self.dtype = str(model.dtype).removeprefix("torch.")
         self.model = model
         self.pages = model.new_pages(bounds.num_pages, bounds.page_size)
