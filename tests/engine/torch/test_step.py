@@ -32,7 +32,7 @@ def load(family: str) -> CausalModel:
 
 
 def core(family: str = "llama", *, prefix_caching: bool = True, **changes: int) -> Core:
-    values = {
+    values: dict[str, Any] = {
         "max_model_len": 512,
         "max_num_seqs": 8,
         "max_num_batched_tokens": 128,

@@ -74,7 +74,7 @@ def ids(seed: int, count: int) -> list[int]:
 
 
 def core(model: CausalModel, *, prefix_caching: bool = True, **changes: int) -> Core:
-    values = {
+    values: dict[str, Any] = {
         "max_model_len": 512,
         "max_num_seqs": 8,
         "max_num_batched_tokens": 64,
