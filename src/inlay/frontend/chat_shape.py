@@ -80,16 +80,23 @@ class ChatShape:
                 ids = prompt_ids(choice.work.prompt) if with_ids else msgspec.UNSET
                 events.append(self._chunk([role], prompt_token_ids=ids, usage=usage))
             delta = self._delta(piece)
-            if delta is not None or piece.finish_reason is not None or piece.logprobs or with_ids:
+            ends = piece.finish_reason is not None
+            # Clients look for the end of a call in the event behind its last piece.
+            apart = ends and delta is not None and bool(delta.tool_calls)
+            if delta is not None or ends or piece.logprobs or with_ids:
                 shown = ChatChunkChoice(
                     choice.index,
                     delta or ChatDelta(),
                     self._logprobs(piece),
-                    self._finish_reason(choice, piece),
-                    piece.stop_reason if piece.finish_reason is not None else msgspec.UNSET,
-                    list(piece.token_ids) if with_ids else msgspec.UNSET,
+                    None if apart else self._finish_reason(choice, piece),
+                    piece.stop_reason if ends and not apart else _UNSET,
+                    list(piece.token_ids) if with_ids else _UNSET,
                 )
                 events.append(self._chunk([shown], usage=usage))
+            if apart:
+                reason = self._finish_reason(choice, piece)
+                last = ChatChunkChoice(choice.index, ChatDelta(), None, reason, piece.stop_reason)
+                events.append(self._chunk([last], usage=usage))
         return events
 
     def closing_events(self) -> list[msgspec.Struct]:
