@@ -60,6 +60,10 @@ class Server:
         finally:
             connection.close()
 
+    def every_pid(self) -> list[int]:
+        """Its processes and their children."""
+        return _descendants(self.pids)
+
     def get(self, path: str) -> tuple[int, bytes]:
         """Status and body of the answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
@@ -150,6 +154,19 @@ def inlay(model: Path, *arguments: object) -> contextlib.AbstractContextManager[
         str(port),
     ]
     return _running("inlay", port, "/ready", [*command, "--enable-prompt-embeds", *map(str, arguments)])
+
+
+def wide_limits(num_megabytes: int) -> list[object]:
+    """Arguments with which inlay takes prompts of `num_megabytes`, four of them at once."""
+    num_bytes = (num_megabytes + 16) * 1024 * 1024
+    return [
+        *("--max-prompt-embeds-bytes", num_bytes, "--max-body-bytes", 2 * num_bytes),
+        *("--max-inflight-bytes", 12 * num_bytes, "--max-num-batched-tokens", 8192),
+    ]
+
+
+VLLM_ARGUMENTS = ("--max-model-len", 10_000, "--block-size", 32)
+"""vLLM's attention on CPUs takes blocks that are multiples of 32."""
 
 
 def vllm(model: Path, *arguments: object) -> contextlib.AbstractContextManager[Server] | None:

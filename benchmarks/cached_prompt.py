@@ -2,8 +2,8 @@
 
 The prefix is fully cached, so the model computes one position and what is left is the way there: body, parser, checks, digests,
 transport. The embeddings are sent as base64 in JSON and, to inlay, also as a file of a multipart body and by reference to an upload.
-Requests alternate (ids, one form, ids, the next, ...) in one run against each server; each ratio is the median over the rounds of a form's
-time over that of the ids right before it.
+All servers run at once and take turns, and so do the forms (ids, one form, ids, the next, ...); each ratio is the median over the rounds
+of a form's time over that of the ids right before it.
 
     python -m benchmarks.cached_prompt [--rounds N] [--only inlay]
 """
@@ -16,7 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +28,8 @@ from benchmarks._serving import Server
 
 HIDDEN = 4096
 SIZES = {"1 MB": 127, "10 MB": 1276, "64 MB": 8190}
-LIMIT = 80 * 1024 * 1024
+DYNAMO_ROWS = 1279
+"""Dynamo refuses what is over 10 MiB once decoded."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,15 @@ class Form:
     content_type: str = "application/json"
 
 
-def forms_of(server: Server, table: torch.Tensor, num_tokens: int) -> dict[str, Form]:
-    """The same prompt as ids, and in each form of embeddings looked up from the model's own table that the server takes."""
+def forms_of(server: Server, table: torch.Tensor, num_tokens: int, *, stored: bool = True) -> dict[str, Form]:
+    """The same prompt as ids, and in each form of embeddings looked up from the model's own table that the server takes.
+
+    Args:
+        server: asked, where it stores prompts, to store this one.
+        table: (vocabulary, hidden).
+        num_tokens: of the prompt.
+        stored: whether to store it.
+    """
     generator = torch.Generator().manual_seed(num_tokens)
     ids = torch.randint(3, 500, (num_tokens,), generator=generator)
     buffer = io.BytesIO()
@@ -66,6 +74,7 @@ def forms_of(server: Server, table: torch.Tensor, num_tokens: int) -> dict[str, 
             + b"--\r\n"
         )
         forms["multipart"] = Form(body, f"multipart/form-data; boundary={boundary.decode()}")
+    if server.name == "inlay" and stored:
         status, answer = server.post("/v1/prompt_embeds", file, "application/octet-stream")
         if status != 200:
             raise RuntimeError(f"{server.name}: {status} {answer[:300]!r}")
@@ -82,24 +91,26 @@ def seconds(server: Server, form: Form) -> float:
     return elapsed
 
 
-def measure(server: Server, table: torch.Tensor, sizes: dict[str, int], rounds: int) -> None:
-    for label, num_tokens in sizes.items():
-        forms = forms_of(server, table, num_tokens)
-        ids = forms.pop("ids")
-        for form in (ids, *forms.values()):
-            seconds(server, form)
-            seconds(server, form)
-        times: dict[str, list[tuple[float, float]]] = {name: [] for name in forms}
-        for _ in range(rounds):
-            for name, form in forms.items():
-                times[name].append((seconds(server, ids), seconds(server, form)))
-        for name, pairs in times.items():
-            ratio = statistics.median(form / ids for ids, form in pairs)
-            plain, own = (1e3 * statistics.median(column) for column in zip(*pairs, strict=True))
-            print(
-                f"{server.name:8} {label:>6} {num_tokens:5} rows   ids {plain:7.1f} ms   {name:9} {own:7.1f} ms   {ratio:5.2f}x",
-                flush=True,
-            )
+def measure(servers: list[Server], table: torch.Tensor, label: str, num_tokens: int, rounds: int) -> None:
+    """Every server's forms of one prompt, all taking turns."""
+    forms = {server.name: forms_of(server, table, num_tokens) for server in servers}
+    times: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for turn in range(rounds + 2):
+        for server in servers:
+            for name, form in forms[server.name].items():
+                pair = (seconds(server, forms[server.name]["ids"]), seconds(server, form))
+                # The first turns fill the caches.
+                if name != "ids" and turn >= 2:
+                    times.setdefault((server.name, name), []).append(pair)
+    for (server_name, name), pairs in times.items():
+        ratio = statistics.median(form / ids for ids, form in pairs)
+        more = 1e3 * statistics.median(form - ids for ids, form in pairs)
+        plain, own = (1e3 * statistics.median(column) for column in zip(*pairs, strict=True))
+        print(
+            f"{server_name:8} {label:>6} {num_tokens:5} rows   ids {plain:7.1f} ms   {name:9} {own:7.1f} ms   "
+            f"{more:+7.1f} ms   {ratio:5.2f}x",
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -109,30 +120,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--only", choices=["inlay", "vllm", "dynamo"], action="append")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         model = _serving.wide_model(Path(directory) / "model", hidden=HIDDEN)
         table = load_file(model / "model.safetensors")["model.embed_tokens.weight"]
         launchers: dict[str, Callable[[], AbstractContextManager[Server] | None]] = {
-            "inlay": lambda: _serving.inlay(
-                model,
-                "--max-prompt-embeds-bytes",
-                LIMIT,
-                "--max-body-bytes",
-                2 * LIMIT,
-                "--max-num-batched-tokens",
-                8192,
-            ),
-            "vllm": lambda: _serving.vllm(model, "--max-model-len", 10_000, "--block-size", 16),
-            "dynamo": lambda: _serving.dynamo(model, "--max-model-len", 10_000, "--block-size", 16),
+            "inlay": lambda: _serving.inlay(model, *_serving.wide_limits(64)),
+            "vllm": lambda: _serving.vllm(model, *_serving.VLLM_ARGUMENTS),
+            "dynamo": lambda: _serving.dynamo(model, *_serving.VLLM_ARGUMENTS),
         }
+        servers = []
         for name, launch in launchers.items():
             running = launch() if not options.only or name in options.only else None
-            if running is None:
-                continue
-            with running as server:
-                # Dynamo refuses what is over 10 MiB once decoded.
-                sizes = {k: v for k, v in SIZES.items() if name != "dynamo" or v < 1280}
-                measure(server, table, sizes, options.rounds)
+            if running is not None:
+                servers.append(stack.enter_context(running))
+        for label, num_tokens in SIZES.items():
+            able = [server for server in servers if server.name != "dynamo" or num_tokens <= DYNAMO_ROWS]
+            measure(able, table, label, num_tokens, options.rounds)
 
 
 if __name__ == "__main__":

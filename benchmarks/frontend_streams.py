@@ -76,6 +76,9 @@ class PacedWorker:
 
     async def changed(self) -> None: ...
 
+    def room(self, num_bytes: int) -> memoryview | None:
+        return None
+
     async def call(self, command: Command, within: float = 30.0) -> Reply:
         return Reply()
 
