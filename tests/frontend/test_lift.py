@@ -1,7 +1,11 @@
 """What is lifted out of a body never changes what the body says."""
 
 import json
+import tracemalloc
 from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -13,6 +17,7 @@ from hypothesis import strategies as st
 from inlay.errors import EmbeddingsError, InlayError, InvalidRequestError
 from inlay.frontend import lift
 from inlay.frontend.sources import in_completion, tensor_data
+from inlay.prompt import Buffer
 from inlay.protocol.openai.completions import CompletionRequest
 from inlay.tensors import ReadLimits
 
@@ -28,11 +33,19 @@ def base64_text(num_bytes: int, seed: int = 0) -> str:
     return b64encode(Random(seed).randbytes(num_bytes)).decode()
 
 
-def parse(body: bytes, limits: ReadLimits = LIMITS) -> lift.Parsed[CompletionRequest]:
+def cut(body: bytes, at: list[int] | None = None, expected: int | None = None) -> lift.Lifted:
+    """`body` as it is when it comes in pieces that begin at the places `at`."""
+    running = lift.Lift(expected)
+    for start, stop in pairwise([0, *sorted(at or []), len(body)]):
+        running.feed(bytearray(body[start:stop]))
+    return running.close()
+
+
+def parse(body: bytes | lift.Lifted, limits: ReadLimits = LIMITS) -> lift.Parsed[CompletionRequest]:
     return lift.parse(body, DECODER, strings, limits=limits)
 
 
-def outcome(body: bytes) -> Any:
+def outcome(body: bytes | lift.Lifted) -> Any:
     """What the server makes of a body: the request with its tensor data decoded, or the error it answers."""
     try:
         parsed = parse(body)
@@ -58,7 +71,7 @@ def test_a_large_string_is_decoded_straight_from_the_body() -> None:
     assert parsed.request.max_tokens == 3
     (nonce,) = strings(parsed.request)
     assert len(nonce) < 50
-    assert parsed.data(nonce, limits=LIMITS) == Random(0).randbytes(100_000)
+    assert parsed.data(nonce, limits=LIMITS) == Buffer(Random(0).randbytes(100_000))
 
 
 def test_several_large_strings_keep_their_order() -> None:
@@ -66,7 +79,7 @@ def test_several_large_strings_keep_their_order() -> None:
     parsed = parse(json.dumps({"prompt_embeds": texts}).encode())
     assert len(parsed.lifted) == 4
     data = [parsed.data(text, limits=LIMITS) for text in strings(parsed.request)]
-    assert data == [Random(seed).randbytes(60_000) for seed in range(4)]
+    assert data == [Buffer(Random(seed).randbytes(60_000)) for seed in range(4)]
 
 
 @pytest.mark.parametrize("length", [lift.RUN - 4, lift.RUN, lift.RUN + 4, 3 * lift.RUN])
@@ -113,7 +126,7 @@ def test_what_refuses_the_request_is_heard_before_anything_is_decoded() -> None:
 
 def test_a_body_of_nothing_but_backslashes_or_quotes_is_searched_quickly() -> None:
     for body in (b"\\" * 8_000_000, b'"' * 8_000_000, (b"\\" * 70_000 + b'"' + b"A" * 70_000 + b'"') * 50):
-        assert isinstance(lift.find_runs(body), list)
+        lift.Lift(len(body)).feed(body)
 
 
 # Bodies are put together from fragments, with the threshold lowered so that the cases are small.
@@ -143,18 +156,92 @@ def objects(draw: st.DrawFn) -> bytes:
     return body[: draw(st.integers(0, len(body)))] if draw(st.integers(0, 5)) == 0 else body
 
 
-def lowered(body: bytes) -> Any:
-    run, lift.RUN, sample, lift._SAMPLE = lift.RUN, 64, lift._SAMPLE, 16
+@contextmanager
+def small() -> Iterator[None]:
+    """Within it short strings are lifted too, and few bytes looked at in one go."""
+    names = {"RUN": 64, "_SAMPLE": 16, "STEP": 100, "_KEPT": 200}
+    before = {name: getattr(lift, name) for name in names}
     try:
-        return outcome(body)
+        for name, value in names.items():
+            setattr(lift, name, value)
+        yield
     finally:
-        lift.RUN, lift._SAMPLE = run, sample
+        for name, value in before.items():
+            setattr(lift, name, value)
+
+
+def lowered(body: bytes, at: list[int] | None = None) -> Any:
+    with small():
+        return outcome(cut(body, at, len(body)))
+
+
+@st.composite
+def cut_up(draw: st.DrawFn) -> tuple[bytes, list[int]]:
+    """Objects, and where the pieces begin in which they come."""
+    body = draw(objects())
+    return body, draw(st.lists(st.integers(0, len(body)), max_size=6))
 
 
 @settings(max_examples=600)
-@given(objects())
-def test_a_lifted_body_says_what_the_full_parser_says(body: bytes) -> None:
-    assert lowered(body) == full_outcome(body)
+@given(cut_up())
+def test_a_lifted_body_says_what_the_full_parser_says_however_it_comes(case: tuple[bytes, list[int]]) -> None:
+    body, at = case
+    assert lowered(body, at) == full_outcome(body)
+
+
+@given(cut_up(), st.booleans())
+def test_a_body_that_was_cut_up_can_be_put_together(case: tuple[bytes, list[int]], known: bool) -> None:
+    body, at = case
+    with small():
+        lifted = cut(body, at, len(body) if known else None)
+    assert lifted.text() == body
+    assert len(lifted) == len(body)
+
+
+def test_base64_whose_last_bits_mean_nothing_can_be_put_together() -> None:
+    body = b'{"prompt":"' + b"QUJD" * 30_000 + b'QUJ=","user":"' + b"QUJD" * 30_000 + b'QR=="}'
+    lifted = cut(body)
+    assert len(lifted.runs) == 2
+    assert lifted.text() == body
+
+
+def test_what_is_kept_of_a_body_is_what_it_decodes_to() -> None:
+    data = Random(0).randbytes(3_000_000)
+    body = json.dumps({"prompt_embeds": b64encode(data).decode(), "max_tokens": 3}).encode()
+    tracemalloc.start()
+    try:
+        lifted = cut(body, list(range(0, len(body), 50_000)), len(body))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [run.data for run in lifted.runs] == [Buffer(data)]
+    assert peak < len(data) + 2_000_000
+
+
+def test_decoded_strings_go_where_they_are_told() -> None:
+    rooms: list[memoryview] = []
+
+    def room(num_bytes: int) -> memoryview:
+        rooms.append(memoryview(bytearray(num_bytes)))
+        return rooms[-1]
+
+    data = Random(0).randbytes(100_000)
+    body = json.dumps({"prompt_embeds": b64encode(data).decode()}).encode()
+    running = lift.Lift(len(body), room)
+    running.feed(body)
+    (run,) = running.close().runs
+    assert run.data == Buffer(data)
+    assert run.data.view.obj is rooms[0].obj
+    assert len(rooms[0]) < len(data) + 100
+
+
+def test_a_string_that_goes_on_after_base64_is_read_whole() -> None:
+    for odd in ("-", "\\n", "é", "=" * 4):
+        text = "QUJD" * 100_000 + odd + "QUJD" * 100_000
+        body = ('{"user":"' + text + '","prompt_embeds":"' + "QUJD" * 100 + '"}').encode()
+        parsed = parse(cut(body, list(range(0, len(body), 70_001)), len(body)))
+        assert parsed.request.user == text.replace("\\n", "\n")
+        assert not parsed.lifted
 
 
 @given(st.lists(st.sampled_from(FRAGMENTS), max_size=24))

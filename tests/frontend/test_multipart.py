@@ -47,8 +47,8 @@ def read(
     return form.request, {name: bytes(data.view) for name, data in form.parts.items()}
 
 
-def read_in_place(body: bytes) -> tuple[bytes, dict[str, bytes]]:
-    form = Form(BOUNDARY, len(body), LIMITS, whole=True)
+def read_at_once(body: bytes) -> tuple[bytes, dict[str, bytes]]:
+    form = Form(BOUNDARY, len(body), LIMITS)
     form.feed(bytearray(body))
     form.close()
     return form.request, {name: bytes(data.view) for name, data in form.parts.items()}
@@ -73,7 +73,7 @@ def test_a_body_reads_the_same_in_any_pieces(
     body = body_of(("request", request), *named.items(), end=end)
     assert read(body, cuts, declared=declared) == (request, named)
     assert read(body, list(range(len(body))), declared=declared) == (request, named)
-    assert read_in_place(body) == (request, named)
+    assert read_at_once(body) == (request, named)
 
 
 @given(
@@ -88,7 +88,7 @@ def test_what_is_refused_is_refused_in_any_pieces(body: bytes, cuts: list[int], 
 
     def outcome(cuts: list[int] | None) -> Any:
         try:
-            return read_in_place(damaged) if cuts is None else read(damaged, cuts)
+            return read_at_once(damaged) if cuts is None else read(damaged, cuts)
         except InlayError as refusal:
             return type(refusal)
 

@@ -9,6 +9,8 @@ from inlay.errors import BodyTooLargeError, UnsupportedMediaTypeError
 from inlay.frontend.admission import Reservation
 from inlay.frontend.connection import EXTENSION, BodySource
 from inlay.frontend.errors import BodyTimeoutError, ClientGone
+from inlay.frontend.lift import Lift, Lifted
+from inlay.frontend.memory import Room, private
 from inlay.frontend.settings import FrontendSettings
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -21,7 +23,7 @@ MIN_RATE = 64 * 1024
 """Bytes a second a body must keep up in the long run, so that a trickle cannot hold the budget."""
 
 _WHOLE_FROM = 64 * 1024
-"""Bytes of a body from which on it is read straight into its memory."""
+"""Bytes of a body from which on it is read straight from its connection."""
 
 LINGER = 2.0
 """Seconds a refused body is read on and thrown away, so that its sender gets to see the answer."""
@@ -151,10 +153,38 @@ async def _in_time(settings: FrontendSettings, declared: int | None) -> AsyncIte
         ) from error
 
 
+async def read_pieces(
+    scope: Scope,
+    receive: Receive,
+    settings: FrontendSettings,
+    reservation: Reservation,
+    *,
+    check: Callable[[int], None],
+    take: Callable[[bytes | memoryview], None],
+) -> None:
+    """Hand a body on as it comes; a large one of known length without what uvicorn makes of it in between.
+
+    Arguments and errors as `receive_body`; pieces change once they have been taken.
+    """
+    declared = declared_length(scope["headers"])
+    source = _source(scope, declared)
+    if source is None or declared is None:
+        await receive_body(scope, receive, settings, reservation, check=check, take=take)
+        return
+    check(declared)
+    reservation.grow_to(declared)
+    async with _in_time(settings, declared) as progress:
+        await source.stream(declared, take, progress)
+
+
 async def read_body(
-    scope: Scope, receive: Receive, settings: FrontendSettings, reservation: Reservation
-) -> bytearray:
-    """The whole body of a request that is JSON.
+    scope: Scope,
+    receive: Receive,
+    settings: FrontendSettings,
+    reservation: Reservation,
+    room: Room = private,
+) -> Lifted:
+    """The whole body of a request that is JSON, without its large base64 strings: these are decoded as they come, into `room`.
 
     Raises:
         BodyTooLargeError: over the limit; told from Content-Length before anything is read.
@@ -162,32 +192,34 @@ async def read_body(
         OverloadedError, BodyTimeoutError, ClientGone: as `receive_body`.
     """
     check_media(media_of(scope["headers"]), JSON)
-    check = body_limit(settings)
-    whole = await read_whole(scope, settings, reservation, check)
-    if whole is not None:
-        return whole
-    body = bytearray()
-    await receive_body(scope, receive, settings, reservation, check=check, take=body.extend)
-    return body
+    lift = Lift(declared_length(scope["headers"]), room)
+    await read_pieces(scope, receive, settings, reservation, check=body_limit(settings), take=lift.feed)
+    return lift.close()
 
 
 async def read_whole(
     scope: Scope, settings: FrontendSettings, reservation: Reservation, check: Callable[[int], None]
-) -> bytearray | None:
+) -> memoryview | None:
     """The whole body, straight into its memory; None where it is small, of unknown length, or the server cannot do that.
 
     Arguments and errors as `receive_body`.
     """
     declared = declared_length(scope["headers"])
-    source = scope.get("extensions", {}).get(EXTENSION)
-    if not isinstance(source, BodySource) or declared is None or declared < _WHOLE_FROM:
+    source = _source(scope, declared)
+    if source is None or declared is None:
         return None
     check(declared)
     reservation.grow_to(declared)
-    whole = bytearray(declared)
+    whole = private(declared)
     async with _in_time(settings, declared) as progress:
-        await source.fill(memoryview(whole), progress)
+        await source.fill(whole, progress)
     return whole
+
+
+def _source(scope: Scope, declared: int | None) -> BodySource | None:
+    source = scope.get("extensions", {}).get(EXTENSION)
+    large = declared is not None and declared >= _WHOLE_FROM
+    return source if large and isinstance(source, BodySource) else None
 
 
 def body_limit(settings: FrontendSettings) -> Callable[[int], None]:

@@ -1,8 +1,9 @@
-"""HTTP connections on which a large body goes from the socket straight into its buffer.
+"""HTTP connections on which a large body goes from the socket straight to whoever takes it.
 
 uvicorn hands a body on in pieces, each copied on its way from socket to bytes, parser, cycle and message, with a task switch
-every 64 KB. A body of known length needs none of that: `BodySource.fill` takes the transport over for exactly as many bytes,
-has the event loop read into the caller's memory, and gives the transport back before the next request's first byte.
+every 64 KB. A body of known length needs none of that: a `BodySource` takes the transport over for exactly as many bytes,
+has the event loop read into the caller's memory, or into one piece of memory again and again, and gives the transport back before
+the next request's first byte.
 """
 
 import asyncio
@@ -17,8 +18,11 @@ from inlay.frontend.errors import ClientGone
 EXTENSION = "inlay.body"
 """Key of the `BodySource` in the extensions of a scope."""
 
-_AT_A_TIME = 1 << 20
-"""Bytes of one read at most: the kernel rarely has more, and progress should be seen."""
+_AT_A_TIME = 256 * 1024
+"""Bytes of one read at most: what is done with them at once finds them in the cache."""
+
+_IN_A_ROW = 1 << 20
+"""Bytes of one body after which the others have their turn: libuv would read 32 times in a row."""
 
 
 class Connection(HttpToolsProtocol):
@@ -56,41 +60,107 @@ class BodySource:
         self._cycle = cycle
 
     async def fill(self, view: memoryview, progress: Callable[[int], None]) -> None:
-        """Read a body of exactly `len(view)` bytes.
+        """Read a body of exactly `len(view)` bytes into `view`, from the start.
 
         Args:
-            view: writable; filled from the start.
+            view: writable.
             progress: called with the number of bytes that have come, now and then.
 
         Raises:
             ClientGone: the client left before the end.
         """
+        here = self._begin()
+        view[: len(here)] = here
+        await self._rest(
+            len(view),
+            len(here),
+            lambda position: view[position : position + _AT_A_TIME],
+            lambda _: None,
+            progress,
+        )
+
+    async def stream(
+        self, size: int, take: Callable[[memoryview], None], progress: Callable[[int], None]
+    ) -> None:
+        """Read a body of exactly `size` bytes piece by piece.
+
+        Args:
+            size: of the body.
+            take: called with each piece, which changes afterwards. What it raises is raised.
+            progress: as for `fill`.
+
+        Raises:
+            ClientGone: the client left before the end.
+        """
+        here = self._begin()
+        if here:
+            take(memoryview(here))
+        room = memoryview(bytearray(min(_AT_A_TIME, max(size - len(here), 1))))
+        await self._rest(
+            size,
+            len(here),
+            lambda position: room[: size - position],
+            lambda count: take(room[:count]),
+            progress,
+        )
+
+    def _begin(self) -> bytearray:
+        """What has come already."""
         connection, cycle = self._connection, self._cycle
         if cycle.disconnected:
             raise ClientGone
         if cycle.waiting_for_100_continue:
             connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             cycle.waiting_for_100_continue = False
-        here = len(cycle.body)
-        view[:here] = cycle.body
+        here = cycle.body
         cycle.body = bytearray()
-        if cycle.more_body and here < len(view):
-            await _Filling(connection, view, here, progress).run()
+        return here
+
+    async def _rest(
+        self,
+        size: int,
+        position: int,
+        space: Callable[[int], memoryview],
+        came: Callable[[int], None],
+        progress: Callable[[int], None],
+    ) -> None:
+        connection, cycle = self._connection, self._cycle
+        if cycle.more_body and position < size:
+            await _Filling(connection, size, position, space, came, progress).run()
             connection.start_over()
         cycle.more_body = False
 
 
 class _Filling(asyncio.BufferedProtocol):
-    """Holds the transport until `view` is full."""
+    """Holds the transport until all of a body has come.
+
+    Args:
+        connection: whose transport.
+        size: bytes of the body.
+        position: how many have come.
+        space: where the bytes from a position on go.
+        came: told how many bytes lie there.
+        progress: told how many have come.
+    """
 
     def __init__(
-        self, connection: Connection, view: memoryview, start: int, progress: Callable[[int], None]
+        self,
+        connection: Connection,
+        size: int,
+        position: int,
+        space: Callable[[int], memoryview],
+        came: Callable[[int], None],
+        progress: Callable[[int], None],
     ) -> None:
         self._connection = connection
         self._transport = connection.transport
-        self._view = view
-        self._position = start
+        self._size = size
+        self._position = position
+        self._space = space
+        self._came = came
         self._progress = progress
+        self._in_a_row = 0
+        self._paused = False
         self._done: asyncio.Future[None] = connection.loop.create_future()
 
     async def run(self) -> None:
@@ -102,22 +172,50 @@ class _Filling(asyncio.BufferedProtocol):
             self._connection.give_up()
             raise
         finally:
-            self._view = memoryview(b"")
+            self._space = lambda _: memoryview(b"")
+            self._came = lambda _: None
             self._transport.set_protocol(self._connection)
-        self._transport.resume_reading()
+            if self._paused:
+                self._transport.resume_reading()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._view[self._position : self._position + _AT_A_TIME]
+        return self._space(self._position)
 
     def buffer_updated(self, nbytes: int) -> None:
+        try:
+            self._came(nbytes)
+        except Exception as error:
+            self._end(error)
+            return
         self._position += nbytes
-        if self._position == len(self._view):
-            # The next bytes are another request's, and the parser's.
-            self._transport.pause_reading()
-            if not self._done.done():
-                self._done.set_result(None)
+        if self._position == self._size:
+            self._end(None)
+            return
+        self._progress(self._position)
+        self._in_a_row += nbytes
+        if self._in_a_row >= _IN_A_ROW:
+            self._pause()
+            self._connection.loop.call_soon(self._go_on)
+
+    def _pause(self) -> None:
+        self._paused = True
+        self._transport.pause_reading()
+
+    def _go_on(self) -> None:
+        self._in_a_row = 0
+        if not self._done.done():
+            self._paused = False
+            self._transport.resume_reading()
+
+    def _end(self, error: Exception | None) -> None:
+        # The next bytes are another request's, and the parser's.
+        self._pause()
+        if self._done.done():
+            return
+        if error is None:
+            self._done.set_result(None)
         else:
-            self._progress(self._position)
+            self._done.set_exception(error)
 
     def eof_received(self) -> None:
         self._lose()

@@ -84,7 +84,7 @@ class EmbedsReader:
         prompts = prompts_of(tensor, max_prompts=self._limits.max_prompts)
         return [to_rows(prompt, **msgspec.structs.asdict(target)) for prompt in prompts]
 
-    def rows(self, data: bytes | Buffer, card: ModelCard, hold: Callable[[int], None]) -> list[Rows]:
+    def rows(self, data: Buffer, card: ModelCard, hold: Callable[[int], None]) -> list[Rows]:
         """The prompts of a tensor file, as rows of the model, with their digests.
 
         Args:
@@ -113,7 +113,7 @@ class Embeddings:
     Args:
         reader: of tensor files.
         card: of the model.
-        decode: tensor data, as it stands in the request, to bytes.
+        decode: tensor data, as it stands in the request, to a file.
         hold: as `EmbedsReader.rows` takes it.
         parts: the parts of a multipart body by name; None where the body is no such.
         stored: the stored prompts the request refers to, by id.
@@ -123,7 +123,7 @@ class Embeddings:
         self,
         reader: EmbedsReader,
         card: ModelCard,
-        decode: Callable[[str], bytes],
+        decode: Callable[[str], Buffer],
         *,
         hold: Callable[[int], None],
         parts: Mapping[str, Buffer] | None = None,

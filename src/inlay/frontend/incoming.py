@@ -15,12 +15,13 @@ from inlay.frontend.body import (
     check_media,
     declared_length,
     media_of,
+    read_pieces,
     read_whole,
     receive_body,
 )
-from inlay.frontend.lift import Parsed
+from inlay.frontend.lift import Lifted, Parsed
 from inlay.frontend.memory import Memory
-from inlay.frontend.multipart import MAX_REQUEST_BYTES, MULTIPART, Form
+from inlay.frontend.multipart import MULTIPART, Form
 from inlay.frontend.server import Call
 from inlay.prompt import Buffer
 from inlay.tensors import check_size
@@ -64,8 +65,9 @@ async def read_request(
     media = media_of(call.scope["headers"])
     check_media(media, JSON, MULTIPART)
     parts: Mapping[str, Buffer] | None = None
+    body: Lifted | bytes
     if media.kind == JSON:
-        body: bytes | bytearray = await call.body()
+        body = await call.body(server.room)
         size = len(body)
     else:
         form = await _read_form(call, media)
@@ -85,15 +87,15 @@ async def _read_form(call: Call, media: Media) -> Form:
     limits, settings, headers = server.embeds.limits, server.settings, call.scope["headers"]
     declared = declared_length(headers)
     boundary = media.parameters.get("boundary")
-    # In a longer body a part may be over its limit, which is better known before the rest is read.
-    at_once = declared is not None and declared <= limits.max_bytes + MAX_REQUEST_BYTES
-    check = body_limit(settings)
-    whole = await read_whole(call.scope, settings, call.reservation, check) if at_once else None
-    form = Form(boundary, declared, limits, whole=whole is not None)
-    if whole is None:
-        await receive_body(call.scope, call.receive, settings, call.reservation, check=check, take=form.feed)
-    else:
-        await server.prepare(len(whole), form.feed, whole)
+    form = Form(boundary, declared, limits, server.room)
+    await read_pieces(
+        call.scope,
+        call.receive,
+        settings,
+        call.reservation,
+        check=body_limit(settings),
+        take=lambda piece: form.feed(bytes(piece)),
+    )
     call.body_read = True
     form.close()
     return form

@@ -33,13 +33,14 @@ class Intake:
         limits: of its embeddings.
     """
 
-    __slots__ = ("_body", "_inline", "_limits", "_parsed", "_reservation", "_whole")
+    __slots__ = ("_arrived", "_body", "_inline", "_limits", "_parsed", "_reservation", "_whole")
 
     def __init__(self, reservation: Reservation, limits: EmbedsLimits) -> None:
         self._reservation = reservation
         self._limits = limits
         self._body = reservation.size
         self._parsed = 0
+        self._arrived = 0
         self._inline = 0
         self._whole = 0
 
@@ -54,16 +55,30 @@ class Intake:
         self._parsed = max(self._parsed, parsed_size(rest))
         self._reservation.grow_to(self._body + self._parsed)
 
+    def put_together(self, size: int) -> None:
+        """Hold a body of `size` bytes beside what it was cut up into. Raises as `Reservation.grow_to`."""
+        self._body += size
+        self._reservation.grow_to(self._body)
+
+    def arrived(self, sizes: Iterable[int]) -> None:
+        """Count embeddings that were decoded as the body came, to `sizes` bytes each: they are held in the place of the body.
+
+        Raises:
+            BodyTooLargeError: the request has too much of them.
+        """
+        self._arrived = sum(sizes)
+        self._check_total()
+
     def decoding(self, sizes: Iterable[int]) -> None:
         """Hold the embeddings in the JSON, of `sizes` decoded bytes each. Raises as `whole` and as `Reservation.grow_to`."""
         self._inline = sum(sizes)
-        self._limits.check_total(self._inline + self._whole)
+        self._check_total()
         self._reservation.grow_to(self._body + self._parsed + self._inline)
 
     def body_freed(self, kept: int = 0) -> None:
-        """Hold no more of the body than `kept` bytes, which are embeddings as they came."""
-        self._body = kept
-        self._reservation.shrink_to(kept + self._parsed + self._inline)
+        """Hold no more of the body than was decoded as it came, and `kept` bytes, which are embeddings as they are."""
+        self._body = kept + self._arrived
+        self._reservation.shrink_to(self._body + self._parsed + self._inline)
 
     def whole(self, sizes: Iterable[int]) -> None:
         """Count embeddings that came as they are, or had come before: nothing is made of them that must be held.
@@ -72,7 +87,10 @@ class Intake:
             BodyTooLargeError: the request has too much of them.
         """
         self._whole += sum(sizes)
-        self._limits.check_total(self._inline + self._whole)
+        self._check_total()
+
+    def _check_total(self) -> None:
+        self._limits.check_total(self._arrived + self._inline + self._whole)
 
 
 def check_containers(text: bytes | bytearray) -> None:

@@ -9,7 +9,7 @@ import re
 from enum import Enum, auto
 
 from inlay.errors import BodyTooLargeError, InvalidRequestError
-from inlay.frontend.memory import InPlace, Memory
+from inlay.frontend.memory import Memory, Room, private
 from inlay.prompt import Buffer
 from inlay.tensors import ReadLimits, check_size
 from inlay.tensors.tensor import quoted
@@ -53,7 +53,7 @@ class Form:
         boundary: as the content type says.
         declared: bytes of the body, where that is known.
         limits: of each file.
-        whole: the body comes in one piece that will not change, so its files may stay where they are.
+        room: where files go, where the body's size is known.
 
     Attributes:
         request: the first part, once it is whole.
@@ -65,7 +65,7 @@ class Form:
     """
 
     def __init__(
-        self, boundary: str | None, declared: int | None, limits: ReadLimits, *, whole: bool = False
+        self, boundary: str | None, declared: int | None, limits: ReadLimits, room: Room = private
     ) -> None:
         if boundary is None or _boundary.fullmatch(boundary) is None:
             raise _refused(f"its boundary is {quoted(boundary) if boundary else 'missing'}")
@@ -74,13 +74,13 @@ class Form:
         self.size = 0
         self._declared = declared
         self._limits = limits
-        self._whole = whole
+        self._room = room
         self._delimiter = b"\r\n--" + boundary.encode("ascii")
         self._next = _Next.DATA
         # As if a line had ended before: the first boundary is then like all others.
         self._pending = b"\r\n"
         self._name: str | None = None
-        self._data: Memory | InPlace = InPlace()
+        self._data = Memory()
 
     def feed(self, piece: bytes | bytearray) -> None:
         """Read the next piece.
@@ -209,7 +209,8 @@ class Form:
             limit = self._limits.max_bytes
         # What is left of the body is room enough for the part; what of it stays unused is never written to.
         left = None if self._declared is None else max(self._declared - position, 0)
-        self._data = InPlace() if self._whole else Memory(None if left is None else min(left, limit))
+        room = private if name == REQUEST else self._room
+        self._data = Memory(None if left is None else min(left, limit), room)
         self._name = name
         self._pending = b""
         self._next = _Next.DATA

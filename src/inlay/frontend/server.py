@@ -22,7 +22,9 @@ from inlay.frontend.engine_metrics import EngineMetrics
 from inlay.frontend.intake import Intake
 from inlay.frontend.keys import Keys
 from inlay.frontend.lifeline import Deadline, Inflight
+from inlay.frontend.lift import Lifted
 from inlay.frontend.limits import EmbedsLimits
+from inlay.frontend.memory import Room, private
 from inlay.frontend.metrics import Metrics
 from inlay.frontend.renderers import Renderers
 from inlay.frontend.settings import FrontendSettings
@@ -79,6 +81,11 @@ class Server:
             raise NotFoundError("no model is served", param="model", code="model_not_found")
         return cards[0]
 
+    def room(self, num_bytes: int) -> memoryview:
+        """Writable memory for a tensor file of `num_bytes`, from which the worker reads it where it lies, as long as there is some."""
+        shared = self.router.room(num_bytes) if num_bytes >= OFFLOAD_BYTES else None
+        return private(num_bytes) if shared is None else shared
+
     async def prepare(self, size: int, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run `work`, CPU work on a request of `size` bytes, where it does not hold up others."""
         if size < OFFLOAD_BYTES:
@@ -119,9 +126,9 @@ class Call:
     clock: asyncio.Timeout | None = None
     _intake: Intake | None = None
 
-    async def body(self) -> bytes | bytearray:
-        """The whole body; errors as `inlay.frontend.body.read_body`."""
-        body = await read_body(self.scope, self.receive, self.server.settings, self.reservation)
+    async def body(self, room: Room = private) -> Lifted:
+        """The whole body; arguments and errors as `inlay.frontend.body.read_body`."""
+        body = await read_body(self.scope, self.receive, self.server.settings, self.reservation, room)
         self.body_read = True
         return body
 

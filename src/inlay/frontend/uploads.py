@@ -58,7 +58,7 @@ async def _decoded(call: Call) -> Buffer:
         limits=server.embeds.limits,
         intake=call.intake,
     )
-    return Buffer(parsed.data(parsed.request.data, limits=server.embeds.limits))
+    return parsed.data(parsed.request.data, limits=server.embeds.limits)
 
 
 def _put(call: Call, store: PromptStore, data: Buffer, card: ModelCard | None) -> StoredPrompt:
@@ -91,7 +91,7 @@ async def pin(call: Call) -> None:
     store = store_of(call)
     body = await call.body()
     try:
-        request = _pin.decode(body or b"{}")
+        request = _pin.decode(body.text() or b"{}")
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise from_parser(error) from error
     stored = await call.server.prepare(OFFLOAD_BYTES, store.pin, call.tenant.id, _id(call), request.pinned)

@@ -374,6 +374,13 @@ class Plane(Protocol):
         """Return when the set of ready workers has changed since the last call."""
         ...
 
+    def room(self, num_bytes: int) -> memoryview | None:
+        """Writable memory of which a buffer in a work is not copied on its way, or None where there is none.
+
+        It is free again once neither a view of it nor a work that was sent with one is left.
+        """
+        ...
+
 
 class WorkHandler(Protocol):
     """What a plane's worker side drives: `inlay.worker` implements it around an engine."""

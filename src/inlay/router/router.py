@@ -79,6 +79,10 @@ class Router:
             == (card.name, card.weights_id, card.dtype)
         ]
 
+    def room(self, num_bytes: int) -> memoryview | None:
+        """As `inlay.protocol.work.Plane.room`."""
+        return self._plane.room(num_bytes)
+
     def send(self, name: str, work: Work) -> Stream:
         """Send `work` to a worker of the model clients call `name`.
 

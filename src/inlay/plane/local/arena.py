@@ -7,19 +7,38 @@ import weakref
 from bisect import insort
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from inlay.prompt import Buffer
 
 ALIGNMENT = 4096
 
+_ELEMENTS = 64
+"""Bytes that a buffer is to be aligned to where it is read in place: what `torch.save` and numpy align elements to."""
+
+_RESERVED = 3 / 4
+"""Of the arena, at most, for what is still to be written: the rest is for what is placed."""
+
+
+_Owner: TypeAlias = "Buffer | npt.NDArray[np.uint8]"
+
 
 @dataclass(slots=True)
 class _Placement:
-    buffer: "weakref.ref[Buffer]"
+    """What lies in a part of the arena: the copy of a buffer, or whatever is written through an array that was handed out."""
+
+    owner: "weakref.ref[_Owner]"
     key: int
     offset: int
     length: int
     holders: int
+    written_in_place: bool = False
+
+    def contains(self, offset: int) -> bool:
+        return self.offset <= offset < self.offset + self.length
 
 
 class Arena:
@@ -32,6 +51,7 @@ class Arena:
 
     Attributes:
         size: bytes in all.
+        reserved_bytes: those that were handed out to be written in place.
         fd: file descriptor for the other process to inherit.
     """
 
@@ -47,6 +67,7 @@ class Arena:
         self._unheld: OrderedDict[int, None] = OrderedDict()
         self._offset_of: dict[int, int] = {}
         self._forgotten: list[int] = []
+        self.reserved_bytes = 0
 
     def place(self, buffer: Buffer) -> int | None:
         """Put `buffer` into the arena and return its offset, or None when there is no room.
@@ -54,32 +75,75 @@ class Arena:
         A buffer (the same object) that is already there is not copied again. Each `place` needs its own `free`.
         """
         self._drop_forgotten()
-        known = self._placed.get(self._offset_of.get(id(buffer), -1))
-        # An id may have passed from a buffer that is gone, whose bytes the other end still reads, to this one.
-        if known is not None and known.buffer() is buffer:
+        known = self._known(buffer)
+        if known is not None:
             known.holders += 1
             self._unheld.pop(known.offset, None)
             return known.offset
+        within = self._within(buffer)
+        if within is not None:
+            return within
         length = -(-len(buffer) // ALIGNMENT) * ALIGNMENT
         offset = self._take(length)
         if offset is None:
             return None
         self._view[offset : offset + len(buffer)] = buffer.view
+        self._register(buffer, id(buffer), offset, length).holders = 1
+        return offset
+
+    def reserve(self, num_bytes: int) -> memoryview | None:
+        """Writable memory for a buffer that is still to be made, or None when there is no room.
+
+        A buffer that views it is placed without being copied. It is free again when nothing views it and no one holds it.
+        """
+        self._drop_forgotten()
+        length = -(-num_bytes // ALIGNMENT) * ALIGNMENT
+        if not length or self.reserved_bytes + length > self.size * _RESERVED:
+            return None
+        offset = self._take(length)
+        if offset is None:
+            return None
+        array = np.frombuffer(self._map, np.uint8, num_bytes, offset)
+        self.reserved_bytes += length
+        self._register(array, id(array), offset, length).written_in_place = True
+        return array.data
+
+    def _register(self, owner: _Owner, key: int, offset: int, length: int) -> _Placement:
         # The callback only notes the offset: it may run anywhere, also in the middle of this object's own methods.
         forget = self._forgotten.append
-        reference = weakref.ref(buffer, lambda _: forget(offset))
-        self._placed[offset] = _Placement(reference, id(buffer), offset, length, 1)
-        self._offset_of[id(buffer)] = offset
+        placement = _Placement(weakref.ref(owner, lambda _: forget(offset)), key, offset, length, 0)
+        self._placed[offset] = placement
+        self._offset_of[key] = offset
+        return placement
+
+    def _known(self, owner: object) -> _Placement | None:
+        known = self._placed.get(self._offset_of.get(id(owner), -1))
+        # An id may have passed from an owner that is gone, whose bytes the other end still reads, to this one.
+        return known if known is not None and known.owner() is owner else None
+
+    def _within(self, buffer: Buffer) -> int | None:
+        """Offset of a buffer that was written in place; None of any other, and where its elements would not be aligned."""
+        known = self._known(buffer.view.obj)
+        if known is None or not known.written_in_place:
+            return None
+        offset = known.offset + _address(buffer.view) - _address(known.owner())
+        if offset % _ELEMENTS:
+            return None
+        known.holders += 1
         return offset
 
     def free(self, offset: int) -> None:
         """Give back one holder's claim on what `place` put at `offset`."""
-        placement = self._placed[offset]
+        placement = self._placed.get(offset)
+        if placement is None:
+            placement = next(each for each in self._placed.values() if each.contains(offset))
         placement.holders -= 1
-        if not placement.holders:
+        if placement.holders:
+            return
+        if placement.owner() is None:
+            self._release(placement.offset)
+        elif not placement.written_in_place:
             self._unheld[offset] = None
-            if placement.buffer() is None:
-                self._release(offset)
 
     def _take(self, length: int) -> int | None:
         while True:
@@ -98,12 +162,14 @@ class Arena:
         while self._forgotten:
             offset = self._forgotten.pop()
             placement = self._placed.get(offset)
-            if placement is not None and placement.buffer() is None and not placement.holders:
+            if placement is not None and placement.owner() is None and not placement.holders:
                 self._release(offset)
 
     def _release(self, offset: int) -> None:
         placement = self._placed.pop(offset)
         self._unheld.pop(offset, None)
+        if placement.written_in_place:
+            self.reserved_bytes -= placement.length
         if self._offset_of.get(placement.key) == offset:
             del self._offset_of[placement.key]
         insort(self._free, (offset, placement.length))
@@ -135,6 +201,10 @@ class Arena:
     def close(self) -> None:
         """Close the descriptor. The mapping goes with the last buffer that views it."""
         os.close(self.fd)
+
+
+def _address(memory: object) -> int:
+    return int(np.frombuffer(memory, np.uint8).ctypes.data)  # type: ignore[call-overload]
 
 
 def _anonymous_file(size: int) -> int:

@@ -171,6 +171,9 @@ class _Link:
                 waiter.set_exception(error)
         self._changed.set()
 
+    def room(self, num_bytes: int) -> memoryview | None:
+        return self._channel.arena.reserve(num_bytes) if self.alive else None
+
     def close(self) -> None:
         self._channel.close()
 
@@ -207,6 +210,10 @@ class LocalPlane:
         """Return when the set of ready workers has changed since the last call."""
         await self._changed.wait()
         self._changed.clear()
+
+    def room(self, num_bytes: int) -> memoryview | None:
+        """Of the only worker's shared memory; None where there are several, or too little of it is free."""
+        return self._links[0].room(num_bytes) if len(self._links) == 1 else None
 
     async def close(self) -> None:
         """Disconnect; the workers abort what is under way and end."""
