@@ -59,9 +59,11 @@ def forms_of(server: Server, table: torch.Tensor, num_tokens: int, *, stored: bo
         base = {"model": "m", "max_tokens": 1, "temperature": 0, "ignore_eos": True}
         return json.dumps({**base, **fields}).encode()
 
+    # Dynamo wants a prompt beside embeddings, vLLM none.
+    beside = {"prompt": ""} if server.name == "dynamo" else {}
     forms = {
         "ids": Form(request(prompt=ids.tolist())),
-        "value": Form(request(prompt_embeds=base64.b64encode(file).decode())),
+        "value": Form(request(prompt_embeds=base64.b64encode(file).decode(), **beside)),
     }
     if server.name == "inlay":
         boundary = b"5c7a2e0f9d1b4c86b3f0a7e4d2918c6f"

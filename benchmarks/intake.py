@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import ml_dtypes
@@ -120,7 +121,7 @@ def digests(num_bytes: int, seconds: float) -> None:
     secret = Secret(bytes(32))
     for row in (1024, 8192):
         rows = Rows(Buffer(bytes(num_bytes)), "bfloat16", (num_bytes // row, row // 2))
-        best = best_of({"digests": timed(lambda rows=rows: row_digests(rows, secret))}, seconds)["digests"]
+        best = best_of({"digests": timed(partial(row_digests, rows, secret))}, seconds)["digests"]
         print(
             f"digests of rows of {row:5} bytes: {best / len(rows) * 1e6:.2f} us a row, {best * 1e3:.1f} ms in all"
         )
@@ -152,12 +153,12 @@ def main() -> None:
             target, source = np.empty(rows.nbytes, np.uint8), rows.view(np.uint8).ravel()
             np.copyto(target, source)
             runs = {
-                "memcpy": timed(lambda target=target, source=source: np.copyto(target, source)),
+                "memcpy": timed(partial(np.copyto, target, source)),
                 "inlay": taken_in(body, arena, options.piece),
             }
             if ask is not None:
                 for stage in ("reader", "body"):
-                    runs[stage] = lambda stage=stage, path=path: ask(stage, path)
+                    runs[stage] = partial(ask, stage, path)
             best = best_of(runs, options.seconds)
             print(
                 f"{size:7g} {best['memcpy'] * 1e3:11.3f} {best['inlay'] * 1e3:10.3f}"

@@ -63,12 +63,12 @@ def small_limits() -> Iterator[None]:
 
 
 def _outcome(
-    boundary: str, body: bytes, declared: int | None, pieces: Sequence[bytes | bytearray], whole: bool
+    boundary: str, body: bytes, declared: int | None, pieces: Sequence[bytes | bytearray]
 ) -> tuple[str, Any]:
     """ "form" and what it holds, or an error's name and what it says."""
     parts = _parts()
     try:
-        form = parts.multipart.Form(boundary, declared, parts.limits, whole=whole)
+        form = parts.multipart.Form(boundary, declared, parts.limits)
         for piece in pieces:
             form.feed(piece)
             assert len(form._pending) <= MAX_HEADER_BYTES + 4
@@ -86,7 +86,7 @@ def _refusal(error: Any) -> tuple[str, Any]:
 
 
 def check(data: bytes) -> bool:
-    """Read `data` whole where it lies, and in pieces, of known or unknown length: both must end alike.
+    """Read `data` in one piece, and in several, of known or unknown length: both must end alike.
 
     Returns:
         Whether it was accepted.
@@ -100,8 +100,8 @@ def check(data: bytes) -> bool:
     how = data[0] if data else 0
     size, first = _SIZES[how & 15], how >> 4 & 7
     pieces = [body[:first], *(body[start : start + size] for start in range(first, len(body), size))]
-    outcome = _outcome(boundary, body, len(body), [bytearray(body)], True)
-    other = _outcome(boundary, body, len(body) if how & 128 else None, pieces, False)
+    outcome = _outcome(boundary, body, len(body), [bytearray(body)])
+    other = _outcome(boundary, body, len(body) if how & 128 else None, pieces)
     assert _alike(outcome, other), (outcome, other)
     if outcome[0] != "form":
         return False
