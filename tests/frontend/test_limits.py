@@ -165,11 +165,9 @@ def test_the_budget_counts_what_a_body_decodes_to_and_is_cast_to() -> None:
 
 def test_a_body_that_would_be_too_much_parsed_is_refused_before_it_is(llama: Fleet) -> None:
     url = llama.serve(max_inflight_bytes=8 * MIB)
-    # Each of these takes 20 times what it is written with.
-    body = b'{"messages": [' + b"{}," * 300_000 + b"{}]}"
-    refused = httpx.post(
-        url + "/v1/chat/completions", content=body, headers={"content-type": "application/json"}
-    )
+    # Each of these takes 32 times what it is written with.
+    body = b'{"prompt": [' + b"1," * 300_000 + b"1]}"
+    refused = httpx.post(url + "/v1/completions", content=body, headers={"content-type": "application/json"})
     assert (refused.status_code, "decodes to" in error(refused)["message"]) == (413, True)
     assert ask(url).status_code == 200
 

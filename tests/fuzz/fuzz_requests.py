@@ -165,7 +165,7 @@ def outcome(target: str, body: bytes) -> tuple[str, Any]:
             own = parts.for_choice(
                 sampling, seed=request.seed or 0, index=index, max_tokens=sampling.max_tokens
             )
-            assert not request.only_echoes <= own.max_tokens < parts.card.limits.max_model_len
+            assert (not request.only_echoes) <= own.max_tokens < parts.card.limits.max_model_len
             work = parts.Work(id="w", prompt=prompt, sampling=own, salt=request.cache_salt)
             header, buffers = parts.frames.encode(work)
             works.append((header, [bytes(buffer.view) for buffer in buffers]))
