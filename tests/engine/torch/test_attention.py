@@ -15,8 +15,10 @@ from inlay.engine.torch.attention import attention
 from inlay.engine.torch.batch import Batch, Stretch
 from inlay.engine.torch.gathered_attention import GatheredAttention, Workspace
 from inlay.engine.torch.layers import LayerShape
+from inlay.engine.torch.native import kernels
+from inlay.engine.torch.native_attention import NativeAttention
 from inlay.engine.torch.page_groups import PageGroup, first_page
-from inlay.engine.torch.paged_attention import IMPLEMENTATION, Scoring
+from inlay.engine.torch.paged_attention import IMPLEMENTATION, PagedAttention, Scoring
 from inlay.engine.torch.pages import Pages
 from inlay.engine.torch.table import PageRun
 from inlay.engine.torch.varlen_attention import VarlenAttention
@@ -111,24 +113,40 @@ class Scene:
         return torch.stack(out)
 
 
+def on_cpu(scene: Scene, *, native: bool = True, float32_scores: bool = False) -> PagedAttention:
+    """The attention of a scene by the native kernels, or by products over gathered pages."""
+    if not native:
+        return GatheredAttention(scene.batch, scene.pages, Workspace(), float32_scores=float32_scores)
+    compiled = kernels()
+    assert compiled is not None, "these tests need a C++ compiler"
+    return NativeAttention(scene.batch, scene.pages, Workspace(), compiled, float32_scores=float32_scores)
+
+
 spans = st.lists(
     st.tuples(st.integers(0, 90), st.one_of(st.just(1), st.integers(1, 60))), min_size=1, max_size=7
 )
 
 
-@given(spans=spans, group=st.sampled_from([1, 3]), window=st.sampled_from([None, 1, 7, 16, 40]))
+@given(
+    spans=spans,
+    group=st.sampled_from([1, 3]),
+    window=st.sampled_from([None, 1, 7, 16, 40]),
+    native=st.booleans(),
+)
 def test_paged_attention_equals_dense_attention_of_each_sequence(
-    spans: list[tuple[int, int]], group: int, window: int | None
+    spans: list[tuple[int, int]], group: int, window: int | None, native: bool
 ) -> None:
     scene = Scene(spans, group=group, window=window)
-    found = attention(scene.batch, scene.pages, Workspace()).attend(1, *scene.step(), Scoring(0.3, window))
+    found = on_cpu(scene, native=native).attend(1, *scene.step(), Scoring(0.3, window))
     torch.testing.assert_close(found.double(), scene.expected(0.3, window), atol=1e-5, rtol=1e-5)
 
 
-@given(spans=spans, float32_scores=st.booleans())
-def test_bfloat16_attention_is_near_the_exact_one(spans: list[tuple[int, int]], float32_scores: bool) -> None:
+@given(spans=spans, float32_scores=st.booleans(), native=st.booleans())
+def test_bfloat16_attention_is_near_the_exact_one(
+    spans: list[tuple[int, int]], float32_scores: bool, native: bool
+) -> None:
     scene = Scene(spans, dtype=torch.bfloat16)
-    paged = GatheredAttention(scene.batch, scene.pages, Workspace(), float32_scores=float32_scores)
+    paged = on_cpu(scene, native=native, float32_scores=float32_scores)
     found = paged.attend(1, *scene.step(), Scoring(0.3))
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.double(), scene.expected(0.3, None), atol=3e-2, rtol=3e-2)
@@ -142,6 +160,7 @@ def test_bfloat16_attention_is_near_the_exact_one(spans: list[tuple[int, int]], 
     sunk=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     float32_scores=st.booleans(),
+    native=st.booleans(),
 )
 def test_soft_caps_and_sinks_count_in_every_combination(
     spans: list[tuple[int, int]],
@@ -151,21 +170,23 @@ def test_soft_caps_and_sinks_count_in_every_combination(
     sunk: bool,
     dtype: torch.dtype,
     float32_scores: bool,
+    native: bool,
 ) -> None:
     scene = Scene(spans, group=group, dtype=dtype)
     sinks = torch.tensor([2.0, -1.0, 0.5, 4.0][: 2 * group], dtype=dtype) if sunk else None
-    paged = GatheredAttention(scene.batch, scene.pages, Workspace(), float32_scores=float32_scores)
+    paged = on_cpu(scene, native=native, float32_scores=float32_scores)
     found = paged.attend(1, *scene.step(), Scoring(0.3, window, softcap, sinks))
     assert found.dtype == dtype
     expected = scene.expected(0.3, window, softcap=softcap, sinks=sinks)
     torch.testing.assert_close(found.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
-def test_padding_after_the_batch_is_neither_stored_nor_seen() -> None:
+@pytest.mark.parametrize("native", [True, False])
+def test_padding_after_the_batch_is_neither_stored_nor_seen(native: bool) -> None:
     scene = Scene([(20, 1), (3, 2)])
     pages = (1 + scene.pages.num_pages) * PAGE
     query, key, value = (torch.nn.functional.pad(tensor, (0, 0, 0, 2), value=9.0) for tensor in scene.step())
-    paged = attention(scene.batch, scene.pages, Workspace())
+    paged = on_cpu(scene, native=native)
     found = paged.attend(1, query, key, value, Scoring(0.3))
     torch.testing.assert_close(found[:3].double(), scene.expected(0.3, None), atol=1e-5, rtol=1e-5)
     assert not found[3:].any()

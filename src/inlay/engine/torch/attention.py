@@ -4,6 +4,8 @@ from torch import Tensor
 
 from inlay.engine.torch.batch import Batch
 from inlay.engine.torch.gathered_attention import GatheredAttention, Workspace
+from inlay.engine.torch.native import kernels
+from inlay.engine.torch.native_attention import NativeAttention
 from inlay.engine.torch.paged_attention import PagedAttention, Scoring
 from inlay.engine.torch.pages import Pages
 from inlay.engine.torch.varlen_attention import VarlenAttention, does
@@ -35,5 +37,9 @@ def attention(
         workspace: memory that later batches use again.
         float32_scores: keep scores in float32 whatever the activations' dtype is; flash attention always does.
     """
-    kind = GatheredAttention if pages.keys[0].device.type == "cpu" else CudaAttention
-    return kind(batch, pages, workspace, float32_scores=float32_scores)
+    if pages.keys[0].device.type != "cpu":
+        return CudaAttention(batch, pages, workspace, float32_scores=float32_scores)
+    native = kernels()
+    if native is not None and native.serve(pages.keys[0].dtype):
+        return NativeAttention(batch, pages, workspace, native, float32_scores=float32_scores)
+    return GatheredAttention(batch, pages, workspace, float32_scores=float32_scores)

@@ -78,12 +78,20 @@ class GatheredAttention:
     """
 
     def __init__(
-        self, batch: Batch, pages: Pages, workspace: Workspace, *, float32_scores: bool = False
+        self,
+        batch: Batch,
+        pages: Pages,
+        workspace: Workspace,
+        *,
+        float32_scores: bool = False,
+        single_queries: bool = True,
     ) -> None:
+        """Attend for `batch`; without `single_queries`, only for the sequences that have several in it."""
         self._batch = batch
         self._pages = pages
         self._workspace = workspace
         self._float32_scores = float32_scores
+        self._single_queries = single_queries
         self._slots = batch.slots.unbind()
         self._device = batch.slots.device
         self._plans: dict[int | None, list[_Group]] = {}
@@ -100,14 +108,18 @@ class GatheredAttention:
         slots = self._slots[self._pages.groups[layer]]
         count = len(slots)
         self._pages.write(layer, slots, key[:, :count], value[:, :count])
+        out = query.new_empty(query.shape[1], query.shape[0], value.shape[2])
+        out[count:] = 0
+        self.fill(out, layer, query, scoring)
+        return out
+
+    def fill(self, out: Tensor, layer: int, query: Tensor, scoring: Scoring) -> None:
+        """Write the lines of `out` [T, Q, E] whose queries [Q, T, D] are attended to here; the pages hold the batch's keys."""
         groups = self._plans.get(scoring.window)
         if groups is None:
             groups = self._plans[scoring.window] = list(self._plan(scoring.window, query))
-        out = query.new_empty(query.shape[1], query.shape[0], value.shape[2])
-        out[count:] = 0
         for group in groups:
             self._attend(group, layer, query, scoring, out)
-        return out
 
     def _attend(self, group: _Group, layer: int, query: Tensor, scoring: Scoring, out: Tensor) -> None:
         keys, values = self._gather(group.pages[self._pages.groups[layer]], layer)
@@ -164,6 +176,8 @@ class GatheredAttention:
                     yield self._block(span, rows, context - count + stop, window)
             first += count
         # By length: sequences of a group are padded to its longest.
+        if not self._single_queries:
+            return
         decodes.sort(reverse=True)
         yield from self._decodes(decodes, window)
 

@@ -5,8 +5,8 @@ Three swaps, each checked against what it replaces before it is used:
 - on a CPU, weights are laid out once for oneDNN (`mkldnn::_reorder_linear_weight`, `mkldnn::_linear_pointwise`), where
   `F.linear` lays them out again at every call. These operators are private to torch: if they are missing or disagree with
   `F.linear`, that is used instead;
-- root-mean-square norms, in transformers two casts and six operations over whole activations, become a reduction and two
-  operations. `F.rms_norm` is no faster on a CPU than what it would replace.
+- root-mean-square norms, in transformers two casts and six operations over whole activations, become one native pass, or
+  a reduction and two operations where there are no native kernels. `F.rms_norm` is no faster on a CPU than what it would replace.
 """
 
 import logging
@@ -16,6 +16,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from inlay.engine.torch.native import Kernels, kernels
 
 _logger = logging.getLogger(__name__)
 
@@ -52,19 +54,29 @@ class PlainLinear(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm of the last dimension, computed in float32 and rounded once."""
+    """Root-mean-square norm of the last dimension, computed in float32 and rounded once.
 
-    def __init__(self, weight: Tensor, eps: float) -> None:
+    Attributes:
+        weight: [size] float32.
+        eps: what is added to the mean square.
+    """
+
+    def __init__(self, weight: Tensor, eps: float, kernels: Kernels | None = None) -> None:
+        """Norm by `weight`; in one pass where there are `kernels`."""
         super().__init__()
         self._size = weight.shape[0]
-        self._weight = nn.Parameter(weight.detach().float(), requires_grad=False)
+        self._kernels = kernels
+        self.eps = eps
+        self.weight = nn.Parameter(weight.detach().float(), requires_grad=False)
         self._offset = nn.Parameter(weight.new_tensor(eps, dtype=torch.float32), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., size] to the same."""
+        if self._kernels is not None:
+            return self._kernels.rms_norm(x.contiguous(), self.weight, self.eps)
         norm = torch.linalg.vector_norm(x, 2, -1, keepdim=True, dtype=torch.float32)
         factor = torch.addcmul(self._offset, norm, norm, value=1 / self._size).rsqrt_()
-        return torch.mul(x, factor).mul_(self._weight).to(x.dtype)
+        return torch.mul(x, factor).mul_(self.weight).to(x.dtype)
 
 
 class _Fused:
@@ -75,7 +87,7 @@ class _Fused:
     """
 
     def __init__(self, linear: nn.Module, sizes: Sequence[int]) -> None:
-        self._linear = linear
+        self.linear = linear
         self._sizes = list(sizes)
         self._input: Tensor | None = None
         self._outputs: list[Tensor | None] = []
@@ -83,7 +95,7 @@ class _Fused:
     def take(self, index: int, x: Tensor) -> Tensor:
         """Part `index` of the product with `x`."""
         if self._input is not x or self._outputs[index] is None:
-            self._outputs = list(self._linear(x).split(self._sizes, -1))
+            self._outputs = list(self.linear(x).split(self._sizes, -1))
             self._input = x
         output = self._outputs[index]
         self._outputs[index] = None
@@ -99,6 +111,11 @@ class FusedPart(nn.Module):
         super().__init__()
         self._fused = fused
         self._index = index
+
+    @property
+    def whole(self) -> nn.Module:
+        """The linear that computes all parts, in order."""
+        return self._fused.linear
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] to [..., out of this part]."""
@@ -138,6 +155,7 @@ def accelerate(model: nn.Module, fused: Sequence[Sequence[str]]) -> None:
         fused: names of sibling linears that take the same input.
     """
     first = next(model.parameters())
+    native = kernels() if first.device.type == "cpu" and Kernels.serve(first.dtype) else None
     pack = first.device.type == "cpu" and packs(first.dtype)
     for parent in list(model.modules()):
         for names in fused:
@@ -147,7 +165,7 @@ def accelerate(model: nn.Module, fused: Sequence[Sequence[str]]) -> None:
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear):
                 setattr(parent, name, _linear(child.weight, child.bias, pack=pack))
-            elif (norm := _faster_norm(child)) is not None:
+            elif (norm := _faster_norm(child, native)) is not None:
                 setattr(parent, name, norm)
 
 
@@ -171,12 +189,12 @@ def _fuse(parent: nn.Module, names: Sequence[str], linears: Sequence[nn.Linear],
         setattr(parent, name, FusedPart(shared, index))
 
 
-def _faster_norm(module: nn.Module) -> RMSNorm | None:
+def _faster_norm(module: nn.Module, native: Kernels | None) -> RMSNorm | None:
     """The replacement of a root-mean-square norm; None where `module` is none, or some other kind of it."""
     weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
     if not type(module).__name__.endswith("RMSNorm") or not isinstance(weight, Tensor) or eps is None:
         return None
-    norm = RMSNorm(weight, eps)
+    norm = RMSNorm(weight, eps, native)
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(3, weight.shape[0], generator=generator).to(weight)
     expected = module(x).float()

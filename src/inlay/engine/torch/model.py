@@ -18,9 +18,11 @@ from inlay.engine.torch import threads
 from inlay.engine.torch.attention import attention
 from inlay.engine.torch.batch import Batch
 from inlay.engine.torch.families import Family, family_of
+from inlay.engine.torch.fused import fuse
 from inlay.engine.torch.gathered_attention import Workspace
 from inlay.engine.torch.layers import LayerShape, observe
 from inlay.engine.torch.linear import accelerate
+from inlay.engine.torch.native import kernels
 from inlay.engine.torch.page_groups import PageGroup, group_layers
 from inlay.engine.torch.paged_attention import IMPLEMENTATION
 from inlay.engine.torch.pages import Pages
@@ -86,6 +88,9 @@ class CausalModel:
         self.layers: tuple[LayerShape, ...] = observe(model, config.hidden_size)
         self.page_groups = _page_groups(self.layers, max_model_len)
         self.windows = tuple(group.window for group in self.page_groups)
+        native = kernels() if model.device.type == "cpu" else None
+        if native is not None and native.serve(model.dtype):
+            fuse(model, self.layers, native)
         self.eos_token_ids = _eos_token_ids(generation, config)
         self.default_sampling = _default_sampling(generation)
         self.weights_id = weights_id(directory)

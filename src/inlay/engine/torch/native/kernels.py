@@ -1,0 +1,197 @@
+"""The native kernels as functions over tensors."""
+
+import ctypes
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from inlay.engine.torch.native.build import load
+
+_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
+_pointer, _integer, _number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+
+def _structure(name: str, **fields: type) -> type[ctypes.Structure]:
+    return type(name, (ctypes.Structure,), {"_fields_": list(fields.items())})
+
+
+_PagedDecode = _structure(
+    "_PagedDecode",
+    query=_pointer, keys=_pointer, values=_pointer, out=_pointer, block_table=_pointer, spans=_pointer,
+    rows=_pointer, contexts=_pointer, sinks=_pointer, workspace=_pointer,
+    query_stride_t=_integer, query_stride_q=_integer, table_stride=_integer,
+    sequences=_integer, heads=_integer, group=_integer, num_pages=_integer, page_size=_integer,
+    key_size=_integer, value_size=_integer, splits=_integer, window=_integer,
+    scaling=_number, softcap=_number, threads=ctypes.c_int32,
+)  # fmt: skip
+
+_Prepare = _structure(
+    "_Prepare",
+    projected=_pointer, cosine=_pointer, sine=_pointer, query_norm=_pointer, key_norm=_pointer, slots=_pointer,
+    query=_pointer, keys=_pointer, values=_pointer,
+    positions=_integer, stored=_integer, query_heads=_integer, heads=_integer, size=_integer, rotated=_integer,
+    slots_per_head=_integer, eps=_number, threads=ctypes.c_int32,
+)  # fmt: skip
+
+
+class DecodeShape(NamedTuple):
+    """What stays the same for one query of each of S sequences over all layers that see as far.
+
+    Attributes:
+        block_table: [sequences of the batch, pages] int32, contiguous.
+        spans: [S] int32, each sequence's line of the table.
+        rows: [S] int32, its position in the batch.
+        contexts: [S] int32, its positions up to and with the query's.
+        window: a position sees itself and the `window - 1` before it; 0 for all before it.
+    """
+
+    block_table: Tensor
+    spans: Tensor
+    rows: Tensor
+    contexts: Tensor
+    window: int
+
+
+class Kernels:
+    """The compiled kernels. All tensors are on the CPU; `dtype` ones are float32 or bfloat16, all of one call alike."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._decode = self._functions(library, "paged_decode", _pointer)
+        self._prepare = self._functions(library, "prepare", _pointer)
+        self._rms_norm = self._functions(
+            library, "rms_norm", _pointer, _pointer, _pointer, _number, _integer, _integer, ctypes.c_int32
+        )
+        self._silu = self._functions(
+            library, "silu_and_multiply", _pointer, _pointer, _integer, _integer, ctypes.c_int32
+        )
+
+    @staticmethod
+    def _functions(
+        library: ctypes.CDLL, name: str, *arguments: type
+    ) -> "dict[torch.dtype, ctypes._NamedFuncPointer]":
+        found = {}
+        for dtype, suffix in _NAMES.items():
+            function = getattr(library, f"inlay_{name}_{suffix}")
+            function.argtypes, function.restype = arguments, None
+            found[dtype] = function
+        return found
+
+    @staticmethod
+    def serve(dtype: torch.dtype) -> bool:
+        """Whether there are kernels for `dtype`."""
+        return dtype in _NAMES
+
+    def paged_decode(
+        self,
+        out: Tensor,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        shape: DecodeShape,
+        scaling: float,
+        softcap: float,
+        sinks: Tensor | None,
+    ) -> None:
+        """Attend with one query of each sequence to the positions before it and its own, and write lines of `out`.
+
+        Args:
+            out: [T, Q, value size], contiguous.
+            query: [T, Q, key size], the last dimension contiguous.
+            keys: [H, N, P, key size], contiguous.
+            values: [H, N, P, value size], contiguous.
+            shape: whose queries, and how far they see.
+            scaling: factor of the scores.
+            softcap: scores pass through `softcap * tanh(score / softcap)`; 0 for not.
+            sinks: [Q] float32, a further score of each head whose value is zero; None for none.
+        """
+        heads, num_pages, page_size, key_size = keys.shape
+        value_size = values.shape[3]
+        group = query.shape[1] // heads
+        sequences = len(shape.spans)
+        threads = torch.get_num_threads()
+        # Tasks enough for all threads to end at about the same time.
+        splits = max(1, -(-4 * threads // (sequences * heads))) if threads > 1 else 1
+        workspace = torch.empty(sequences * heads * splits * group * (value_size + 2), dtype=torch.float32)
+        call = _PagedDecode(
+            query.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(),
+            shape.block_table.data_ptr(), shape.spans.data_ptr(), shape.rows.data_ptr(), shape.contexts.data_ptr(),
+            None if sinks is None else sinks.data_ptr(), workspace.data_ptr(),
+            query.stride(0), query.stride(1), shape.block_table.shape[1],
+            sequences, heads, group, num_pages, page_size, key_size, value_size, splits, shape.window,
+            scaling, softcap, threads,
+        )  # fmt: skip
+        self._decode[query.dtype](ctypes.byref(call))
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Root-mean-square norm of the last dimension of `x` [..., C], contiguous, by `weight` [C] float32."""
+        out = torch.empty_like(x)
+        size = x.shape[-1]
+        self._rms_norm[x.dtype](
+            out.data_ptr(),
+            x.data_ptr(),
+            weight.data_ptr(),
+            eps,
+            x.numel() // size,
+            size,
+            torch.get_num_threads(),
+        )
+        return out
+
+    def silu_and_multiply(self, gate_up: Tensor) -> Tensor:
+        """[..., 2 I] contiguous, gate then up, to silu(gate) * up [..., I]."""
+        size = gate_up.shape[-1] // 2
+        out = gate_up.new_empty(*gate_up.shape[:-1], size)
+        self._silu[gate_up.dtype](
+            out.data_ptr(), gate_up.data_ptr(), gate_up.numel() // (2 * size), size, torch.get_num_threads()
+        )
+        return out
+
+    def prepare(
+        self,
+        projected: Tensor,
+        cosine: Tensor,
+        sine: Tensor,
+        norms: "tuple[Tensor, Tensor] | None",
+        eps: float,
+        slots: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        query_heads: int,
+    ) -> Tensor:
+        """Norm and rotate queries and keys, and store keys and values in their pages.
+
+        Args:
+            projected: [T, (Q + 2 H) * D] contiguous: query, key and value heads of each position.
+            cosine: [T, R], of the rotary embedding, R <= D; halves, as in transformers' Llama.
+            sine: likewise.
+            norms: [D] float32 each, the weights of the query heads' and the key heads' norm; None for no norms.
+            eps: of the norms.
+            slots: [stored] int64, of the first `stored` positions; the rest is padding.
+            keys: [H, N, P, D] contiguous.
+            values: likewise.
+            query_heads: Q.
+
+        Returns:
+            The queries [T, Q, D].
+        """
+        heads, num_pages, page_size, size = keys.shape
+        positions = projected.shape[0]
+        query = projected.new_empty(positions, query_heads, size)
+        call = _Prepare(
+            projected.data_ptr(), cosine.data_ptr(), sine.data_ptr(),
+            None if norms is None else norms[0].data_ptr(), None if norms is None else norms[1].data_ptr(),
+            slots.data_ptr(), query.data_ptr(), keys.data_ptr(), values.data_ptr(),
+            positions, len(slots), query_heads, heads, size, cosine.shape[-1], num_pages * page_size, eps, torch.get_num_threads(),
+        )  # fmt: skip
+        self._prepare[projected.dtype](ctypes.byref(call))
+        return query
+
+
+@cache
+def kernels() -> Kernels | None:
+    """The kernels of this process, compiled at the first call; None where they cannot be had."""
+    library = load()
+    return None if library is None else Kernels(library)

@@ -1,0 +1,160 @@
+"""Native kernels give what torch gives, let nothing non-finite vanish, and are done without where they cannot be compiled."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from inlay.engine.settings import EngineSettings
+from inlay.engine.torch import model as model_module
+from inlay.engine.torch.batch import Batch, Stretch
+from inlay.engine.torch.fused import FusedAttention, FusedGated
+from inlay.engine.torch.model import CausalModel
+from inlay.engine.torch.native import Kernels, kernels
+from inlay.engine.torch.native.build import load
+from inlay.engine.torch.table import PageRun
+from inlay.prompt import Tokens
+from tests.models import make
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+DTYPES = list(TOLERANCE)
+
+
+@pytest.fixture
+def native() -> Kernels:
+    compiled = kernels()
+    assert compiled is not None, "these tests need a C++ compiler"
+    return compiled
+
+
+def near(found: Tensor, expected: Tensor) -> None:
+    tolerance = TOLERANCE[found.dtype]
+    torch.testing.assert_close(
+        found.double(), expected.double(), atol=tolerance, rtol=tolerance, equal_nan=True
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_a_norm_is_torchs_norm(native: Kernels, dtype: torch.dtype, rows: int) -> None:
+    x, weight = torch.randn(2, rows, 37).to(dtype), torch.randn(37)
+    near(native.rms_norm(x, weight, 1e-5), F.rms_norm(x.double(), (37,), weight.double(), 1e-5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 40])
+def test_a_gated_unit_is_silu_of_the_gate_times_the_other(
+    native: Kernels, dtype: torch.dtype, rows: int
+) -> None:
+    gate, up = 20 * torch.randn(rows, 19), torch.randn(rows, 19)
+    gate[0, :4] = torch.tensor([-200.0, 200.0, -88.5, 0.0])
+    both = torch.cat([gate, up], 1).to(dtype)
+    near(native.silu_and_multiply(both), F.silu(both[:, :19].double()) * both[:, 19:].double())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_not_finite_stays_so(native: Kernels, bad: float, dtype: torch.dtype) -> None:
+    x = torch.ones(2, 32, dtype=dtype)
+    x[1, 5] = bad
+    normed = native.rms_norm(x, torch.ones(32), 1e-5).float()
+    assert normed[0].isfinite().all()
+    assert not normed[1].isfinite().all()
+    gated = native.silu_and_multiply(torch.cat([torch.ones_like(x), x], 1)).float()
+    assert gated[0].isfinite().all()
+    assert not gated[1].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("positions", [1, 5, 33])
+@pytest.mark.parametrize("normed", [True, False])
+def test_queries_and_keys_are_normed_turned_and_stored(
+    native: Kernels, dtype: torch.dtype, positions: int, normed: bool
+) -> None:
+    heads, query_heads, size, rotated, stored = 2, 4, 16, 12, max(1, positions - 2)
+    projected = torch.randn(positions, (query_heads + 2 * heads) * size).to(dtype)
+    cosine, sine = torch.randn(2, positions, rotated).to(dtype).unbind()
+    norms = (torch.randn(size), torch.randn(size))
+    keys, values = (torch.full((heads, 3, 16, size), 7.0, dtype=dtype) for _ in range(2))
+    slots = torch.randperm(48)[:stored]
+
+    query = native.prepare(
+        projected, cosine, sine, norms if normed else None, 1e-6, slots, keys, values, query_heads
+    )
+
+    def turned(states: Tensor, norm: Tensor) -> Tensor:
+        states = F.rms_norm(states, (size,), norm.double(), 1e-6) if normed else states
+        halves = torch.cat([-states[..., rotated // 2 : rotated], states[..., : rotated // 2]], -1)
+        moved = states[..., :rotated] * cosine.double()[:, None] + halves * sine.double()[:, None]
+        return torch.cat([moved, states[..., rotated:]], -1)
+
+    every = projected.double().view(positions, -1, size)
+    parts = every[:, :query_heads], every[:, query_heads:-heads], every[:, -heads:]
+    near(query, turned(parts[0], norms[0]))
+    near(keys.view(heads, 48, size)[:, slots], turned(parts[1], norms[1])[:stored].transpose(0, 1))
+    assert torch.equal(values.view(heads, 48, size)[:, slots].double(), parts[2][:stored].transpose(0, 1))
+    others = torch.ones(48, dtype=torch.bool).index_fill_(0, slots, False)
+    assert (keys.view(heads, 48, size)[:, others] == 7).all()
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_fused_layers_compute_what_the_models_own_do(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = make(family, tmp_path / family)
+    settings = EngineSettings(model=str(directory), dtype="float32", device="cpu")
+    fused = CausalModel.load(settings)
+    monkeypatch.setattr(model_module, "fuse", lambda *_: None)
+    plain = CausalModel.load(settings)
+    kinds = [{type(part) for part in each._model.modules()} for each in (fused, plain)]
+    assert {FusedAttention, FusedGated} <= kinds[0]
+    assert not {FusedAttention, FusedGated} & kinds[1]
+
+    ids = [5, 9, 3, 44, 2, 17, 8]
+    stretches = [
+        Stretch([(0, Tokens(ids))], 0, len(ids), [PageRun([2])], True),
+        Stretch([(0, Tokens(ids[:1]))], 0, 1, [PageRun([1])], True),
+    ]
+    batch = Batch.pack(stretches, 16, torch.device("cpu"))
+    logits = [each.forward(batch, each.new_pages(2, 16)) for each in (fused, plain)]
+    torch.testing.assert_close(logits[0], logits[1], atol=1e-4, rtol=1e-4)
+
+
+def test_a_compiler_that_fails_is_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "/bin/false")
+    with caplog.at_level(logging.WARNING):
+        assert load() is None
+    assert "native kernels are not used" in caplog.text
+    assert not list((tmp_path / "inlay" / "kernels").iterdir())
+
+
+def test_no_compiler_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert load() is None
+
+
+def test_kernels_in_a_directory_others_may_write_to_are_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "inlay" / "kernels").mkdir(parents=True)
+    (tmp_path / "inlay" / "kernels").chmod(0o777)
+    with caplog.at_level(logging.WARNING):
+        assert load() is None
+    assert "written by" in caplog.text
+
+
+def test_kernels_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert load() is not None
+    (path,) = (tmp_path / "inlay" / "kernels").iterdir()
+    made = path.stat().st_mtime_ns
+    assert load() is not None
+    assert path.stat().st_mtime_ns == made
