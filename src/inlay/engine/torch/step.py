@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence as Run
 from dataclasses import replace
-from itertools import compress
+from itertools import compress, islice
 
 import torch
 from torch import Tensor
@@ -145,12 +145,16 @@ class Core:
         self._progress += sum(span.count for span in plan.spans)
 
         sampling = [span for span in plan.spans if span.samples]
-        finite = _finite(logits)
-        bad = {span for span, good in zip(sampling, finite, strict=True) if not good}
+        bad = {span for span, good in zip(sampling, _finite(logits), strict=True) if not good}
         bad |= {span for span, told in scores.items() if told is None}
+        # At once, and for every position: a value that is not finite spoils the whole span, its tokens before that value
+        # too (zero times NaN is NaN), and others share the pages of tokens as soon as they are committed.
+        states = iter(_finite(hidden))
+        bad |= {span for span in plan.spans if not all(list(islice(states, span.count)))}
         for span in plan.spans:
             if span not in bad:
                 self.scheduler.commit(span)
+                self.scheduler.prove(span.sequence)
         deltas = [self._condemn(span) for span in plan.spans if span in bad]
         deltas += [
             self._tell(span.sequence, told) for span, told in scores.items() if told and span not in bad
@@ -222,7 +226,6 @@ class Core:
 
     def _take(self, sequence: Sequence, choice: Choice | InlayError) -> Delta:
         """The outcome of a step for one work: its next token and perhaps its end, or its failure."""
-        self.scheduler.prove(sequence)
         if isinstance(choice, InlayError):
             return self._end(sequence, error=choice)
         if len(sequence.output) == len(sequence.work.prior_output):
@@ -254,11 +257,11 @@ class Core:
         del self._sequences[sequence.work.id]
 
 
-def _finite(logits: Tensor) -> list[bool]:
-    """For each row of logits whether all are finite."""
-    # A sum is not finite if one of them is not, and reads the logits once; a sum may also overflow, so look again.
-    good: list[bool] = torch.isfinite(logits.sum(dim=-1)).tolist()
-    return [finite or bool(torch.isfinite(row).all()) for finite, row in zip(good, logits, strict=True)]
+def _finite(rows: Tensor) -> list[bool]:
+    """For each row whether all of it is finite."""
+    # A sum is not finite if one of them is not, and reads them once; a sum may also overflow, so look again.
+    good: list[bool] = torch.isfinite(rows.sum(dim=-1)).tolist()
+    return [finite or bool(torch.isfinite(row).all()) for finite, row in zip(good, rows, strict=True)]
 
 
 __all__ = ["Core"]
