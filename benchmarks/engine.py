@@ -1,21 +1,26 @@
-"""Decode and prefill of the torch engine beside transformers' own loop, and how far both are from the machine's floors.
+"""The torch engine beside transformers' own loop and vLLM's engine, and how far each is from the machine's floors.
 
-    python benchmarks/engine.py                     a random model of Qwen3-0.6B's shape in bfloat16
-    python benchmarks/engine.py --layers 4 --rounds 3
+    python -m benchmarks.engine                     a random model of Qwen3-0.6B's shape in bfloat16
+    python -m benchmarks.engine --layers 4 --rounds 3 --long
+    BENCH_VLLM=venv/bin/python python -m benchmarks.engine
 
-All variants run in one process, in turn, for `--rounds` rounds; the table shows the best of each, because what a shared
-machine adds to a time is never negative. With one thread, times are the process's own CPU seconds. Floors: a decode step must read every weight once (bytes over measured read
+vLLM runs in the Python that `BENCH_VLLM` names, its engine's own loop without a server. All take turns for `--rounds` rounds; the table shows the best of each, because what a shared
+machine adds to a time is never negative. With one thread, times are each process's own CPU seconds. Floors: a decode step must read every weight once (bytes over measured read
 bandwidth); a prompt must do its products (FLOPs over the measured peak of a bfloat16 product).
 """
 
 import argparse
+import json
 import os
+import random
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, Qwen3Config
@@ -35,15 +40,48 @@ PAGE_SIZE = 16
 _clock = time.process_time
 
 
+Request = tuple[list[int], int]
+"""Token ids of a prompt, and how many tokens are wanted."""
+
+
+class Contender(Protocol):
+    """An engine; both methods answer with seconds."""
+
+    def decode(self, prompts: list[list[int]], steps: int) -> float:
+        """A step in which every prompt gets its next token, mean of `steps`."""
+        ...
+
+    def load(self, requests: list[Request]) -> float:
+        """All requests, sent at once, until the last has ended."""
+        ...
+
+
 @dataclass
 class Case:
-    """One workload. `floor` is its least time in seconds; `unit` items are done each time."""
+    """One workload: a step that decodes where there are `steps`, else whole requests.
+
+    Attributes:
+        name: of the line.
+        requests: what is asked.
+        items: tokens that count.
+        floor: least time in seconds, or 0 where none is stated.
+        steps: to decode, or None.
+        alone: whether `transformers` cannot do it.
+        times: seconds by contender.
+    """
 
     name: str
-    floor: float
+    requests: list[Request]
     items: int
-    unit: str
+    floor: float
+    steps: int | None = None
+    alone: bool = False
     times: dict[str, list[float]] = field(default_factory=dict)
+
+    def run(self, contender: Contender) -> float:
+        if self.steps is not None:
+            return contender.decode([ids for ids, _ in self.requests], self.steps)
+        return contender.load(self.requests)
 
 
 def write_model(directory: Path, layers: int) -> None:
@@ -55,7 +93,7 @@ def write_model(directory: Path, layers: int) -> None:
         num_attention_heads=16,
         num_key_value_heads=8,
         head_dim=128,
-        max_position_embeddings=4096,
+        max_position_embeddings=8192,
         tie_word_embeddings=True,
         rms_norm_eps=1e-6,
         eos_token_id=0,
@@ -102,18 +140,18 @@ def gemm_peak() -> float:
 class Ours:
     """The engine's own loop: schedule, compute, sample, tell. Only its thread is left out."""
 
-    def __init__(self, directory: Path, threads: int) -> None:
+    def __init__(self, directory: Path, threads: int, max_num_seqs: int, num_positions: int) -> None:
         self.model = CausalModel.load(
             EngineSettings(model=str(directory), dtype="bfloat16", device="cpu", num_threads=threads)
         )
         bounds = Bounds(
-            num_pages=600,
+            num_pages=num_positions // PAGE_SIZE,
             page_size=PAGE_SIZE,
-            max_num_seqs=8,
+            max_num_seqs=max_num_seqs,
             max_num_batched_tokens=2048,
-            max_model_len=self.model.max_model_len,
+            max_model_len=4608,
         )
-        self._core = Core(self.model, bounds, Secret.random())
+        self._core = Core(self.model, bounds, Secret.random(), prefix_caching=False)
         self._works = 0
 
     def _admit(self, ids: list[int], max_tokens: int) -> None:
@@ -123,24 +161,22 @@ class Ours:
         for delta in self._core.admit(work):
             raise RuntimeError(f"a work ended before it began: {delta}")
 
-    def decode(self, batch: int, context: int, steps: int) -> float:
-        """Seconds a step."""
-        for index in range(batch):
-            self._admit([(11 * position + index) % 151000 + 1 for position in range(context)], steps + 8)
-        told = 0
-        while told < batch:
-            # Prompts are in, and every work has its first token.
-            told += len(self._core.step())
+    def decode(self, prompts: list[list[int]], steps: int) -> float:
+        for ids in prompts:
+            self._admit(ids, steps + 8)
+        told: set[str] = set()
+        while len(told) < len(prompts):
+            told.update(delta.work_id for delta in self._core.step())
         start = _clock()
         for _ in range(steps):
             self._core.step()
-        took = _clock() - start
+        took = (_clock() - start) / steps
         self._core.abort_all()
-        return took / steps
+        return took
 
-    def prefill(self, length: int) -> float:
-        """Seconds for a prompt nothing of which is cached, and its first token."""
-        self._admit([(11 * position + self._works) % 151000 + 1 for position in range(length)], 1)
+    def load(self, requests: list[Request]) -> float:
+        for ids, max_tokens in requests:
+            self._admit(ids, max_tokens)
         start = _clock()
         while len(self._core):
             self._core.step()
@@ -154,66 +190,129 @@ class Transformers:
         self.model = AutoModelForCausalLM.from_pretrained(
             directory, dtype=torch.bfloat16, attn_implementation="sdpa"
         ).eval()
-        self._caches: dict[tuple[int, int], DynamicCache] = {}
 
     @torch.inference_mode()
-    def decode(self, batch: int, context: int, steps: int) -> float:
-        """Seconds a step."""
-        cache = self._caches.get((batch, context))
-        ids = torch.arange(batch)[:, None] * 7 + 1
-        if cache is None:
-            cache = DynamicCache()
-            self.model(ids.expand(-1, context), past_key_values=cache, logits_to_keep=1)
-            self._caches[batch, context] = cache
+    def decode(self, prompts: list[list[int]], steps: int) -> float:
+        cache = DynamicCache()
+        self.model(torch.tensor(prompts), past_key_values=cache, logits_to_keep=1)
+        ids = torch.tensor(prompts)[:, -1:]
         start = _clock()
         for _ in range(steps):
-            ids = (
-                self.model(ids, past_key_values=cache, logits_to_keep=1)
-                .logits[:, -1]
-                .argmax(-1, keepdim=True)
-            )
-        took = _clock() - start
-        cache.crop(-steps)
-        return took / steps
+            logits = self.model(ids, past_key_values=cache, logits_to_keep=1).logits
+            ids = logits[:, -1].argmax(-1, keepdim=True)
+        return (_clock() - start) / steps
 
     @torch.inference_mode()
-    def prefill(self, length: int) -> float:
-        ids = torch.arange(length)[None] * 11 % 151000
+    def load(self, requests: list[Request]) -> float:
+        ((ids, _),) = requests
         start = _clock()
-        self.model(ids, use_cache=True, logits_to_keep=1)
+        self.model(torch.tensor([ids]), use_cache=True, logits_to_keep=1)
         return _clock() - start
 
 
-def report(cases: list[Case]) -> None:
+class Vllm:
+    """vLLM's engine in a process of another Python (`benchmarks/_vllm_engine.py`)."""
+
+    def __init__(
+        self, python: str, directory: Path, threads: int, max_num_seqs: int, cache_bytes: int
+    ) -> None:
+        environment = {
+            **os.environ,
+            "VLLM_CPU_KVCACHE_SPACE": str(-(-cache_bytes >> 30)),
+            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, range(threads))),
+        }
+        script = Path(__file__).with_name("_vllm_engine.py")
+        self._process = subprocess.Popen(
+            [python, str(script), str(directory), str(threads), str(max_num_seqs)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment,
+        )  # fmt: skip
+        if self._answer() != "ready":
+            raise RuntimeError(f"vLLM's engine did not start; {script.name} says why when it is run by hand")
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def _ask(self, *command: object) -> float:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
+        return float(self._answer())
+
+    def decode(self, prompts: list[list[int]], steps: int) -> float:
+        return self._ask("decode", prompts, steps)
+
+    def load(self, requests: list[Request]) -> float:
+        return self._ask("load", requests)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def prompt(length: int, index: int) -> list[int]:
+    return [(11 * position + 7919 * index) % 151000 + 1 for position in range(length)]
+
+
+def cases_of(weights: int, layers: int, key_bytes: int, steps: int, *, long: bool) -> list[Case]:
+    """Floors are in bytes to be read and in FLOPs here; `main` divides them by what the machine does a second."""
+    linear = weights - 2 * 151936 * 1024
+    shapes = [(batch, context) for context in (64, 512) for batch in (1, 8, 32)]
+    shapes += [(batch, 4096) for batch in (1, 8, 32)] if long else []
+    found = [
+        Case(
+            f"decode {batch} at {context}",
+            [(prompt(context, index), 0) for index in range(batch)],
+            batch,
+            float(weights + batch * context * key_bytes),
+            steps,
+        )
+        for batch, context in shapes
+    ]
+    for length in (512, 4096) if long else (512,):
+        flops = length * linear + layers * 2 * 16 * 128 * length * length
+        found.append(Case(f"prefill {length}", [(prompt(length, length), 1)], length, float(flops)))
+    draw = random.Random(1)
+    mixed = [(prompt(draw.randint(16, 512), 100 + index), draw.randint(8, 64)) for index in range(64)]
+    found.append(Case("64 mixed requests", mixed, sum(wanted for _, wanted in mixed), 0.0, alone=True))
+    return found
+
+
+def report(cases: list[Case], names: list[str]) -> None:
     out = sys.stdout.write
-    out(f"{'':24}{'floor':>12}{'transformers':>24}{'inlay':>24}{'faster':>9}\n")
+    out(f"{'':20}{'floor':>11}" + "".join(f"{name:>28}" for name in names))
+    out("".join(f"{'over ' + name:>19}" for name in names[1:]) + "\n")
     for case in cases:
         best = {name: min(times) for name, times in case.times.items()}
-        cells = f"{case.name:24}{case.floor * 1e3:>9.1f} ms"
-        for name in ("transformers", "inlay"):
+        cells = f"{case.name:20}" + (f"{case.floor * 1e3:>8.1f} ms" if case.floor else f"{'-':>11}")
+        for name in names:
             if name in best:
-                rate = case.items / best[name]
-                cells += f"{best[name] * 1e3:>9.1f} ms {rate:>6.1f}/s {case.floor / best[name]:>4.0%}"
+                share = f"{case.floor / best[name]:>5.0%}" if case.floor else f"{'':5}"
+                cells += f"{best[name] * 1e3:>11.1f} ms {case.items / best[name]:>6.1f}/s{share}"
             else:
-                cells += f"{'-':>24}"
-        ratio = f"{best['transformers'] / best['inlay']:.2f}x" if "transformers" in best else "-"
-        out(f"{cells}{ratio:>9}\n")
+                cells += f"{'-':>28}"
+        for name in names[1:]:
+            ratio = f"{best[name] / best['inlay']:.2f}x" if name in best else "-"
+            cells += f"{ratio:>19}"
+        out(cells + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--layers", type=int, default=28)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--only-ours", action="store_true", help="Leave transformers out.")
+    parser.add_argument("--long", action="store_true", help="Contexts of 4096 too; take few layers for them.")
+    parser.add_argument("--no-transformers", action="store_true", help="Leave transformers out.")
     options = parser.parse_args()
     missing = {
         name: value for name, value in environment(os.environ).items() if os.environ.get(name) != value
     }
     if missing:
         # libgomp reads its environment when it is loaded, which has happened.
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **missing})
+        module = [sys.executable, "-m", "benchmarks.engine", *sys.argv[1:]]
+        os.execve(sys.executable, module, {**os.environ, **missing})
     global _clock
     _clock = time.process_time if options.threads == 1 else time.perf_counter
     torch.set_num_threads(options.threads)
@@ -221,43 +320,37 @@ def main() -> None:
         directory = Path(name)
         write_model(directory, options.layers)
         weights = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+        positions = 32 * (4096 + 64 if options.long else 512 + 64) + 2048
         started = time.perf_counter()
-        ours = Ours(directory, options.threads)
+        ours = Ours(directory, options.threads, 32, positions)
         loaded = time.perf_counter() - started
-        contenders: dict[str, Ours | Transformers] = {"inlay": ours}
-        if not options.only_ours:
-            contenders["transformers"] = Transformers(directory)
-        speeds, peaks = [bandwidth()], [gemm_peak()]
         key_bytes = ours.model.page_bytes(1)
-        linear = 2 * (weights // 2 - 151936 * 1024)
-        cases = [
-            Case(
-                f"decode {batch} at {context}", float(weights + batch * context * key_bytes), batch, "tokens"
-            )
-            for batch in (1, 8)
-            for context in (64, 512)
-        ]
-        prompt = Case(
-            "prefill 512", 512.0 * linear + options.layers * 4 * 16 * 128 * 512 * 256, 512, "tokens"
-        )
+        contenders: dict[str, Contender] = {"inlay": ours}
+        if not options.no_transformers:
+            contenders["transformers"] = Transformers(directory)
+        python = os.environ.get("BENCH_VLLM")
+        vllm = Vllm(python, directory, options.threads, 32, positions * key_bytes) if python else None
+        if vllm is not None:
+            contenders["vLLM"] = vllm
+        speeds, peaks = [bandwidth()], [gemm_peak()]
+        cases = cases_of(weights, options.layers, key_bytes, options.steps, long=options.long)
         for _ in range(options.rounds):
             for case in cases:
-                batch, context = int(case.name.split()[1]), int(case.name.split()[3])
                 for contender, runner in contenders.items():
-                    case.times.setdefault(contender, []).append(runner.decode(batch, context, options.steps))
-            for contender, runner in contenders.items():
-                prompt.times.setdefault(contender, []).append(runner.prefill(512))
+                    if not (case.alone and contender == "transformers"):
+                        case.times.setdefault(contender, []).append(case.run(runner))
             speeds.append(bandwidth())
             peaks.append(gemm_peak())
+        if vllm is not None:
+            vllm.close()
         for case in cases:
-            case.floor /= max(speeds)
-        prompt.floor /= max(peaks)
+            case.floor /= max(speeds) if case.steps is not None else max(peaks)
         sys.stdout.write(
             f"{weights / 1e6:.0f} MB of weights, {options.threads} threads, loaded in {loaded:.1f} s; "
             f"read {max(speeds) / 1e9:.1f} GB/s (least {min(speeds) / 1e9:.1f}), "
             f"bfloat16 product {max(peaks) / 1e9:.0f} GFLOP/s\n"
         )
-        report([*cases, prompt])
+        report(cases, list(contenders))
 
 
 if __name__ == "__main__":
