@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -53,6 +55,32 @@ def test_a_gated_unit_is_silu_of_the_gate_times_the_other(
     gate[0, :4] = torch.tensor([-200.0, 200.0, -88.5, 0.0])
     both = torch.cat([gate, up], 1).to(dtype)
     near(native.silu_and_multiply(both), F.silu(both[:, :19].double()) * both[:, 19:].double())
+
+
+@given(
+    rows=st.integers(1, 3).flatmap(
+        lambda count: st.lists(
+            st.lists(
+                st.one_of(st.floats(width=32), st.sampled_from([0.0, -0.0, 1.0, -1.0])),
+                min_size=1, max_size=40,
+            ),
+            min_size=count, max_size=count,
+        )
+    ),
+    fill=st.sampled_from([0, 1000, 3000]),
+)  # fmt: skip
+def test_the_greatest_is_the_one_torch_names(rows: list[list[float]], fill: int) -> None:
+    native = kernels()
+    assert native is not None
+    width = fill + max(map(len, rows))
+    values = torch.full((len(rows), width), float("-inf"))
+    for row, entries in zip(values, rows, strict=True):
+        row[width - len(entries) :] = torch.tensor(entries)
+    found, expected = native.argmax(values), values.argmax(-1)
+    picked = values.gather(1, found[:, None]), values.gather(1, expected[:, None])
+    torch.testing.assert_close(*picked, atol=0, rtol=0, equal_nan=True)
+    for row, index in zip(values, found.tolist(), strict=True):
+        assert not (row[:index] == row[index]).any() or row[index] == 0
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])

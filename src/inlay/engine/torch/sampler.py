@@ -24,6 +24,7 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
+from inlay.engine.torch.native import kernels
 from inlay.errors import InvalidRequestError
 from inlay.protocol.work import Sampling, TokenLogprobs
 
@@ -155,6 +156,12 @@ def _penalises(sampling: Sampling) -> bool:
     )
 
 
+def _argmax(values_SV: Tensor) -> Tensor:
+    """The most likely token of each row. torch's own search through a vocabulary takes a third of a decoding step on a CPU."""
+    native = kernels() if values_SV.device.type == "cpu" and values_SV.is_contiguous() else None
+    return values_SV.argmax(dim=-1) if native is None else native.argmax(values_SV)
+
+
 def _is_greedy(sampling: Sampling) -> bool:
     return sampling.temperature < GREEDY_BELOW
 
@@ -202,7 +209,7 @@ class Sampler:
         processed_SV = self._penalised(self._biased(logits_SV, sequences), sequences)
         drawn = [row for row, sampling in enumerate(samplings) if not _is_greedy(sampling)]
         if len(drawn) < len(samplings):
-            ids_S = processed_SV.argmax(dim=-1)
+            ids_S = _argmax(processed_SV)
         else:
             ids_S = torch.zeros(len(samplings), dtype=torch.int64, device=self._device)
         if drawn:

@@ -331,9 +331,36 @@ void silu_and_multiply(T* out, const T* gate_up, int64_t rows, int64_t size, int
     }
 }
 
+// Order of floats as of integers, NaN of either sign above all, as torch has it.
+inline int32_t rank(float value) {
+    int32_t bits;
+    std::memcpy(&bits, &value, 4);
+    const int32_t ordered = bits ^ ((bits >> 31) & 0x7fffffff);
+    return (bits & 0x7fffffff) > 0x7f800000 ? std::numeric_limits<int32_t>::max() : ordered;
+}
+
+int64_t argmax(const float* x, int64_t size) {
+    constexpr int64_t BLOCK = 1024;
+    int64_t best = 0;
+    int32_t top = std::numeric_limits<int32_t>::min();
+    for (int64_t start = 0; start < size; start += BLOCK) {
+        const int64_t stop = std::min(size, start + BLOCK);
+        int32_t found = std::numeric_limits<int32_t>::min();
+        for (int64_t i = start; i < stop; i++) found = std::max(found, rank(x[i]));
+        if (found > top) top = found, best = start;
+    }
+    while (rank(x[best]) != top) best++;
+    return best;
+}
+
 }  // namespace
 
 extern "C" {
+
+void inlay_argmax_float32(int64_t* out, const float* x, int64_t rows, int64_t size, int32_t threads) {
+#pragma omp parallel for num_threads(threads) if (rows > 1)
+    for (int64_t row = 0; row < rows; row++) out[row] = argmax(x + row * size, size);
+}
 
 void inlay_prepare_float32(const Prepare* a) { prepare<float>(*a); }
 void inlay_prepare_bfloat16(const Prepare* a) { prepare<bf16>(*a); }

@@ -68,6 +68,10 @@ class Kernels:
             library, "silu_and_multiply", _pointer, _pointer, _integer, _integer, ctypes.c_int32
         )
 
+        self._argmax = library.inlay_argmax_float32
+        self._argmax.argtypes = (_pointer, _pointer, _integer, _integer, ctypes.c_int32)
+        self._argmax.restype = None
+
     @staticmethod
     def _functions(
         library: ctypes.CDLL, name: str, *arguments: type
@@ -124,6 +128,12 @@ class Kernels:
             scaling, softcap, threads,
         )  # fmt: skip
         self._decode[query.dtype](ctypes.byref(call))
+
+    def argmax(self, rows: Tensor) -> Tensor:
+        """The first greatest of each of `rows` [S, V] float32, contiguous, NaN above all; [S] int64, as `Tensor.argmax`."""
+        out = torch.empty(len(rows), dtype=torch.int64)
+        self._argmax(out.data_ptr(), rows.data_ptr(), *rows.shape, torch.get_num_threads())
+        return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Root-mean-square norm of the last dimension of `x` [..., C], contiguous, by `weight` [C] float32."""
