@@ -3,32 +3,44 @@
     python -m tests.fuzz.fuzz_requests completions --executions 1000000 [--seed 1]
     python -m tests.fuzz.fuzz_requests chat --atheris FOLDER -runs=10000000 -max_len=4096
 
-Every body goes in twice, once with its base64 lifted out and once through the full parser alone: both must end alike.
+Every body goes in twice, once in pieces, with its base64 lifted out, and once through the full parser alone: both must end alike.
 The first form needs nothing but mutates blindly; the second is guided by coverage, needs `atheris` and takes libFuzzer's
 options; FOLDER receives what reaches something new. `--make-corpus` writes the bodies mutation starts from.
 """
 
 import argparse
+import asyncio
 import base64
 import json
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Protocol, get_args
+from zlib import crc32
 
+import msgspec
+import numpy as np
+
+from inlay.errors import InlayError, NotFoundError
+from inlay.protocol import frames
+from inlay.protocol.work import GrammarKind
 from tests.fuzz.guided import instrumented, run
 from tests.fuzz.json_mutation import JsonMutation
 from tests.fuzz.mutation import mutated
 
-TARGETS = ("completions", "chat")
+TARGETS = ("completions", "chat", "responses")
 CORPUS = Path(__file__).parent / "corpus" / "requests"
 HIDDEN = 8
-RUN, SAMPLE = 64, 16
-"""The lengths from which strings are lifted and looked at, lowered so that small bodies reach it."""
-_MAY_BE_LIFTED = re.compile(rb'"[^"]{%d}' % RUN)
+LENGTHS = {"RUN": 64, "_SAMPLE": 16, "STEP": 100, "_KEPT": 200}
+"""Of strings that are lifted, and of what is looked at in one go, lowered so that small bodies reach them."""
+_PIECES = (1, 3, 5, 17, 60, 64, 130, 4096)
+"""Bytes of the pieces a body may come in."""
+_MAY_BE_LIFTED = re.compile(rb'"[^"]{%d}' % LENGTHS["RUN"])
 
 WORDS = (
     b'"', b'\\"', b"\\\\", b"\\", b"\\/", b"\\u0041", b"\\ud800", b"{", b"}", b"[", b"]", b",", b":", b"null", b"true", b"-1", b"1e999", b"=",
@@ -36,37 +48,50 @@ WORDS = (
     b'"prompt":', b'"prompt_embeds":', b'"messages":', b'"content":', b'"role":"tool"', b'"type":"prompt_embeds"', b'"data":', b'"ref":',
     b'"part":', b'"tools":', b'"tool_calls":', b'"arguments":', b'"function":', b'"reasoning_content":', b'"continue_final_message":true',
     b'"add_generation_prompt":false', b'"chat_template_kwargs":', b'"logit_bias":{"1":100}', b'"stop":["a"]', b'"n":128', b'"max_tokens":',
-    b'"echo":true', b'"prompt_logprobs":', b'"truncate_prompt_tokens":-1', b'"truncation_side":"right"', b'"best_of":', b'"logprobs":', b'"suffix":"a"', b'"response_format":', b'"stream_options":{}', b'"cache_salt":', b'"seed":-1',
+    b'"echo":true', b'"prompt_logprobs":', b'"truncate_prompt_tokens":-1', b'"truncation_side":"right"', b'"best_of":', b'"input":', b'"instructions":',
+    b'"include":["message.output_text.logprobs"]', b'"text":', b'"format":', b'"type":"function_call_output"', b'"call_id":', b'"logprobs":',
+    b'"suffix":"a"', b'"response_format":', b'"stream_options":{}', b'"cache_salt":', b'"seed":-1',
     b'"temperature":', b'"top_p":', b'"min_tokens":', b'"stop_token_ids":[1]', b'"priority":', b"9223372036854775808", b"<|im_start|>",
 )  # fmt: skip
 
 
-@cache
-def _parts() -> Any:
-    """The real things a request meets before an engine does: imported late, so that they can be instrumented."""
-    import msgspec
+class _Routes(NamedTuple):
+    """The real things between a request's body and its works, and what of them is turned while they are fuzzed."""
 
+    answer: Callable[[str, bytes], "_Call"]
+    stored: str
+    decoders: dict[str, Any]
+    turned: list[tuple[Any, str, Any]]
+    lift: Any
+    limits: Any
+    error_json: Callable[[InlayError], bytes]
+
+
+class _Call(Protocol):
+    """A request whose works are made, and that as the chat or the completion it was read as."""
+
+    request: Any
+    generation: Any
+
+
+@cache
+def _routes() -> _Routes:
+    """Imported late, so that they can be instrumented."""
     from inlay.digest import Secret
-    from inlay.frontend import chat, completions, lift
-    from inlay.frontend.embeds import Embeddings, EmbedsReader
+    from inlay.frontend import chat, completions, lift, responses, sampling
+    from inlay.frontend.admission import Reservation
+    from inlay.frontend.auth import ANYONE
     from inlay.frontend.errors import error_json
-    from inlay.frontend.limits import EmbedsLimits
-    from inlay.frontend.messages import with_rows
-    from inlay.frontend.metrics import Metrics
-    from inlay.frontend.prompts import PromptReader
-    from inlay.frontend.sampling import check_request, for_choice, sampling_of
+    from inlay.frontend.memory import Room, private
+    from inlay.frontend.server import Call, Server
     from inlay.frontend.settings import FrontendSettings
-    from inlay.protocol import frames
-    from inlay.protocol.openai.chat import ChatRequest
-    from inlay.protocol.openai.completions import CompletionRequest
-    from inlay.protocol.work import Limits, ModelCard, Work
-    from inlay.render import Renderer
+    from inlay.prompt import Buffer
+    from inlay.protocol.work import Limits, ModelCard
+    from inlay.router import Router
+    from inlay.store import PromptStore
+    from inlay.tensors import read, write
     from tests.render.directories import qwen_like
 
-    settings = FrontendSettings(enable_prompt_embeds=True, max_prompt_embeds_bytes=2000)
-    embeds = EmbedsReader(
-        True, EmbedsLimits(settings, lambda: ()), Secret(bytes(32)), Metrics(lambda: 0, lambda: 0)
-    )
     card = ModelCard(
         name="m",
         path=str(qwen_like()),
@@ -74,110 +99,144 @@ def _parts() -> Any:
         dtype="float32",
         vocab_size=400,
         hidden_size=HIDDEN,
-        limits=Limits(max_model_len=256, max_num_seqs=8, max_logprobs=5, max_prompt_embeds_abs=100.0),
+        limits=Limits(max_model_len=512, max_num_seqs=8, max_logprobs=5, max_prompt_embeds_abs=100.0),
         engine="echo",
         engine_version="0",
         embedding_table_id="a-table",
-    )
-    return SimpleNamespace(
-        settings=settings,
-        embeds=embeds,
-        card=card,
-        renderer=Renderer.load(card.path),
-        Embeddings=Embeddings,
-        decoders={
-            "completions": msgspec.json.Decoder(CompletionRequest),
-            "chat": msgspec.json.Decoder(ChatRequest),
-        },
-        chat=chat,
-        completions=completions,
-        error_json=error_json,
-        check_request=check_request,
-        for_choice=for_choice,
-        frames=frames,
-        lift=lift,
-        PromptReader=PromptReader,
-        sampling_of=sampling_of,
-        Work=Work,
-        with_rows=with_rows,
+        grammars=get_args(GrammarKind),
     )
 
+    class OneModel(Router):
+        """The only thing that is not real: nothing is behind it."""
 
-def _embeddings(parts: Any, parsed: Any) -> Any:
-    limits = parts.embeds.limits
-    return parts.Embeddings(
-        parts.embeds, parts.card, lambda text: parsed.data(text, limits=limits), hold=lambda _: None
+        def __init__(self) -> None:
+            pass
+
+        def models(self) -> list[ModelCard]:
+            return [card]
+
+        def card(self, name: str) -> ModelCard:
+            if name != card.name:
+                raise NotFoundError(f"The model `{name[:40]}` does not exist.", param="model")
+            return card
+
+        def ready(self) -> list[Any]:
+            return []
+
+    class InOneThread(Server):
+        """A server that waits for no thread, so that no event loop is needed."""
+
+        async def prepare(self, size: int, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            return work(*args, **kwargs)
+
+    @dataclass(slots=True)
+    class Kept(Call):
+        """A call that has its body, and keeps what would be generated."""
+
+        content: bytes = b""
+        request: Any = None
+        generation: Any = None
+
+        async def body(self, room: Room = private) -> lift.Lifted:
+            arrived: lift.Lifted = _arrived(lift, self.content, room)
+            return arrived
+
+    async def keep(call: Kept, request: Any, card: object, generation: Any, *rest: object) -> None:
+        call.request, call.generation = request, generation
+
+    modules = {"completions": completions, "chat": chat, "responses": responses}
+    # Small bodies are lifted too; where works are sent to a worker, this ends; and seeds that are drawn would differ.
+    turned = [
+        *((lift, name, value) for name, value in LENGTHS.items()),
+        *((module, "respond", keep) for module in modules.values()),
+    ]
+    turned.append((sampling, "secrets", SimpleNamespace(randbits=lambda _: 7)))
+    settings = FrontendSettings(
+        enable_prompt_embeds=True, max_prompt_embeds_bytes=2000, max_choices=4, scheduling_policy="priority"
     )
+    store = PromptStore(Secret(bytes(32)), memory_bytes=1 << 20, ttl=1.0, clock=lambda: 0.0)
+    server = InOneThread(OneModel(), settings, Secret(bytes(32)), store)
+    data = write(_rows(), "npy")
+    stored = store.put(ANYONE.tenant.id, Buffer(data), read(data)).id
+    asyncio.run(server.renderers.of(card))
+    routes = {
+        "completions": completions.completions,
+        "chat": chat.chat_completions,
+        "responses": responses.responses,
+    }
+
+    def answer(target: str, body: bytes) -> Kept:
+        reservation = Reservation(server.budget)
+        reservation.grow_to(len(body))
+        with reservation:
+            call = Kept(server, {"headers": []}, _never, _never, "r", reservation, content=body)
+            try:
+                routes[target](call).send(None)
+            except StopIteration:
+                return call
+        raise AssertionError("a request of which all is there waits for something")
+
+    decoders = {name: module._decoder for name, module in modules.items()}
+    return _Routes(answer, stored, decoders, turned, lift, card.limits, error_json)
 
 
-def _completions(parts: Any, body: bytes) -> tuple[Any, list[Any], Any]:
-    parsed = parts.lift.parse(
-        body, parts.decoders["completions"], parts.embeds.in_completion, limits=parts.embeds.limits
-    )
-    request = parsed.request
-    parts.check_request(request)
-    reader = parts.PromptReader(request, parts.card, parts.renderer, _embeddings(parts, parsed))
-    limit = parts.card.limits.max_model_len
-    prompts = parts.completions._prompts(reader, request, limit, parts.settings.max_choices)
-    return request, prompts, parts.completions._sampling(request, parts.card, prompts)
+def _rows() -> Any:
+    return np.arange(2 * HIDDEN, dtype=np.float32).reshape(2, HIDDEN) / 8
 
 
-def _chat(parts: Any, body: bytes) -> tuple[Any, list[Any], Any]:
-    parsed = parts.lift.parse(
-        body,
-        parts.decoders["chat"],
-        lambda request: parts.embeds.in_messages(request.messages),
-        limits=parts.embeds.limits,
-    )
-    request = parsed.request
-    parts.check_request(request)
-    parts.chat._check_chat(request, parts.settings.max_choices)
-    prompt = parts.chat._prompt(
-        request,
-        lambda read: parts.with_rows(request.messages, read),
-        _embeddings(parts, parsed),
-        parts.renderer,
-    )
-    max_tokens = (
-        request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
-    )
-    sampling = parts.sampling_of(
-        request,
-        parts.card,
-        longest=len(prompt),
-        max_tokens=max_tokens,
-        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-        logprobs_param="top_logprobs",
-    )
-    return request, [prompt], sampling
+def _arrived(lift: Any, body: bytes, room: Any) -> Any:
+    # Which pieces it comes in is told by the body itself, so that an input says all.
+    how = crc32(body)
+    step = _PIECES[how & 7]
+    cutting = lift.Lift(len(body) if how & 8 else None, room)
+    cutting.feed(body[: how >> 4 & 7])
+    for start in range(how >> 4 & 7, len(body), step):
+        cutting.feed(body[start : start + step])
+    lifted = cutting.close()
+    assert bytes(lifted.text()) == body
+    return lifted
+
+
+async def _never(*_: object) -> Any:
+    raise AssertionError("a body that is there already is read, or an answer sent")
+
+
+@contextmanager
+def _turned(attributes: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
+    before = [getattr(owner, name) for owner, name, _ in attributes]
+    try:
+        for owner, name, value in attributes:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for (owner, name, _), value in zip(attributes, before, strict=True):
+            setattr(owner, name, value)
 
 
 def outcome(target: str, body: bytes) -> tuple[str, Any]:
     """What becomes of `body`: "works" and those for an engine as bytes, or an error's name and what its client sees."""
-    from inlay.errors import InlayError
-
-    parts = _parts()
+    routes = _routes()
     try:
-        request, prompts, sampling = (_completions if target == "completions" else _chat)(parts, body)
-        works = []
-        for index, prompt in enumerate(prompts):
-            assert 0 < len(prompt) <= parts.card.limits.max_model_len - (not request.only_echoes)
-            own = parts.for_choice(
-                sampling, seed=request.seed or 0, index=index, max_tokens=sampling.max_tokens
-            )
-            assert (not request.only_echoes) <= own.max_tokens < parts.card.limits.max_model_len
-            work = parts.Work(id="w", prompt=prompt, sampling=own, salt=request.cache_salt)
-            header, buffers = parts.frames.encode(work)
-            works.append((header, [bytes(buffer.view) for buffer in buffers]))
+        call = routes.answer(target, body)
     except InlayError as error:
         if not 400 <= error.status < 500:
             raise
-        return type(error).__name__, parts.error_json(error)
-    return ("works", works)
+        return type(error).__name__, routes.error_json(error)
+    most = routes.limits.max_model_len
+    least = 0 if getattr(call.request, "only_echoes", False) else 1
+    works = []
+    for choice in call.generation.choices:
+        length = len(choice.work.prompt)
+        assert length > 0
+        assert least <= choice.work.sampling.max_tokens <= most - length
+        header, buffers = frames.encode(msgspec.structs.replace(choice.work, id="w"))
+        works.append((header, [bytes(buffer.view) for buffer in buffers]))
+    assert works
+    return "works", works
 
 
 def check(target: str, body: bytes) -> bool:
-    """Take `body` in both ways.
+    """Take `body` in both ways; and it must be possible to put it together again.
 
     Returns:
         Whether it was accepted.
@@ -186,28 +245,23 @@ def check(target: str, body: bytes) -> bool:
         AssertionError: the two ways differ, or something no engine should see came out.
         Exception: anything but an `InlayError` came out.
     """
-    lift = _parts().lift
-    length, sample = lift.RUN, lift._SAMPLE
-    try:
-        lift.RUN, lift._SAMPLE = RUN, SAMPLE
+    routes = _routes()
+    with _turned(routes.turned):
         lifted = outcome(target, body)
         # Where there is nothing to lift, there is only the other way.
         if _MAY_BE_LIFTED.search(body):
-            lift.RUN = 1 << 60
+            routes.lift.RUN = 1 << 60
             full = outcome(target, body)
             assert lifted == full, (lifted, full)
-    finally:
-        lift.RUN, lift._SAMPLE = length, sample
     return lifted[0] == "works"
 
 
 def bodies(target: str) -> dict[str, bytes]:
     """Valid requests of many shapes, and some that are refused: where mutation starts."""
-    import numpy as np
-
     from inlay.tensors import write
 
-    rows = np.arange(2 * HIDDEN, dtype=np.float32).reshape(2, HIDDEN) / 8
+    rows = _rows()
+    stored = _routes().stored
     kinds: tuple[Literal["safetensors", "torch", "npy"], ...] = ("safetensors", "torch", "npy")
     files = {kind: base64.b64encode(write(rows, kind)).decode() for kind in kinds}
     stamped = base64.b64encode(write(rows, "safetensors", table_id="a-table")).decode()
@@ -227,11 +281,38 @@ def bodies(target: str) -> dict[str, bytes]:
             "batch": {"prompt": "", "prompt_embeds": batch},
             "stamped": {"prompt": None, "prompt_embeds": [stamped, files["npy"]], "repetition_penalty": 1.2},
             "ref": {"prompt_embeds": {"ref": "pe-1"}},
+            "stored": {"prompt_embeds": [{"ref": stored}, files["npy"]], "priority": 1},
             "part": {"prompt_embeds": [{"part": "a"}, files["npy"]]},
             "not-finite": {"prompt_embeds": bad},
             "echo": {"prompt_embeds": files["npy"], "echo": True},
             "nested": {"prompt": "a", "response_format": {"type": [[["text"]]]}},
+            "echoed": {"prompt": "count", "echo": True, "max_tokens": 0, "prompt_logprobs": 1, "logprobs": 1},
+            "cut": {"prompt": [1, 2, 3, 4], "truncate_prompt_tokens": 2, "truncation_side": "left", "best_of": 1},
             **{str(kind): {"prompt_embeds": file, "max_tokens": 1} for kind, file in files.items()},
+        }  # fmt: skip
+    elif target == "responses":
+        called = {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a": 1}'}
+        told = {"type": "function_call_output", "call_id": "c", "output": [part]}
+        function = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
+        user = {"role": "user", "content": [{"type": "input_text", "text": "the harbour"}, part]}
+        found = {
+            "text": {"input": "count", "instructions": "be brief", "max_output_tokens": 4, "metadata": {"a": "b"}},
+            "parts": {"input": [user], "include": ["message.output_text.logprobs"], "top_logprobs": 2, "seed": 3},
+            "turns": {
+                "input": [
+                    {"role": "developer", "content": "a"}, {"role": "system", "content": [{"type": "input_text", "text": "b"}]}, user,
+                    {"type": "reasoning", "summary": [{"type": "summary_text", "text": "r"}], "content": [{"type": "reasoning_text", "text": "r"}]},
+                    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "x"}]}, called, called, told,
+                    {**told, "output": "y"},
+                ],
+                "tools": [function], "tool_choice": {"type": "function", "name": "f"}, "parallel_tool_calls": False,
+            },
+            "continued": {"input": [user, {"role": "assistant", "content": "and so ", "status": "incomplete"}]},
+            "formatted": {"input": "a", "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}, "verbosity": "medium"}},
+            "effort": {"input": "a", "reasoning": {"effort": "low", "summary": "auto"}, "tools": [function], "tool_choice": "auto"},
+            "stored": {"input": [{"role": "user", "content": [{"type": "prompt_embeds", "ref": stored}]}], "store": False},
+            "state": {"input": "a", "previous_response_id": "resp_1"},
+            "image": {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
         }  # fmt: skip
     else:
         user = {"role": "user", "content": [text, part, text]}
@@ -251,6 +332,9 @@ def bodies(target: str) -> dict[str, bytes]:
             },
             "variables": {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"enable_thinking": False}},
             "image": {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "stored": {"messages": [{"role": "user", "content": [text, {"type": "prompt_embeds", "ref": stored}]}]},
+            "chosen": {"messages": [{"role": "user", "content": "a"}], "tools": [tool, tool], "tool_choice": "required", "parallel_tool_calls": False},
+            "named": {"messages": [user], "tools": [tool], "tool_choice": {"type": "function", "function": {"name": "f"}}},
             "unwritten": {"messages": [{"role": "nobody", "content": "a"}], "add_generation_prompt": False},
             "ref": {"messages": [{"role": "user", "content": [{"type": "prompt_embeds", "ref": "pe-1"}]}]},
             "batch": {"messages": [{"role": "user", "content": [{"type": "prompt_embeds", "data": batch}]}]},
@@ -265,7 +349,7 @@ def corpus(target: str) -> list[bytes]:
 
 def json_mutation(target: str) -> JsonMutation:
     """Of the target's bodies, with the names of all its fields."""
-    return JsonMutation(bodies(target).values(), _parts().decoders[target].type.__struct_fields__)
+    return JsonMutation(bodies(target).values(), _routes().decoders[target].type.__struct_fields__)
 
 
 def fuzz(target: str, executions: int, seed: int) -> int:
@@ -287,8 +371,8 @@ def fuzz(target: str, executions: int, seed: int) -> int:
 
 def _guided(target: str, options: Sequence[str]) -> None:
     # The readers of files have targets of their own.
-    with instrumented("inlay.frontend", "inlay.render", "inlay.protocol"):
-        _parts()
+    with instrumented("inlay.frontend", "inlay.render"):
+        _routes()
     inputs = corpus(target)
     run(
         lambda body: check(target, body),
