@@ -5,37 +5,25 @@
     tiny_llama(directory)             the same content in a directory of one's own
     make("qwen2", directory, num_hidden_layers=3)
 
-The families differ on purpose: heads in groups of 1, 2 and 3, a head size that is not hidden / heads, biases, tied and untied
-heads, a sliding window shorter than the prompts of the tests. Weights are drawn wide enough that greedy output does not
-fall into repeating one token.
+What the families are is in `tests.model_configs`. Weights are drawn wide enough that greedy output does not fall into
+repeating one token.
 """
 
 import atexit
 import shutil
 import tempfile
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (
-    AutoModelForCausalLM,
-    GenerationConfig,
-    LlamaConfig,
-    MistralConfig,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
-VOCAB_SIZE = 384
-"""Rows of every embedding table; ids 0-2 are `END`, `TURN` and `TURN_END`, the tokenizer uses the first few hundred."""
+from tests.model_configs import EOS_ID, FAMILIES, VOCAB_SIZE, config_of
 
 END, TURN, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-EOS_ID = 2
-"""`TURN_END`: what the generation configs name as the end of the output."""
+"""The tokens 0 to 2. A generation config names the last as the end of the output."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
@@ -52,67 +40,6 @@ _CORPUS = (
     "naïve café, straße, привет, 東京, 🙂",
 )
 
-_COMMON: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "num_hidden_layers": 2,
-    "max_position_embeddings": 512,
-    "bos_token_id": None,
-    "eos_token_id": EOS_ID,
-    "pad_token_id": 0,
-}
-
-_FAMILIES: dict[str, Callable[..., Any]] = {
-    "llama": lambda **options: LlamaConfig(
-        **{
-            **_COMMON,
-            "hidden_size": 48,
-            "intermediate_size": 96,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 2,
-            "tie_word_embeddings": False,
-            **options,
-        }
-    ),
-    "qwen3": lambda **options: Qwen3Config(
-        **{
-            **_COMMON,
-            "hidden_size": 48,
-            "intermediate_size": 112,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 16,
-            "tie_word_embeddings": True,
-            **options,
-        }
-    ),
-    "qwen2": lambda **options: Qwen2Config(
-        **{
-            **_COMMON,
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 4,
-            "tie_word_embeddings": True,
-            **options,
-        }
-    ),
-    "mistral": lambda **options: MistralConfig(
-        **{
-            **_COMMON,
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "sliding_window": 24,
-            "tie_word_embeddings": False,
-            **options,
-        }
-    ),
-}
-
-FAMILIES = tuple(_FAMILIES)
-"""Names `tiny` and `make` know."""
-
 
 def make(
     family: str, directory: Path, *, dtype: str = "float32", shard_size: str = "50GB", **options: Any
@@ -126,7 +53,7 @@ def make(
         shard_size: largest weight file, for sharded checkpoints ("40KB").
         options: configuration fields that differ from the family's.
     """
-    config = _FAMILIES[family](**options)
+    config = config_of(family, **options)
     state = torch.random.get_rng_state()
     torch.manual_seed(20261121)
     try:
@@ -138,9 +65,14 @@ def make(
                 elif name.endswith("bias"):
                     parameter.copy_(0.3 * torch.randn_like(parameter))
                 elif name.endswith("embed_tokens.weight"):
-                    parameter.copy_(0.5 * torch.randn_like(parameter))
+                    # Rows of scaled embeddings are as large as those of others.
+                    scale = float(getattr(model.get_input_embeddings(), "embed_scale", 1.0))
+                    parameter.copy_(torch.randn_like(parameter) * (0.5 / scale))
                 else:
                     parameter.copy_(torch.randn_like(parameter) * (1.5 / parameter.shape[-1] ** 0.5))
+            for name, buffer in model.named_buffers():
+                if name.endswith("e_score_correction_bias"):
+                    buffer.copy_(0.3 * torch.randn_like(buffer))
         model.tie_weights()
     finally:
         torch.random.set_rng_state(state)
@@ -168,6 +100,9 @@ def tiny_qwen2(directory: Path) -> Path:
 def tiny_mistral(directory: Path) -> Path:
     """A Mistral: sliding window of 24 positions."""
     return make("mistral", directory)
+
+
+__all__ = ["CHAT_TEMPLATE", "END", "EOS_ID", "FAMILIES", "TURN", "TURN_END", "VOCAB_SIZE", "make", "tiny"]
 
 
 @cache
@@ -200,5 +135,5 @@ def _tokenizer() -> PreTrainedTokenizerFast:
         eos_token=TURN_END,
         pad_token=END,
         chat_template=CHAT_TEMPLATE,
-        model_max_length=_COMMON["max_position_embeddings"],
+        model_max_length=512,
     )

@@ -1,5 +1,6 @@
 """The conformance suite on a GPU. Flash attention takes no float32, so the models are bfloat16: a first difference from the float32
-reference is allowed only where the reference itself hardly prefers one token."""
+reference is allowed only where the reference itself hardly prefers one token. Gemma2 (soft caps) and DeepSeek-V3 (heads of two
+sizes) are what flash attention leaves to gathered pages."""
 
 import asyncio
 from pathlib import Path
@@ -57,7 +58,7 @@ def gap_at(directory: Path, prompt: Prompt, output: list[int]) -> float:
     return float(best[0] - best[1])
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma2", "deepseek_v3"])
 @pytest.mark.parametrize("budget", [16, 2048])
 async def test_text_and_rows_decode_as_the_reference_does(family: str, budget: int) -> None:
     directory = tiny(family)

@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM, GemmaConfig
 
 from inlay.errors import InvalidRequestError
 from inlay.tensors.table import EmbeddingTable, spread, stored_tensors
-from tests.models import FAMILIES, VOCAB_SIZE, make, tiny
+from tests.models import VOCAB_SIZE, make, tiny
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt_oss"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rows_are_the_models_own_embeddings(family: str, dtype: str) -> None:
     table = EmbeddingTable.open(tiny(family, dtype))

@@ -37,7 +37,9 @@ _TABLES = (
 )
 """How families end the name of their input embedding table."""
 
-_SCALED_BY_ROOT = frozenset({"gemma", "gemma2", "gemma3", "gemma3_text"})
+_SCALED_BY_ROOT = frozenset(
+    {"gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n_text", "gemma4_text", "vaultgemma"}
+)
 """Model types whose embedding module multiplies by the root of the hidden size, in the model's dtype."""
 
 _MAX_HEADER = 100 << 20

@@ -45,12 +45,13 @@ class Scene:
         group: int = 2,
         dtype: torch.dtype = torch.float32,
         window: int | None = None,
+        value_size: int = SIZE,
         seed: int = 0,
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
         needed = [-(-(start + count) // PAGE) for start, count in spans]
         self.pages = Pages(
-            [LayerShape(None, heads, SIZE, SIZE)] * 2,
+            [LayerShape(None, heads, SIZE, value_size)] * 2,
             [PageGroup(None, (0,)), PageGroup(window, (1,))],
             num_pages=2 * sum(needed) + 3,
             page_size=PAGE,
@@ -72,7 +73,7 @@ class Scene:
             stretches.append(Stretch([(start, Tokens([1] * count))], start, count, runs, True))
             self.queries.append(torch.randn(heads * group, count, SIZE, generator=generator).to(dtype))
             self.keys.append(torch.randn(heads, start + count, SIZE, generator=generator).to(dtype))
-            self.values.append(torch.randn(heads, start + count, SIZE, generator=generator).to(dtype))
+            self.values.append(torch.randn(heads, start + count, value_size, generator=generator).to(dtype))
             slots = torch.tensor(
                 [own[at // PAGE] * PAGE + at % PAGE for at in range(first * PAGE, start)], dtype=torch.int64
             )
@@ -158,21 +159,23 @@ def test_bfloat16_attention_is_near_the_exact_one(
     window=st.sampled_from([None, 7, 40]),
     softcap=st.sampled_from([None, 1.5]),
     sunk=st.booleans(),
+    value_size=st.sampled_from([SIZE, 4, 12]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     float32_scores=st.booleans(),
     native=st.booleans(),
 )
-def test_soft_caps_and_sinks_count_in_every_combination(
+def test_soft_caps_sinks_and_value_sizes_count_in_every_combination(
     spans: list[tuple[int, int]],
     group: int,
     window: int | None,
     softcap: float | None,
     sunk: bool,
+    value_size: int,
     dtype: torch.dtype,
     float32_scores: bool,
     native: bool,
 ) -> None:
-    scene = Scene(spans, group=group, dtype=dtype)
+    scene = Scene(spans, group=group, dtype=dtype, value_size=value_size)
     sinks = torch.tensor([2.0, -1.0, 0.5, 4.0][: 2 * group], dtype=dtype) if sunk else None
     paged = on_cpu(scene, native=native, float32_scores=float32_scores)
     found = paged.attend(1, *scene.step(), Scoring(0.3, window, softcap, sinks))

@@ -96,8 +96,11 @@ def test_originals_are_dropped_and_a_shared_weight_is_not() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_norm_is_swapped_for_a_faster_one_with_the_same_result(dtype: torch.dtype) -> None:
-    norm = Qwen3RMSNorm(32, eps=1e-5)
+@pytest.mark.parametrize("kind", [Qwen3RMSNorm, GemmaRMSNorm])
+def test_a_norm_is_swapped_for_a_faster_one_with_the_same_result(
+    kind: type[nn.Module], dtype: torch.dtype
+) -> None:
+    norm = kind(32, eps=1e-5)
     norm.weight.data = torch.randn(32)
     holder = nn.Sequential(norm).to(dtype).requires_grad_(False)
     x = 3 * torch.randn(2, 5, 32).to(dtype)
@@ -109,8 +112,11 @@ def test_a_norm_is_swapped_for_a_faster_one_with_the_same_result(dtype: torch.dt
 
 
 def test_a_norm_of_another_formula_stays() -> None:
-    norm = GemmaRMSNorm(32)
-    norm.variance_epsilon = 1e-6
+    class TwiceRMSNorm(nn.RMSNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    norm = TwiceRMSNorm(32, eps=1e-6)
     norm.weight.data = torch.randn(32)
     holder = nn.Sequential(norm).requires_grad_(False)
     accelerate(holder, ())

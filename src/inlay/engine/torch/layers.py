@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from inlay.engine.torch.paged_attention import Scoring
-from inlay.errors import EngineError
+from inlay.errors import EngineError, InvalidRequestError
 
 
 class LayerShape(NamedTuple):
@@ -43,20 +43,23 @@ class _Observer:
 
 
 def observe(model: nn.Module, hidden_size: int) -> tuple[LayerShape, ...]:
-    """The shape of each attention layer of a transformers model, in the order of the layers.
+    """The shape of each attention layer of the body of a transformers model, in the order of the layers.
 
     Raises:
-        EngineError: a layer asks for something that this engine's attention does not do, or layers do not count from 0.
+        InvalidRequestError: a layer asks for something that this engine's attention does not do.
     """
     observer = _Observer()
     parameter = next(model.parameters())
-    with torch.inference_mode():
-        model(
-            inputs_embeds=parameter.new_zeros(1, 1, hidden_size),
-            position_ids=torch.zeros(1, 1, dtype=torch.int64, device=parameter.device),
-            use_cache=False,
-            paged=observer,
-        )
+    try:
+        with torch.inference_mode():
+            model(
+                inputs_embeds=parameter.new_zeros(1, 1, hidden_size),
+                position_ids=torch.zeros(1, 1, dtype=torch.int64, device=parameter.device),
+                use_cache=False,
+                paged=observer,
+            )
+    except EngineError as error:
+        raise InvalidRequestError(f"the model cannot be served: {error.message}") from error
     if sorted(observer.seen) != list(range(len(observer.seen))):
-        raise EngineError(f"attention layers are numbered {sorted(observer.seen)}")
+        raise InvalidRequestError(f"the model numbers its attention layers {sorted(observer.seen)}")
     return tuple(observer.seen[layer] for layer in range(len(observer.seen)))

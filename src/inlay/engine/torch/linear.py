@@ -190,13 +190,20 @@ def _fuse(parent: nn.Module, names: Sequence[str], linears: Sequence[nn.Linear],
 
 
 def _faster_norm(module: nn.Module, native: Kernels | None) -> RMSNorm | None:
-    """The replacement of a root-mean-square norm; None where `module` is none, or some other kind of it."""
-    weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
+    """The replacement of a root-mean-square norm; None where `module` is none, or some other kind of it.
+
+    Some families multiply by the weight, some by one more than it: what agrees with `module` on random input is taken.
+    """
+    weight = getattr(module, "weight", None)
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not type(module).__name__.endswith("RMSNorm") or not isinstance(weight, Tensor) or eps is None:
         return None
-    norm = RMSNorm(weight, eps, native)
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(3, weight.shape[0], generator=generator).to(weight)
     expected = module(x).float()
-    error = (norm(x).float() - expected).abs().max() / expected.abs().max()
-    return norm if error <= _TOLERANCE[weight.dtype] else None
+    for factor in (weight.detach().float(), 1 + weight.detach().float()):
+        norm = RMSNorm(factor, eps, native)
+        error = (norm(x).float() - expected).abs().max() / expected.abs().max()
+        if error <= _TOLERANCE[weight.dtype]:
+            return norm
+    return None

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.utils import logging as transformers_logging
 
@@ -17,7 +17,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
 from inlay.engine.torch.attention import attention
 from inlay.engine.torch.batch import Batch
-from inlay.engine.torch.families import Family, family_of
+from inlay.engine.torch.families import Family, check_positions, check_windows, family_of
 from inlay.engine.torch.fused import fuse
 from inlay.engine.torch.gathered_attention import Workspace
 from inlay.engine.torch.layers import LayerShape, observe
@@ -68,7 +68,11 @@ class CausalModel:
     """
 
     def __init__(self, model: Any, family: Family, directory: Path, max_model_len: int) -> None:
-        """Take over a transformers model; use `load`."""
+        """Take over a transformers model; use `load`.
+
+        Raises:
+            InvalidRequestError: its attention layers ask for what this engine does not do.
+        """
         accelerate(model, family.fused)
         config = model.config
         generation = _generation_config(directory)
@@ -85,7 +89,8 @@ class CausalModel:
         self.vocab_size: int = config.vocab_size
         self.hidden_size: int = config.hidden_size
         self.max_model_len = max_model_len
-        self.layers: tuple[LayerShape, ...] = observe(model, config.hidden_size)
+        self.layers: tuple[LayerShape, ...] = observe(model.base_model, config.hidden_size)
+        check_windows(config, self.layers)
         self.page_groups = _page_groups(self.layers, max_model_len)
         self.windows = tuple(group.window for group in self.page_groups)
         native = kernels() if model.device.type == "cpu" else None
@@ -115,6 +120,8 @@ class CausalModel:
             torch.set_num_threads(threads.count(settings.num_threads))
         transformers_logging.disable_progress_bar()
         try:
+            parsed = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+            check_positions(parsed, max_model_len)
             model, info = AutoModelForCausalLM.from_pretrained(
                 directory,
                 dtype=dtype,

@@ -16,7 +16,9 @@ from inlay.errors import EngineError
 IMPLEMENTATION = "inlay_paged"
 """The name transformers knows this attention by."""
 
-_NOT_OPTIONS = frozenset({"dropout", "is_causal", "position_ids", "use_cache", "past_key_values"})
+_NOT_OPTIONS = frozenset(
+    {"dropout", "is_causal", "output_router_logits", "past_key_values", "position_ids", "use_cache"}
+)
 """Keyword arguments of attention layers that do not change the result here."""
 
 
