@@ -30,8 +30,6 @@ from tests.models import FAMILIES, VOCAB_SIZE, make, tiny
 NEW = 40
 """Tokens each prompt is continued by: sequences outgrow windows, pages and the memory they share."""
 
-MIXES_EXPERTS = ("deepseek_v2", "deepseek_v3", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe")
-
 
 @cache
 def load(family: str) -> CausalModel:
@@ -139,7 +137,7 @@ def expected_logprobs(directory: Path, prompt: list[int], dtype: torch.dtype) ->
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_bfloat16_is_near_transformers_and_rows_of_the_clients_table_are_the_engines_own(family: str) -> None:
+def test_bfloat16_is_near_float32_and_rows_of_the_clients_table_are_the_engines_own(family: str) -> None:
     directory = tiny(family, "bfloat16")
     model = CausalModel.load(EngineSettings(model=str(directory), device="cpu", num_threads=1))
     assert model.dtype == torch.bfloat16
@@ -148,14 +146,14 @@ def test_bfloat16_is_near_transformers_and_rows_of_the_clients_table_are_the_eng
     rows = Rows(Buffer(looked_up.tobytes()), "bfloat16", (60, model.hidden_size))
     found = next_token(model, Prompt.of(Tokens(prompt)), max_num_batched_tokens=64)
     assert next_token(model, Prompt.of(rows), max_num_batched_tokens=64) == found
-    expected = expected_logprobs(directory, prompt, torch.bfloat16)
+    expected = expected_logprobs(directory, prompt, torch.float32)
     index, values = (
         torch.tensor([id_ for id_, _ in found.top]),
         torch.tensor([value for _, value in found.top]),
     )
     error = (values - expected[index]).abs().mean() / expected.std()
-    # Where a router hesitates, rounding chooses other experts: those logprobs say less.
-    assert error < (0.5 if family in MIXES_EXPERTS else 0.05)
+    # transformers' own bfloat16 is up to 0.086 away (Gemma 3), and less than 0.05 for the others.
+    assert error < 0.06
 
 
 def logits(family: str, **changes: Any) -> Tensor:
