@@ -76,8 +76,8 @@ async def test_a_receiver_that_raises_harms_no_other(
 
 
 def failing_after(steps: int) -> Callable[..., Any]:
-    """`CausalModel.forward` that works so many times."""
-    forward = CausalModel.forward
+    """`CausalModel.hidden` that works so many times."""
+    hidden = CausalModel.hidden
     left = steps
 
     def fail(*arguments: Any) -> Any:
@@ -85,7 +85,7 @@ def failing_after(steps: int) -> Callable[..., Any]:
         left -= 1
         if left < 0:
             raise RuntimeError("the device fell off the bus")
-        return forward(*arguments)
+        return hidden(*arguments)
 
     return fail
 
@@ -93,7 +93,7 @@ def failing_after(steps: int) -> Callable[..., Any]:
 async def test_a_step_that_fails_ends_all_works_with_an_error_and_the_engine_says_so(
     engine: TorchEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(CausalModel, "forward", failing_after(12))
+    monkeypatch.setattr(CausalModel, "hidden", failing_after(12))
     assert await engine.probe() > 0
     works = [work(str(n), prompt(n), max_tokens=20, attempt=3) for n in range(3)]
     for one, receiver in zip(works, await run(engine, *works), strict=True):
@@ -113,7 +113,7 @@ async def test_a_step_that_fails_ends_all_works_with_an_error_and_the_engine_say
 async def test_a_probe_during_the_failure_raises(
     engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(CausalModel, "forward", failing_after(0))
+    monkeypatch.setattr(CausalModel, "hidden", failing_after(0))
     with pytest.raises(EngineError, match="fell off the bus"):
         await engine.probe()
 
