@@ -2,9 +2,10 @@
 
 Two processes ask one server: one sends the same small prompt of ids, cached, again and again, and its times are what is
 measured; the other sends the same prompt of embeddings, cached too, back to back, so that what arrives and is taken in is what
-disturbs, and not the model. Each server gets its turns in rounds of three:
+disturbs, and not the model. Each server gets its turns in rounds of four:
 
     quiet    nothing large is sent
+    ids      the same large prompts are sent as ids: what they cost the engine
     sink     the large bodies go to a process that reads and drops them: what the machine alone does to the small request
     loud     they go to the server
 
@@ -37,14 +38,16 @@ PAUSE = 0.002
 """Seconds between one small request's answer and the next one."""
 
 
-def large_request(table: torch.Tensor, num_rows: int) -> bytes:
-    """A request with rows out of `table`, as JSON."""
+def large_requests(table: torch.Tensor, num_rows: int) -> tuple[bytes, bytes]:
+    """Requests with the same prompt as rows out of `table` and as ids, in JSON."""
     ids = torch.randint(3, 500, (num_rows,), generator=torch.Generator().manual_seed(num_rows))
     file = io.BytesIO()
     torch.save(table[ids].clone(), file)
-    return json.dumps(
-        {"model": "m", "max_tokens": 1, "prompt_embeds": b64encode(file.getvalue()).decode()}
-    ).encode()
+    rows = b64encode(file.getvalue()).decode()
+    return (
+        json.dumps({"model": "m", "max_tokens": 1, "prompt_embeds": rows}).encode(),
+        json.dumps({"model": "m", "max_tokens": 1, "prompt": ids.tolist()}).encode(),
+    )
 
 
 def sink(port: int) -> None:
@@ -134,7 +137,7 @@ def main() -> None:
     with TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
         model = _serving.wide_model(Path(directory) / "model", hidden=HIDDEN)
         table = load_file(model / "model.safetensors")["model.embed_tokens.weight"]
-        body = large_request(table, options.mb * (1 << 20) // (2 * HIDDEN) - 2)
+        body, ids = large_requests(table, options.mb * (1 << 20) // (2 * HIDDEN) - 2)
         servers = [stack.enter_context(_serving.inlay(model, *_serving.wide_limits(options.mb)))]
         peer = _serving.vllm(model, *_serving.VLLM_ARGUMENTS)
         if peer is not None:
@@ -146,12 +149,19 @@ def main() -> None:
         times: dict[tuple[str, str], list[list[float]]] = {}
         counts: dict[tuple[str, str], int] = {}
         for server in servers:
-            server.post("/v1/completions", body)
+            for each in (body, ids):
+                server.post("/v1/completions", each)
             small_times(server, 1.0)
         for _ in range(options.rounds):
             for server in servers:
-                for name, port in (("quiet", None), ("sink", sink_port), ("loud", server.port)):
-                    with arriving(port, body) as sent:
+                turns = (
+                    ("quiet", None, b""),
+                    ("ids", server.port, ids),
+                    ("sink", sink_port, body),
+                    ("loud", server.port, body),
+                )
+                for name, port, sends in turns:
+                    with arriving(port, sends) as sent:
                         times.setdefault((server.name, name), []).append(small_times(server, options.seconds))
                     counts[server.name, name] = counts.get((server.name, name), 0) + sum(sent)
         drain.kill()
