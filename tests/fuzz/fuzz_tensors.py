@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from math import prod
 from pathlib import Path
+from types import FrameType
 
 from inlay.errors import EmbeddingsError
 from inlay.prompt import DTYPE_SIZES
@@ -116,7 +117,7 @@ def fuzz(executions: int, seed: int, corpus: Path) -> tuple[int, int]:
 
 
 def corpus_files() -> Iterator[tuple[str, bytes]]:
-    """Small valid files of every kind, and the hostile ones under 4 KB: where mutation starts."""
+    """Small valid files of every kind, and hostile ones under 4 KB that get further than those before: where mutation starts."""
     import torch
 
     from inlay.tensors import write
@@ -143,10 +144,34 @@ def corpus_files() -> Iterator[tuple[str, bytes]]:
     yield "torch-parameter", saved(torch.nn.Parameter(rows))
     yield "torch-buffer", saved(torch.nn.Buffer(rows))
     yield "torch-batch", saved(rows.reshape(2, 2, 8))
+    reached: set[object] = set()
     for title, (make, _) in hostile_files().items():
         data = make()
-        if 100 <= len(data) < 4096:
+        steps = _steps(data) if 100 <= len(data) < 4096 else set()
+        if not steps <= reached:
+            reached |= steps
             yield "hostile-" + "".join(c if c.isalnum() else "-" for c in title), data
+
+
+def _steps(data: bytes) -> set[object]:
+    """The pairs of lines of `inlay.tensors` that run one after the other when `data` is checked."""
+    steps: set[object] = set()
+    last: dict[object, int] = {}
+
+    def trace(frame: FrameType, _event: str, _argument: object) -> object:
+        if "inlay/tensors" not in frame.f_code.co_filename:
+            return None
+        steps.add((frame.f_code, last.get(frame), frame.f_lineno))
+        last[frame] = frame.f_lineno
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        check(data)
+    finally:
+        sys.settrace(before)
+    return steps
 
 
 def _make_corpus(folder: Path) -> None:
