@@ -36,9 +36,9 @@ from tests.fuzz.mutation import mutated
 TARGETS = ("completions", "chat", "responses")
 CORPUS = Path(__file__).parent / "corpus" / "requests"
 HIDDEN = 8
-LENGTHS = {"RUN": 64, "_SAMPLE": 16, "STEP": 100, "_KEPT": 200}
+LENGTHS = {"RUN": 64, "_SAMPLE": 16, "STEP": 300, "_KEPT": 200}
 """Of strings that are lifted, and of what is looked at in one go, lowered so that small bodies reach them."""
-_PIECES = (1, 3, 5, 17, 60, 64, 130, 4096)
+_PIECES = (3, 17, 29, 41, 47, 61, 64, 67, 90, 128, 150, 200, 250, 333, 4096, 4096)
 """Bytes of the pieces a body may come in."""
 _MAY_BE_LIFTED = re.compile(rb'"[^"]{%d}' % LENGTHS["RUN"])
 
@@ -187,10 +187,13 @@ def _rows() -> Any:
 def _arrived(lift: Any, body: bytes, room: Any) -> Any:
     # Which pieces it comes in is told by the body itself, so that an input says all.
     how = crc32(body)
-    step = _PIECES[how & 7]
-    cutting = lift.Lift(len(body) if how & 8 else None, room)
-    cutting.feed(body[: how >> 4 & 7])
-    for start in range(how >> 4 & 7, len(body), step):
+    step, first = _PIECES[how & 15], how >> 4 & 7
+    # Where nothing is lifted all pieces are alike.
+    if len(body) < lift.RUN:
+        step = 4096
+    cutting = lift.Lift(len(body) if how & 128 else None, room)
+    cutting.feed(body[:first])
+    for start in range(first, len(body), step):
         cutting.feed(body[start : start + step])
     lifted = cutting.close()
     assert bytes(lifted.text()) == body

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from inlay.errors import EmbeddingsError
 from inlay.prompt import DTYPE_SIZES
@@ -158,7 +159,7 @@ def _steps(data: bytes) -> set[object]:
     steps: set[object] = set()
     last: dict[object, int] = {}
 
-    def trace(frame: FrameType, _event: str, _argument: object) -> object:
+    def trace(frame: FrameType, _event: str, _argument: object) -> Any:
         if "inlay/tensors" not in frame.f_code.co_filename:
             return None
         steps.add((frame.f_code, last.get(frame), frame.f_lineno))
