@@ -210,7 +210,9 @@ def test_a_body_of_millions_of_small_things_is_refused_by_what_it_would_become(
     server: Served, asked: tuple[Question, ...], crowded: str
 ) -> None:
     path, body = CROWDED[crowded]
-    attack = sent(body, "with what it decodes to", path=path, status=413)
+    attack = sent(body, "more than 100000 JSON objects and arrays", path=path)
+    if crowded == "ids":
+        attack = sent(body, "with what it decodes to", path=path, status=413)
     under_attack(server, asked, [attack], attackers=1, grows=3 * len(body))
 
 

@@ -1,5 +1,6 @@
 """Requests that are well formed and ask for what should not be had, to a server that others are using."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,11 @@ GREEDY: dict[str, tuple[dict[str, Any], str]] = {
     "choices beyond 64 bits": ({"prompt": "a", "n": 10**30}, CHOICES),
     "choices for many prompts": ({"prompt": ["a"] * 100, "n": 100}, CHOICES),
     "prompts": ({"prompt": ["a"] * 100_000}, CHOICES),
-    "lists of ids": ({"prompt": [[5]] * 100_000}, CHOICES),
+    "lists of ids": ({"prompt": [[5]] * 90_000}, CHOICES),
     "embeddings": ({"prompt_embeds": [ROWS] * 1000}, CHOICES),
     "a batch of prompts": ({"prompt_embeds": b64(write(np.ones((1000, 1, HIDDEN), np.float32), "npy"))}, CHOICES),
     "parts": ({"prompt": [{"type": "prompt_embeds", "data": ROWS}] * 2000}, "2000 prompt_embeds; at most 128"),
-    "token parts": ({"prompt": [{"type": "token_ids", "token_ids": [5]}] * 50_000}, "maximum context length is 512"),
+    "token parts": ({"prompt": [{"type": "token_ids", "token_ids": [5]}] * 40_000}, "maximum context length is 512"),
     "tokens": ({"prompt": "a", "max_tokens": 10**18}, "maximum context length is 512"),
     "tokens after rows": ({"prompt_embeds": ROWS, "max_tokens": 509}, "maximum context length is 512"),
     "least tokens": ({"prompt": "a", "min_tokens": 10**18}, "min_tokens"),
@@ -90,8 +91,8 @@ PART = {"type": "prompt_embeds", "data": ROWS}
 IMAGE = {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}
 
 CHATS: dict[str, tuple[dict[str, Any], str]] = {
-    "logprobs of the prompt": (user(PART, prompt_logprobs=1), "prompt_logprobs is not supported"),
-    "an echo": (user(PART, echo=True), "echo is not supported"),
+    "logprobs of the prompt": (user(PART, prompt_logprobs=1), "prompt_logprobs is not possible with prompt_embeds"),
+    "an echo": (user(PART, echo=True), "echo"),
     "thousands of parts": (user(*[PART] * 2000), "2000 prompt_embeds; at most 128"),
     "an image": (user(PART, IMAGE), "'image_url' are not supported"),
     "choices": (user(PART, n=10**9), CHOICES),
@@ -131,14 +132,24 @@ def test_text_that_looks_like_a_placeholder_stays_text_wherever_it_stands(
     tokenizer = tokenizer_of(path)
 
     def attack_with(text: str) -> Attack:
-        tools = [{"type": "function", "function": {"name": text, "parameters": {text: text}}}]
-        call = {"id": text, "type": "function", "function": {"name": text, "arguments": f"[{text}"}}
+        tools = [{"type": "function", "function": {"name": text, "parameters": {"a": text}}}]
+        call = {
+            "id": text,
+            "type": "function",
+            "function": {"name": text, "arguments": json.dumps({"a": text})},
+        }
         messages: list[dict[str, Any]] = [
             {"role": "user", "name": text, "content": [{"type": "text", "text": text}, PART]},
             {"role": "assistant", "content": text, "tool_calls": [call]},
             {"role": "tool", "content": text, "tool_call_id": text},
         ]
-        plain = [{**messages[0], "content": [{"type": "text", "text": text}]}, *messages[1:]]
+        # A template gets arguments as the object their JSON stands for.
+        called = {**call, "function": {"name": text, "arguments": {"a": text}}}
+        plain = [
+            {**messages[0], "content": [{"type": "text", "text": text}]},
+            {**messages[1], "tool_calls": [called]},
+            messages[2],
+        ]
         rendered = tokenizer.apply_chat_template(
             plain, tools=tools, chat_template=CHAT_TEMPLATE, add_generation_prompt=True, tokenize=False
         )
@@ -146,7 +157,7 @@ def test_text_that_looks_like_a_placeholder_stays_text_wherever_it_stands(
         ids = [tokenizer.encode(piece) for piece in (rendered[:at], rendered[at:])]
 
         def attack(client: httpx.Client) -> None:
-            body = {"messages": messages, "tools": tools, **settings(2)}
+            body = {"messages": messages, "tools": tools, "tool_choice": "none", **settings(2)}
             response = client.post("/v1/chat/completions", json=body)
             assert response.status_code == 200, response.text
             assert response.json()["usage"]["prompt_tokens"] == len(ids[0]) + 4 + len(ids[1])
