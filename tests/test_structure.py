@@ -22,11 +22,11 @@ MAY_IMPORT = {
     "store": SHARED | {"protocol", "tensors"},
     "frontend": SHARED | {"protocol", "tensors", "render", "router", "plane", "store"},
     "worker": SHARED | {"protocol", "plane", "engine"},
-    "engine": SHARED | {"protocol", "tensors"},
+    "engine": SHARED | {"protocol", "tensors", "render"},
     "client": SHARED | {"tensors", "render"},
     "demo": set[str](),
 }
-HEAVY = {"torch", "transformers", "safetensors", "vllm", "sglang", "diffusers"}
+HEAVY = {"llguidance", "torch", "transformers", "safetensors", "vllm", "sglang", "diffusers"}
 HEAVY_MAY_BE_IN = {"engine"}
 MAX_LINES = 500
 

@@ -144,7 +144,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "not available when stream"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "-1 or from 1 to 512, got 0"),
     ({"echo": True}, "echo", "not supported"),
-    ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "not supported"),
+    ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "name and schema"),
 ]  # fmt: skip
 
 

@@ -11,9 +11,10 @@ from inlay.errors import InlayError, InvalidRequestError
 from inlay.frontend.choices import Choice, Display
 from inlay.frontend.errors import ClientGone, internal_error
 from inlay.frontend.generation import Generation, Pieces
+from inlay.frontend.grammars import field_of
 from inlay.frontend.lifeline import Lifeline
 from inlay.frontend.prompt_logprobs import PromptScores, reserve
-from inlay.frontend.sampling import for_choice, stops_of
+from inlay.frontend.sampling import bad_words_of, for_choice, stops_of
 from inlay.frontend.server import Call
 from inlay.frontend.sse import UNNAMED, EventStream, Framing
 from inlay.prompt import Prompt
@@ -76,6 +77,7 @@ def generation_of(
             "with --scheduling-policy priority",
             param="priority",
         )
+    sampling = msgspec.structs.replace(sampling, bad_words=bad_words_of(request, renderer))
     bulk = reserve(call.reservation, sampling, prompts, request.candidates)
     unscored = msgspec.structs.replace(sampling, prompt_logprobs=None)
     remaining = call.remaining
@@ -129,6 +131,8 @@ async def respond(
                     else:
                         shape.collect(pieces)
     except (InlayError, ClientGone) as error:
+        if isinstance(error, InlayError) and error.param == "grammar":  # as engines call it
+            error.param = field_of(request)
         if not stream.started or isinstance(error, ClientGone):
             raise
         call.server.metrics.failed(error)

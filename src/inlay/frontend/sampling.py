@@ -7,12 +7,15 @@ from typing import NamedTuple
 import msgspec
 
 from inlay.errors import ContextLengthError, InvalidRequestError
+from inlay.frontend.grammars import check_served, field_of, grammar_of
 from inlay.protocol.openai.generation import GenerationRequest
 from inlay.protocol.work import ModelCard, Sampling
+from inlay.render import Renderer
 
 _INF = math.inf
 MAX_STOPS, MAX_STOP_LENGTH = 64, 4096
 MAX_LOGIT_BIAS = 1024
+MAX_BAD_WORDS, MAX_BAD_WORD_LENGTH, MAX_BAD_WORD_IDS = 128, 4096, 1024
 
 
 class _Range(NamedTuple):
@@ -60,7 +63,8 @@ def check_request(request: GenerationRequest) -> None:
     for name, what in request.REFUSED.items():
         if getattr(request, name) not in (None, False):
             raise InvalidRequestError(f"{name}: {what} is not supported", param=name)
-    _check_format(request.response_format)
+    grammar_of(request)
+    _check_words(request.bad_words or [])
     if request.best_of is not None and request.best_of != request.candidates:
         raise InvalidRequestError(
             f"best_of must be at least n ({request.n or 1}), and is n in a chat; got {request.best_of}",
@@ -80,17 +84,6 @@ def check_request(request: GenerationRequest) -> None:
     _check_stops(stops_of(request))
 
 
-def _check_format(response_format: object) -> None:
-    if response_format is None:
-        return
-    kind = response_format.get("type") if isinstance(response_format, dict) else response_format
-    if kind != "text":
-        raise InvalidRequestError(
-            f"response_format must be of type 'text', got {kind!r}: structured output is not supported",
-            param="response_format",
-        )
-
-
 def stops_of(request: GenerationRequest) -> tuple[str, ...]:
     """The stop strings."""
     if request.stop is None:
@@ -108,6 +101,41 @@ def _check_stops(stops: tuple[str, ...]) -> None:
             raise InvalidRequestError(
                 f"a stop string has {len(stop)} characters; at most {MAX_STOP_LENGTH}", param="stop"
             )
+
+
+def _check_words(words: list[str]) -> None:
+    if len(words) > MAX_BAD_WORDS:
+        raise InvalidRequestError(
+            f"bad_words has {len(words)} words; at most {MAX_BAD_WORDS}", param="bad_words"
+        )
+    for word in words:
+        if not word.strip():
+            raise InvalidRequestError("bad_words must not hold an empty word", param="bad_words")
+        if len(word) > MAX_BAD_WORD_LENGTH:
+            raise InvalidRequestError(
+                f"a bad word has {len(word)} characters; at most {MAX_BAD_WORD_LENGTH}", param="bad_words"
+            )
+
+
+def bad_words_of(request: GenerationRequest, renderer: Renderer) -> tuple[tuple[int, ...], ...]:
+    """The ids of each bad word at the start of a text and, where that is another token, behind a space. The rule is vLLM's.
+
+    Raises:
+        InvalidRequestError: together they have too many tokens.
+    """
+    runs: dict[tuple[int, ...], None] = {}
+    for word in request.bad_words or []:
+        bare = renderer.encode(word.lstrip(), add_special_tokens=False)
+        behind = renderer.encode(" " + word.lstrip(), add_special_tokens=False)
+        runs[bare] = None
+        if behind[:1] != bare[:1] and len(behind) == len(bare):
+            runs[behind] = None
+    count = sum(map(len, runs))
+    if count > MAX_BAD_WORD_IDS:
+        raise InvalidRequestError(
+            f"bad_words have {count} tokens together; at most {MAX_BAD_WORD_IDS}", param="bad_words"
+        )
+    return tuple(run for run in runs if run)
 
 
 def check_ids(ids: "list[int] | tuple[int, ...]", vocab_size: int, param: str) -> None:
@@ -157,6 +185,12 @@ def sampling_of(
         )
     stop_token_ids = tuple(request.stop_token_ids or ())
     check_ids(stop_token_ids, card.vocab_size, "stop_token_ids")
+    allowed = request.allowed_token_ids
+    if allowed is not None and not allowed:
+        raise InvalidRequestError("allowed_token_ids must not be empty", param="allowed_token_ids")
+    check_ids(allowed or [], card.vocab_size, "allowed_token_ids")
+    grammar = grammar_of(request)
+    check_served(grammar, card, field_of(request))
     return Sampling(
         max_tokens=wanted,
         min_tokens=min_tokens,
@@ -172,6 +206,8 @@ def sampling_of(
         stop_token_ids=stop_token_ids,
         ignore_eos=bool(request.ignore_eos),
         logprobs=logprobs,
+        grammar=grammar,
+        allowed_token_ids=None if allowed is None else tuple(sorted(set(allowed))),
     )
 
 

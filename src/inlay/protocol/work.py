@@ -30,6 +30,10 @@ GrammarKind: TypeAlias = Literal["json_schema", "json_object", "regex", "choice"
 """What may bind an output, in vLLM's words; see `Grammar`."""
 
 
+MAX_GRAMMAR = 256 * 1024
+"""Characters of a grammar's source."""
+
+
 class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the text of an output must match from its first to its last character. Not compiled yet: its engine does that.
 

@@ -19,6 +19,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from inlay.engine.torch.grammar_state import GrammarState
 from inlay.engine.torch.sampler import LOOK_UP_BLOCK, WIDTHS, Choice, Sampler, look_up, ranked, uniform
 from inlay.errors import InvalidRequestError
 from inlay.protocol.work import Sampling
@@ -33,6 +34,7 @@ class Sequence:
     sampling: Sampling
     prompt_token_ids: tuple[int, ...] = ()
     output: list[int] = field(default_factory=list)
+    grammar: GrammarState | None = None
 
 
 def sequence(prompt: tuple[int, ...] = (), output: tuple[int, ...] = (), **options: Any) -> Sequence:
@@ -47,18 +49,25 @@ def sampler(vocab: int = VOCAB) -> Sampler:
     return Sampler(vocab, EOS, CPU)
 
 
+def choices(of: Sampler, rows: Tensor, batch: list[Sequence]) -> list[Choice]:
+    """What was chosen for each; there always is something."""
+    found = [choice for choice in of.sample(rows, batch) if isinstance(choice, Choice)]
+    assert len(found) == len(batch)
+    return found
+
+
 def choose(row: Tensor, of: Sequence, *, vocab: int = VOCAB) -> int:
-    return sampler(vocab).sample(row[None], [of])[0].token_id
+    return choices(sampler(vocab), row[None], [of])[0].token_id
 
 
 def frequencies(row: Tensor, draws: int = 20_000, vocab: int = VOCAB, **options: Any) -> Tensor:
     """Share of each id among draws with seeds 0, 1, ..."""
     many = [sequence(seed=seed, **options) for seed in range(draws)]
     picked = torch.zeros(vocab)
-    sample = sampler(vocab).sample
+    one = sampler(vocab)
     for start in range(0, draws, 2000):
         batch = many[start : start + 2000]
-        ids = [choice.token_id for choice in sample(row.expand(len(batch), -1), batch)]
+        ids = [choice.token_id for choice in choices(one, row.expand(len(batch), -1), batch)]
         picked += torch.bincount(torch.tensor(ids), minlength=vocab)
     return picked / draws
 
@@ -116,7 +125,7 @@ def test_a_flat_distribution_over_a_wide_vocabulary_is_truncated_as_exactly(opti
     assert kept > WIDTHS[0]
     allowed = set(order[:kept].tolist())
     many = [sequence(seed=seed, **options) for seed in range(300)]
-    drawn = {choice.token_id for choice in sampler(vocab).sample(row.expand(300, -1), many)}
+    drawn = {choice.token_id for choice in choices(sampler(vocab), row.expand(300, -1), many)}
     assert drawn <= allowed
     assert len(drawn) > 200
 
@@ -137,7 +146,7 @@ def test_the_widths_of_the_search_do_not_change_what_is_drawn(monkeypatch: pytes
     outcomes = []
     for widths in ((), (1, 10, 100), (256, 1200), (2999,), (5000,)):
         monkeypatch.setattr("inlay.engine.torch.sampler.WIDTHS", widths)
-        outcomes.append([choice.token_id for choice in sampler(vocab).sample(rows, mixed)])
+        outcomes.append([choice.token_id for choice in choices(sampler(vocab), rows, mixed)])
     assert all(outcome == outcomes[0] for outcome in outcomes)
 
 
@@ -146,7 +155,7 @@ def test_greedy_is_the_first_of_the_largest_logits() -> None:
     rows[1, [7, 300]] = 50.0
     rows[2, :] = 1.0
     batch = [sequence(temperature=0.0) for _ in range(3)]
-    chosen = [choice.token_id for choice in sampler().sample(rows, batch)]
+    chosen = [choice.token_id for choice in choices(sampler(), rows, batch)]
     assert chosen == [int(rows[0].argmax()), 7, 0]
 
 
@@ -207,7 +216,7 @@ def test_penalties_follow_an_output_as_it_grows() -> None:
     steady = sampler()
     rows = logits(150, scale=1.0)
     for row in rows:
-        token = steady.sample(row[None], [growing])[0].token_id
+        token = choices(steady, row[None], [growing])[0].token_id
         assert token == choose(row, sequence((1, 2, 3), tuple(growing.output), **options))
         growing.output.append(token)
     assert len(set(growing.output)) > 64
@@ -216,7 +225,7 @@ def test_penalties_follow_an_output_as_it_grows() -> None:
 def test_a_tally_is_kept_until_it_is_forgotten_and_only_for_penalties() -> None:
     kept, plain = sequence((1,), frequency_penalty=0.5), sequence((1,))
     steady = sampler()
-    steady.sample(logits(2), [kept, plain])
+    choices(steady, logits(2), [kept, plain])
     assert len(steady) == 1
     steady.forget(plain)
     assert len(steady) == 1
@@ -289,7 +298,7 @@ def test_a_row_that_is_not_finite_leaves_its_neighbours_alone(value: float) -> N
     several: list[dict[str, Any]] = [{"top_p": 0.9}, {}, {"logprobs": 5}]
     for options in several:
         batch = [sequence(seed=1, top_p=0.9), sequence(seed=1, **options), sequence(seed=1, top_p=0.9)]
-        ids = [choice.token_id for choice in sampler().sample(rows, batch)]
+        ids = [choice.token_id for choice in choices(sampler(), rows, batch)]
         assert (ids[0], ids[2]) == (expected[0], expected[2])
         assert 0 <= ids[1] < VOCAB
 
@@ -297,8 +306,8 @@ def test_a_row_that_is_not_finite_leaves_its_neighbours_alone(value: float) -> N
 def test_the_logits_are_left_as_they_are() -> None:
     rows = logits(2)
     before = rows.clone()
-    sampler().sample(
-        rows, [sequence((1,), repetition_penalty=2.0, logit_bias={4: 9.0}), sequence(min_tokens=4)]
+    choices(
+        sampler(), rows, [sequence((1,), repetition_penalty=2.0, logit_bias={4: 9.0}), sequence(min_tokens=4)]
     )
     assert torch.equal(rows, before)
 
@@ -311,11 +320,11 @@ def test_logprobs_are_of_the_models_own_distribution() -> None:
         sequence(logprobs=0, temperature=0.0),
         sequence(logprobs=10**6, temperature=0.0),
     ]
-    choices = sampler().sample(rows, batch)
+    found = choices(sampler(), rows, batch)
     expected = rows.log_softmax(-1)
-    first, none, alone, whole = (choice.logprobs for choice in choices)
+    first, none, alone, whole = (choice.logprobs for choice in found)
     assert none is None
-    assert choices[0].token_id == 50
+    assert found[0].token_id == 50
     assert first is not None
     assert first.logprob == pytest.approx(float(expected[0, 50]), abs=1e-5)
     top = expected[0].topk(3)
@@ -331,7 +340,7 @@ def test_logprobs_are_of_the_models_own_distribution() -> None:
 def test_equal_logprobs_are_listed_by_id() -> None:
     row = torch.zeros(VOCAB)
     row[[9, 200]] = 4.0
-    chosen = sampler().sample(row[None], [sequence(logprobs=4, temperature=0.0)])[0]
+    chosen = choices(sampler(), row[None], [sequence(logprobs=4, temperature=0.0)])[0]
     assert chosen.logprobs is not None
     assert [id_ for id_, _ in chosen.logprobs.top] == [9, 200, 0, 1]
 
@@ -402,10 +411,10 @@ sequences = st.builds(
 def test_a_choice_is_the_same_alone_and_in_any_company(batch: list[Sequence], seed: int, random: Any) -> None:
     # Half-precision logits, as models give them, are full of ties.
     rows = logits(len(batch), seed=seed).to(torch.bfloat16).to(torch.float32)
-    alone = [sampler().sample(row[None], [one])[0] for row, one in zip(rows, batch, strict=True)]
+    alone = [choices(sampler(), row[None], [one])[0] for row, one in zip(rows, batch, strict=True)]
     order = list(range(len(batch)))
     random.shuffle(order)
-    together = sampler().sample(rows[order], [batch[index] for index in order])
+    together = choices(sampler(), rows[order], [batch[index] for index in order])
     assert together == [alone[index] for index in order]
     for one, choice in zip(batch, alone, strict=True):
         check_choice(one, choice)

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from inlay.engine.torch.grammar_state import PARAM
+from inlay.engine.torch.grammars import KINDS
 from inlay.engine.torch.scheduler import Bounds
 from inlay.errors import EmbeddingsError, InvalidRequestError
 from inlay.prompt import Prompt, Rows, Tokens
@@ -53,6 +55,13 @@ class Admission:
                 param="max_tokens",
             )
         self.check_sampling(sampling)
+        if sampling.grammar is not None:
+            self._check_ids(sampling.grammar.after, PARAM)
+            if sampling.grammar.kind not in KINDS:
+                raise InvalidRequestError(
+                    f"a grammar of kind {sampling.grammar.kind!r} is not supported by this engine",
+                    param=PARAM,
+                )
         for name in ("logprobs", "prompt_logprobs"):
             asked = getattr(sampling, name)
             if asked is not None and not 0 <= asked <= self.max_logprobs:

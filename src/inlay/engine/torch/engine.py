@@ -6,8 +6,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from inlay import __version__
@@ -15,12 +18,34 @@ from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.admission import Admission
 from inlay.engine.torch.capacity import available_memory, num_pages
+from inlay.engine.torch.grammar_state import PARAM, GrammarState
+from inlay.engine.torch.grammars import KINDS, MAX_SECONDS, Grammars
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.scheduler import Bounds
 from inlay.engine.torch.step import Core
-from inlay.errors import EngineError, ErrorFrame, InlayError, InvalidRequestError, OverloadedError
+from inlay.errors import (
+    DeadlineExceededError,
+    EngineError,
+    ErrorFrame,
+    InlayError,
+    InvalidRequestError,
+    OverloadedError,
+)
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.work import Delta, Emit, Exactness, Limits, ModelCard, Sampling, Stats, Task, Work
+from inlay.protocol.work import (
+    Delta,
+    Emit,
+    Exactness,
+    FinishReason,
+    Grammar,
+    Limits,
+    ModelCard,
+    Sampling,
+    Stats,
+    Task,
+    Usage,
+    Work,
+)
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +62,20 @@ class _Receiver(NamedTuple):
     emit: Emit
 
     def lost(self, error: InlayError) -> Delta:
+        return self._last("error", ErrorFrame.of(error))
+
+    def aborted(self) -> Delta:
+        return self._last("abort", None)
+
+    def _last(self, reason: FinishReason, error: ErrorFrame | None) -> Delta:
+        done = len(self.work.prior_output)
         return Delta(
             self.work.id,
             self.work.attempt,
-            len(self.work.prior_output),
-            finish_reason="error",
-            error=ErrorFrame.of(error),
+            done,
+            finish_reason=reason,
+            usage=Usage(len(self.work.prompt), done),
+            error=error,
         )
 
 
@@ -66,6 +99,8 @@ class TorchEngine:
         self._card: ModelCard | None = None
         self._admission: Admission | None = None
         self._receivers: dict[str, _Receiver] = {}
+        self._grammars: Grammars | None = None
+        self._waits: dict[str, asyncio.TimerHandle] = {}
         self._resets: set[asyncio.Future[int]] = set()
         self._stats = Stats()
         self._probes = count()
@@ -97,6 +132,10 @@ class TorchEngine:
     async def close(self) -> None:
         """End every work with "abort", stop the thread and let go of the model."""
         self._closing = True
+        for work_id in tuple(self._waits):
+            self.abort(work_id)
+        if self._grammars is not None:
+            self._grammars.close()
         self._wake.set()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
@@ -120,11 +159,62 @@ class TorchEngine:
         self._admission.check(work)
         receiver = self._receivers[work.id] = _Receiver(work, emit)
         expires = None if work.deadline is None else time.monotonic() + work.deadline
-        self._send(partial(_admit, receiver, expires))
+        if work.sampling.grammar is None:
+            self._send(partial(_admit, receiver, expires, None))
+        else:
+            self._wait_for_grammar(receiver, work.sampling.grammar, expires)
+
+    def _wait_for_grammar(self, receiver: _Receiver, grammar: Grammar, expires: float | None) -> None:
+        """Admit a work once its grammar is compiled. Until then the core does not know it."""
+        work = receiver.work
+        if self._grammars is None or self._loop is None:
+            raise EngineError("the engine is not started")
+        loop = self._loop
+        error: InlayError = InvalidRequestError(
+            f"the grammar took more than {MAX_SECONDS:g} s to compile; make it simpler", param=PARAM
+        )
+        seconds = MAX_SECONDS
+        if work.deadline is not None and work.deadline < seconds:
+            error = DeadlineExceededError("the deadline passed before the grammar was compiled")
+            seconds = work.deadline
+
+        def compiled(future: "Future[GrammarState]") -> None:
+            with suppress(RuntimeError):  # the loop is gone, and whoever listened
+                loop.call_soon_threadsafe(arrived, future)
+
+        def arrived(future: "Future[GrammarState]") -> None:
+            if self._receivers.get(work.id) is not receiver or not self._stop_waiting(work.id):
+                return
+            cause = future.exception()
+            if cause is None:
+                self._send(partial(_admit, receiver, expires, future.result()))
+            elif isinstance(cause, InlayError):
+                self._deliver([receiver.lost(cause)])
+            else:
+                log.error("the grammar of work %s was not compiled", work.id, exc_info=cause)
+                failed = EngineError(f"the grammar was not compiled: {type(cause).__name__}")
+                self._deliver([receiver.lost(failed)])
+
+        def late() -> None:
+            self._stop_waiting(work.id)
+            self._deliver([receiver.lost(error)])
+
+        self._waits[work.id] = loop.call_later(seconds, late)
+        started = self._grammars.start(grammar, work.sampling.stop_token_ids, work.prior_output)
+        started.add_done_callback(compiled)
+
+    def _stop_waiting(self, work_id: str) -> bool:
+        """Whether the work was waiting for its grammar."""
+        timer = self._waits.pop(work_id, None)
+        if timer is not None:
+            timer.cancel()
+        return timer is not None
 
     def abort(self, work_id: str) -> None:
         """End a work before the next step."""
-        if work_id in self._receivers:
+        if self._stop_waiting(work_id):
+            self._deliver([self._receivers[work_id].aborted()])
+        elif work_id in self._receivers:
             self._send(lambda core: core.abort(work_id))
 
     async def reset_prefix_cache(self) -> int:
@@ -211,6 +301,8 @@ class TorchEngine:
         except Exception as error:
             log.exception("the engine failed")
             self._fail(core, EngineError(f"the engine failed: {type(error).__name__}: {error}"))
+        finally:
+            core.close()
 
     def _turn(self, core: Core) -> None:
         self._wake.clear()
@@ -236,6 +328,8 @@ class TorchEngine:
     def _refuse(self, error: InlayError) -> None:
         """On the event loop, after the last deltas: what the thread never saw ends as well."""
         self._failure = error
+        for work_id in tuple(self._waits):
+            self._stop_waiting(work_id)
         self._deliver([receiver.lost(error) for receiver in tuple(self._receivers.values())])
         for done in self._resets:
             _reject(done, error)
@@ -271,6 +365,7 @@ class TorchEngine:
             ),
         )
         core = Core(model, bounds, self._secret, prefix_caching=settings.enable_prefix_caching)
+        self._grammars = Grammars(Path(model.path), model.vocab_size, model.eos_token_ids)
         self._card = _card(settings, core, self._secret)
         self._admission = Admission(
             bounds=core.bounds,
@@ -317,17 +412,20 @@ def _card(settings: EngineSettings, core: Core, secret: Secret) -> ModelCard:
             "sampling": Exactness.EXACT,
             "penalties": Exactness.EXACT,
             "logprobs": Exactness.EXACT,
-            "grammar": Exactness.IMPOSSIBLE,
+            "grammar": Exactness.EXACT,
         },
+        grammars=KINDS,
         shares_text_prefix=True,
         secret_fingerprint=secret.fingerprint,
     )
 
 
-def _admit(receiver: _Receiver, expires: float | None, core: Core) -> Iterable[Delta]:
+def _admit(
+    receiver: _Receiver, expires: float | None, grammar: GrammarState | None, core: Core
+) -> Iterable[Delta]:
     """A failure to take one work is its own."""
     try:
-        return core.admit(receiver.work, expires)
+        return core.admit(receiver.work, expires, grammar)
     except Exception as error:
         log.exception("work %s was not admitted", receiver.work.id)
         return [receiver.lost(EngineError(f"the work was not admitted: {type(error).__name__}"))]

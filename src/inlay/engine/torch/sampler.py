@@ -1,8 +1,8 @@
 """Logits and samplings to token ids and logprobs.
 
-Order and meaning of the settings are vLLM's: logit bias and the ban of end tokens before `min_tokens`; repetition, frequency
-and presence penalties; greedy choice, or temperature, min_p, top_k, top_p and a draw. Logprobs are of the model's own
-distribution, before any of this.
+Order and meaning of the settings are vLLM's: what may be chosen at all (`constraints.py`); repetition, frequency and presence
+penalties; greedy choice, or temperature, min_p, top_k, top_p and a draw. Logprobs are of the model's own distribution, before
+any of this.
 
 Three rules make a choice a pure function of (logits, settings, output so far, seed, output index), whoever the neighbours are and
 whichever worker resumes the sequence:
@@ -16,7 +16,7 @@ Suffixes of tensors: S sequences in the batch, R those of them that need somethi
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -24,8 +24,9 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
+from inlay.engine.torch.constraints import Constrained, Constraints
 from inlay.engine.torch.native import kernels
-from inlay.errors import InvalidRequestError
+from inlay.errors import InlayError, InvalidRequestError
 from inlay.protocol.work import Sampling, TokenLogprobs
 
 GREEDY_BELOW = 1e-5
@@ -48,22 +49,12 @@ class Choice(NamedTuple):
     logprobs: TokenLogprobs | None
 
 
-class Sampled(Protocol):
+class Sampled(Constrained, Protocol):
     """What a sequence shows of itself."""
-
-    @property
-    def sampling(self) -> Sampling:
-        """How its tokens are chosen."""
-        ...
 
     @property
     def prompt_token_ids(self) -> tuple[int, ...]:
         """Ids of the prompt's token positions; rows have none."""
-        ...
-
-    @property
-    def output(self) -> Sequence[int]:
-        """Ids so far, resumed ones included; it only grows."""
         ...
 
 
@@ -178,26 +169,16 @@ class Sampler:
             device: where the logits will be.
         """
         self._vocab_size = vocab_size
-        self._eos_token_ids = eos_token_ids
         self._device = device
+        self._constraints = Constraints(vocab_size, eos_token_ids, device)
         self._tallies: dict[int, Tally] = {}
 
     def check(self, sampling: Sampling) -> None:
-        """Refuse settings that name tokens the model does not have. For the engine, before it admits a work.
+        """As `Constraints.check`."""
+        self._constraints.check(sampling)
 
-        Raises:
-            InvalidRequestError: a biased or stop token id is outside the vocabulary.
-        """
-        for name, ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
-            wrong = [id_ for id_ in ids if not 0 <= id_ < self._vocab_size]
-            if wrong:
-                raise InvalidRequestError(
-                    f"{name} names token id {wrong[0]}; the model's ids are 0 to {self._vocab_size - 1}",
-                    param=name,
-                )
-
-    def sample(self, logits_SV: Tensor, sequences: Sequence[Sampled]) -> list[Choice]:
-        """The next token of each sequence. `logits_SV` is left as it is.
+    def sample(self, logits_SV: Tensor, sequences: Sequence[Sampled]) -> list[Choice | InlayError]:
+        """The next token of each sequence, or why none is left to choose. `logits_SV` is left as it is.
 
         A row whose largest logit is not finite (all are -inf, or one is NaN) gets the token `argmax` names.
 
@@ -206,7 +187,7 @@ class Sampler:
             sequences: S, in the order of the rows.
         """
         samplings = [sequence.sampling for sequence in sequences]
-        processed_SV = self._penalised(self._biased(logits_SV, sequences), sequences)
+        processed_SV = self._penalised(self._constraints.apply(logits_SV, sequences), sequences)
         drawn = [row for row, sampling in enumerate(samplings) if not _is_greedy(sampling)]
         if len(drawn) < len(samplings):
             ids_S = _argmax(processed_SV)
@@ -220,7 +201,20 @@ class Sampler:
             ids_S[rows_R] = self._draw(values_RV, [samplings[row] for row in drawn], uniforms)
         chosen = ids_S.tolist()
         logprobs = self._logprobs(logits_SV, samplings, ids_S, chosen)
-        return [Choice(id_, logprobs.get(row)) for row, id_ in enumerate(chosen)]
+        found: list[Choice | InlayError] = [Choice(id_, logprobs.get(row)) for row, id_ in enumerate(chosen)]
+        for row in self._empty(processed_SV, samplings):
+            found[row] = InvalidRequestError(
+                "no token is left to choose: what bad_words, allowed_token_ids and the grammar allow has nothing in common"
+            )
+        return found
+
+    def _empty(self, processed_SV: Tensor, samplings: Sequence[Sampling]) -> list[int]:
+        """The rows whose constraints leave nothing."""
+        rows = [row for row, sampling in enumerate(samplings) if self._constraints.binds(sampling)]
+        if not rows:
+            return []
+        best = processed_SV[self._tensor(rows, torch.int64)].amax(dim=-1).tolist()
+        return [row for row, value in zip(rows, best, strict=True) if value == -torch.inf]
 
     def forget(self, sequence: Sampled) -> None:
         """Drop what was kept for `sequence` between steps; nothing happens when nothing was."""
@@ -232,28 +226,6 @@ class Sampler:
 
     def _tensor(self, values: Sequence[float] | np.ndarray, dtype: torch.dtype) -> Tensor:
         return torch.as_tensor(values, dtype=dtype).to(self._device)
-
-    def _biased(self, logits_SV: Tensor, sequences: Sequence[Sampled]) -> Tensor:
-        """With logit biases added and end tokens banned where it is too early; a copy if anything changed."""
-        cells = list(self._cells(sequences))
-        if not cells:
-            return logits_SV
-        rows, ids, values = zip(*cells, strict=True)
-        place = (self._tensor(rows, torch.int64), self._tensor(ids, torch.int64))
-        # Adding -inf bans a token whatever its bias; the sum is the same in any order of the cells but for rounding.
-        return logits_SV.index_put(place, self._tensor(values, torch.float32), accumulate=True)
-
-    def _cells(self, sequences: Sequence[Sampled]) -> Iterator[tuple[int, int, float]]:
-        """(row, id, value to add)."""
-        for row, sequence in enumerate(sequences):
-            sampling = sequence.sampling
-            for id_, bias in sampling.logit_bias.items():
-                if 0 <= id_ < self._vocab_size:
-                    yield row, id_, bias
-            if len(sequence.output) < sampling.min_tokens:
-                for id_ in {*self._eos_token_ids, *sampling.stop_token_ids}:
-                    if 0 <= id_ < self._vocab_size:
-                        yield row, id_, -torch.inf
 
     def _penalised(self, logits_SV: Tensor, sequences: Sequence[Sampled]) -> Tensor:
         """With repetition, frequency and presence penalties; a copy if anything changed."""

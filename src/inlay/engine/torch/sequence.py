@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from inlay.digest import BLOCK_SIZE, Chain
+from inlay.engine.torch.grammar_state import GrammarState
 from inlay.engine.torch.table import PageRun
 from inlay.errors import ErrorFrame, InlayError
 from inlay.prompt import Prompt, Segment, Tokens
@@ -36,6 +37,7 @@ class Sequence:
         order: (priority, arrival): who goes first; unique.
         expires: on the clock `Core.step` is given, or None.
         atomic: bounds of the segments that must not be split.
+        grammar: where the output stands in the grammar the work asks for, if any.
     """
 
     __slots__ = (
@@ -46,6 +48,7 @@ class Sequence:
         "cached_tokens",
         "computed",
         "expires",
+        "grammar",
         "order",
         "output",
         "pages",
@@ -67,6 +70,7 @@ class Sequence:
         chain: Chain | None = None,
         expires: float | None = None,
         page_groups: int = 1,
+        grammar: GrammarState | None = None,
     ) -> None:
         """A sequence of which nothing is computed.
 
@@ -76,6 +80,7 @@ class Sequence:
             chain: empty, rooted where the work's adapter and salt say; None when nothing of it may be cached.
             expires: when it must have ended.
             page_groups: how many there are.
+            grammar: has read the earlier output.
         """
         self.work = work
         self.prompt: Prompt = work.prompt
@@ -90,6 +95,7 @@ class Sequence:
         self.preemptions = 0
         self.order = (work.priority, arrival)
         self.expires = expires
+        self.grammar = grammar
         self.atomic = self.prompt.atomic_bounds()
         self._prompt_length = len(self.prompt)
         asks = work.sampling.prompt_logprobs is not None and not work.prior_output

@@ -11,6 +11,8 @@ from torch import Tensor
 from inlay.digest import Chain, Secret, root_digest
 from inlay.engine.torch import prompt_logprobs
 from inlay.engine.torch.batch import Batch
+from inlay.engine.torch.grammar_state import GrammarState
+from inlay.engine.torch.masks import Masks
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.sampler import Choice, Sampler
 from inlay.engine.torch.scheduler import Bounds, Scheduler, Span
@@ -43,6 +45,7 @@ class Core:
         self.pages = model.new_pages(bounds.num_pages, bounds.page_size)
         self.scheduler = Scheduler(bounds, prefix_caching=prefix_caching)
         self.sampler = Sampler(model.vocab_size, model.eos_token_ids, model.device)
+        self._masks = Masks()
         self._secret = secret
         self._prefix_caching = prefix_caching
         self._sequences: dict[str, Sequence] = {}
@@ -58,12 +61,19 @@ class Core:
         """Works under way."""
         return len(self._sequences)
 
-    def admit(self, work: Work, expires: float | None = None) -> list[Delta]:
+    def close(self) -> None:
+        """End the threads."""
+        self._masks.close()
+
+    def admit(
+        self, work: Work, expires: float | None = None, grammar: GrammarState | None = None
+    ) -> list[Delta]:
         """Take a work that `Admission.check` has passed.
 
         Args:
             work: what to generate.
             expires: when it fails, on the clock that `expire` is given.
+            grammar: the state of the one it asks for, at the end of its earlier output.
 
         Returns:
             The last delta at once when the earlier output was already complete, else nothing.
@@ -84,6 +94,7 @@ class Core:
             chain=chain,
             expires=expires,
             page_groups=len(self.bounds.windows),
+            grammar=grammar,
         )
         self._arrivals += 1
         reason = sequence.ending(self.model.eos_token_ids)
@@ -137,6 +148,8 @@ class Core:
         plan = self.scheduler.schedule()
         if not plan.spans:
             raise EngineError(f"none of {len(self._sequences)} works could be scheduled")
+        sampling = [span for span in plan.spans if span.samples]
+        self._masks.prepare(span.sequence for span in sampling)
         batch = Batch.of(plan, self.bounds.page_size, self.model.device)
         hidden = self.model.hidden(batch, self.pages)
         logits = self.model.logits(hidden[batch.sampled])
@@ -144,7 +157,7 @@ class Core:
         self._steps += 1
         self._progress += sum(span.count for span in plan.spans)
 
-        sampling = [span for span in plan.spans if span.samples]
+        late = self._masks.late([span.sequence for span in sampling])
         bad = {span for span, good in zip(sampling, _finite(logits), strict=True) if not good}
         bad |= {span for span, told in scores.items() if told is None}
         # At once, and for every position: a value that is not finite spoils the whole span, its tokens before that value
@@ -153,13 +166,20 @@ class Core:
         bad |= {span for span in plan.spans if not all(list(islice(states, span.count)))}
         for span in plan.spans:
             if span not in bad:
-                self.scheduler.commit(span)
+                # Whoever waits for its mask computes its last position again, for logits to choose from.
+                waits = span.samples and span.sequence in late
+                self.scheduler.commit(replace(span, count=span.count - 1, samples=False) if waits else span)
                 self.scheduler.prove(span.sequence)
         deltas = [self._condemn(span) for span in plan.spans if span in bad]
         deltas += [
             self._tell(span.sequence, told) for span, told in scores.items() if told and span not in bad
         ]
-        going = [span.sequence.work.id in self._sequences for span in sampling]
+        deltas += [
+            self._end(sequence, error=error)
+            for sequence, error in late.items()
+            if error is not None and sequence.work.id in self._sequences
+        ]
+        going = [span.sequence.work.id in self._sequences and span.sequence not in late for span in sampling]
         if not all(going):
             sampling = list(compress(sampling, going))
             logits = logits[torch.tensor(going, device=logits.device)]

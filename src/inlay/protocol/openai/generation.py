@@ -20,6 +20,9 @@ class StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool | None = None
 
 
+_GUIDED = "guided decoding by this field, which vLLM has replaced by structured_outputs,"
+
+
 class GenerationRequest(msgspec.Struct, kw_only=True):
     """What completions and chat completions both understand. Names beyond OpenAI's are vLLM's.
 
@@ -32,6 +35,10 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
         prompt_logprobs: alternatives a token of the prompt.
         truncate_prompt_tokens: positions of a prompt that are kept; -1 is as many as leave room for the output.
         truncation_side: "left" keeps the last positions, as when absent; "right" the first.
+        response_format: OpenAI's: type "text", "json_object", or "json_schema" with `json_schema: {name, schema, strict}`.
+        structured_outputs: vLLM's: one of json, regex, choice, grammar, json_object.
+        bad_words: texts the output must not hold.
+        allowed_token_ids: the only ids that may be chosen.
     """
 
     model: str | None = None
@@ -67,14 +74,19 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None
     structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
 
     REFUSED: ClassVar[dict[str, str]] = {
         "use_beam_search": "beam search",
-        "structured_outputs": "structured output",
-        "bad_words": "a list of bad words",
-        "allowed_token_ids": "a list of allowed token ids",
+        "guided_json": _GUIDED,
+        "guided_regex": _GUIDED,
+        "guided_choice": _GUIDED,
+        "guided_grammar": _GUIDED,
     }
     """Fields that would change the answer and are not served: a request that sets one is refused, never half obeyed."""
 

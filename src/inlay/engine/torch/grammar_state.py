@@ -1,0 +1,160 @@
+"""Where one output stands in its grammar, and which tokens may come next. A function of the grammar and the output alone."""
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Executor, Future
+
+import numpy as np
+from llguidance import LLMatcher
+from numpy.typing import NDArray
+
+from inlay.errors import InlayError, InvalidRequestError
+from inlay.protocol.work import Grammar
+
+Mask = NDArray[np.uint32]
+"""One bit an id, lowest first, in words of 32: whether it may come next."""
+
+MAX_SECONDS = 5.0
+"""For the mask of one token. Usual masks take 0.0002 s; the library's limits end nearly all others within 0.1."""
+
+
+class GrammarState:
+    """The matcher of one sequence, and how much of the sequence's output it has read.
+
+    Masks are computed on threads of their own: one that takes long delays its own sequence and no other. Between `prepare` and
+    the end of what it started nothing else may touch the state.
+
+    Attributes:
+        after: the grammar's.
+        slow: a step has waited for its mask in vain.
+    """
+
+    __slots__ = (
+        "_future",
+        "_mask",
+        "_matcher",
+        "_old",
+        "_seen",
+        "_start",
+        "_started",
+        "_stop_token_ids",
+        "after",
+        "slow",
+    )
+
+    def __init__(
+        self, matcher: LLMatcher, grammar: Grammar, stop_token_ids: tuple[int, ...], vocab_size: int
+    ) -> None:
+        """At the start of an output.
+
+        Args:
+            matcher: fresh, and this state's own.
+            grammar: which it was made of.
+            stop_token_ids: may be chosen wherever the grammar may end, as the model's end tokens may.
+            vocab_size: ids in a mask.
+        """
+        self.after = grammar.after
+        self.slow = False
+        self._matcher = matcher
+        self._stop_token_ids = stop_token_ids
+        self._mask: Mask = np.zeros((vocab_size + 31) // 32, dtype=np.uint32)
+        self._start: int | None = None if grammar.after else 0
+        self._seen = 0
+        self._future: Future[Mask | None] | None = None
+        self._old = -1
+        self._started: float | None = None
+
+    def read(self, output: Sequence[int]) -> None:
+        """Take in what `output` has gained since the last call.
+
+        Raises:
+            InvalidRequestError: it is not what the grammar allows, or the grammar is too costly to go on with.
+        """
+        new: list[int] = []
+        for index in range(self._seen, len(output)):
+            if self._start is not None:
+                new.append(output[index])
+            elif tuple(output[max(0, index + 1 - len(self.after)) : index + 1]) == self.after:
+                self._start = index + 1
+        self._seen = len(output)
+        for id_ in new:
+            # A finished grammar takes end tokens for ever: they are all that its masks allow.
+            if not self._matcher.is_stopped() and not self._matcher.consume_token(id_):
+                break
+        self._check()
+
+    def mask(self) -> Mask | None:
+        """Which ids may come next; None when all may. Raises `InvalidRequestError` when the grammar is too costly."""
+        if self._start is None:
+            return None
+        self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        self._check()
+        if self._matcher.is_accepting():
+            for id_ in self._stop_token_ids:
+                self._mask[id_ >> 5] |= np.uint32(1 << (id_ & 31))
+        return self._mask
+
+    @property
+    def complete(self) -> bool:
+        """Nothing but the end may follow."""
+        return self._start is not None and bool(self._matcher.is_stopped())
+
+    def prepare(self, output: Sequence[int], executor: Executor) -> None:
+        """Begin to compute the mask of what follows `output`, unless that was done before."""
+        if self._old != len(output):
+            self._old = len(output)
+            self._started = None
+            self._future = executor.submit(self._compute, list(output))
+
+    def _compute(self, output: list[int]) -> Mask | None:
+        self._started = time.monotonic()
+        self.read(output)
+        return self.mask()
+
+    def ready(self, timeout: float) -> bool:
+        """Whether what `prepare` began is done.
+
+        Args:
+            timeout: seconds to wait for it.
+
+        Raises:
+            InvalidRequestError: it takes too long; the sequence must end.
+        """
+        if self._future is None or self._future.done():
+            return True
+        try:
+            self._future.exception(timeout)
+        except TimeoutError:
+            if self._started is not None and time.monotonic() - self._started > MAX_SECONDS:
+                raise InvalidRequestError(
+                    f"the grammar took more than {MAX_SECONDS:g} s for one token; make it simpler",
+                    param=PARAM,
+                ) from None
+            return False
+        return True
+
+    def prepared(self) -> Mask | None:
+        """The mask, once it is `ready`. Raises what computing it raised."""
+        if self._future is None:
+            raise RuntimeError("a mask is asked for that was not prepared")
+        return self._future.result()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise refusal(self._matcher.get_error())
+
+
+PARAM = "grammar"
+"""What errors about grammars name; a frontend knows in which field it came."""
+
+
+def refusal(message: str) -> InlayError:
+    """The library's words, in one line."""
+    lines = [line.strip() for line in message.split("<non-verbose/>")[0].splitlines()]
+    text = " ".join(line for line in lines if line)
+    if text.startswith("NoExtension"):
+        text = "nothing can match it"
+    return InvalidRequestError(f"the grammar cannot be used: {text[:400]}", param=PARAM)
+
+
+__all__ = ["PARAM", "GrammarState", "Mask", "refusal"]

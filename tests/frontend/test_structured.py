@@ -1,0 +1,195 @@
+"""Structured output through real servers and the real client; the model's weights are random, so the grammar does all of it."""
+
+import json
+import re
+import threading
+from typing import Any, Literal
+
+import openai
+import pydantic
+import pytest
+
+from inlay.render import Renderer
+from tests.frontend.live import Fleet
+from tests.frontend.payloads import TEXT, embeds_of, error, post, saved
+from tests.models import EOS_ID, VOCAB_SIZE
+
+ASK: list[dict[str, Any]] = [{"role": "user", "content": TEXT}]
+
+
+class Lantern(pydantic.BaseModel):
+    """What the tests ask for."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+    colour: Literal["red", "green"]
+    count: int = pydantic.Field(ge=0, le=99)
+    lit: bool
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Any:
+    return openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def blanks(llama: Fleet) -> dict[str, float]:
+    """Against white space between the parts of JSON, of which a random model has no end."""
+    renderer = Renderer.load(llama.path)
+    return {
+        str(id_): -100.0 for id_ in range(VOCAB_SIZE) if id_ != EOS_ID and not renderer.decode([id_]).strip()
+    }
+
+
+def test_the_openai_client_parses_a_pydantic_model(client: Any, blanks: dict[str, float]) -> None:
+    answer = client.chat.completions.parse(
+        model="tiny",
+        messages=ASK,
+        response_format=Lantern,
+        max_tokens=200,
+        n=2,
+        temperature=1.0,
+        seed=3,
+        logit_bias=blanks,
+    )
+    for choice in answer.choices:
+        assert choice.finish_reason == "stop"
+        assert isinstance(choice.message.parsed, Lantern)
+
+
+def test_a_streamed_chat_is_the_same_json(client: Any, blanks: dict[str, float]) -> None:
+    schema = {"name": "lantern", "strict": True, "schema": Lantern.model_json_schema()}
+    options: dict[str, Any] = {
+        "model": "tiny",
+        "messages": ASK,
+        "max_tokens": 200,
+        "temperature": 0,
+        "logit_bias": blanks,
+        "response_format": {"type": "json_schema", "json_schema": schema},
+    }
+    whole = client.chat.completions.create(**options).choices[0].message.content
+    Lantern.model_validate_json(whole)
+    chunks = client.chat.completions.create(**options, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole
+
+
+@pytest.mark.parametrize(
+    ("asked", "pattern"),
+    [
+        ({"regex": r"[A-F]{2}\d"}, r"[A-F]{2}\d"),
+        ({"choice": ["left", "right"]}, "left|right"),
+        ({"grammar": 'root ::= "go " ("north" | "south")'}, "go (north|south)"),
+        ({"grammar": 'start: "go " ("north" | "south")'}, "go (north|south)"),
+        ({"json": Lantern.model_json_schema()}, None),
+        ({"json": json.dumps(Lantern.model_json_schema())}, None),
+    ],
+)
+def test_every_kind_of_structured_outputs(
+    client: Any, blanks: dict[str, float], asked: dict[str, Any], pattern: str | None
+) -> None:
+    answer = client.completions.create(
+        model="tiny",
+        prompt=TEXT,
+        max_tokens=200,
+        temperature=1.0,
+        logit_bias=blanks,
+        extra_body={"structured_outputs": asked},
+    )
+    text = answer.choices[0].text
+    assert answer.choices[0].finish_reason == "stop"
+    if pattern is None:
+        Lantern.model_validate_json(text)
+    else:
+        assert re.fullmatch(pattern, text)
+
+
+def test_a_prompt_of_rows_is_answered_by_the_same_json_as_its_text(
+    llama: Fleet, url: str, blanks: dict[str, float]
+) -> None:
+    fields = {
+        "model": "tiny",
+        "max_tokens": 200,
+        "temperature": 0,
+        "logit_bias": blanks,
+        "structured_outputs": {"json": Lantern.model_json_schema()},
+    }
+    by_text = post(url, "/v1/completions", {**fields, "prompt": TEXT}).json()["choices"][0]["text"]
+    by_rows = post(url, "/v1/completions", {**fields, "prompt_embeds": saved(embeds_of(llama))}).json()
+    assert by_rows["choices"][0]["text"] == by_text
+    Lantern.model_validate_json(by_text)
+
+
+def test_json_mode_says_an_object_or_is_cut_off_in_one(client: Any) -> None:
+    answer = client.chat.completions.create(
+        model="tiny", messages=ASK, response_format={"type": "json_object"}, max_tokens=100, temperature=1.0
+    )
+    text = answer.choices[0].message.content
+    assert text.startswith("{")
+    if answer.choices[0].finish_reason == "stop":
+        assert isinstance(json.loads(text), dict)
+
+
+def test_a_stop_string_ends_a_structured_output_too(client: Any) -> None:
+    answer = client.completions.create(
+        model="tiny",
+        prompt=TEXT,
+        max_tokens=50,
+        stop="c",
+        extra_body={"structured_outputs": {"regex": "abcd"}},
+    )
+    assert answer.choices[0].text == "ab"
+
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "repetition": {"regex": "(a{1000}){1000}"},
+    "exponential": {"regex": ".*[a-m].{40}x"},
+    "divisor": {"json": {"type": "integer", "multipleOf": 1_000_003}},
+    "enum": {"json": {"enum": [f"value number {index}" for index in range(9000)]}},
+    "nesting": {"regex": "(" * 5000 + "a" + ")" * 5000},
+    "products": {"json": {"allOf": [{"anyOf": [{"properties": {f"p{i}": {"type": kind}}} for kind in ("string", "integer")]} for i in range(20)]}},
+    "itself": {"json": {"$ref": "#"}},
+    "elsewhere": {"json": {"$ref": "http://127.0.0.1:9/schema"}},
+}  # fmt: skip
+
+
+def test_hostile_schemas_are_refused_or_cut_while_others_are_answered(url: str) -> None:
+    statuses: dict[str, int] = {}
+
+    def attack(name: str) -> None:
+        body = {"model": "tiny", "prompt": TEXT, "max_tokens": 20, "structured_outputs": HOSTILE[name]}
+        statuses[name] = post(url, "/v1/completions", body).status_code
+
+    threads = [threading.Thread(target=attack, args=(name,)) for name in HOSTILE]
+    fields = {"model": "tiny", "prompt": TEXT, "max_tokens": 10, "temperature": 0, "return_token_ids": True}
+    before = post(url, "/v1/completions", fields).json()["choices"][0]["token_ids"]
+    for thread in threads:
+        thread.start()
+    during = [post(url, "/v1/completions", fields).json()["choices"][0]["token_ids"] for _ in range(5)]
+    for thread in threads:
+        thread.join()
+    assert during == [before] * 5
+    assert set(statuses.values()) <= {200, 400}
+    refused = {"repetition", "divisor", "nesting", "products", "itself", "elsewhere"}
+    assert all(statuses[name] == 400 for name in refused)
+
+
+def test_what_is_wrong_with_a_schema_is_said_by_the_field_it_came_in(url: str) -> None:
+    schema = {"name": "x", "schema": {"type": "objekt"}}
+    body = {
+        "model": "tiny",
+        "messages": ASK,
+        "response_format": {"type": "json_schema", "json_schema": schema},
+    }
+    response = post(url, "/v1/chat/completions", body)
+    assert response.status_code == 400
+    said = error(response)
+    assert said["param"] == "response_format"
+    assert "objekt" in said["message"]
+
+
+def test_a_bad_word_is_never_said(client: Any) -> None:
+    free = client.completions.create(model="tiny", prompt=TEXT, max_tokens=10, temperature=0)
+    word = free.choices[0].text[:4]
+    held = client.completions.create(
+        model="tiny", prompt=TEXT, max_tokens=10, temperature=0, extra_body={"bad_words": [word]}
+    )
+    assert held.choices[0].text != free.choices[0].text
