@@ -218,7 +218,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": "any"}, "tool_choice", "got 'any'"),
     ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "'f', which is none of the tools"),
     ({"tool_choice": {"type": "function"}}, "tool_choice", "'required' or"),
-    ({"tool_choice": "required"}, "tool_choice", "cannot hold its output to a schema"),
+    ({"tool_choice": "required"}, "tool_choice", "it has no structured output"),
     ({"tools": [{"type": "custom"}]}, "tools[0].type", "got 'custom'"),
     ({"tools": [{"type": "function"}]}, "tools[0].function", "got null"),
     ({"tools": [WEATHER, {"type": "function", "function": {"name": ""}}]}, "tools[1].function.name", "1 to 256"),

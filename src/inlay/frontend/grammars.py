@@ -7,6 +7,7 @@ import msgspec
 
 from inlay.errors import InvalidRequestError
 from inlay.frontend.messages import check_depth
+from inlay.protocol.openai.chat import ChatRequest
 from inlay.protocol.openai.generation import GenerationRequest
 from inlay.protocol.work import MAX_GRAMMAR, Grammar, GrammarKind, ModelCard
 
@@ -14,10 +15,12 @@ _FORMAT, _OUTPUTS = "response_format", "structured_outputs"
 
 
 def field_of(request: GenerationRequest) -> str:
-    """The field that asks for a grammar; `tools` where neither does."""
+    """The field whose grammar binds the output of a request that has one; `tools` where a call is forced."""
+    if isinstance(request, ChatRequest) and request.tool_choice not in (None, "auto", "none"):
+        return "tools"
     if request.structured_outputs is not None:
         return _OUTPUTS
-    return "tools" if request.response_format is None else _FORMAT
+    return _FORMAT
 
 
 def grammar_of(request: GenerationRequest) -> Grammar | None:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from inlay.errors import InvalidRequestError
+from inlay.frontend.grammars import check_served
 from inlay.frontend.settings import FrontendSettings
 from inlay.frontend.tools import ToolChoice, ToolUse
 from inlay.prompt import Prompt, Tokens
@@ -52,12 +53,7 @@ class Forms(NamedTuple):
 
 def check_tool_use(settings: FrontendSettings, card: ModelCard, forms: Forms, use: ToolUse) -> None:
     """Raise `InvalidRequestError` where calls could not be told from text, or not be enforced."""
-    if use.forced and "json_schema" not in card.grammars:
-        raise InvalidRequestError(
-            f"tool_choice {use.choice.value} is not supported: the engine of this model ({card.engine}) cannot hold its output to a "
-            "schema; 'auto' and 'none' are",
-            param="tool_choice",
-        )
+    check_served(use.grammar, card, "tool_choice")
     if use.choice is not ToolChoice.AUTO:
         return
     if not settings.enable_auto_tool_choice:

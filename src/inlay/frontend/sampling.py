@@ -118,7 +118,9 @@ def _check_words(words: list[str]) -> None:
 
 
 def bad_words_of(request: GenerationRequest, renderer: Renderer) -> tuple[tuple[int, ...], ...]:
-    """The ids of each bad word at the start of a text and, where that is another token, behind a space. The rule is vLLM's.
+    """The ids of each bad word at the start of a text and behind a space.
+
+    vLLM leaves out the second where it has another number of ids than the first; a word could then be said after all.
 
     Raises:
         InvalidRequestError: together they have too many tokens.
@@ -127,9 +129,7 @@ def bad_words_of(request: GenerationRequest, renderer: Renderer) -> tuple[tuple[
     for word in request.bad_words or []:
         bare = renderer.encode(word.lstrip(), add_special_tokens=False)
         behind = renderer.encode(" " + word.lstrip(), add_special_tokens=False)
-        runs[bare] = None
-        if behind[:1] != bare[:1] and len(behind) == len(bare):
-            runs[behind] = None
+        runs |= dict.fromkeys((bare, behind))
     count = sum(map(len, runs))
     if count > MAX_BAD_WORD_IDS:
         raise InvalidRequestError(

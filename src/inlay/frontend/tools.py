@@ -112,7 +112,10 @@ def _function(tool: Mapping[str, Any], where: str) -> tuple[str, Mapping[str, An
             f"{where}.function.parameters must be a JSON Schema, an object, got {_shown(parameters)}",
             param=f"{where}.function.parameters",
         )
-    return name, parameters or {"type": "object", "properties": {}}
+    if parameters and "$ref" in parameters:
+        return name, parameters
+    # Without its type a schema would let anything through.
+    return name, {"type": "object", "properties": {}, **(parameters or {})}
 
 
 def _named(tool_choice: object, schemas: Mapping[str, object]) -> str:

@@ -71,13 +71,16 @@ def blanks(renderer: Renderer) -> dict[int, float]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(directory: Path) -> AsyncIterator[TorchEngine]:
-    made = TorchEngine(EngineSettings(model=str(directory), num_blocks=96, max_num_seqs=8), SECRET)
+    made = TorchEngine(EngineSettings(model=str(directory), max_num_seqs=8), SECRET)
     await made.start()
     yield made
     await made.close()
 
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+PAGE_BYTES = 16 * 2 * 2 * 2 * 8 * 4
+"""16 positions of 2 layers, keys and values of 2 heads with 8 floats."""
+
 PROMPT = Prompt.of(Tokens((11, 12, 13, 14)))
 _counter = iter(range(10**6))
 
@@ -111,7 +114,11 @@ def text_of(renderer: Renderer, receiver: Receiver) -> str:
 @pytest.mark.parametrize("kind", CASES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_an_output_matches_its_grammar_and_ends_where_it_may(
-    engine: TorchEngine, renderer: Renderer, kind: GrammarKind, temperature: float
+    engine: TorchEngine,
+    renderer: Renderer,
+    blanks: dict[int, float],
+    kind: GrammarKind,
+    temperature: float,
 ) -> None:
     allowed = None
     if kind == "json_object":  # a random model would go on with an object for ever
@@ -195,7 +202,10 @@ async def test_rows_and_text_lead_to_the_same_structured_output(engine: TorchEng
 
 async def test_a_preempted_output_still_matches(directory: Path, renderer: Renderer) -> None:
     engine = TorchEngine(
-        EngineSettings(model=str(directory), num_blocks=6, max_model_len=90, max_num_seqs=4), SECRET
+        EngineSettings(
+            model=str(directory), kv_cache_memory_bytes=6 * PAGE_BYTES, max_model_len=90, max_num_seqs=4
+        ),
+        SECRET,
     )
     await engine.start()
     try:
