@@ -128,7 +128,7 @@ async def test_an_output_matches_its_grammar_and_ends_where_it_may(
             EOS_ID,
         )
         allowed += renderer.encode("}", add_special_tokens=False)
-    options = {"repetition_penalty": 1.3, "logprobs": 2} if temperature else {}
+    options: dict[str, Any] = {"repetition_penalty": 1.3, "logprobs": 2} if temperature else {}
     (receiver,) = await run(
         engine, work(kind, temperature=temperature, logit_bias=blanks, allowed_token_ids=allowed, **options)
     )
@@ -141,7 +141,7 @@ async def test_neighbours_with_other_grammars_and_none_change_nothing(
     engine: TorchEngine, renderer: Renderer, blanks: dict[int, float]
 ) -> None:
     kinds: list[GrammarKind | None] = ["regex", None, "choice", "json_schema", None, "grammar"]
-    options = [
+    options: list[dict[str, Any]] = [
         {"temperature": 0.8, "max_tokens": 60, "seed": index, "logit_bias": blanks}
         for index in range(len(kinds))
     ]
@@ -326,9 +326,12 @@ async def test_one_grammar_is_compiled_once_and_the_oldest_is_dropped(
 ) -> None:
     compiled: list[str] = []
     real = grammar_source.source_of
-    monkeypatch.setattr(
-        grammars, "source_of", lambda grammar: compiled.append(grammar.source) or real(grammar)
-    )
+
+    def counted(grammar: Grammar) -> str:
+        compiled.append(grammar.source)
+        return real(grammar)
+
+    monkeypatch.setattr(grammars, "source_of", counted)
     monkeypatch.setattr(grammars, "MAX_KEPT", 2)
     made = grammars.Grammars(directory, VOCAB_SIZE, (EOS_ID,))
     try:

@@ -440,11 +440,11 @@ def test_a_resumed_sequence_goes_on_as_it_would_have(
     first = sequence(prompt, **options)
     worker = sampler()
     for row in rows:
-        first.output.append(worker.sample(row[None], [first])[0].token_id)
+        first.output.append(choices(worker, row[None], [first])[0].token_id)
     second = Sequence(msgspec.structs.replace(first.sampling), prompt, first.output[:length])
     worker = sampler()
     for row in rows[length:]:
-        second.output.append(worker.sample(row[None], [second])[0].token_id)
+        second.output.append(choices(worker, row[None], [second])[0].token_id)
     assert second.output == first.output
 
 

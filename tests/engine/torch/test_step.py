@@ -16,7 +16,7 @@ from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.sampler import Choice, Sampled
 from inlay.engine.torch.scheduler import Bounds
 from inlay.engine.torch.step import Core
-from inlay.errors import DeadlineExceededError, EmbeddingsError, EngineError
+from inlay.errors import DeadlineExceededError, EmbeddingsError, EngineError, InlayError
 from inlay.prompt import Prompt, Rows, Tokens
 from inlay.protocol.work import Delta, Sampling, Work
 from tests.engine import reference
@@ -450,7 +450,7 @@ def picky(monkeypatch: pytest.MonkeyPatch) -> Core:
     engine = core()
     sample = engine.sampler.sample
 
-    def failing(logits: torch.Tensor, sequences: Sequence[Sampled]) -> list[Choice]:
+    def failing(logits: torch.Tensor, sequences: Sequence[Sampled]) -> list[Choice | InlayError]:
         if any(sequence.sampling.seed == 13 for sequence in sequences):
             raise ValueError("seed 13")
         return sample(logits, sequences)
