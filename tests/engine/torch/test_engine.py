@@ -123,10 +123,10 @@ async def test_a_work_that_cannot_be_admitted_fails_alone(
 ) -> None:
     admit = Core.admit
 
-    def picky(core: Core, one: Any, expires: float | None = None) -> list[Delta]:
+    def picky(core: Core, one: Any, *more: Any) -> list[Delta]:
         if one.id == "bad":
             raise ValueError("bad")
-        return admit(core, one, expires)
+        return admit(core, one, *more)
 
     monkeypatch.setattr(Core, "admit", picky)
     bad = work("bad", prompt(1))
