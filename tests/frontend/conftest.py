@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from inlay.render import Renderer
 from tests.frontend.live import Fleet, fleet
-from tests.models import tiny
+from tests.models import EOS_ID, VOCAB_SIZE, tiny
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +25,12 @@ def url(llama: Fleet) -> str:
 def plain_url(llama: Fleet) -> str:
     """A frontend as it is without any settings."""
     return llama.serve()
+
+
+@pytest.fixture(scope="session")
+def blanks(llama: Fleet) -> dict[str, float]:
+    """Against white space between the parts of JSON, of which a random model has no end."""
+    renderer = Renderer.load(llama.path)
+    return {
+        str(id_): -100.0 for id_ in range(VOCAB_SIZE) if id_ != EOS_ID and not renderer.decode([id_]).strip()
+    }

@@ -12,7 +12,6 @@ import pytest
 from inlay.render import Renderer
 from tests.frontend.live import Fleet
 from tests.frontend.payloads import TEXT, embeds_of, error, post, saved
-from tests.models import EOS_ID, VOCAB_SIZE
 
 ASK: list[dict[str, Any]] = [{"role": "user", "content": TEXT}]
 
@@ -29,15 +28,6 @@ class Lantern(pydantic.BaseModel):
 @pytest.fixture(scope="module")
 def client(url: str) -> Any:
     return openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
-
-
-@pytest.fixture(scope="module")
-def blanks(llama: Fleet) -> dict[str, float]:
-    """Against white space between the parts of JSON, of which a random model has no end."""
-    renderer = Renderer.load(llama.path)
-    return {
-        str(id_): -100.0 for id_ in range(VOCAB_SIZE) if id_ != EOS_ID and not renderer.decode([id_]).strip()
-    }
 
 
 def test_the_openai_client_parses_a_pydantic_model(client: Any, blanks: dict[str, float]) -> None:
