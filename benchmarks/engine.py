@@ -27,12 +27,13 @@ from transformers import AutoModelForCausalLM, DynamicCache, Qwen3Config
 
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.grammars import Grammars
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.scheduler import Bounds
 from inlay.engine.torch.step import Core
 from inlay.engine.torch.threads import environment
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.work import Sampling, Work
+from inlay.protocol.work import Grammar, Sampling, Work
 
 PAGE_SIZE = 16
 
@@ -153,12 +154,21 @@ class Ours:
         )
         self._core = Core(self.model, bounds, Secret.random(), prefix_caching=False)
         self._works = 0
+        self._grammar: Grammar | None = None
+        self._grammars: Grammars | None = None
+
+    def bind(self, grammar: Grammar | None, grammars: Grammars) -> None:
+        """Hold all outputs from now on to `grammar`, or to none."""
+        self._grammar, self._grammars = grammar, grammars
 
     def _admit(self, ids: list[int], max_tokens: int) -> None:
         self._works += 1
-        sampling = Sampling(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+        grammar, state = self._grammar, None
+        if grammar is not None and self._grammars is not None:
+            state = self._grammars.start(grammar, (), ()).result()
+        sampling = Sampling(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, grammar=grammar)
         work = Work(id=str(self._works), prompt=Prompt.of(Tokens(ids)), sampling=sampling)
-        for delta in self._core.admit(work):
+        for delta in self._core.admit(work, grammar=state):
             raise RuntimeError(f"a work ended before it began: {delta}")
 
     def decode(self, prompts: list[list[int]], steps: int) -> float:
