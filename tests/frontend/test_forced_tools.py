@@ -1,5 +1,6 @@
 """Tools that must be called, by a model whose weights are random: that its calls are calls is the grammar's doing."""
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import openai
@@ -39,8 +40,9 @@ TOOLS: list[Any] = [
 
 
 @pytest.fixture(scope="module")
-def client(url: str) -> Any:
-    return openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
+def client(url: str) -> Iterator[Any]:
+    with openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client:
+        yield client
 
 
 def fields(blanks: dict[str, float], seed: int, **more: Any) -> dict[str, Any]:

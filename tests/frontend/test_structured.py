@@ -3,6 +3,7 @@
 import json
 import re
 import threading
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import openai
@@ -26,8 +27,9 @@ class Lantern(pydantic.BaseModel):
 
 
 @pytest.fixture(scope="module")
-def client(url: str) -> Any:
-    return openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
+def client(url: str) -> Iterator[Any]:
+    with openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client:
+        yield client
 
 
 def test_the_openai_client_parses_a_pydantic_model(client: Any, blanks: dict[str, float]) -> None:
