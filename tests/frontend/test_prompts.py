@@ -8,8 +8,11 @@ import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
+from inlay.digest import Secret, row_digests
 from inlay.errors import InvalidRequestError
+from inlay.frontend import embeds as embeds_module
 from inlay.frontend.prompts import truncated
 from inlay.plane.local.arena import Arena
 from inlay.prompt import Buffer, Prompt, Rows, Segment, Tokens
@@ -108,8 +111,13 @@ def mixed(llama: Fleet) -> list[list[dict[str, Any]]]:
     """Three prompts of the same positions: ids, rows and ids, ids and rows."""
     tokens = tokenizer_of(llama.path)(TEXT)["input_ids"]
     table = rows_of(llama.path, tokens)
-    ids = lambda part: {"type": "token_ids", "token_ids": part}  # noqa: E731
-    embeds = lambda part: {"type": "prompt_embeds", "data": saved(part)}  # noqa: E731
+
+    def ids(part: list[int]) -> dict[str, Any]:
+        return {"type": "token_ids", "token_ids": part}
+
+    def embeds(part: Tensor) -> dict[str, Any]:
+        return {"type": "prompt_embeds", "data": saved(part)}
+
     return [[ids(tokens)], [embeds(table[:3]), ids(tokens[3:])], [ids(tokens[:2]), embeds(table[2:])]]
 
 
@@ -163,15 +171,20 @@ def test_best_of_shows_the_likeliest_outputs(url: str) -> None:
 def test_choices_of_one_prompt_send_its_rows_once_and_hash_them_once(
     url: str, llama: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from inlay.frontend import embeds
-
     hashed: list[int] = []
-    copied: list[int] = []
-    digests, take = embeds.row_digests, Arena._take
-    monkeypatch.setattr(
-        embeds, "row_digests", lambda found, secret: hashed.append(len(found)) or digests(found, secret)
-    )
-    monkeypatch.setattr(Arena, "_take", lambda arena, size: copied.append(size) or take(arena, size))
+    placed: list[int] = []
+    take = Arena._take
+
+    def counted(found: Rows, secret: Secret) -> bytes:
+        hashed.append(len(found))
+        return row_digests(found, secret)
+
+    def taken(arena: Arena, length: int) -> int | None:
+        placed.append(length)
+        return take(arena, length)
+
+    monkeypatch.setattr(embeds_module, "row_digests", counted)
+    monkeypatch.setattr(Arena, "_take", taken)
     table = embeds_of(llama)
     tall = table.repeat(400 // len(table) + 1, 1)[:400]  # 75 KB: enough to go through shared memory
     client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
@@ -180,7 +193,7 @@ def test_choices_of_one_prompt_send_its_rows_once_and_hash_them_once(
     )
     assert len(answer.choices) == 4
     assert hashed == [400]
-    assert len(copied) == 1
+    assert len(placed) == 1
 
 
 def test_ids_beyond_the_models_length_are_not_made_text(url: str) -> None:
