@@ -1,0 +1,196 @@
+"""A scheduler over simulated pages: what each slot holds is checked against what the sequence says it must hold."""
+
+from typing import Any
+
+from inlay.digest import Chain, Secret, root_digest
+from inlay.engine.torch.scheduler import Bounds, Plan, Scheduler
+from inlay.engine.torch.sequence import Sequence
+from inlay.prompt import Buffer, Prompt, Rows, Segment, Tokens
+from inlay.protocol.work import Sampling, Work
+
+SECRET = Secret(bytes(32))
+POISON = 99
+"""A token that makes keys and values non-finite."""
+
+
+def rows(*values: int, atomic: bool = False) -> Rows:
+    return Rows(Buffer(bytes(values)), "float8_e4m3fn", (len(values), 1), atomic=atomic)
+
+
+def bounds(**changes: Any) -> Bounds:
+    values: dict[str, Any] = {
+        "max_model_len": 256,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 32,
+        "page_size": 16,
+        "num_pages": 16,
+    }
+    return Bounds(**(values | changes))
+
+
+def pages_of(sequence: Sequence) -> list[int]:
+    return [page for run in sequence.pages for page in run.pages]
+
+
+class Simulation:
+    """A scheduler, and what a model would have written where.
+
+    A slot holds the whole prefix up to its position, as keys and values do in effect, for the layers of one page group.
+    """
+
+    def __init__(self, limits: Bounds, *, prefix_caching: bool = True) -> None:
+        self.bounds = limits
+        self.scheduler = Scheduler(limits, prefix_caching=prefix_caching)
+        self.slots: list[list[object]] = [[None] * limits.page_size for _ in range(limits.num_pages + 1)]
+        self.tainted: set[int] = set()
+        self.live: list[Sequence] = []
+        self.ended: list[Sequence] = []
+        self.failed: list[Sequence] = []
+        self.arrivals = 0
+
+    def admit(
+        self, *segments: Segment, max_tokens: int = 1, priority: int = 0, salt: str | None = None
+    ) -> Sequence:
+        work = Work(
+            id=str(self.arrivals),
+            prompt=Prompt.of(*segments),
+            sampling=Sampling(max_tokens=max_tokens),
+            salt=salt,
+            priority=priority,
+        )
+        self.bounds.check(work)
+        chain = Chain(root_digest(SECRET, weights_id="w", dtype="float32", salt=salt), SECRET)
+        groups = len(self.bounds.windows)
+        sequence = Sequence(work, arrival=self.arrivals, chain=chain, page_groups=groups)
+        self.arrivals += 1
+        self.scheduler.admit(sequence)
+        self.live.append(sequence)
+        return sequence
+
+    def abort(self, sequence: Sequence) -> None:
+        held = pages_of(sequence)
+        shared = {page for other in self.live if other is not sequence for page in pages_of(other)}
+        self.live.remove(sequence)
+        self.scheduler.finish(sequence)
+        assert pages_of(sequence) == []
+        assert all(self.scheduler.table.references(page) == 0 for page in held if page not in shared)
+
+    @staticmethod
+    def items(sequence: Sequence) -> list[Any]:
+        """What is at each position."""
+        found: list[Any] = []
+        for start, segment in sequence.segments(0, sequence.length):
+            assert start == len(found)
+            if isinstance(segment, Tokens):
+                found.extend(segment.ids)
+            elif isinstance(segment, Rows):
+                kind = bytes(segment.data.view) if segment.atomic else "row"
+                found.extend((kind, value) for value in bytes(segment.data.view))
+        return found
+
+    def named(self, sequence: Sequence, group: int, index: int) -> list[int]:
+        """The page that the cache knows for a page index of `sequence`, if it does."""
+        digest = sequence.page_digest(index, self.bounds.page_size)
+        page = None if digest is None else self.scheduler.cache.find(digest, group)
+        return [] if page is None else [page]
+
+    def step(self) -> Plan:
+        for page in self.scheduler.table.take_dirty():
+            self.tainted.discard(page)
+            self.slots[page] = [None] * self.bounds.page_size
+        plan = self.scheduler.schedule()
+        self.check(plan)
+        bad = []
+        for span in plan.spans:
+            sequence = span.sequence
+            items = self.items(sequence)
+            for group, run in enumerate(sequence.pages):
+                assert not self.tainted & set(run.since(self.bounds.pages_for(span.start)))
+                for position in range(span.start, span.start + span.count):
+                    index, slot = divmod(position, self.bounds.page_size)
+                    content = (group, sequence.work.salt, tuple(items[: position + 1]))
+                    self.slots[run.pages[index - run.first]][slot] = content
+            if span.samples and POISON in items:
+                bad.append(span)
+                # What is proven good is good whoever failed on it; all else that it wrote is tainted, wherever it is now.
+                first = items.index(POISON) // self.bounds.page_size
+                for group, run in enumerate(sequence.pages):
+                    self.tainted.update(run.since(first))
+                    for index in range(first, run.first):
+                        self.tainted.update(self.named(sequence, group, index))
+                self.scheduler.condemn(span)
+        for span in plan.spans:
+            if span in bad:
+                self.failed.append(span.sequence)
+                self.live.remove(span.sequence)
+                self.scheduler.finish(span.sequence)
+                continue
+            self.scheduler.commit(span)
+            if span.samples:
+                self.scheduler.prove(span.sequence)
+                span.sequence.append(sum(map(hash, self.items(span.sequence))) % 2)
+                if span.sequence.ending(()) is not None:
+                    self.live.remove(span.sequence)
+                    self.ended.append(span.sequence)
+                    self.scheduler.finish(span.sequence)
+        return plan
+
+    def check(self, plan: Plan) -> None:
+        limits = self.bounds
+        assert sum(span.count for span in plan.spans) <= limits.max_num_batched_tokens
+        assert len(plan.spans) <= limits.max_num_seqs
+        assert len({span.sequence for span in plan.spans}) == len(plan.spans)
+        assert bool(plan.spans) == bool(self.live)
+        for span in plan.spans:
+            sequence, stop = span.sequence, span.start + span.count
+            assert span.count > 0
+            assert span.start == sequence.computed
+            assert stop <= sequence.length
+            assert span.samples == (stop == sequence.length)
+            assert not any(first < stop < end for first, end in sequence.atomic)
+            items = self.items(sequence)
+            for group, (run, window) in enumerate(zip(sequence.pages, limits.windows, strict=True)):
+                assert run.end == limits.pages_for(stop)
+                seen = span.start if window is None else min(span.start, window - 1)
+                for position in range(span.start - seen, span.start):
+                    index, slot = divmod(position, limits.page_size)
+                    content = (group, sequence.work.salt, tuple(items[: position + 1]))
+                    assert index >= run.first
+                    assert self.slots[run.pages[index - run.first]][slot] == content
+                # From where it writes on, its pages are its own.
+                for page in run.since(span.start // limits.page_size):
+                    assert self.scheduler.table.references(page) == 1
+                if window is not None:
+                    assert len(run.pages) <= (window - 1 + span.count) / limits.page_size + 2
+
+    def consistent(self) -> None:
+        scheduler, table = self.scheduler, self.scheduler.table
+        held = [page for sequence in self.live for page in pages_of(sequence)]
+        assert table.used == len(set(held))
+        assert table.free + table.used + scheduler.cache.idle + table.dirty == table.num_pages
+        assert table.references(0) == 0
+        for page in range(1, table.num_pages + 1):
+            assert table.references(page) == held.count(page)
+            assert not (page in self.tainted and page in scheduler.cache)
+        assert len(scheduler) == len(self.live)
+        assert len(scheduler.running) <= self.bounds.max_num_seqs
+        for sequence in self.live:
+            assert sequence.computed < sequence.length
+            for run, window in zip(sequence.pages, self.bounds.windows, strict=True):
+                assert run.end == self.bounds.pages_for(sequence.computed)
+                if window is not None:
+                    assert len(run.pages) <= (window - 1) / self.bounds.page_size + 2
+            assert len({page for run in sequence.pages for page in run.pages}) == len(pages_of(sequence))
+            assert not any(first < sequence.computed < end for first, end in sequence.atomic)
+        for sequences in (scheduler.running, scheduler.waiting):
+            assert sequences == sorted(sequences, key=lambda sequence: sequence.order)
+        assert all(not pages_of(sequence) for sequence in scheduler.waiting)
+
+    def drain(self, limit: int = 4000) -> int:
+        steps = 0
+        while self.live:
+            assert steps < limit, f"not ended: {self.live}"
+            self.step()
+            self.consistent()
+            steps += 1
+        return steps

@@ -1,0 +1,134 @@
+"""Any order of arrivals, steps, failures and aborts, over simulated pages, with and without windows and caching."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from inlay.errors import ContextLengthError
+from inlay.prompt import Segment, Tokens
+from tests.engine.torch.simulation import POISON, Simulation, bounds, rows
+
+part = st.one_of(
+    st.tuples(st.just("tokens"), st.integers(1, 3), st.integers(1, 40)),
+    st.tuples(st.just("rows"), st.integers(1, 2), st.integers(1, 20)),
+    st.tuples(st.just("atomic"), st.integers(1, 2), st.integers(1, 24)),
+    st.tuples(st.just("poison"), st.just(POISON), st.just(1)),
+)
+
+
+def build(parts: list[tuple[str, int, int]]) -> list[Segment]:
+    made: list[Segment] = []
+    for kind, value, count in parts:
+        if kind in ("tokens", "poison"):
+            made.append(Tokens([value] * count))
+        else:
+            made.append(rows(*[value] * count, atomic=kind == "atomic"))
+    return made
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    limits = bounds(num_pages=9, max_model_len=144)
+    prefix_caching = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.simulation = Simulation(self.limits, prefix_caching=self.prefix_caching)
+
+    @rule(
+        parts=st.lists(part, min_size=1, max_size=4),
+        max_tokens=st.integers(1, 40),
+        priority=st.sampled_from([0, 0, 0, 1]),
+        salt=st.sampled_from([None, None, "other"]),
+        copies=st.sampled_from([1, 1, 3]),
+    )
+    def admit(
+        self,
+        parts: list[tuple[str, int, int]],
+        max_tokens: int,
+        priority: int,
+        salt: str | None,
+        copies: int,
+    ) -> None:
+        for _ in range(copies):
+            try:
+                self.simulation.admit(*build(parts), max_tokens=max_tokens, priority=priority, salt=salt)
+            except ContextLengthError:
+                length = sum(count for _, _, count in parts) + max_tokens
+                chunk = max((count for kind, _, count in parts if kind == "atomic"), default=1)
+                needed = self.limits.most_pages(length, chunk)
+                assert length > self.limits.max_model_len or needed > self.limits.num_pages
+
+    @rule(count=st.integers(1, 12))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.simulation.step()
+            self.simulation.consistent()
+
+    @precondition(lambda self: self.simulation.live)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        self.simulation.abort(data.draw(st.sampled_from(self.simulation.live)))
+
+    @rule()
+    def reset(self) -> None:
+        self.simulation.scheduler.table.reset_cache()
+
+    @invariant()
+    def consistent(self) -> None:
+        self.simulation.consistent()
+
+    def teardown(self) -> None:
+        self.simulation.drain()
+        assert self.simulation.scheduler.table.used == 0
+
+
+class UncachedMachine(SchedulerMachine):
+    prefix_caching = False
+
+    @invariant()
+    def nothing_is_cached(self) -> None:
+        assert len(self.simulation.scheduler.cache) == 0
+
+
+class CrowdedMachine(SchedulerMachine):
+    """More sequences than positions in a step, and pages of two blocks."""
+
+    limits = bounds(num_pages=6, max_model_len=144, page_size=32, max_num_seqs=40, max_num_batched_tokens=24)
+
+
+class WindowedMachine(SchedulerMachine):
+    """All layers have a window: pages go as the sequence goes on, and there are too few for a whole one."""
+
+    limits = bounds(num_pages=7, max_model_len=144, windows=(20,))
+
+
+class MixedMachine(SchedulerMachine):
+    limits = bounds(num_pages=22, max_model_len=144, windows=(None, 20, 40))
+
+
+class UncachedWindowMachine(UncachedMachine):
+    limits = bounds(num_pages=22, max_model_len=144, windows=(None, 20, 20))
+
+
+class NarrowMachine(SchedulerMachine):
+    """Windows of one position and of one page."""
+
+    limits = bounds(
+        num_pages=30, max_model_len=144, windows=(1, 16, None), max_num_seqs=40, max_num_batched_tokens=24
+    )
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(max_examples=80, stateful_step_count=25)
+TestUncached = UncachedMachine.TestCase
+TestUncached.settings = settings(max_examples=30, stateful_step_count=20)
+TestCrowded = CrowdedMachine.TestCase
+TestCrowded.settings = settings(max_examples=40, stateful_step_count=25)
+TestWindowed = WindowedMachine.TestCase
+TestWindowed.settings = settings(max_examples=50, stateful_step_count=25)
+TestMixed = MixedMachine.TestCase
+TestMixed.settings = settings(max_examples=50, stateful_step_count=25)
+TestUncachedWindow = UncachedWindowMachine.TestCase
+TestUncachedWindow.settings = settings(max_examples=20, stateful_step_count=20)
+TestNarrow = NarrowMachine.TestCase
+TestNarrow.settings = settings(max_examples=30, stateful_step_count=25)
