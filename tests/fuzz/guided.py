@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeAlias
 
+import inlay
+
 Mutation: TypeAlias = Callable[[bytes, random.Random], bytes]
 """Makes other bytes of an input; all chance comes from the generator."""
 
@@ -17,10 +19,24 @@ def instrumented(*modules: str, but: Sequence[str] = ()) -> AbstractContextManag
 
     What is imported already stays as it is. Watching takes half of the time, so it should be no more than is to be covered.
     """
+    root = Path(inlay.__file__).parent
+    names = [
+        ".".join(("inlay", *path.relative_to(root).with_suffix("").parts)) for path in root.rglob("*.py")
+    ]
+    # `include` goes by the first part of a name alone, and `exclude` by whole names.
+    left_out = [
+        name
+        for name in (name.removesuffix(".__init__") for name in names)
+        if _within(name, but) or not _within(name, modules)
+    ]
     watch: AbstractContextManager[None] = importlib.import_module("atheris").instrument_imports(
-        include=list(modules), exclude=list(but)
+        include=["inlay"], exclude=left_out
     )
     return watch
+
+
+def _within(name: str, modules: Sequence[str]) -> bool:
+    return any(name == module or name.startswith(module + ".") for module in modules)
 
 
 def run(
