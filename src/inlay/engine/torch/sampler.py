@@ -202,19 +202,19 @@ class Sampler:
         chosen = ids_S.tolist()
         logprobs = self._logprobs(logits_SV, samplings, ids_S, chosen)
         found: list[Choice | InlayError] = [Choice(id_, logprobs.get(row)) for row, id_ in enumerate(chosen)]
-        for row in self._empty(processed_SV, samplings):
+        for row in self._empty(processed_SV, samplings, ids_S):
             found[row] = InvalidRequestError(
                 "no token is left to choose: what bad_words, allowed_token_ids and the grammar allow has nothing in common"
             )
         return found
 
-    def _empty(self, processed_SV: Tensor, samplings: Sequence[Sampling]) -> list[int]:
-        """The rows whose constraints leave nothing."""
+    def _empty(self, processed_SV: Tensor, samplings: Sequence[Sampling], ids_S: Tensor) -> list[int]:
+        """The rows whose constraints leave nothing: what was chosen from them has a logit of -inf too."""
         rows = [row for row, sampling in enumerate(samplings) if self._constraints.binds(sampling)]
         if not rows:
             return []
-        best = processed_SV[self._tensor(rows, torch.int64)].amax(dim=-1).tolist()
-        return [row for row, value in zip(rows, best, strict=True) if value == -torch.inf]
+        values = processed_SV.gather(1, ids_S[:, None])[:, 0].tolist()
+        return [row for row in rows if values[row] == -torch.inf]
 
     def forget(self, sequence: Sampled) -> None:
         """Drop what was kept for `sequence` between steps; nothing happens when nothing was."""
