@@ -7,6 +7,7 @@ import openai
 import pydantic
 import pytest
 
+from tests.frontend.live import Fleet
 from tests.frontend.payloads import TEXT, error, post
 
 CHAT: list[dict[str, Any]] = [{"role": "user", "content": TEXT}]
@@ -117,25 +118,20 @@ def test_a_schema_without_a_type_still_gives_an_object(client: Any, blanks: dict
         assert call.function.arguments.replace(" ", "") in ('{"lit":true}', '{"lit":false}')
 
 
-def test_a_call_that_is_forced_goes_before_a_format_and_auto_does_not(
-    client: Any, blanks: dict[str, float], url: str
+def test_a_forced_call_goes_before_a_format_and_otherwise_the_format_binds_the_whole_answer(
+    client: Any, blanks: dict[str, float], llama: Fleet
 ) -> None:
     schema = {"name": "lamp", "schema": Lamp.model_json_schema()}
     shaped = {"response_format": {"type": "json_schema", "json_schema": schema}}
     named = {"type": "function", "function": {"name": "count"}}
-    (call,) = (
-        client.chat.completions.create(**fields(blanks, 0, tool_choice=named, **shaped))
-        .choices[0]
-        .message.tool_calls
-    )
-    Count.model_validate_json(call.function.arguments)
+    forced = client.chat.completions.create(**fields(blanks, 0, tool_choice=named, **shaped)).choices[0]
+    Count.model_validate_json(forced.message.tool_calls[0].function.arguments)
+    url = llama.serve(tool_call_parser="hermes")
     for choice in ("none", "auto"):
         asked = fields(blanks, 0, tool_choice=choice, **shaped)
-        answer = post(url, "/v1/chat/completions", asked)
-        if choice == "auto":  # this model's chat template shows no form of calls
-            assert error(answer)["param"] == "tool_choice"
-        else:
-            Lamp.model_validate_json(answer.json()["choices"][0]["message"]["content"])
+        (answer,) = post(url, "/v1/chat/completions", asked).json()["choices"]
+        assert "tool_calls" not in answer["message"]
+        Lamp.model_validate_json(answer["message"]["content"])
 
 
 def test_a_functions_schema_that_cannot_be_held_to_is_told_as_the_tools(
