@@ -15,7 +15,7 @@ from inlay.render import Renderer
 _INF = math.inf
 MAX_STOPS, MAX_STOP_LENGTH = 64, 4096
 MAX_LOGIT_BIAS = 1024
-MAX_BAD_WORDS, MAX_BAD_WORD_LENGTH, MAX_BAD_WORD_IDS = 128, 4096, 1024
+MAX_BAD_WORDS, MAX_BAD_WORDS_LENGTH, MAX_BAD_WORD_IDS = 128, 4096, 1024
 
 
 class _Range(NamedTuple):
@@ -111,10 +111,11 @@ def _check_words(words: list[str]) -> None:
     for word in words:
         if not word.strip():
             raise InvalidRequestError("bad_words must not hold an empty word", param="bad_words")
-        if len(word) > MAX_BAD_WORD_LENGTH:
-            raise InvalidRequestError(
-                f"a bad word has {len(word)} characters; at most {MAX_BAD_WORD_LENGTH}", param="bad_words"
-            )
+    length = sum(map(len, words))
+    if length > MAX_BAD_WORDS_LENGTH:
+        raise InvalidRequestError(
+            f"bad_words have {length} characters together; at most {MAX_BAD_WORDS_LENGTH}", param="bad_words"
+        )
 
 
 def bad_words_of(request: GenerationRequest, renderer: Renderer) -> tuple[tuple[int, ...], ...]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
+from llguidance import LLParserLimits
 
 from inlay.digest import with_digests
 from inlay.engine.settings import EngineSettings
@@ -289,11 +290,19 @@ async def test_a_bad_or_hostile_grammar_is_the_clients_error_and_nobody_elses(
 
 
 async def test_a_grammar_that_outgrows_its_limits_fails_alone(
-    engine: TorchEngine, renderer: Renderer
+    engine: TorchEngine, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hostile = work("regex", ".*[a-m].{40}", temperature=1.0, seed=3, max_tokens=12)
+    limits = LLParserLimits(max_lexer_states=200, precompute_large_lexemes=False, verbose_errors=False)
+    monkeypatch.setattr(grammars, "_LIMITS", limits)
+    letters = tuple(id_ for id_ in range(3, VOCAB_SIZE) if renderer.decode([id_]).isalpha())
+    # Its automaton remembers the last forty letters.
+    hostile = work("regex", ".*[a-m].{40}x", temperature=1.0, seed=3, allowed_token_ids=letters)
     failed, fine = await run(engine, hostile, work("regex"))
-    assert failed.last.finish_reason in ("error", "length", "stop")
+    assert failed.last.error is not None
+    error = failed.last.error.to_error()
+    assert isinstance(error, InvalidRequestError)
+    assert "too many states" in error.message
+    assert 0 < len(failed.output) < 200
     assert matches("regex", text_of(renderer, fine))
 
 
