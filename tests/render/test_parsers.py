@@ -226,6 +226,24 @@ def test_a_named_call_is_its_arguments() -> None:
         assert said(read(make, [WEATHER[1][:cut], WEATHER[1][cut:]])) == ("", "", [WEATHER])
 
 
+@pytest.mark.parametrize(
+    ("schema", "value", "shown"),
+    [
+        ({"type": [{}, "integer"]}, "5", "5"),
+        ({"anyOf": 5, "oneOf": [{"type": "number"}, 7]}, "1.5", "1.5"),
+        ({"type": "number"}, "NaN", '"NaN"'),
+        ({"type": "number"}, "-Infinity", '"-Infinity"'),
+    ],
+)
+def test_schemas_that_are_none_and_numbers_that_json_has_not_leave_arguments_that_are_json(
+    schema: dict[str, Any], value: str, shown: str
+) -> None:
+    tools = Tools({"ring": {"properties": {"times": schema}}})
+    text = f"<tool_call><function=ring><parameter=times>{value}</parameter></function></tool_call>"
+    output = read(made_by("qwen3_coder"), [text], tools)
+    assert said(output) == ("", "", [("ring", f'{{"times": {shown}}}')])
+
+
 def test_a_request_for_one_call_gets_the_first() -> None:
     text = HERMES[1][0]
     assert said(read(made_by("hermes"), [text], ONE_CALL)) == ("I look.", "", [WEATHER])

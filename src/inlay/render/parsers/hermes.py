@@ -124,9 +124,10 @@ def _types(schema: object) -> Iterator[str]:
     if not isinstance(schema, Mapping):
         return
     said = schema.get("type")
-    yield from said if isinstance(said, list) else [said] if isinstance(said, str) else []
+    yield from (kind for kind in (said if isinstance(said, list) else [said]) if isinstance(kind, str))
     for name in ("anyOf", "oneOf"):
-        for other in schema.get(name) or ():
+        others = schema.get(name)
+        for other in others if isinstance(others, list) else ():
             yield from _types(other)
 
 
@@ -134,12 +135,16 @@ def _json_of(text: str, types: frozenset[str]) -> str:
     """A value as JSON: what the text says where that is of a type allowed, else the text as a string."""
     said = _WORDS.get(text.strip(), text.strip())
     try:
-        value = json.loads(said)
+        value = json.loads(said, parse_constant=_no_json)
     except (ValueError, RecursionError):
         value = text
     if isinstance(value, str) or ("string" in types and value is not None):
         return json.dumps(text, ensure_ascii=False)
     return said
+
+
+def _no_json(word: str) -> None:
+    raise ValueError(word)
 
 
 __all__ = ["HermesParser", "QwenCoderParser"]
