@@ -20,7 +20,7 @@ def test_models_are_listed_with_what_a_client_must_know(llama: Fleet, url: str) 
     assert (entry.max_model_len, entry.hidden_size, entry.dtype) == (512, 48, "float32")
     assert entry.embedding_table_id == card.embedding_table_id
     assert entry.root == "tiny"
-    assert set(entry.capabilities) == {"completions", "chat", "prompt_embeds"}
+    assert set(entry.capabilities) == {"completions", "chat", "responses", "prompt_embeds"}
     assert entry.limits["max_prompt_embeds_bytes"] == 10 * 1024 * 1024
 
 

@@ -25,7 +25,7 @@ def _entry(call: Call, card: ModelCard, name: str) -> ModelEntry:
     settings = call.server.settings
     capabilities = []
     if Task.GENERATE in card.tasks:
-        capabilities += ["completions", "chat"]
+        capabilities += ["completions", "chat", "responses"]
         if settings.enable_prompt_embeds and card.prompt_embeds is None:
             capabilities.append("prompt_embeds")
     if Task.EMBED in card.tasks:

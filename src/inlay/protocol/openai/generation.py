@@ -31,7 +31,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
         seed: choice `i` of the request draws from `seed + i`; each choice draws its own when absent.
         cache_salt: prompts share cached prefixes only under equal salts.
         priority: lower is sooner.
-        echo: show the prompt before the output; in a chat, the last message where the output continues it.
+        echo: show the prompt before the output; of completions only.
         prompt_logprobs: alternatives a token of the prompt.
         truncate_prompt_tokens: positions of a prompt that are kept; -1 is as many as leave room for the output.
         truncation_side: "left" keeps the last positions, as when absent; "right" the first.

@@ -20,7 +20,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One served model.
 
     Attributes:
-        capabilities: "completions", "chat", "prompt_embeds", "embeddings".
+        capabilities: "completions", "chat", "responses", "prompt_embeds", "embeddings".
         embedding_table_id: identity of the input embedding table, as clients stamp it into what they send.
         embedding_abs_max: largest absolute value in that table.
         adapters: names of the adapters that may be asked for.
