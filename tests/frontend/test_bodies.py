@@ -3,13 +3,16 @@
 import json
 import socket
 import time
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
+from inlay.frontend.generation import Generation
+from inlay.router import Router
 from tests.frontend.live import Fleet
-from tests.frontend.payloads import error
+from tests.frontend.payloads import error, post
 
 JSON = {"content-type": "application/json"}
 
@@ -103,6 +106,34 @@ def test_bodies_beyond_the_budget_are_turned_away_and_the_budget_comes_back(llam
     while llama.apps[url].server.budget.used:
         time.sleep(0.01)
     assert httpx.post(url + "/v1/completions", content=b" " * 400_000, headers=JSON).status_code == 400
+
+
+MIB = 1024 * 1024
+SAID = {"role": "user", "content": "It is", "ignored": "x" * MIB}
+KEPT: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "It is", "ignored": "x" * MIB},
+    "/v1/chat/completions": {"messages": [SAID]},
+    "/v1/responses": {"input": [SAID]},
+}
+
+
+@pytest.mark.parametrize("path", KEPT)
+def test_what_is_kept_of_a_request_is_held_as_long_as_its_answer_takes(
+    llama: Fleet, plain_url: str, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    budget = llama.apps[plain_url].server.budget
+    start, held = Generation.start, list[int]()
+
+    def started(generation: Generation, router: Router, name: str) -> None:
+        held.append(budget.used)
+        start(generation, router, name)
+
+    monkeypatch.setattr(Generation, "start", started)
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    response = post(plain_url, path, {**KEPT[path], "user": "u" * MIB, limit: 1})
+    assert response.status_code == 200, response.text[:500]
+    assert len(held) == 1
+    assert MIB <= held[0] < 1.5 * MIB
 
 
 def test_a_connection_is_kept_after_an_error(url: str) -> None:

@@ -334,7 +334,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "g"}]}},
      "tool_choice.tools", "none of the tools"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type", "'json_schema', got 'xml'"),
-    ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema", "got nothing"),
+    ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema", "got null"),
     ({"text": {"verbosity": "low"}}, "text.verbosity", "got 'low'"),
     ({"truncation": "auto"}, "truncation", "'disabled'"),
     ({"max_output_tokens": 0}, "max_output_tokens", "at least 1"),

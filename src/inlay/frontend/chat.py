@@ -2,16 +2,17 @@
 
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
 from inlay.errors import InvalidRequestError
-from inlay.frontend.admission import bytes_alive
 from inlay.frontend.chat_shape import ChatShape
 from inlay.frontend.embeds import Embeddings
 from inlay.frontend.generation import Generation
 from inlay.frontend.incoming import Incoming, read_request
+from inlay.frontend.intake import size_of
 from inlay.frontend.messages import check_depth, with_rows
 from inlay.frontend.prompt_logprobs import with_prompt_logprobs
 from inlay.frontend.prompts import truncated
@@ -60,7 +61,8 @@ async def chat_completions(call: Call) -> None:
         request,
         response_id,
         in_messages(request.messages),
-        lambda read: with_rows(request.messages, read),
+        partial(with_rows, request.messages),
+        request,
     )
     del incoming
     shape = ChatShape(response_id, request, asked.card.name, asked.renderer, asked.generation, asked.use)
@@ -74,6 +76,7 @@ async def ask(
     response_id: str,
     sources: Sequence[Source],
     messages: ReadMessages,
+    kept: msgspec.Struct,
 ) -> Asked:
     """Everything between a chat that was asked and its first token, whatever API it came by.
 
@@ -83,27 +86,30 @@ async def ask(
         request: the request as a chat.
         response_id: names its works.
         sources: where it says that rows come from.
-        messages: of the chat.
+        messages: of the chat; those of `request` are dropped once they are a prompt.
+        kept: what the client sent, all but the messages of which lives as long as the answer.
 
     Raises:
         InlayError: what is wrong with the request.
     """
     server = call.server
     check_request(request)
-    _check_chat(request, server.settings.max_choices)
+    await server.prepare(call.intake.json, _check_chat, request, server.settings.max_choices)
     card = server.card(request.model)
     renderer = await server.renderers.of(card)
-    use = ToolUse.of(request.tools, request.tool_choice, request.parallel_tool_calls)
+    use = await server.prepare(
+        call.intake.json, ToolUse.of, request.tools, request.tool_choice, request.parallel_tool_calls
+    )
     forms = Forms.of(server.settings, renderer)
     check_tool_use(server.settings, card, forms, use)
     embeddings = await embeddings_of(call, incoming, sources, card)
-    prompt = await server.prepare(incoming.size, _prompt, request, messages, embeddings, renderer)
-    del embeddings
+    prompt, size = await server.prepare(incoming.size, _prompt, request, messages, embeddings, renderer, kept)
+    del embeddings, messages
     max_tokens = (
         request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     )
     prompt = truncated(prompt, request, card.limits.max_model_len, max_tokens)
-    call.reservation.shrink_to(bytes_alive([prompt]))
+    call.intake.prepared([prompt], size)
     sampling = sampling_of(
         request,
         card,
@@ -121,6 +127,7 @@ async def ask(
         sampling,
         continued=request.messages if request.continue_final_message else None,
     )
+    request.messages = []
     generation = generation_of(
         call, request, response_id, card, renderer, [prompt], sampling, max_tokens, output=output
     )
@@ -132,7 +139,9 @@ def _prompt(
     read_messages: ReadMessages,
     embeddings: Embeddings,
     renderer: Renderer,
-) -> Prompt:
+    kept: msgspec.Struct,
+) -> tuple[Prompt, int]:
+    """The prompt of a chat, and the bytes of `kept`."""
     messages, rows = read_messages(embeddings.one)
     continues = bool(request.continue_final_message)
     prompt = renderer.chat(
@@ -150,7 +159,7 @@ def _prompt(
             "messages: the chat template writes nothing for them; a prompt must have at least one position",
             param="messages",
         )
-    return prompt
+    return prompt, size_of(kept, "messages")
 
 
 def _check_chat(request: ChatRequest, max_choices: int) -> None:
@@ -161,6 +170,8 @@ def _check_chat(request: ChatRequest, max_choices: int) -> None:
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequestError("top_logprobs is only allowed when logprobs is true", param="top_logprobs")
     if request.echo:
-        raise InvalidRequestError("echo is not supported in chat completions", param="echo")
+        raise InvalidRequestError(
+            "echo is not supported in chat completions: the last message is the client's own", param="echo"
+        )
     for name in ("messages", "tools", "tool_choice", "chat_template_kwargs"):
         check_depth(getattr(request, name), name)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import msgspec
 
 from inlay.errors import InlayError, InvalidRequestError
-from inlay.frontend.admission import bytes_alive
 from inlay.frontend.choices import Choice, Piece
 from inlay.frontend.errors import shown
 from inlay.frontend.generation import Generation, Pieces
 from inlay.frontend.incoming import read_request
+from inlay.frontend.intake import size_of
 from inlay.frontend.prompt_logprobs import check_has_ids, with_prompt_logprobs
 from inlay.frontend.prompts import PromptReader, truncated
 from inlay.frontend.references import embeddings_of
@@ -42,7 +42,7 @@ async def completions(call: Call) -> None:
     card = server.card(request.model)
     renderer = await server.renderers.of(card)
     embeddings = await embeddings_of(call, incoming, in_completion(request), card)
-    prompts = await server.prepare(
+    prompts, size = await server.prepare(
         incoming.size,
         _prompts,
         PromptReader(request, card, renderer, embeddings),
@@ -51,7 +51,8 @@ async def completions(call: Call) -> None:
         server.settings.max_choices,
     )
     del incoming, embeddings
-    call.reservation.shrink_to(bytes_alive(prompts))
+    request.prompt = request.prompt_embeds = None
+    call.intake.prepared(prompts, size)
     sampling = _sampling(request, card, prompts)
     response_id = f"cmpl-{uuid.uuid4().hex}"
     generation = generation_of(
@@ -61,7 +62,10 @@ async def completions(call: Call) -> None:
     await respond(call, request, card, generation, shape)
 
 
-def _prompts(reader: PromptReader, request: CompletionRequest, limit: int, most: int) -> list[Prompt]:
+def _prompts(
+    reader: PromptReader, request: CompletionRequest, limit: int, most: int
+) -> tuple[list[Prompt], int]:
+    """The prompts of a request, and the bytes of what else it says."""
     prompts = reader.prompts(most=most)
     asked = len(prompts) * request.candidates
     if asked > most:
@@ -71,7 +75,8 @@ def _prompts(reader: PromptReader, request: CompletionRequest, limit: int, most:
         )
     if not all(map(len, prompts)):
         raise InvalidRequestError("prompt must have at least one position", param="prompt")
-    return [truncated(prompt, request, limit, request.max_tokens) for prompt in prompts]
+    kept = [truncated(prompt, request, limit, request.max_tokens) for prompt in prompts]
+    return kept, size_of(request, "prompt", "prompt_embeds")
 
 
 def _sampling(request: CompletionRequest, card: ModelCard, prompts: list[Prompt]) -> Sampling:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from inlay.errors import InvalidRequestError
-from inlay.frontend.messages import check_depth
+from inlay.frontend.messages import check_depth, shown_value
 from inlay.protocol.openai.chat import ChatRequest
 from inlay.protocol.openai.generation import GenerationRequest
 from inlay.protocol.work import MAX_GRAMMAR, Grammar, GrammarKind, ModelCard
@@ -170,9 +170,7 @@ def _short(value: Any) -> str:
     """A client's value for a message."""
     if isinstance(value, dict):
         return "an object with " + (", ".join(repr(str(key)[:40]) for key in list(value)[:8]) or "no fields")
-    if isinstance(value, list):
-        return f"a list of {len(value)}"
-    return repr(value)[:60]
+    return shown_value(value)
 
 
 __all__ = ["check_served", "field_of", "grammar_of"]

@@ -1,12 +1,15 @@
 """What a body becomes, counted before it is made: parsed JSON, decoded tensors, rows."""
 
+import sys
 from collections.abc import Iterable
 
+import msgspec
 import numpy as np
 
 from inlay.errors import InvalidRequestError
-from inlay.frontend.admission import Reservation
+from inlay.frontend.admission import Reservation, bytes_alive
 from inlay.frontend.limits import EmbedsLimits
+from inlay.prompt import Prompt
 
 _WEIGHTS = {b",": 64, b":": 48, b"[": 64, b"{": 176}
 """Bytes that what stands before or after such a character takes, at most: measured with CPython 3.11 and msgspec."""
@@ -31,9 +34,12 @@ class Intake:
     Args:
         reservation: of the request, whose body it holds.
         limits: of its embeddings.
+
+    Attributes:
+        json: bytes of the JSON that was parsed, the embeddings that were taken out of it not counted.
     """
 
-    __slots__ = ("_arrived", "_body", "_inline", "_limits", "_parsed", "_reservation", "_whole")
+    __slots__ = ("_arrived", "_body", "_inline", "_limits", "_parsed", "_reservation", "_whole", "json")
 
     def __init__(self, reservation: Reservation, limits: EmbedsLimits) -> None:
         self._reservation = reservation
@@ -43,6 +49,7 @@ class Intake:
         self._arrived = 0
         self._inline = 0
         self._whole = 0
+        self.json = 0
 
     def parsing(self, rest: bytes | bytearray) -> None:
         """Hold what parsing `rest` as JSON takes at most.
@@ -52,6 +59,7 @@ class Intake:
             InlayError: as `Reservation.grow_to`.
         """
         check_containers(rest)
+        self.json = max(self.json, len(rest))
         self._parsed = max(self._parsed, parsed_size(rest))
         self._reservation.grow_to(self._body + self._parsed)
 
@@ -88,6 +96,10 @@ class Intake:
         """
         self._whole += sum(sizes)
         self._check_total()
+
+    def prepared(self, prompts: Iterable[Prompt], kept: int) -> None:
+        """Hold no more than the rows of `prompts`, and the `kept` bytes of the request that live as long as its answer."""
+        self._reservation.shrink_to(bytes_alive(prompts) + kept)
 
     def _check_total(self) -> None:
         self._limits.check_total(self._arrived + self._inline + self._whole)
@@ -147,3 +159,19 @@ def parsed_size(text: bytes | bytearray) -> int:
         weight * np.count_nonzero(characters == character[0]) for character, weight in _WEIGHTS.items()
     )
     return len(text) * (_WIDE if wide else 1) + int(objects)
+
+
+def size_of(request: msgspec.Struct, *without: str) -> int:
+    """Bytes of memory that a parsed request takes, about, its fields `without` not counted."""
+    fields = (getattr(request, name) for name in request.__struct_fields__ if name not in without)
+    items: list[object] = [value for value in fields if value is not None]
+    size = 0
+    while items:
+        item = items.pop()
+        size += sys.getsizeof(item)
+        if isinstance(item, dict):
+            items.extend(item)
+            items.extend(item.values())
+        elif isinstance(item, list):
+            items.extend(item)
+    return size

@@ -3,12 +3,17 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from inlay.errors import InvalidRequestError
 from inlay.frontend.sources import Source, content_source
 from inlay.prompt import Rows
 
 MAX_DEPTH = 64
 """Levels of nesting the free-form parts of a request may have."""
+
+_QUOTED = 60
+"""Characters of a client's value that an error quotes."""
 
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
@@ -27,6 +32,17 @@ def check_depth(value: object, param: str) -> None:
             return
         level = deeper
     raise InvalidRequestError(f"{param} is nested more than {MAX_DEPTH} levels deep", param=param)
+
+
+def shown_value(value: object) -> str:
+    """A client's value as errors quote it: short, and made in no time, whatever it is."""
+    if isinstance(value, str):
+        return repr(value[:_QUOTED]) + ("..." if len(value) > _QUOTED else "")
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    return msgspec.json.encode(value).decode()[:_QUOTED]
 
 
 def with_rows(

@@ -4,6 +4,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import msgspec
 
@@ -58,9 +59,11 @@ async def responses(call: Call) -> None:
     server = call.server
     incoming = await read_request(call, _decoder, lambda request: server.embeds.tensors(in_input(request)))
     request = incoming.parsed.request
-    check_responses(request)
+    await server.prepare(call.intake.json, check_responses, request)
     renderer = await server.renderers.of(server.card(request.model))
     said, chat = await server.prepare(incoming.size, _as_chat, request, renderer)
+    sources = in_input(request)
+    request.input = None  # which is the chat's messages from here on
     response_id = f"resp_{uuid.uuid4().hex}"
     with _in_own_words():
         asked = await ask(
@@ -68,10 +71,11 @@ async def responses(call: Call) -> None:
             incoming,
             chat,
             response_id,
-            in_input(request),
-            lambda read: with_rows(said.messages, read, named=said.named, served=PARTS),
+            sources,
+            partial(with_rows, said.messages, named=said.named, served=PARTS),
+            request,
         )
-        del incoming
+        del incoming, said, sources
         opening = _opening(response_id, request, asked.card.name, asked.sampling)
         shape = ResponsesShape(opening, asked.generation, asked.renderer, chat.top_logprobs)
         await respond(call, chat, asked.card, asked.generation, shape, NAMED)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from inlay.errors import InvalidRequestError
+from inlay.frontend.messages import shown_value
 from inlay.frontend.sources import Source, in_content
 from inlay.protocol.openai.responses import ResponsesRequest
 
@@ -281,7 +282,7 @@ def choice_of_tool(request: ResponsesRequest) -> str | dict[str, Any] | None:
         return choice
     raise InvalidRequestError(
         "tool_choice must be 'none', 'auto', 'required', {'type': 'function', 'name': ...} or {'type': 'allowed_tools', "
-        f"'mode': 'auto' or 'required', 'tools': [...]}}, got {_shown(choice)}",
+        f"'mode': 'auto' or 'required', 'tools': [...]}}, got {shown_value(choice)}",
         param="tool_choice",
     )
 
@@ -311,21 +312,15 @@ def format_of(request: ResponsesRequest) -> dict[str, Any] | None:
         return {"type": "json_object"}
     if kind != "json_schema":
         raise InvalidRequestError(
-            f"text.format.type must be 'text', 'json_object' or 'json_schema', got {_shown(kind)}",
+            f"text.format.type must be 'text', 'json_object' or 'json_schema', got {shown_value(kind)}",
             param="text.format.type",
         )
     schema = wanted.get("schema")
     if not isinstance(schema, dict):
         raise InvalidRequestError(
-            f"text.format.schema must be a JSON schema, an object, got {_shown(schema)}",
+            f"text.format.schema must be a JSON schema, an object, got {shown_value(schema)}",
             param="text.format.schema",
         )
     name = _string(wanted, "name", "text.format")
     more = {field: wanted[field] for field in ("strict", "description") if wanted.get(field) is not None}
     return {"type": "json_schema", "json_schema": {"name": name, "schema": schema, **more}}
-
-
-def _shown(value: object) -> str:
-    return (
-        "nothing" if value is None else repr(value)[:80] if isinstance(value, str) else type(value).__name__
-    )

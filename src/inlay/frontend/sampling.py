@@ -14,7 +14,7 @@ from inlay.render import Renderer
 
 _INF = math.inf
 MAX_STOPS, MAX_STOP_LENGTH = 64, 4096
-MAX_LOGIT_BIAS = 1024
+MAX_LOGIT_BIAS = MAX_STOP_TOKEN_IDS = 1024
 MAX_BAD_WORDS, MAX_BAD_WORDS_LENGTH, MAX_BAD_WORD_IDS = 128, 4096, 1024
 
 
@@ -183,6 +183,11 @@ def sampling_of(
     if min_tokens > wanted:
         raise InvalidRequestError(
             f"min_tokens must be at most max_tokens ({wanted}), got {min_tokens}", param="min_tokens"
+        )
+    if len(request.stop_token_ids or ()) > MAX_STOP_TOKEN_IDS:
+        raise InvalidRequestError(
+            f"stop_token_ids has {len(request.stop_token_ids or ())} ids; at most {MAX_STOP_TOKEN_IDS}",
+            param="stop_token_ids",
         )
     stop_token_ids = tuple(request.stop_token_ids or ())
     check_ids(stop_token_ids, card.vocab_size, "stop_token_ids")

@@ -7,12 +7,15 @@ from enum import Enum
 from typing import Any
 
 from inlay.errors import InvalidRequestError
-from inlay.protocol.work import Grammar
+from inlay.frontend.messages import shown_value
+from inlay.protocol.work import MAX_GRAMMAR, Grammar
 from inlay.render.parsers.calls import CallsParser, Tools
 from inlay.render.parsers.forced import NamedParser, RequiredParser
 
 MAX_NAME = 256
 """Characters in a function's name at most."""
+
+MAX_TOOLS = 1024
 
 _CHOICES = "'none', 'auto', 'required' or {'type': 'function', 'function': {'name': ...}}"
 
@@ -35,12 +38,15 @@ class ToolUse:
         schemas: JSON Schema of each function's arguments, by name.
         name: of the function that must be called, where one is named.
         parallel: several calls may be made in one answer.
+        grammar: makes the output the calls that must be made: a list of objects with name and parameters, or the arguments
+            alone of the function that is named.
     """
 
     choice: ToolChoice = ToolChoice.NONE
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     name: str | None = None
     parallel: bool = True
+    grammar: Grammar | None = None
 
     @classmethod
     def of(
@@ -59,6 +65,8 @@ class ToolUse:
         Raises:
             InvalidRequestError: something is not as it should be.
         """
+        if tools is not None and len(tools) > MAX_TOOLS:
+            raise InvalidRequestError(f"tools has {len(tools)} entries; at most {MAX_TOOLS}", param="tools")
         schemas = dict(_function(tool, f"tools[{index}]") for index, tool in enumerate(tools or ()))
         parallel = parallel_tool_calls is not False
         if tool_choice in (None, "none"):
@@ -66,50 +74,56 @@ class ToolUse:
             return cls(choice, schemas, None, parallel)
         if not schemas:
             raise InvalidRequestError("tool_choice is only allowed when tools are given", param="tool_choice")
-        if tool_choice in ("auto", "required"):
-            return cls(ToolChoice(tool_choice), schemas, None, parallel)
-        return cls(ToolChoice.NAMED, schemas, _named(tool_choice, schemas), parallel)
+        if tool_choice == "auto":
+            return cls(ToolChoice.AUTO, schemas, None, parallel)
+        if tool_choice == "required":
+            return cls(
+                ToolChoice.REQUIRED, schemas, None, parallel, _grammar(_calls_schema(schemas, parallel))
+            )
+        name = _named(tool_choice, schemas)
+        return cls(ToolChoice.NAMED, schemas, name, parallel, _grammar(schemas[name]))
 
     @property
     def forced(self) -> bool:
         """A call must be made."""
         return self.choice in (ToolChoice.REQUIRED, ToolChoice.NAMED)
 
-    @property
-    def grammar(self) -> Grammar | None:
-        """What makes the output the calls that are asked for: a list of objects with name and parameters, or the arguments alone."""
-        if self.name is not None:
-            return Grammar("json_schema", json.dumps(self.schemas[self.name]))
-        if self.choice is ToolChoice.REQUIRED:
-            return Grammar("json_schema", json.dumps(_calls_schema(self.schemas, self.parallel)))
-        return None
-
     def forced_parser(self, tools: Tools) -> CallsParser:
         """Reads an output bound by `grammar`."""
         return RequiredParser(tools) if self.name is None else NamedParser(tools, self.name)
+
+
+def _grammar(schema: Mapping[str, Any]) -> Grammar:
+    source = json.dumps(schema)
+    if len(source) > MAX_GRAMMAR:
+        raise InvalidRequestError(
+            f"the schemas of tools that must be called have {len(source)} characters; at most {MAX_GRAMMAR} are allowed",
+            param="tools",
+        )
+    return Grammar("json_schema", source)
 
 
 def _function(tool: Mapping[str, Any], where: str) -> tuple[str, Mapping[str, Any]]:
     """Name and schema of one tool."""
     if tool.get("type") != "function":
         raise InvalidRequestError(
-            f"{where}.type must be 'function', got {_shown(tool.get('type'))}", param=f"{where}.type"
+            f"{where}.type must be 'function', got {shown_value(tool.get('type'))}", param=f"{where}.type"
         )
     function = tool.get("function")
     if not isinstance(function, Mapping):
         raise InvalidRequestError(
-            f"{where}.function must be an object, got {_shown(function)}", param=f"{where}.function"
+            f"{where}.function must be an object, got {shown_value(function)}", param=f"{where}.function"
         )
     name = function.get("name")
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
         raise InvalidRequestError(
-            f"{where}.function.name must be a string of 1 to {MAX_NAME} characters, got {_shown(name)}",
+            f"{where}.function.name must be a string of 1 to {MAX_NAME} characters, got {shown_value(name)}",
             param=f"{where}.function.name",
         )
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, Mapping):
         raise InvalidRequestError(
-            f"{where}.function.parameters must be a JSON Schema, an object, got {_shown(parameters)}",
+            f"{where}.function.parameters must be a JSON Schema, an object, got {shown_value(parameters)}",
             param=f"{where}.function.parameters",
         )
     if parameters and "$ref" in parameters:
@@ -127,7 +141,7 @@ def _named(tool_choice: object, schemas: Mapping[str, object]) -> str:
         or not isinstance(name, str)
     ):
         raise InvalidRequestError(
-            f"tool_choice must be {_CHOICES}, got {_shown(tool_choice)}", param="tool_choice"
+            f"tool_choice must be {_CHOICES}, got {shown_value(tool_choice)}", param="tool_choice"
         )
     if name not in schemas:
         raise InvalidRequestError(
@@ -135,11 +149,6 @@ def _named(tool_choice: object, schemas: Mapping[str, object]) -> str:
             param="tool_choice",
         )
     return name
-
-
-def _shown(value: object) -> str:
-    text = "null" if value is None else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _calls_schema(schemas: Mapping[str, Mapping[str, Any]], parallel: bool) -> dict[str, Any]:
