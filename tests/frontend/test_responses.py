@@ -327,6 +327,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"text": {"format": {"type": "json_schema", "schema": {"a": nested(100)}}}}, "text.format", "more than 64"),
     ({"chat_template_kwargs": {"a": nested(100)}}, "chat_template_kwargs", "more than 64 levels"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", "must be of type 'function'"),
+    ({"tools": [{"type": "function", "name": "f" * 300}]}, "tools[0].name", "tools[0].name must be a string of 1 to 256"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].name", "got nothing"),
     ({"tools": [{**TOOL, "parameters": []}]}, "tools[0].parameters", "an object, got list"),
     ({"tool_choice": "any"}, "tool_choice", "'required'"),

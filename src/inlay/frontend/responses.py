@@ -132,6 +132,9 @@ def _in_own_words() -> Iterator[None]:
             if error.message.startswith(field):
                 error.message = here + error.message.removeprefix(field)
             error.param = here + dot + rest
+        elif field.startswith("tools["):  # a chat's tool has a level more
+            error.message = error.message.replace(f"{field}.function.", f"{field}.", 1)
+            error.param = (error.param or "").replace(".function.", ".", 1)
         raise
 
 
