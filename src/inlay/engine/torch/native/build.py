@@ -20,7 +20,7 @@ _logger = logging.getLogger(__name__)
 _SOURCE = Path(__file__).with_name("kernels.cpp")
 
 _FLAGS: tuple[str, ...] = (
-    "-O3", "-march=native", "-std=c++17", "-fopenmp", "-shared", "-fPIC",
+    "-O3", "-march=native", "-std=c++17", "-Wno-psabi", "-fopenmp", "-shared", "-fPIC",
     # Sums may be reordered, so that they vectorise; NaN and infinity keep their meaning.
     "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math", "-freciprocal-math",
 )  # fmt: skip

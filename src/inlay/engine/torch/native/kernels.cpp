@@ -40,6 +40,30 @@ inline void store(bf16* to, float value) {
     to->bits = static_cast<uint16_t>(value != value ? 0x7fc0u : rounded);
 }
 
+// Sixteen at a time, by the compilers' own vector types: any CPU they know, no intrinsics.
+constexpr int64_t LANES = 16;
+typedef float Lanes __attribute__((vector_size(LANES * sizeof(float))));
+typedef uint32_t WideLanes __attribute__((vector_size(LANES * sizeof(uint32_t))));
+typedef uint16_t HalfLanes __attribute__((vector_size(LANES * sizeof(uint16_t))));
+
+inline Lanes load_lanes(const float* from) {
+    Lanes found;
+    std::memcpy(&found, from, sizeof(found));
+    return found;
+}
+
+inline Lanes load_lanes(const bf16* from) {
+    HalfLanes bits;
+    std::memcpy(&bits, from, sizeof(bits));
+    return reinterpret_cast<Lanes>(__builtin_convertvector(bits, WideLanes) << 16);
+}
+
+inline float sum_lanes(Lanes x) {
+    float sum = 0;
+    for (int64_t i = 0; i < LANES; i++) sum += x[i];
+    return sum;
+}
+
 // exp for x <= 88, from Cephes' expf: range reduction by ln 2 and a polynomial of degree 5.
 inline float exponential(float x) {
     x = x < -87.0f ? -87.0f : x;
@@ -59,57 +83,55 @@ inline float exponential(float x) {
     return y * power;
 }
 
-// scores[j] = query . rows[j], four rows a pass so that their sums are under way together.
-void dots(float* scores, const float* query, const float* rows, int64_t count, int64_t size) {
-    int64_t j = 0;
-    for (; j + 4 <= count; j += 4) {
-        const float *a = rows + j * size, *b = a + size, *c = b + size, *d = c + size;
-        float sa = 0, sb = 0, sc = 0, sd = 0;
-        for (int64_t i = 0; i < size; i++) {
-            sa += query[i] * a[i];
-            sb += query[i] * b[i];
-            sc += query[i] * c[i];
-            sd += query[i] * d[i];
-        }
-        scores[j] = sa, scores[j + 1] = sb, scores[j + 2] = sc, scores[j + 3] = sd;
-    }
-    for (; j < count; j++) {
-        float sum = 0;
-        for (int64_t i = 0; i < size; i++) sum += query[i] * rows[j * size + i];
-        scores[j] = sum;
-    }
-}
-
-// acc = acc * shrink + sum of weights[j] * rows[j], four rows a pass.
-void accumulate(float* acc, float shrink, const float* weights, const float* rows, int64_t count, int64_t size) {
-    int64_t j = 0;
-    for (; j + 4 <= count; j += 4) {
-        const float *a = rows + j * size, *b = a + size, *c = b + size, *d = c + size;
-        const float wa = weights[j], wb = weights[j + 1], wc = weights[j + 2], wd = weights[j + 3];
-        for (int64_t i = 0; i < size; i++) acc[i] = acc[i] * shrink + wa * a[i] + wb * b[i] + wc * c[i] + wd * d[i];
-        shrink = 1.0f;
-    }
-    for (; j < count; j++) {
-        const float* a = rows + j * size;
-        for (int64_t i = 0; i < size; i++) acc[i] = acc[i] * shrink + weights[j] * a[i];
-        shrink = 1.0f;
-    }
-}
-
-// Rows as float32, widened once for all queries of a group. Pages lie anywhere and a CPU does not look ahead from one to
-// another: row by row, the next page is asked for while this one is widened.
+// A CPU does not look ahead from one page to another, and pages lie anywhere.
 template <typename T>
-const float* widen(float* scratch, const T* rows, const T* next, int64_t count, int64_t size) {
+inline void fetch(const T* from, int64_t size) {
+    for (int64_t i = 0; i < size; i += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(from + i);
+}
+
+// scores[g][j] = queries[g] . rows[j] for GROUP queries of one head; a row is widened once for all of them.
+template <int GROUP, typename T>
+void dots(float* scores, int64_t score_stride, const float* queries, const T* rows, const T* next, int64_t count, int64_t size) {
     for (int64_t j = 0; j < count; j++) {
-        if (next)
-            for (int64_t i = 0; i < size; i += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(next + j * size + i);
-        if constexpr (sizeof(T) < sizeof(float))
-            for (int64_t i = 0; i < size; i++) scratch[j * size + i] = load(rows[j * size + i]);
+        const T* row = rows + j * size;
+        if (next) fetch(next + j * size, size);
+        Lanes sums[GROUP] = {};
+        int64_t i = 0;
+        for (; i + LANES <= size; i += LANES) {
+            const Lanes k = load_lanes(row + i);
+            for (int g = 0; g < GROUP; g++) sums[g] += load_lanes(queries + g * size + i) * k;
+        }
+        for (int g = 0; g < GROUP; g++) {
+            float sum = sum_lanes(sums[g]);
+            for (int64_t rest = i; rest < size; rest++) sum += queries[g * size + rest] * load(row[rest]);
+            scores[g * score_stride + j] = sum;
+        }
     }
-    if constexpr (sizeof(T) < sizeof(float))
-        return scratch;
-    else
-        return rows;
+}
+
+// acc[g] = acc[g] * shrink[g] + sum of weights[g][j] * rows[j], for GROUP queries of one head.
+template <int GROUP, typename T>
+void accumulate(
+    float* acc, int64_t acc_stride, const float* shrink, const float* weights, int64_t weight_stride, const T* rows, const T* next,
+    int64_t count, int64_t size) {
+    if (next)
+        for (int64_t j = 0; j < count; j++) fetch(next + j * size, size);
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) {
+        Lanes sums[GROUP];
+        for (int g = 0; g < GROUP; g++) sums[g] = load_lanes(acc + g * acc_stride + i) * shrink[g];
+        for (int64_t j = 0; j < count; j++) {
+            const Lanes v = load_lanes(rows + j * size + i);
+            for (int g = 0; g < GROUP; g++) sums[g] += weights[g * weight_stride + j] * v;
+        }
+        for (int g = 0; g < GROUP; g++) std::memcpy(acc + g * acc_stride + i, &sums[g], sizeof(Lanes));
+    }
+    for (int g = 0; g < GROUP; g++)
+        for (int64_t rest = i; rest < size; rest++) {
+            float sum = acc[g * acc_stride + rest] * shrink[g];
+            for (int64_t j = 0; j < count; j++) sum += weights[g * weight_stride + j] * load(rows[j * size + rest]);
+            acc[g * acc_stride + rest] = sum;
+        }
 }
 
 // Greatest of the finite and infinite scores; a NaN among them shows in the sum of their exponentials.
@@ -143,13 +165,34 @@ struct PagedDecode {
 
 namespace {
 
+// GROUP of one head's queries over one run of positions within a page; `state` is top, sum and accumulated values of each.
+template <int GROUP, typename T>
+void attend_run(
+    const PagedDecode& a, float* state, const float* queries, float* scores, const T* k, const T* next_k, const T* v, const T* next_v,
+    int64_t count) {
+    const int64_t stride = a.value_size + 2;
+    float shrink[GROUP];
+    dots<GROUP>(scores, a.page_size, queries, k, next_k, count, a.key_size);
+    for (int g = 0; g < GROUP; g++) {
+        float *own = scores + g * a.page_size, *past = state + g * stride;
+        if (a.softcap > 0)
+            for (int64_t j = 0; j < count; j++) own[j] = a.softcap * std::tanh(own[j] / a.softcap);
+        const float top = greatest(own, count, past[0]);
+        shrink[g] = exponential(past[0] - top);
+        float sum = 0;
+        for (int64_t j = 0; j < count; j++) sum += own[j] = exponential(own[j] - top);
+        past[0] = top;
+        past[1] = past[1] * shrink[g] + sum;
+    }
+    accumulate<GROUP>(state + 2, stride, shrink, scores, a.page_size, v, next_v, count, a.value_size);
+}
+
 // One head's share of one sequence: online softmax over positions [low, high), as in FlashAttention (arXiv 2205.14135).
 template <typename T>
 void attend_part(const PagedDecode& a, int64_t s, int64_t h, int64_t low, int64_t high, float* part, float* scratch) {
     const int64_t stride = a.value_size + 2;
     float* queries = scratch;
     float* scores = queries + a.group * a.key_size;
-    float* wide = scores + a.group * a.page_size;
     for (int64_t g = 0; g < a.group; g++) {
         const T* q = static_cast<const T*>(a.query) + a.rows[s] * a.query_stride_t + (h * a.group + g) * a.query_stride_q;
         for (int64_t i = 0; i < a.key_size; i++) queries[g * a.key_size + i] = load(q[i]) * a.scaling;
@@ -166,21 +209,18 @@ void attend_part(const PagedDecode& a, int64_t s, int64_t h, int64_t low, int64_
         const int64_t slot = table[at / a.page_size] * a.page_size + offset;
         const bool more = at + count < high;
         const int64_t after = more ? table[(at + count) / a.page_size] * a.page_size : 0;
-        const float* k = widen<T>(wide, keys + slot * a.key_size, more ? keys + after * a.key_size : nullptr, count, a.key_size);
-        for (int64_t g = 0; g < a.group; g++) dots(scores + g * a.page_size, queries + g * a.key_size, k, count, a.key_size);
-        const float* v =
-            widen<T>(wide, values + slot * a.value_size, more ? values + after * a.value_size : nullptr, count, a.value_size);
-        for (int64_t g = 0; g < a.group; g++) {
-            float *state = part + g * stride, *own = scores + g * a.page_size;
-            if (a.softcap > 0)
-                for (int64_t j = 0; j < count; j++) own[j] = a.softcap * std::tanh(own[j] / a.softcap);
-            const float top = greatest(own, count, state[0]);
-            const float shrink = exponential(state[0] - top);
-            float sum = 0;
-            for (int64_t j = 0; j < count; j++) sum += own[j] = exponential(own[j] - top);
-            state[0] = top;
-            state[1] = state[1] * shrink + sum;
-            accumulate(state + 2, shrink, own, v, count, a.value_size);
+        const T *k = keys + slot * a.key_size, *next_k = more ? keys + after * a.key_size : nullptr;
+        const T *v = values + slot * a.value_size, *next_v = more ? values + after * a.value_size : nullptr;
+        for (int64_t g = 0; g < a.group;) {
+            float* state = part + g * stride;
+            const float* q = queries + g * a.key_size;
+            if (a.group - g >= 4)
+                attend_run<4>(a, state, q, scores, k, next_k, v, next_v, count), g += 4;
+            else if (a.group - g >= 2)
+                attend_run<2>(a, state, q, scores, k, next_k, v, next_v, count), g += 2;
+            else
+                attend_run<1>(a, state, q, scores, k, next_k, v, next_v, count), g += 1;
+            next_k = next_v = nullptr;
         }
         at += count;
     }
@@ -217,7 +257,7 @@ void paged_decode(const PagedDecode& a) {
     const int64_t tasks = a.sequences * a.heads * a.splits;
 #pragma omp parallel num_threads(a.threads)
     {
-        float* scratch = new float[a.group * (a.key_size + a.page_size) + a.page_size * std::max(a.key_size, a.value_size)];
+        float* scratch = new float[a.group * a.key_size + 4 * a.page_size];
 #pragma omp for schedule(dynamic, 1)
         for (int64_t task = 0; task < tasks; task++) {
             const int64_t s = task / (a.heads * a.splits), h = task / a.splits % a.heads, c = task % a.splits;
