@@ -10,6 +10,9 @@ import time
 
 os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1")
 
+LASTING = 256
+"""As in `benchmarks/engine.py`."""
+
 
 class Engine:
     def __init__(self, model: str, threads: int, max_num_seqs: int) -> None:
@@ -41,8 +44,9 @@ class Engine:
             self._engine.step()
 
     def decode(self, prompts: list[list[int]], steps: int) -> float:
+        first = self._works + 1
         for ids in prompts:
-            self._admit(ids, steps + 8)
+            self._admit(ids, LASTING)
         told: set[str] = set()
         while len(told) < len(prompts):
             told.update(output.request_id for output in self._engine.step())
@@ -50,6 +54,7 @@ class Engine:
         for _ in range(steps):
             self._engine.step()
         took = (self._clock() - start) / steps
+        self._engine.abort_request([str(work) for work in range(first, self._works + 1)])
         self._finish()
         return took
 

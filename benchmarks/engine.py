@@ -36,6 +36,8 @@ from inlay.prompt import Prompt, Tokens
 from inlay.protocol.work import Grammar, Sampling, Work
 
 PAGE_SIZE = 16
+LASTING = 256
+"""Tokens a prompt that decodes may have: enough that the first still goes on when the last has been read in."""
 
 
 _clock = time.process_time
@@ -173,7 +175,7 @@ class Ours:
 
     def decode(self, prompts: list[list[int]], steps: int) -> float:
         for ids in prompts:
-            self._admit(ids, steps + 8)
+            self._admit(ids, LASTING)
         told: set[str] = set()
         while len(told) < len(prompts):
             told.update(delta.work_id for delta in self._core.step())
@@ -330,7 +332,7 @@ def main() -> None:
         directory = Path(name)
         write_model(directory, options.layers)
         weights = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
-        positions = 32 * (4096 + 64 if options.long else 512 + 64) + 2048
+        positions = 32 * (4096 + 128 if options.long else 512 + 128) + 2048
         started = time.perf_counter()
         ours = Ours(directory, options.threads, 32, positions)
         loaded = time.perf_counter() - started

@@ -1,6 +1,6 @@
 """Attention over pages that are gathered first: every way of scoring, any head sizes, any device.
 
-Scores are formed by batched matrix products over gathered pages, the queries of a group of heads folded into rows. This is
+Scores are formed by matrix products over gathered pages, the queries of a group of heads folded into rows. This is
 what a CPU runs, where torch's fused attention is two to three times slower, for one query and for many; CUDA runs it
 for layers that flash attention cannot do.
 
@@ -70,6 +70,36 @@ class _Group(NamedTuple):
     stale: Tensor
 
 
+class _Block(NamedTuple):
+    """Some of a prompt's queries and what they see. Positions are of the gathered ones.
+
+    Attributes:
+        rows: of the queries among the prompt's.
+        seen: the positions the first of them sees to those the last one sees.
+        hidden: [C, up to L] bool, which of the last of those a query must not see.
+    """
+
+    rows: slice
+    seen: slice
+    hidden: Tensor
+
+
+class _Prompt(NamedTuple):
+    """Many queries of one sequence: its pages are gathered once, and attended to head by head and block by block.
+
+    A head's own keys are one run of memory, any slice of which goes into a product as it is.
+
+    Attributes:
+        rows: the queries' positions in the batch.
+        pages: [number of page groups, L / P] int64, what to gather.
+        blocks: of queries, in order.
+    """
+
+    rows: slice
+    pages: Tensor
+    blocks: list[_Block]
+
+
 class GatheredAttention:
     """Batched matrix products over gathered pages.
 
@@ -94,7 +124,7 @@ class GatheredAttention:
         self._single_queries = single_queries
         self._slots = batch.slots.unbind()
         self._device = batch.slots.device
-        self._plans: dict[int | None, list[_Group]] = {}
+        self._plans: dict[int | None, list[_Group | _Prompt]] = {}
 
     def attend(
         self,
@@ -119,7 +149,10 @@ class GatheredAttention:
         if groups is None:
             groups = self._plans[scoring.window] = list(self._plan(scoring.window, query))
         for group in groups:
-            self._attend(group, layer, query, scoring, out)
+            if isinstance(group, _Prompt):
+                self._attend_prompt(group, layer, query, scoring, out)
+            else:
+                self._attend(group, layer, query, scoring, out)
 
     def _attend(self, group: _Group, layer: int, query: Tensor, scoring: Scoring, out: Tensor) -> None:
         keys, values = self._gather(group.pages[self._pages.groups[layer]], layer)
@@ -143,6 +176,30 @@ class GatheredAttention:
             ).to(found.dtype)
         out.index_copy_(0, group.rows, found.permute(1, 3, 0, 2, 4).reshape(-1, query.shape[0], value_size))
 
+    def _attend_prompt(
+        self, prompt: _Prompt, layer: int, query: Tensor, scoring: Scoring, out: Tensor
+    ) -> None:
+        keys, values = (
+            pages.flatten(1, 2) for pages in self._gather(prompt.pages[self._pages.groups[layer]], layer)
+        )
+        group = query.shape[0] // len(keys)
+        for head, (head_keys, head_values) in enumerate(zip(keys, values, strict=True)):
+            heads = slice(head * group, (head + 1) * group)
+            queries, target = query[heads, prompt.rows], out[prompt.rows, heads]
+            sinks = None if scoring.sinks is None else scoring.sinks[heads, None, None]
+            for block in prompt.blocks:
+                own = queries[:, block.rows]
+                scores = self._scores(
+                    own.reshape(1, -1, own.shape[2]), head_keys[None, block.seen], scoring
+                ).view(group, own.shape[1], -1)
+                scores[..., -block.hidden.shape[1] :].masked_fill_(block.hidden, float("-inf"))
+                weights = torch.softmax(scores, -1).to(head_values.dtype)
+                found = (weights.flatten(0, 1) @ head_values[block.seen]).view(group, own.shape[1], -1)
+                if sinks is not None:
+                    lse = torch.logsumexp(scores.float(), -1, keepdim=True)
+                    found = found * unsunk(lse, sinks).to(found.dtype)
+                target[block.rows] = found.transpose(0, 1)
+
     def _gather(self, index: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of some pages, [H, number of pages, P, D or E]; valid until the next call."""
         gathered = []
@@ -160,20 +217,17 @@ class GatheredAttention:
         scores = torch.baddbmm(queries.new_empty(()), queries, keys.transpose(1, 2), beta=0, alpha=factor)
         return scores if cap is None else scores.tanh_().mul_(cap)
 
-    def _plan(self, window: int | None, query: Tensor) -> Iterator[_Group]:
+    def _plan(self, window: int | None, query: Tensor) -> Iterator[_Group | _Prompt]:
         """Group the batch's queries; the same for every layer with this window."""
         decodes: list[tuple[int, int, int]] = []
         first = 0
         for span, (count, context) in enumerate(zip(self._batch.counts, self._batch.contexts, strict=True)):
             if count == 1:
                 decodes.append((context, span, first))
+            elif query.shape[0] * query.element_size() * count * context <= _SCORE_BYTES:
+                yield self._block(span, self._arange(first, first + count), context, window)
             else:
-                step = _SCORE_BYTES // (query.shape[0] * query.element_size() * context)
-                step = min(_MAX_BLOCK, max(_MIN_BLOCK, step))
-                for start in range(0, count, step):
-                    stop = min(count, start + step)
-                    rows = self._arange(first + start, first + stop)
-                    yield self._block(span, rows, context - count + stop, window)
+                yield self._prompt(span, slice(first, first + count), context, window, query)
             first += count
         # By length: sequences of a group are padded to its longest.
         if not self._single_queries:
@@ -194,6 +248,27 @@ class GatheredAttention:
         )
         hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
         return _Group(rows, pages, 1, hidden[None, None], self._arange(high - low * size, length))
+
+    def _prompt(self, span: int, rows: slice, context: int, window: int | None, query: Tensor) -> _Prompt:
+        """All of a sequence's queries, the last of them at position `context - 1`."""
+        size, count = self._pages.page_size, rows.stop - rows.start
+        group = query.shape[0] // self._pages.keys[0].shape[0]
+        step = _SCORE_BYTES // (group * query.element_size() * context)
+        step = min(_MAX_BLOCK, max(_MIN_BLOCK, step))
+        start = context - count
+        base = _low(start + 1, window) // size * size
+        blocks = []
+        for first in range(0, count, step):
+            own = slice(first, min(count, first + step))
+            high = start + own.stop
+            low = _low(start + own.start + 1, window)
+            # Without a window only positions from the first query on can be hidden from a later one.
+            tail = low if window is not None else start + own.start
+            distance = self._arange(start + own.start, high)[:, None] - self._arange(tail, high)
+            hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+            blocks.append(_Block(own, slice(low - base, high - base), hidden))
+        pages = self._batch.block_table[:, span, base // size : -(-context // size)].long()
+        return _Prompt(rows, pages, blocks)
 
     def _decodes(self, decodes: list[tuple[int, int, int]], window: int | None) -> Iterator[_Group]:
         """Group (context, span, position in the batch), longest first, within `_GROUP_BYTES` and twofold lengths."""
