@@ -132,6 +132,9 @@ def test_the_standard_librarys_parser_reads_the_same() -> None:
         (part("request", b"{}", "\r\nContent-Transfer-Encoding: base64") + b"--b0und-ary--", "content-transfer-encoding"),
         (b"--b0und-ary\r\nA: b\r\n\r\n{}\r\n--b0und-ary--", "no content-disposition"),
         (b"--b0und-ary\r\n\r\n{}\r\n--b0und-ary--", "no headers"),
+        # Found by the fuzzer: it was read as a header line.
+        (part("request", b"{}", "\r\n--b0und-ary--: a") + b"--b0und-ary--", "headers of a part hold a boundary"),
+        (b"--b0und-ary\r\n" + body_of(("request", b"{}")).replace(b"ary\r\n", b"ary: a\r\n"), "headers of a part hold a boundary"),
         (b'--b0und-ary\r\nContent-Disposition: attachment; name="request"\r\n\r\n{}\r\n--b0und-ary--', "one name"),
         (part("request", b"{}", "\r\nA: " + "b" * MAX_HEADER_BYTES) + b"--b0und-ary--", "headers of a part are over"),
         (b"--b0und-ary\r\n" + b"a" * 100_000, "headers of a part are over"),

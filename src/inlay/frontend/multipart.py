@@ -190,6 +190,9 @@ class Form:
                 raise _refused(f"the headers of a part are over {MAX_HEADER_BYTES} bytes")
             self._pending = taken
             return at + len(taken) - before
+        # The line's end before them has been taken with their boundary.
+        if self._delimiter in b"\r\n" + taken[:end]:
+            raise _refused("the headers of a part hold a boundary")
         used = at + end + len(_END_OF_HEADERS) - before
         self._begin(_name_of(taken[:end]), self.size + used)
         return used
