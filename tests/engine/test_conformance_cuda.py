@@ -60,13 +60,17 @@ def gap_at(directory: Path, prompt: Prompt, output: list[int]) -> float:
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma2", "deepseek_v3"])
 @pytest.mark.parametrize("budget", [16, 2048])
-async def test_text_and_rows_decode_as_the_reference_does(family: str, budget: int) -> None:
+@pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
+async def test_text_and_rows_decode_as_the_reference_does(
+    family: str, budget: int, enforce_eager: bool
+) -> None:
     directory = tiny(family)
     settings = EngineSettings(
         model=str(directory),
         device="cuda",
         dtype="bfloat16",
         max_num_batched_tokens=budget,
+        enforce_eager=enforce_eager,
         kv_cache_memory_bytes=64 << 20,
     )
     engine = TorchEngine(settings, Secret(bytes(32)))

@@ -45,6 +45,9 @@ class EngineSettings(BaseModel):
     enable_prefix_caching: bool = Field(
         default=True, description="Reuse the keys and values of equal prefixes."
     )
+    enforce_eager: bool = Field(
+        default=False, description="Do not capture decoding as CUDA graphs, which only a GPU does."
+    )
     max_logprobs: int = Field(
         default=20, ge=0, le=1000, description="Alternatives a token that logprobs may ask for."
     )

@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn.attention.varlen import AuxRequest
 from transformers import AttentionInterface
 
 from inlay.engine.torch import gathered_attention, varlen_attention
@@ -24,6 +23,7 @@ from inlay.engine.torch.table import PageRun
 from inlay.engine.torch.varlen_attention import VarlenAttention
 from inlay.errors import EngineError
 from inlay.prompt import Tokens
+from tests.engine.torch.varlen import varlen_reference
 
 CPU = torch.device("cpu")
 SIZE = 8
@@ -79,7 +79,7 @@ class Scene:
             )
             held = slice(first * PAGE, start)
             self.pages.write(1, slots, self.keys[-1][:, held], self.values[-1][:, held])
-        self.batch = Batch.pack(stretches, PAGE, CPU)
+        self.batch = Batch.pack(stretches, PAGE)
 
     def step(self) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value of the positions that are due, packed."""
@@ -233,51 +233,6 @@ def test_a_workspace_serves_batches_of_any_size_one_after_another() -> None:
             scene = Scene(spans, dtype=dtype)
             found = attention(scene.batch, scene.pages, workspace).attend(1, *scene.step(), Scoring(0.3))
             torch.testing.assert_close(found.double(), scene.expected(0.3, None), atol=3e-2, rtol=3e-2)
-
-
-def varlen_reference(
-    *,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seq_q: Tensor,
-    cu_seq_k: None,
-    max_q: int,
-    max_k: int,
-    scale: float,
-    window_size: tuple[int, int],
-    enable_gqa: bool,
-    seqused_k: Tensor,
-    block_table: Tensor,
-    return_aux: AuxRequest | None = None,
-) -> Any:
-    """`torch.nn.attention.varlen.varlen_attn` as documented, one query at a time, aligned to the last key.
-
-    The logsumexp is [Q, T], as flash attention gives it.
-    """
-    starts, lengths = cu_seq_q.tolist(), seqused_k.tolist()
-    group = query.shape[1] // key.shape[2]
-    assert enable_gqa == (group > 1)
-    out = torch.empty_like(query)
-    lse = torch.empty(query.shape[1], query.shape[0])
-    for index, length in enumerate(lengths):
-        count = starts[index + 1] - starts[index]
-        assert count <= max_q
-        assert length <= max_k
-        own = block_table[index, : -(-length // key.shape[1])].long()
-        keys, values = (pages[own].flatten(0, 1)[:length] for pages in (key, value))
-        for offset in range(count):
-            last = length - count + offset + window_size[1]
-            low = 0 if window_size[0] < 0 else max(0, last - window_size[0])
-            seen = slice(low, last + 1)
-            scores = torch.einsum(
-                "hd,thd->ht", query[starts[index] + offset], keys[seen].repeat_interleave(group, 1)
-            )
-            out[starts[index] + offset] = torch.einsum(
-                "ht,thd->hd", (scores * scale).softmax(-1), values[seen].repeat_interleave(group, 1)
-            )
-            lse[:, starts[index] + offset] = (scores * scale).logsumexp(-1)
-    return out if return_aux is None else (out, lse)
 
 
 @pytest.mark.parametrize("window", [None, 20])

@@ -12,8 +12,6 @@ from inlay.engine.torch.table import PageRun
 from inlay.errors import EngineError
 from inlay.prompt import Buffer, Field, Media, Prompt, Rows, Tokens
 
-CPU = torch.device("cpu")
-
 
 def rows_of(values: torch.Tensor) -> Rows:
     array = values.view(torch.uint8).numpy().tobytes()
@@ -37,7 +35,7 @@ def test_every_position_has_its_token_its_number_and_its_slot(
         tokens = Tokens([1000 * start + position for position in range(start, start + count)])
         stretches.append(Stretch([(start, tokens)], start, count, (full, windowed), samples))
 
-    batch = Batch.pack(stretches, page_size, CPU)
+    batch = Batch.pack(stretches, page_size)
 
     first = 0
     sampled = []
@@ -71,7 +69,6 @@ def test_rows_keep_their_bits_and_their_places(dtype: torch.dtype) -> None:
             Stretch(prompt.spans(1, 8), 1, 7, [PageRun([2])], True),
         ],
         16,
-        CPU,
     )
     assert batch.token_ids.tolist() == [9, 2, 0, 0, 0, 3, 0, 0]
     assert batch.row_index.tolist() == [2, 3, 4, 6, 7]
@@ -82,7 +79,7 @@ def test_rows_keep_their_bits_and_their_places(dtype: torch.dtype) -> None:
 def test_rows_of_two_dtypes_are_an_error() -> None:
     first, second = rows_of(torch.randn(1, 4)), rows_of(torch.randn(1, 4).bfloat16())
     with pytest.raises(EngineError, match="bfloat16, float32"):
-        Batch.pack([Stretch([(0, first), (1, second)], 0, 2, [PageRun([0])], True)], 16, CPU)
+        Batch.pack([Stretch([(0, first), (1, second)], 0, 2, [PageRun([0])], True)], 16)
 
 
 def test_media_and_bundles_are_an_error() -> None:
@@ -95,9 +92,23 @@ def test_media_and_bundles_are_an_error() -> None:
     )
     for segment in (media, bundled):
         with pytest.raises(EngineError, match="tokens and plain rows"):
-            Batch.pack([Stretch([(0, segment)], 0, 1, [PageRun([0])], True)], 16, CPU)
+            Batch.pack([Stretch([(0, segment)], 0, 1, [PageRun([0])], True)], 16)
 
 
 def test_too_few_pages_are_an_error() -> None:
     with pytest.raises(EngineError, match="1 pages of 16 positions do not hold 17"):
-        Batch.pack([Stretch([(16, Tokens([1]))], 16, 1, [PageRun([0])], True)], 16, CPU)
+        Batch.pack([Stretch([(16, Tokens([1]))], 16, 1, [PageRun([0])], True)], 16)
+
+
+def test_a_batch_goes_to_a_device_as_a_whole() -> None:
+    rows = rows_of(torch.ones(2, 3))
+    run = PageRun([1])
+    batch = Batch.pack([Stretch([(0, Tokens([1])), (1, rows)], 0, 3, [run], True)], 16)
+    assert batch.to(torch.device("cpu")) is batch
+    moved = batch.to(torch.device("meta"))
+    for before, after in zip(batch, moved, strict=True):
+        if isinstance(before, torch.Tensor):
+            assert isinstance(after, torch.Tensor)
+            assert (after.shape, after.dtype, after.device.type) == (before.shape, before.dtype, "meta")
+        else:
+            assert after == before

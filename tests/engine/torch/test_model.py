@@ -80,7 +80,7 @@ def greedy(
                     whose.append(index)
         if not stretches:
             break
-        logits = model.forward(Batch.pack(stretches, PAGE, model.device), pages)
+        logits = model.forward(Batch.pack(stretches, PAGE), pages)
         assert logits.shape == (len(whose), model.vocab_size)
         assert logits.dtype == torch.float32
         for index, id_ in zip(whose, logits.argmax(-1).tolist(), strict=True):
@@ -134,7 +134,7 @@ def test_tokens_rows_of_the_table_and_mixtures_are_the_same_prompt(family: str) 
     prompts = [Prompt.of(Tokens(ids)), Prompt.of(looked_up(tiny(family), ids)), mixed]
     for prompt in prompts:
         stretch = Stretch(prompt.spans(0, 45), 0, 45, scattered(model, 1, 3)[0], True)
-        logits = model.forward(Batch.pack([stretch], PAGE, model.device), stale_pages(model))
+        logits = model.forward(Batch.pack([stretch], PAGE), stale_pages(model))
         if prompt is prompts[0]:
             expected = logits
         assert torch.equal(logits, expected)
@@ -168,7 +168,7 @@ def test_neighbours_do_not_change_an_answer() -> None:
 def test_a_step_in_which_nothing_samples_gives_no_logits_and_fills_pages() -> None:
     model = load(tiny("llama"))
     pages = stale_pages(model)
-    batch = Batch.pack([Stretch([(0, Tokens([5, 6]))], 0, 2, [PageRun([1])], False)], PAGE, model.device)
+    batch = Batch.pack([Stretch([(0, Tokens([5, 6]))], 0, 2, [PageRun([1])], False)], PAGE)
     assert model.forward(batch, pages).shape == (0, VOCAB_SIZE)
     assert pages.keys[0][:, 1, :2].isfinite().all()
     assert pages.keys[0][:, 1, 2:].isnan().all()
@@ -176,7 +176,7 @@ def test_a_step_in_which_nothing_samples_gives_no_logits_and_fills_pages() -> No
 
 def test_logits_may_be_changed_in_place() -> None:
     model = load(tiny("llama"))
-    batch = Batch.pack([Stretch([(0, Tokens([5]))], 0, 1, [PageRun([1])], True)], PAGE, model.device)
+    batch = Batch.pack([Stretch([(0, Tokens([5]))], 0, 1, [PageRun([1])], True)], PAGE)
     logits = model.forward(batch, stale_pages(model))
     logits[0, 3] = 7.0
     assert logits[0, 3] == 7.0
@@ -185,7 +185,7 @@ def test_logits_may_be_changed_in_place() -> None:
 def test_rows_of_another_dtype_or_size_are_an_error() -> None:
     model = load(tiny("llama"))
     for rows in (looked_up(tiny("llama"), [4], "bfloat16"), looked_up(tiny("qwen2"), [4])):
-        batch = Batch.pack([Stretch([(0, rows)], 0, 1, [PageRun([1])], True)], PAGE, model.device)
+        batch = Batch.pack([Stretch([(0, rows)], 0, 1, [PageRun([1])], True)], PAGE)
         with pytest.raises(EngineError, match=r"the model takes torch\.float32 of 48"):
             model.forward(batch, stale_pages(model))
 

@@ -146,7 +146,7 @@ def test_fused_layers_compute_what_the_models_own_do(
         Stretch([(0, Tokens(ids))], 0, len(ids), [PageRun([2])], True),
         Stretch([(0, Tokens(ids[:1]))], 0, 1, [PageRun([1])], True),
     ]
-    batch = Batch.pack(stretches, 16, torch.device("cpu"))
+    batch = Batch.pack(stretches, 16)
     logits = [each.forward(batch, each.new_pages(2, 16)) for each in (fused, plain)]
     torch.testing.assert_close(logits[0], logits[1], atol=1e-4, rtol=1e-4)
 

@@ -8,21 +8,30 @@ from inlay.engine.torch.native import kernels
 from inlay.engine.torch.native_attention import NativeAttention
 from inlay.engine.torch.paged_attention import PagedAttention, Scoring
 from inlay.engine.torch.pages import Pages
-from inlay.engine.torch.varlen_attention import VarlenAttention, does
+from inlay.engine.torch.varlen_attention import VarlenAttention, does, reads_pages
 
 
 class CudaAttention:
-    """Flash attention for the layers it can do, gathered pages for the others."""
+    """Flash attention for the layers it can do, if it can read pages here; gathered pages for the others."""
 
     def __init__(
         self, batch: Batch, pages: Pages, workspace: Workspace, *, float32_scores: bool = False
     ) -> None:
+        self._page_size = pages.page_size
         self._varlen = VarlenAttention(batch, pages)
         self._gathered = GatheredAttention(batch, pages, workspace, float32_scores=float32_scores)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         """As `PagedAttention.attend`."""
-        chosen = self._varlen if does(key, value, scoring) else self._gathered
+        flash = does(key, value, scoring) and reads_pages(
+            key.device,
+            key.dtype,
+            key.shape[2],
+            self._page_size,
+            windowed=scoring.window is not None,
+            sunk=scoring.sinks is not None,
+        )
+        chosen = self._varlen if flash else self._gathered
         return chosen.attend(layer, query, key, value, scoring)
 
 

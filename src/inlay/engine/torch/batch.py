@@ -66,7 +66,7 @@ class Batch(NamedTuple):
     contexts: tuple[int, ...]
 
     @classmethod
-    def of(cls, plan: "Plan", page_size: int, device: torch.device) -> "Batch":
+    def of(cls, plan: "Plan", page_size: int) -> "Batch":
         """The batch of a scheduler's plan; raises as `pack` does."""
         return cls.pack(
             (
@@ -80,12 +80,11 @@ class Batch(NamedTuple):
                 for span in plan.spans
             ),
             page_size,
-            device,
         )
 
     @classmethod
-    def pack(cls, stretches: Iterable[Stretch], page_size: int, device: torch.device) -> "Batch":
-        """Pack stretches of sequences, in order.
+    def pack(cls, stretches: Iterable[Stretch], page_size: int) -> "Batch":
+        """Pack stretches of sequences, in order, on the host.
 
         Raises:
             EngineError: a segment this engine cannot embed, rows of different dtypes, or pages that do not cover a stretch.
@@ -125,15 +124,37 @@ class Batch(NamedTuple):
         sampled = ends[np.fromiter((stretch.samples for stretch in stretches), dtype=np.bool_)]
         row_index, row_values = _rows(rows)
         return cls(
-            torch.from_numpy(token_ids).to(device),
-            row_index.to(device),
-            row_values.to(device),
-            torch.from_numpy(positions).to(device),
-            torch.from_numpy(slots).to(device),
-            torch.from_numpy(sampled).to(device),
-            torch.from_numpy(table).to(device),
+            torch.from_numpy(token_ids),
+            row_index,
+            row_values,
+            torch.from_numpy(positions),
+            torch.from_numpy(slots),
+            torch.from_numpy(sampled),
+            torch.from_numpy(table),
             tuple(stretch.count for stretch in stretches),
             tuple(stretch.start + stretch.count for stretch in stretches),
+        )
+
+    def to(self, device: torch.device) -> "Batch":
+        """The batch on `device`. Copies to CUDA are made from pinned memory, so that nobody waits for them."""
+        if self.token_ids.device == device:
+            return self
+
+        def moved(tensor: Tensor) -> Tensor:
+            # torch keeps pinned memory from being used again before its copy is done.
+            source = tensor.pin_memory() if device.type == "cuda" else tensor
+            return source.to(device, non_blocking=True)
+
+        return Batch(
+            moved(self.token_ids),
+            moved(self.row_index),
+            moved(self.row_values),
+            moved(self.positions),
+            moved(self.slots),
+            moved(self.sampled),
+            moved(self.block_table),
+            self.counts,
+            self.contexts,
         )
 
 

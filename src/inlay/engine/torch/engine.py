@@ -18,6 +18,7 @@ from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.admission import Admission
 from inlay.engine.torch.capacity import available_memory, num_pages
+from inlay.engine.torch.decode_graphs import CudaCapture
 from inlay.engine.torch.grammar_state import PARAM, GrammarState
 from inlay.engine.torch.grammars import KINDS, MAX_SECONDS, Grammars
 from inlay.engine.torch.model import CausalModel
@@ -364,7 +365,14 @@ class TorchEngine:
                 available=available_memory(model.device),
             ),
         )
-        core = Core(model, bounds, self._secret, prefix_caching=settings.enable_prefix_caching)
+        graphs = model.device.type == "cuda" and not settings.enforce_eager
+        core = Core(
+            model,
+            bounds,
+            self._secret,
+            prefix_caching=settings.enable_prefix_caching,
+            capture=CudaCapture() if graphs else None,
+        )
         self._grammars = Grammars(Path(model.path), model.vocab_size, model.eos_token_ids)
         self._card = _card(settings, core, self._secret)
         self._admission = Admission(

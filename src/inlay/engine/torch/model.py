@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_outputs import MoeModelOutputWithPast
@@ -24,7 +25,7 @@ from inlay.engine.torch.layers import LayerShape, observe
 from inlay.engine.torch.linear import accelerate
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.page_groups import PageGroup, group_layers
-from inlay.engine.torch.paged_attention import IMPLEMENTATION
+from inlay.engine.torch.paged_attention import IMPLEMENTATION, PagedAttention
 from inlay.engine.torch.pages import Pages
 from inlay.engine.torch.weights import directory_of, weights_id
 from inlay.errors import EngineError, InvalidRequestError
@@ -161,10 +162,16 @@ class CausalModel:
 
     def forward(self, batch: Batch, pages: Pages) -> Tensor:
         """`logits` of the positions that `batch` samples: float32 [spans that sample, vocab_size]. Raises as `hidden`."""
+        batch = batch.to(self.device)
         return self.logits(self.hidden(batch, pages)[batch.sampled])
 
-    def hidden(self, batch: Batch, pages: Pages) -> Tensor:
+    def hidden(self, batch: Batch, pages: Pages, paged: PagedAttention | None = None) -> Tensor:
         """Compute a batch: its keys and values go to `pages`.
+
+        Args:
+            batch: on the model's device.
+            pages: where keys and values are.
+            paged: attention for this batch over these pages, unless it is to be the fastest for the device.
 
         Returns:
             The last hidden states [T, C], after the last norm, in the model's dtype.
@@ -173,20 +180,23 @@ class CausalModel:
             EngineError: rows that are not (R, hidden size) in the model's dtype.
         """
         with torch.inference_mode():
+            if paged is None:
+                paged = attention(batch, pages, self._workspace, float32_scores=self._float32_scores)
             padding = max(0, self._least_rows - len(batch.positions))
             states: Tensor = self._model.base_model(
                 inputs_embeds=F.pad(self._inputs(batch), (0, 0, 0, padding))[None],
                 position_ids=F.pad(batch.positions, (0, padding))[None],
                 use_cache=False,
-                paged=attention(batch, pages, self._workspace, float32_scores=self._float32_scores),
+                paged=paged,
             ).last_hidden_state[0]
         return states[: len(batch.positions)]
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """What the model's head makes of some of the `hidden` states of a batch.
 
         Args:
             hidden: [N, C].
+            out: float32 [N, vocab_size], where to put them; new memory unless given.
 
         Returns:
             float32 [N, vocab_size].
@@ -194,8 +204,26 @@ class CausalModel:
         with torch.inference_mode():
             padding = max(0, self._least_rows - len(hidden))
             logits: Tensor = self._head(inputs_embeds=F.pad(hidden, (0, 0, 0, padding))[None]).logits[0]
+        if out is not None:
+            return out.copy_(logits[: len(hidden)])
         # A copy made outside: what inference mode makes may not be changed in place elsewhere.
         return logits[: len(hidden)].to(torch.float32, copy=True)
+
+    def rehearse(self, batch: Batch, pages: Pages, paged: PagedAttention) -> None:
+        """Go through `forward` without any data: nothing is computed, and nothing changes.
+
+        Raises:
+            RuntimeError: it depends on data (routing that loops over experts does), so it could not be captured.
+        """
+        # Some modules keep what they compute, and must not keep what has no data.
+        kept = [(module, _copied(vars(module))) for module in self._model.modules()]
+        try:
+            with FakeTensorMode(allow_non_fake_inputs=True), torch.inference_mode():
+                self.logits(self.hidden(batch, pages, paged))
+        finally:
+            for module, attributes in kept:
+                vars(module).clear()
+                vars(module).update(attributes)
 
     def _inputs(self, batch: Batch) -> Tensor:
         """The embeddings of a batch [T, C]: tokens by look-up (with the model's own scale), rows by copy."""
@@ -222,6 +250,13 @@ def _head_of(model: Any) -> Any:
     head = copy.copy(model)
     head._modules = {**model._modules, model.base_model_prefix: _Given()}
     return head
+
+
+def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
+    """A module's attributes, with its dictionaries of parameters, buffers and modules."""
+    return {
+        name: copy.copy(value) if isinstance(value, dict) else value for name, value in attributes.items()
+    }
 
 
 def _page_groups(layers: tuple[LayerShape, ...], max_model_len: int) -> tuple[PageGroup, ...]:

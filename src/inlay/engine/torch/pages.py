@@ -73,7 +73,7 @@ class Pages:
 
         Args:
             layer: which.
-            slots: [T] int64, page * page_size + offset, distinct.
+            slots: [T] int64, page * page_size + offset, distinct but for padding.
             keys: [H, T, D].
             values: [H, T, E].
         """

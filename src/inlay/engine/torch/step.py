@@ -11,6 +11,7 @@ from torch import Tensor
 from inlay.digest import Chain, Secret, root_digest
 from inlay.engine.torch import prompt_logprobs
 from inlay.engine.torch.batch import Batch
+from inlay.engine.torch.decode_graphs import Capture, DecodeGraphs
 from inlay.engine.torch.grammar_state import GrammarState
 from inlay.engine.torch.masks import Masks
 from inlay.engine.torch.model import CausalModel
@@ -30,6 +31,7 @@ class Core:
     Attributes:
         bounds: what fits, with the windows of the model's page groups.
         dtype: of the model, by the name that digests and the card use.
+        graphs: what decodes, where decoding can be captured.
         model: what computes.
         pages: its keys and values.
         sampler: what chooses.
@@ -37,12 +39,21 @@ class Core:
     """
 
     def __init__(
-        self, model: CausalModel, bounds: Bounds, secret: Secret, *, prefix_caching: bool = True
+        self,
+        model: CausalModel,
+        bounds: Bounds,
+        secret: Secret,
+        *,
+        prefix_caching: bool = True,
+        capture: Capture | None = None,
     ) -> None:
+        """Make room; with `capture`, decode by graphs if the model can be captured."""
         self.bounds = bounds = replace(bounds, windows=model.windows)
         self.dtype = str(model.dtype).removeprefix("torch.")
         self.model = model
-        self.pages = model.new_pages(bounds.num_pages, bounds.page_size)
+        # Graphs need a page of their own.
+        self.pages = model.new_pages(bounds.num_pages + (capture is not None), bounds.page_size)
+        self.graphs = None if capture is None else DecodeGraphs.of(model, self.pages, bounds, capture)
         self.scheduler = Scheduler(bounds, prefix_caching=prefix_caching)
         self.sampler = Sampler(model.vocab_size, model.eos_token_ids, model.device)
         self._masks = Masks()
@@ -150,9 +161,8 @@ class Core:
             raise EngineError(f"none of {len(self._sequences)} works could be scheduled")
         sampling = [span for span in plan.spans if span.samples]
         self._masks.prepare(span.sequence for span in sampling)
-        batch = Batch.of(plan, self.bounds.page_size, self.model.device)
-        hidden = self.model.hidden(batch, self.pages)
-        logits = self.model.logits(hidden[batch.sampled])
+        batch = Batch.of(plan, self.bounds.page_size)
+        hidden, logits = self._forward(batch)
         scores = prompt_logprobs.score(self.model, hidden, plan.spans)
         self._steps += 1
         self._progress += sum(span.count for span in plan.spans)
@@ -207,6 +217,14 @@ class Core:
             steps=self._steps,
             progress=self._progress,
         )
+
+    def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """All hidden states of a batch, and the logits of what it samples."""
+        if self.graphs is not None and self.graphs.fits(batch):
+            return self.graphs.run(batch)
+        batch = batch.to(self.model.device)
+        hidden = self.model.hidden(batch, self.pages)
+        return hidden, self.model.logits(hidden[batch.sampled])
 
     def _tell(self, sequence: Sequence, told: PromptLogprobs) -> Delta:
         """Logprobs of a prompt; the end where nothing else was asked for."""

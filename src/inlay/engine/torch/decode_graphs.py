@@ -1,0 +1,283 @@
+"""Decoding by captured graphs: on CUDA a step of one token for each sequence is launched at once, look-up, body and head.
+
+A graph always reads and writes the same memory, so there is one for each of a few numbers of sequences, and a step takes the
+smallest that holds it. Its inputs lie in one tensor, which is filled on the host and copied. Missing sequences are padding:
+each is at position 0 of the last page, which no sequence is ever given, and sees itself alone.
+
+How a function becomes a graph is given from outside. What runs it as it is makes all of this run on a CPU.
+
+Shapes: B sequences of a graph, W pages of the longest sequence, N page groups, C hidden size.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from inlay.engine.torch.batch import Batch
+from inlay.engine.torch.model import CausalModel
+from inlay.engine.torch.page_groups import pages_for
+from inlay.engine.torch.paged_attention import Scoring
+from inlay.engine.torch.pages import Pages
+from inlay.engine.torch.scheduler import Bounds
+from inlay.engine.torch.varlen_attention import Lengths, VarlenAttention, does, reads_pages
+from inlay.errors import EngineError
+
+_logger = logging.getLogger(__name__)
+
+MOST_SEQUENCES = 512
+"""Sequences of the largest graph at most: beyond, launching a step costs little of it."""
+
+
+class Capture(Protocol):
+    """Makes a graph of a function."""
+
+    def __call__(self, function: Callable[[], None], /) -> Callable[[], None]:
+        """What does the same as `function` does now, on the same memory."""
+        ...
+
+
+class CudaCapture:
+    """CUDA graphs that share one pool of memory: only one of them runs at a time. Not yet run on a GPU."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, function: Callable[[], None], /) -> Callable[[], None]:
+        """Run `function` twice beside the current stream, as torch asks for, then capture it.
+
+        Raises:
+            EngineError: CUDA could not capture it.
+        """
+        aside, current = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
+        aside.wait_stream(current)
+        try:
+            with torch.cuda.stream(aside):
+                for _ in range(2):
+                    function()
+            current.wait_stream(aside)
+            graph = torch.cuda.CUDAGraph()
+            # Other threads may use CUDA meanwhile.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                function()
+        except RuntimeError as error:
+            raise EngineError(
+                f"decoding could not be captured as a CUDA graph: {error}; --enforce-eager does without"
+            ) from error
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+
+class _Inputs(NamedTuple):
+    """What a graph reads, views of one int64 tensor.
+
+    Attributes:
+        memory: all of it.
+        token_ids: [B] int64.
+        positions: [B] int64.
+        slots: [N, B] int64.
+        contexts: [B] int32, positions of each sequence up to and with this one.
+        block_table: [N, B, W] int32.
+    """
+
+    memory: Tensor
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    contexts: Tensor
+    block_table: Tensor
+
+    @classmethod
+    def of(
+        cls, device: torch.device, size: int, groups: int, width: int, *, pinned: bool = False
+    ) -> "_Inputs":
+        """Zeros for `size` sequences."""
+        pairs = -(-size // 2), -(-groups * size * width // 2)
+        sizes = [size, size, groups * size, *pairs]
+        memory = torch.zeros(sum(sizes), dtype=torch.int64, device=device, pin_memory=pinned)
+        token_ids, positions, slots, contexts, table = memory.split_with_sizes(sizes)
+        return cls(
+            memory,
+            token_ids,
+            positions,
+            slots.view(groups, size),
+            contexts.view(torch.int32)[:size],
+            table.view(torch.int32)[: groups * size * width].view(groups, size, width),
+        )
+
+
+class _Graph(NamedTuple):
+    """One captured step.
+
+    Attributes:
+        inputs: what it reads.
+        replay: computes.
+    """
+
+    inputs: _Inputs
+    replay: Callable[[], None]
+
+
+class _FlashOnly:
+    """Flash attention, which never looks at what is in a tensor; other attention does, and cannot be captured.
+
+    Attributes:
+        kinds: (dtype, head size, whether with a window, whether with sinks) of the layers it was asked for.
+    """
+
+    def __init__(self, varlen: VarlenAttention) -> None:
+        self.kinds: set[tuple[torch.dtype, int, bool, bool]] = set()
+        self._varlen = varlen
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
+        """As `PagedAttention.attend`; raises `EngineError` for a layer that flash attention does not do."""
+        if not does(key, value, scoring):
+            raise EngineError(f"layer {layer} asks for what flash attention does not do")
+        self.kinds.add((key.dtype, key.shape[2], scoring.window is not None, scoring.sinks is not None))
+        return self._varlen.attend(layer, query, key, value, scoring)
+
+
+class DecodeGraphs:
+    """The captured steps of one model over its pages. Their outputs are valid until the next step."""
+
+    def __init__(self, model: CausalModel, pages: Pages, bounds: Bounds, capture: Capture) -> None:
+        """Capture, the largest first, so that the others find room in its memory.
+
+        Args:
+            model: what decodes.
+            pages: its keys and values; the last page belongs to nobody else.
+            bounds: sequences of a step, and positions of a sequence, at most.
+            capture: what makes a graph.
+
+        Raises:
+            EngineError: capturing failed.
+        """
+        self._model = model
+        self._pages = pages
+        self._width = pages_for(bounds.max_model_len, pages.page_size)
+        self._max_context = bounds.max_model_len
+        most = min(bounds.max_num_seqs, MOST_SEQUENCES)
+        self._hidden = torch.empty(most, model.hidden_size, dtype=model.dtype, device=model.device)
+        self._logits = torch.empty(most, model.vocab_size, dtype=torch.float32, device=model.device)
+        pages.scrub([pages.num_pages])
+        self._graphs: dict[int, _Graph] = {}
+        for size in reversed(sizes(most)):
+            inputs = self._new_inputs(size)
+            inputs.memory.copy_(self._filled(size, None).memory)
+            self._graphs[size] = _Graph(inputs, capture(self._step(inputs)))
+
+    @classmethod
+    def of(cls, model: CausalModel, pages: Pages, bounds: Bounds, capture: Capture) -> "DecodeGraphs | None":
+        """As the constructor; None, with the reason logged, for a model that cannot be captured."""
+        reason = obstacle(model, pages, bounds)
+        if reason is not None:
+            _logger.warning("decoding runs without graphs: %s", reason)
+            return None
+        return cls(model, pages, bounds, capture)
+
+    def fits(self, batch: Batch) -> bool:
+        """Whether there is a graph for `batch`: tokens only, one of each sequence, all of which sample."""
+        count = len(batch.token_ids)
+        return len(batch.sampled) == len(batch.counts) == count <= len(self._hidden) and not len(
+            batch.row_index
+        )
+
+    def run(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Compute a batch that `fits`.
+
+        Args:
+            batch: on the host.
+
+        Returns:
+            As `CausalModel.hidden` and `CausalModel.logits`; memory that the next step overwrites.
+        """
+        count = len(batch.token_ids)
+        size = min(size for size in self._graphs if size >= count)
+        graph = self._graphs[size]
+        # New pinned memory for each step: torch keeps it from being used again before its copy is done.
+        graph.inputs.memory.copy_(self._filled(size, batch).memory, non_blocking=True)
+        graph.replay()
+        return self._hidden[:count], self._logits[:count]
+
+    def _new_inputs(self, size: int) -> _Inputs:
+        return _Inputs.of(self._model.device, size, len(self._model.page_groups), self._width)
+
+    def _filled(self, size: int, batch: Batch | None) -> _Inputs:
+        """The inputs of `size` sequences on the host: those of `batch`, then padding."""
+        groups = len(self._model.page_groups)
+        host = _Inputs.of(
+            torch.device("cpu"), size, groups, self._width, pinned=self._model.device.type == "cuda"
+        )
+        count = 0
+        if batch is not None:
+            count = len(batch.token_ids)
+            host.token_ids[:count] = batch.token_ids
+            host.positions[:count] = batch.positions
+            host.slots[:, :count] = batch.slots
+            host.contexts[:count] = torch.tensor(batch.contexts, dtype=torch.int32)
+            host.block_table[:, :count, : batch.block_table.shape[2]] = batch.block_table
+        host.slots[:, count:] = self._pages.num_pages * self._pages.page_size
+        host.contexts[count:] = 1
+        host.block_table[:, count:, 0] = self._pages.num_pages
+        return host
+
+    def _step(self, inputs: _Inputs) -> Callable[[], None]:
+        """What computes `inputs` into the outputs."""
+        size = len(inputs.token_ids)
+        batch, paged = _batch(inputs, self._pages, self._max_context)
+
+        @torch.inference_mode()
+        def step() -> None:
+            hidden = self._model.hidden(batch, self._pages, paged)
+            self._hidden[:size].copy_(hidden)
+            self._model.logits(hidden, self._logits[:size])
+
+        return step
+
+
+def sizes(most: int) -> list[int]:
+    """Numbers of sequences there are graphs for: powers of two, and `most`."""
+    return [*(1 << power for power in range((most - 1).bit_length())), most]
+
+
+def obstacle(model: CausalModel, pages: Pages, bounds: Bounds) -> str | None:
+    """Why decoding cannot be captured, or None.
+
+    A step is rehearsed without any data: what depends on some fails there.
+    """
+    inputs = _Inputs.of(
+        model.device, 2, len(model.page_groups), pages_for(bounds.max_model_len, pages.page_size)
+    )
+    batch, paged = _batch(inputs, pages, bounds.max_model_len)
+    try:
+        model.rehearse(batch, pages, paged)
+    except (RuntimeError, EngineError) as error:
+        return str(error).partition("\n")[0] or type(error).__name__
+    for dtype, size, windowed, sunk in sorted(paged.kinds, key=str):
+        if not reads_pages(model.device, dtype, size, pages.page_size, windowed=windowed, sunk=sunk):
+            return "flash attention does not read pages here"
+    return None
+
+
+def _batch(inputs: _Inputs, pages: Pages, max_context: int) -> tuple[Batch, _FlashOnly]:
+    """The batch that `inputs` are, and its attention."""
+    size = len(inputs.token_ids)
+    device = inputs.memory.device
+    batch = Batch(
+        inputs.token_ids,
+        torch.empty(0, dtype=torch.int64, device=device),
+        torch.empty(0, 0, device=device),
+        inputs.positions,
+        inputs.slots,
+        torch.arange(size, device=device),
+        inputs.block_table,
+        (1,) * size,
+        (max_context,) * size,
+    )
+    starts = torch.arange(size + 1, dtype=torch.int32, device=device)
+    return batch, _FlashOnly(VarlenAttention(batch, pages, Lengths(starts, inputs.contexts, 1, max_context)))
+
+
+__all__ = ["MOST_SEQUENCES", "Capture", "CudaCapture", "DecodeGraphs", "obstacle", "sizes"]
