@@ -227,8 +227,10 @@ def _spellings(options: Iterable[Option]) -> list[str]:
 
 
 def _unknown(what: str, name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"unknown {what} {name}" + (f", did you mean {near[0]}?" if near else "")
+    # All variables begin alike, which makes none of them a likely slip for another.
+    bare = {other.removeprefix(ENVIRONMENT_PREFIX): other for other in known}
+    near = difflib.get_close_matches(name.removeprefix(ENVIRONMENT_PREFIX), list(bare), n=1)
+    return f"unknown {what} {name}" + (f", did you mean {bare[near[0]]}?" if near else "")
 
 
 def _checked(command: Command, given: Mapping[str, Given]) -> BaseModel:

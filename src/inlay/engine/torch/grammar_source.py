@@ -30,10 +30,6 @@ MAX_DIVISOR = 10_000
 MAX_DIGITS = 40
 """Digits of a `multipleOf`."""
 
-LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON in one line. Where spaces and line breaks are free, a model that is unsure goes on with them until its tokens are
-spent, and one that is sure pays for them."""
-
 _COUNT = re.compile(r"\{(\d{1,9})(?:(,)(\d{0,9}))?\}")
 _LITERAL = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~/]")
 _DEFINITION = re.compile(r"^[?!]?([A-Za-z_][\w-]*)[^:\n\"/]*:(?!:)", re.MULTILINE)
@@ -88,7 +84,14 @@ def _json(schema: Any) -> str:
     schema = {} if schema is True else schema
     if not isinstance(schema, dict):
         raise InvalidRequestError(f"the schema must be an object, got {type(schema).__name__}")
-    return str(LLMatcher.grammar_from_json_schema(schema, defaults=LAYOUT))
+    # In one line. Where spaces and line breaks are free, a model that is unsure goes on with them until its tokens are
+    # spent, and one that is sure pays for them.
+    return str(
+        LLMatcher.grammar_from_json_schema(
+            schema,
+            defaults={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
+        )
+    )
 
 
 def _alternatives(choices: Any) -> str:
