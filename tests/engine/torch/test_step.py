@@ -427,7 +427,7 @@ def test_pages_of_a_work_that_failed_are_scrubbed_and_never_found_again() -> Non
 
 def test_logits_that_are_finite_but_overflow_when_added_are_no_failure() -> None:
     engine = core()
-    forward = engine.model.forward
+    asked: list[int] = []
 
     class Loud:
         """The model with logits whose sum is infinite."""
@@ -436,12 +436,15 @@ def test_logits_that_are_finite_but_overflow_when_added_are_no_failure() -> None
             return getattr(load("llama"), name)
 
         @staticmethod
-        def forward(*arguments: Any) -> torch.Tensor:
-            logits = forward(*arguments)
-            return logits.clamp(min=0) + torch.finfo(torch.float32).max / 8
+        def logits(hidden: torch.Tensor) -> torch.Tensor:
+            asked.append(len(hidden))
+            found = load("llama").logits(hidden).clamp(min=0) + torch.finfo(torch.float32).max / 8
+            assert not len(found) or found.sum(-1).isinf().all()
+            return found
 
     engine.model = Loud()  # type: ignore[assignment]
     assert run(engine, work("a", prompts("llama")["b-text"], 2))["a"].last.finish_reason == "length"
+    assert sum(asked) == 2
 
 
 @pytest.fixture
