@@ -168,6 +168,17 @@ def test_no_compiler_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert load() is None
 
 
+def test_a_user_without_a_home_does_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    with caplog.at_level(logging.WARNING):
+        assert load() is None
+    assert "native kernels are not used" in caplog.text
+
+
 def test_kernels_in_a_directory_others_may_write_to_are_not_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -45,7 +45,8 @@ def load() -> ctypes.CDLL | None:
         if not path.is_file():
             _compile(compiler, path)
         return ctypes.CDLL(str(path))
-    except (OSError, subprocess.SubprocessError) as error:
+    # RuntimeError: a user without a home directory, as containers have.
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         detail = error.stderr[-2000:] if isinstance(error, subprocess.CalledProcessError) else ""
         _logger.warning("native kernels are not used: %s %s", error, detail)
         return None
