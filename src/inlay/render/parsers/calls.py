@@ -88,6 +88,17 @@ class CallsParser(StepsParser):
         self._at_call = False
         return ContentDelta(text)
 
+    def call_objects(self) -> Steps[None]:
+        """A list of call objects from its bracket on, up to the bracket that closes it."""
+        source = self.source
+        yield from source.expect("[")
+        while True:
+            yield from source.space()
+            yield from self.call_object()
+            yield from source.space()
+            if not (yield from source.accept(",")):
+                return
+
     def call_object(
         self,
         *,

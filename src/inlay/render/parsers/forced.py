@@ -11,13 +11,7 @@ class RequiredParser(CallsParser):
         source = self.source
         try:
             yield from source.space()
-            yield from source.expect("[")
-            while True:
-                yield from source.space()
-                yield from self.call_object()
-                yield from source.space()
-                if not (yield from source.accept(",")):
-                    break
+            yield from self.call_objects()
             yield from source.expect("]")
             source.settle()
         except Malformed:

@@ -28,13 +28,7 @@ class MistralParser(CallsParser):
 
     def _list(self) -> Steps[None]:
         source = self.source
-        yield from source.expect("[")
-        while True:
-            yield from source.space()
-            yield from self.call_object()
-            yield from source.space()
-            if not (yield from source.accept(",")):
-                break
+        yield from self.call_objects()
         yield from source.accept("]")
         source.settle()
 

@@ -6,6 +6,7 @@ delta. So a parser reads like one for whole texts, and where the pieces are cut 
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeAlias, TypeVar
 
@@ -279,15 +280,16 @@ def _partial(text: str, tags: Sequence[str]) -> int:
     return 0
 
 
-class StepsParser:
+class StepsParser(ABC):
     """An `OutputParser` whose subclass reads its `source` in `_read`."""
 
     def __init__(self) -> None:
         self.source = Source()
         self._steps = self._read()
 
+    @abstractmethod
     def _read(self) -> Steps[None]:
-        raise NotImplementedError
+        """Read the whole output, step by step as it comes."""
 
     def push(self, text: str) -> list[OutputDelta]:
         """As `OutputParser.push`."""
