@@ -67,7 +67,7 @@ def test_a_streamed_chat_is_the_same_json(client: Any, blanks: dict[str, float])
 @pytest.mark.parametrize(
     ("asked", "pattern"),
     [
-        ({"regex": r"[A-F]{2}\d"}, r"[A-F]{2}\d"),
+        ({"regex": "[A-F]{2}[0-9]"}, "[A-F]{2}[0-9]"),
         ({"choice": ["left", "right"]}, "left|right"),
         ({"grammar": 'root ::= "go " ("north" | "south")'}, "go (north|south)"),
         ({"grammar": 'start: "go " ("north" | "south")'}, "go (north|south)"),
