@@ -39,7 +39,7 @@ HIDDEN = 8
 LENGTHS = {"RUN": 64, "_SAMPLE": 16, "STEP": 300, "_KEPT": 200}
 """Of strings that are lifted, and of what is looked at in one go, lowered so that small bodies reach them."""
 _PIECES = (3, 17, 29, 41, 47, 61, 64, 67, 90, 128, 150, 200, 250, 333, 4096, 4096)
-"""Bytes of the pieces a body may come in."""
+"""Bytes of the pieces a body may come in, of which there are at most about eight."""
 _MAY_BE_LIFTED = re.compile(rb'"[^"]{%d}' % LENGTHS["RUN"])
 
 WORDS = (
@@ -188,7 +188,7 @@ def _rows() -> Any:
 def _arrived(lift: Any, body: bytes, room: Any) -> Any:
     # Which pieces it comes in is told by the body itself, so that an input says all.
     how = crc32(body)
-    step, first = _PIECES[how & 15], how >> 4 & 7
+    step, first = max(_PIECES[how & 15], len(body) >> 3), how >> 4 & 7
     # Where nothing is lifted all pieces are alike.
     if len(body) < lift.RUN:
         step = 4096
