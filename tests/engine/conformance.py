@@ -1,7 +1,7 @@
 """What every engine must do, whatever runs the model.
 
 An engine's own test module subclasses `EngineConformance` and gives it the fixtures `directory` (a model of `tests.models`,
-float32) and `settings`; everything goes through `inlay.engine.create` and the `Engine` protocol.
+float32) and `settings`; everything goes through `inlay.engine.create` and the `Generates` protocol.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.errors import ContextLengthError, DeadlineExceededError, EmbeddingsError, InvalidRequestError
 from inlay.prompt import Prompt, Rows, Tokens
-from inlay.protocol.work import Delta, Engine, Sampling, Task, Work
+from inlay.protocol.work import Delta, Generates, Sampling, Task, Work
 from tests.engine import reference
 from tests.equality.reference import model_of
 
@@ -95,7 +95,7 @@ def ids(seed: int, count: int) -> list[int]:
     return found
 
 
-async def run(engine: Engine, *works: Work) -> list[Receiver]:
+async def run(engine: Generates, *works: Work) -> list[Receiver]:
     receivers = [Receiver(one) for one in works]
     for one, receiver in zip(works, receivers, strict=True):
         engine.generate(one, receiver)
@@ -105,11 +105,12 @@ async def run(engine: Engine, *works: Work) -> list[Receiver]:
 
 
 class EngineConformance:
-    """Engine-independent tests. `directory` and `settings` are fixtures of the subclass."""
+    """Engine-independent tests of `Generates`. `directory` and `settings` are fixtures of the subclass."""
 
     @pytest_asyncio.fixture
-    async def engine(self, settings: EngineSettings) -> AsyncIterator[Engine]:
+    async def engine(self, settings: EngineSettings) -> AsyncIterator[Generates]:
         engine = engines.create(settings, SECRET)
+        assert isinstance(engine, Generates)
         await engine.start()
         yield engine
         await engine.close()
@@ -117,11 +118,11 @@ class EngineConformance:
     def rows(self, directory: Path, tokens: Sequence[int]) -> Rows:
         return reference.rows_of(reference.look_up(directory, tokens))
 
-    def noise(self, engine: Engine, count: int) -> Rows:
+    def noise(self, engine: Generates, count: int) -> Rows:
         generator = torch.Generator().manual_seed(count)
         return reference.rows_of(0.5 * torch.randn(count, engine.card.hidden_size, generator=generator))
 
-    async def test_the_card_says_what_is_served(self, engine: Engine, directory: Path) -> None:
+    async def test_the_card_says_what_is_served(self, engine: Generates, directory: Path) -> None:
         card = engine.card
         assert Path(card.path) == directory
         assert Task.GENERATE in card.tasks
@@ -134,7 +135,7 @@ class EngineConformance:
         assert card.secret_fingerprint == SECRET.fingerprint
 
     async def test_text_rows_and_mixtures_decode_as_transformers_does(
-        self, engine: Engine, directory: Path
+        self, engine: Generates, directory: Path
     ) -> None:
         tokens = ids(1, 45)
         expected = reference.greedy(directory, Prompt.of(Tokens(tokens)), 8)
@@ -153,31 +154,31 @@ class EngineConformance:
         assert [receiver.output for receiver in together] == [expected] * len(forms)
 
     async def test_rows_that_no_token_has_decode_as_transformers_does(
-        self, engine: Engine, directory: Path
+        self, engine: Generates, directory: Path
     ) -> None:
         prompt = Prompt.of(self.noise(engine, 20), Tokens(ids(2, 9)))
         (found,) = await run(engine, work("soft", prompt))
         assert found.output == reference.greedy(directory, prompt, 8)
 
-    async def test_neighbours_change_nothing(self, engine: Engine, directory: Path) -> None:
+    async def test_neighbours_change_nothing(self, engine: Generates, directory: Path) -> None:
         works = [work(str(n), Prompt.of(Tokens(ids(n, 3 + 9 * n))), max_tokens=4 + n) for n in range(1, 8)]
         for one, receiver in zip(works, await run(engine, *works), strict=True):
             assert receiver.output == reference.greedy(directory, one.prompt, one.sampling.max_tokens)
 
-    async def test_a_resumed_work_goes_on_exactly(self, engine: Engine, directory: Path) -> None:
+    async def test_a_resumed_work_goes_on_exactly(self, engine: Generates, directory: Path) -> None:
         prompt = Prompt.of(Tokens(ids(3, 20)))
         whole = reference.greedy(directory, prompt, 8)
         (found,) = await run(engine, work("resumed", prompt, prior_output=tuple(whole[:3]), attempt=2))
         assert found.output == whole[3:]
 
-    async def test_stop_tokens_end_the_output(self, engine: Engine, directory: Path) -> None:
+    async def test_stop_tokens_end_the_output(self, engine: Generates, directory: Path) -> None:
         prompt = Prompt.of(Tokens(ids(4, 20)))
         whole = reference.greedy(directory, prompt, 8)
         (found,) = await run(engine, work("stops", prompt, stop_token_ids=(whole[4],)))
         assert found.output == whole[: whole.index(whole[4]) + 1]
         assert (found.last.finish_reason, found.last.stop_token_id) == ("stop", whole[4])
 
-    async def test_a_seed_decides_the_output_whoever_else_is_there(self, engine: Engine) -> None:
+    async def test_a_seed_decides_the_output_whoever_else_is_there(self, engine: Generates) -> None:
         one: dict[str, Any] = {"temperature": 1.0, "seed": 5}
         prompt = Prompt.of(Tokens(ids(5, 20)))
         (alone,) = await run(engine, work("alone", prompt, **one))
@@ -186,14 +187,14 @@ class EngineConformance:
         (other,) = await run(engine, work("other", prompt, temperature=1.0, seed=6))
         assert crowded.output == alone.output != other.output
 
-    async def test_logprobs_come_with_every_token(self, engine: Engine) -> None:
+    async def test_logprobs_come_with_every_token(self, engine: Generates) -> None:
         (found,) = await run(engine, work("logprobs", Prompt.of(Tokens(ids(6, 20))), logprobs=2))
         logprobs = [entry for delta in found.deltas for entry in delta.logprobs]
         assert [entry.top[0][0] for entry in logprobs] == found.output
         assert all(entry.top[0][1] == entry.logprob <= 0 and len(entry.top) == 2 for entry in logprobs)
 
     async def test_prompt_logprobs_come_for_every_position_but_the_first_and_before_the_output(
-        self, engine: Engine, directory: Path
+        self, engine: Generates, directory: Path
     ) -> None:
         tokens = ids(6, 40)
         prompt = Prompt.of(Tokens(tokens))
@@ -216,7 +217,7 @@ class EngineConformance:
             assert found.last.finish_reason == "length"
 
     async def test_a_prefix_is_found_again_by_its_own_tenant_until_it_is_forgotten(
-        self, engine: Engine
+        self, engine: Generates
     ) -> None:
         prompt = Prompt.of(Tokens(ids(7, 70)))
         (first,) = await run(engine, work("first", prompt, salt="a"))
@@ -229,7 +230,7 @@ class EngineConformance:
         assert forgotten.cached == 0
 
     async def test_an_aborted_work_ends_with_abort_and_harms_nobody(
-        self, engine: Engine, directory: Path
+        self, engine: Generates, directory: Path
     ) -> None:
         long = work("long", Prompt.of(Tokens(ids(8, 20))), max_tokens=400)
         receiver = Receiver(long, then=lambda: engine.abort("long"))
@@ -244,19 +245,19 @@ class EngineConformance:
         assert staying.output == reference.greedy(directory, other.prompt, 8)
         assert engine.stats().blocks_used == 0
 
-    async def test_a_work_aborted_at_once_ends_too(self, engine: Engine) -> None:
+    async def test_a_work_aborted_at_once_ends_too(self, engine: Generates) -> None:
         one = work("one", Prompt.of(Tokens(ids(8, 20))), max_tokens=400)
         receiver = Receiver(one)
         engine.generate(one, receiver)
         engine.abort("one")
         assert (await receiver.ended()).finish_reason == "abort"
 
-    async def test_a_passed_deadline_is_an_error(self, engine: Engine) -> None:
+    async def test_a_passed_deadline_is_an_error(self, engine: Generates) -> None:
         (late,) = await run(engine, work("late", Prompt.of(Tokens(ids(8, 20))), max_tokens=400, deadline=0.0))
         assert late.last.error is not None
         assert isinstance(late.last.error.to_error(), DeadlineExceededError)
 
-    async def test_what_can_never_run_is_refused_before_it_starts(self, engine: Engine) -> None:
+    async def test_what_can_never_run_is_refused_before_it_starts(self, engine: Generates) -> None:
         limit, hidden = engine.card.limits.max_model_len, engine.card.hidden_size
         text = Prompt.of(Tokens([5]))
         wide = Prompt.of(reference.rows_of(torch.zeros(2, hidden + 1)))
@@ -285,7 +286,7 @@ class EngineConformance:
                 engine.generate(one, Receiver(one))
         await run(engine, work("x", text))
 
-    async def test_an_id_under_way_is_refused_and_free_again_afterwards(self, engine: Engine) -> None:
+    async def test_an_id_under_way_is_refused_and_free_again_afterwards(self, engine: Generates) -> None:
         one = work("one", Prompt.of(Tokens(ids(8, 20))))
         receiver = Receiver(one)
         engine.generate(one, receiver)
@@ -294,13 +295,14 @@ class EngineConformance:
         await receiver.ended()
         await run(engine, one)
 
-    async def test_a_probe_runs_the_model(self, engine: Engine) -> None:
+    async def test_a_probe_runs_the_model(self, engine: Generates) -> None:
         before = engine.stats().progress
         assert await engine.probe() > 0
         assert engine.stats().progress > before
 
     async def test_closing_ends_what_is_under_way(self, settings: EngineSettings) -> None:
         engine = engines.create(settings, SECRET)
+        assert isinstance(engine, Generates)
         await engine.start()
         one = work("one", Prompt.of(Tokens(ids(8, 20))), max_tokens=400)
         receiver = Receiver(one)

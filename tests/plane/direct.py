@@ -34,7 +34,7 @@ class DirectPlane(LocalPlane):
         plane = cls(list(engines), ends)
         plane.worker_ends = worker_ends
         plane._serving = [
-            asyncio.create_task(serve(end, engine.card, Host(engine)))
+            asyncio.create_task(serve(end, Host(engine)))
             for end, engine in zip(worker_ends, engines, strict=True)
         ]
         await plane.start()

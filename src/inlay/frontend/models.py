@@ -51,5 +51,5 @@ def _entry(call: Call, card: ModelCard, name: str) -> ModelEntry:
             max_prompt_embeds_abs=card.limits.max_prompt_embeds_abs,
             max_body_bytes=settings.max_body_bytes,
         ),
-        adapters=list(card.adapters),
+        adapters=[adapter.name for adapter in card.adapters],
     )

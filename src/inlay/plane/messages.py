@@ -38,7 +38,7 @@ class Call(msgspec.Struct, frozen=True, tag="call", array_like=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
-    """The worker can be sent work."""
+    """The worker can be sent work, as the card says; sent again whenever that has changed."""
 
     card: ModelCard
 

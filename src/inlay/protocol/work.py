@@ -6,7 +6,7 @@ change its meaning. All types are msgspec structs; embeddings inside them travel
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from enum import StrEnum
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -200,8 +200,28 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Largest absolute value a row's element may have, or None where the engine bounds nothing."""
 
 
+class Adapter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An adapter that is loaded and takes requests; it is a model of its own to clients.
+
+    Attributes:
+        name: what clients call it.
+        content_id: digest of its configuration and weights, 32 hex digits; block digests hold it, never the name.
+        path: the directory or address it was loaded from.
+        kind: "lora", or "prompt": trained rows that stand before every prompt.
+        rank: of a "lora".
+        num_positions: of a "prompt"; they count as the prompt's.
+    """
+
+    name: str
+    content_id: str
+    path: str
+    kind: Literal["lora", "prompt"] = "lora"
+    rank: int = 0
+    num_positions: int = 0
+
+
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker says of itself when it is ready, and what `/v1/models` shows of it.
+    """What a worker says of itself when it is ready and whenever it changes, and what `/v1/models` shows of it.
 
     Workers with equal `name`, `weights_id` and `dtype` are a pool; routing and resuming never leave a pool.
 
@@ -219,6 +239,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
         resuming: exactness by feature: "greedy", "sampling", "penalties", "logprobs", "grammar".
         grammars: the kinds of grammar the engine can hold an output to; none when it cannot.
         shares_text_prefix: whether text-only and mixed prompts share cached prefixes.
+        adapters: those that are loaded; it changes while a worker runs.
+        asleep: the level of its sleep, 0 while it is awake; only an awake worker is sent works.
         secret_fingerprint: of the namespace's root secret.
     """
 
@@ -243,7 +265,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     resuming: dict[str, Exactness] = {}
     grammars: tuple[GrammarKind, ...] = ()
     shares_text_prefix: bool = True
-    adapters: tuple[str, ...] = ()
+    adapters: tuple[Adapter, ...] = ()
+    asleep: int = 0
     secret_fingerprint: str = ""
     protocol: int = PROTOCOL
 
@@ -266,7 +289,10 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Engine(Protocol):
-    """What a worker owns. Every method is called on the event loop of the worker, none of them may block it."""
+    """What every engine is, whatever it can do; `Generates` and the others say that.
+
+    Every method is called on the event loop of the worker, none of them may block it.
+    """
 
     @property
     def card(self) -> ModelCard:
@@ -281,20 +307,8 @@ class Engine(Protocol):
         """Abort everything and free all memory."""
         ...
 
-    def generate(self, work: Work, emit: Emit) -> None:
-        """Admit `work`. Its deltas go to `emit` in order of offset, the last with a finish reason.
-
-        Raises:
-            InvalidRequestError: it can never run here; nothing was admitted.
-        """
-        ...
-
     def abort(self, work_id: str) -> None:
-        """Stop a work and free its pages within one step. Unknown ids are ignored. Emits a last delta, "abort"."""
-        ...
-
-    async def reset_prefix_cache(self) -> int:
-        """Forget every cached block no running work uses; the number forgotten."""
+        """Stop a work and free its memory within one step. Unknown ids are ignored. Emits a last delta, "abort"."""
         ...
 
     async def probe(self) -> float:
@@ -306,8 +320,55 @@ class Engine(Protocol):
         ...
 
 
+@runtime_checkable
+class Generates(Engine, Protocol):
+    """An engine of `Task.GENERATE`."""
+
+    def generate(self, work: Work, emit: Emit) -> None:
+        """Admit `work`. Its deltas go to `emit` in order of offset, the last with a finish reason.
+
+        Raises:
+            InvalidRequestError: it can never run here; nothing was admitted.
+        """
+        ...
+
+    async def reset_prefix_cache(self) -> int:
+        """Forget every cached block no running work uses; the number forgotten."""
+        ...
+
+
+@runtime_checkable
+class Adapts(Protocol):
+    """An engine whose adapters come and go. Who may load what, and when one may go, its worker decides."""
+
+    async def load_adapter(self, adapter: Adapter, directory: str) -> None:
+        """Make `adapter`, whose checked files are in `directory`, usable by works that name it; all or nothing.
+
+        Raises:
+            InvalidRequestError: the adapter does not fit the model, or there is no room for one more.
+        """
+        ...
+
+    async def unload_adapter(self, name: str) -> None:
+        """Free an adapter no work uses any more."""
+        ...
+
+
+@runtime_checkable
+class Sleeps(Protocol):
+    """An engine that can give its memory back while nobody needs it. No work is under way when it is told to."""
+
+    async def sleep(self, level: int) -> None:
+        """Give back the memory of the cache and, level 1: keep the weights aside; level 2: forget them."""
+        ...
+
+    async def wake_up(self, tags: Sequence[str]) -> bool:
+        """Take back what `tags` name, "weights" and "kv_cache"; none means all. Whether it is wholly awake."""
+        ...
+
+
 class Command(msgspec.Struct, frozen=True, array_like=True):
-    """An admin call to a worker: "reset_prefix_cache", "probe", "stats", "drain"."""
+    """An admin call to a worker; `inlay.worker.host` has their names."""
 
     name: str
     arguments: dict[str, str | int | float | bool | None] = {}
@@ -389,8 +450,12 @@ class Plane(Protocol):
 class WorkHandler(Protocol):
     """What a plane's worker side drives: `inlay.worker` implements it around an engine."""
 
+    def watch(self, announce: Callable[[ModelCard], None]) -> None:
+        """Call `announce` with the card, now and whenever it has changed."""
+        ...
+
     def generate(self, work: Work, emit: Emit) -> None:
-        """As `Engine.generate`."""
+        """As `Generates.generate`."""
         ...
 
     def abort(self, work_id: str) -> None:

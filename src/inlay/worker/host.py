@@ -1,11 +1,12 @@
 """What stands between a plane and an engine in a worker process."""
 
 import logging
+from collections.abc import Callable
 
 import msgspec
 
 from inlay.errors import EngineError, ErrorFrame, InlayError, InvalidRequestError, OverloadedError
-from inlay.protocol.work import Command, Delta, Emit, Engine, Reply, Work
+from inlay.protocol.work import Command, Delta, Emit, Engine, Generates, ModelCard, Reply, Work
 
 log = logging.getLogger(__name__)
 
@@ -16,12 +17,20 @@ class Host:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._draining = False
+        self._announce: Callable[[ModelCard], None] | None = None
+
+    def watch(self, announce: Callable[[ModelCard], None]) -> None:
+        """Tell `announce` of the card, now and whenever it has changed."""
+        self._announce = announce
+        announce(self._engine.card)
 
     def generate(self, work: Work, emit: Emit) -> None:
         """Admit `work`, or emit the one delta that says why not."""
         try:
             if self._draining:
                 raise OverloadedError("the worker is draining", retry_after=1)
+            if not isinstance(self._engine, Generates):
+                raise InvalidRequestError(f"the model `{self._engine.card.name}` does not generate text")
             self._engine.generate(work, emit)
         except InlayError as error:
             emit(_refusal(work, error))
@@ -44,7 +53,8 @@ class Host:
     async def _run(self, command: Command) -> dict[str, str | int | float | bool | None]:
         match command.name:
             case "reset_prefix_cache":
-                return {"blocks": await self._engine.reset_prefix_cache()}
+                blocks = await self._engine.reset_prefix_cache() if isinstance(self._engine, Generates) else 0
+                return {"blocks": blocks}
             case "probe":
                 return {"seconds": await self._engine.probe()}
             case "stats":

@@ -99,7 +99,7 @@ async def run(socket_fd: int, arena_fd: int, arena_bytes: int) -> int:
     except Exception as error:
         log.exception("the engine did not start")
         return await _fail(channel, EngineError(f"the engine did not start: {type(error).__name__}: {error}"))
-    serving = asyncio.create_task(serve(channel, runner.card, Host(runner)))
+    serving = asyncio.create_task(serve(channel, Host(runner)))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
     for task in (serving, stopping):

@@ -24,8 +24,8 @@ class _Outbox:
         self._channel.send(Deltas(deltas))
 
 
-async def serve(channel: Channel[ToWorker], card: ModelCard, handler: WorkHandler) -> None:
-    """Announce `card` and drive `handler` until the frontend is gone; then every work it had sent is aborted."""
+async def serve(channel: Channel[ToWorker], handler: WorkHandler) -> None:
+    """Announce the card of `handler`, again whenever it changes, and drive `handler` until the frontend is gone; then every work it had sent is aborted."""
     outbox = _Outbox(channel)
     under_way: set[str] = set()
     calls: set[asyncio.Task[None]] = set()
@@ -35,10 +35,13 @@ async def serve(channel: Channel[ToWorker], card: ModelCard, handler: WorkHandle
             under_way.discard(delta.work_id)
         outbox.put(delta)
 
+    def announce(card: ModelCard) -> None:
+        channel.send(Ready(card))
+
     async def answer(call: Call) -> None:
         channel.send(Answer(call.number, await handler.call(call.command)))
 
-    channel.send(Ready(card))
+    handler.watch(announce)
     try:
         while True:
             match await channel.receive():
