@@ -110,8 +110,8 @@ class EngineConformance:
     @pytest_asyncio.fixture
     async def engine(self, settings: EngineSettings) -> AsyncIterator[Generates]:
         engine = engines.create(settings, SECRET)
-        assert isinstance(engine, Generates)
         await engine.start()
+        assert isinstance(engine, Generates)
         yield engine
         await engine.close()
 
@@ -302,8 +302,8 @@ class EngineConformance:
 
     async def test_closing_ends_what_is_under_way(self, settings: EngineSettings) -> None:
         engine = engines.create(settings, SECRET)
-        assert isinstance(engine, Generates)
         await engine.start()
+        assert isinstance(engine, Generates)
         one = work("one", Prompt.of(Tokens(ids(8, 20))), max_tokens=400)
         receiver = Receiver(one)
         engine.generate(one, receiver)
