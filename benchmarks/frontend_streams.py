@@ -26,9 +26,11 @@ from benchmarks import http_choice
 from inlay.digest import Secret
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
+from inlay.errors import InvalidRequestError
 from inlay.frontend import FrontendSettings, build_app
 from inlay.frontend import serve as serve_http
 from inlay.plane.local import LocalPlane
+from inlay.protocol.embedding import EmbedWork, Vectors
 from inlay.protocol.work import Command, Delta, FinishReason, ModelCard, Reply, Usage, Work
 from inlay.router import Router
 from inlay.worker import spawn
@@ -63,6 +65,9 @@ class PacedWorker:
         if self._clock is None:
             self._clock = asyncio.create_task(self._run())
         return PacedStream(work, self._streams)
+
+    async def embed(self, work: EmbedWork) -> Vectors:
+        raise InvalidRequestError("a paced worker makes no vectors")
 
     async def _run(self) -> None:
         while True:

@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 
+import numpy as np
 import pytest
 
 from inlay.digest import Secret, with_digests
@@ -12,6 +13,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.errors import ContextLengthError, DeadlineExceededError, InvalidRequestError, OverloadedError
 from inlay.plane.local import LocalPlane
 from inlay.prompt import Buffer, Prompt, Rows, Segment, Tokens
+from inlay.protocol.embedding import EmbedWork, Vectors
 from inlay.protocol.work import Command, Delta, Sampling, Stream, Work
 from inlay.worker import WorkerProcess, spawn
 from tests.plane.direct import DirectPlane
@@ -226,3 +228,58 @@ async def test_a_work_that_cannot_be_sent_leaves_nothing_behind(place: Place) ->
         worker.send(work("a", Tokens([2**70])))
     assert not place.plane._links[0]._streams
     assert ids(await collect(worker.send(work("a", Tokens([4]), max_tokens=1)))) == [4]
+
+
+def embed_work(id_: str, *prompts: Prompt) -> EmbedWork:
+    return EmbedWork(id=id_, prompts=tuple(with_digests(prompt, SECRET) for prompt in prompts))
+
+
+def vectors_of(answer: Vectors) -> np.ndarray:
+    return np.frombuffer(answer.data.view, np.float32).reshape(-1, answer.size)
+
+
+async def test_vectors_come_as_one_buffer_in_the_order_of_their_prompts(place: Place) -> None:
+    worker = place.plane.workers()[0]
+    prompts = [Prompt.of(Tokens([n, n + 1])) for n in range(700)]
+    answer = await worker.embed(embed_work("all", *prompts))
+    vectors = vectors_of(answer)
+    assert (answer.work_id, answer.prompt_tokens) == ("all", 1400)
+    assert vectors.shape == (700, 64)
+    alone = [vectors_of(await worker.embed(embed_work(str(n), prompts[n])))[0] for n in (0, 350, 699)]
+    assert (vectors[[0, 350, 699]] == np.stack(alone)).all()
+
+
+async def test_rows_to_be_embedded_leave_no_room_taken(place: Place) -> None:
+    worker = place.plane.workers()[0]
+    rows = random_rows(1000)
+    first, second = [
+        await worker.embed(embed_work(name, Prompt.of(rows, Tokens([5])))) for name in ("a", "b")
+    ]
+    assert first.data == second.data
+    assert place.plane._links[0]._channel.arena.held_bytes == 0
+
+
+async def test_what_cannot_be_embedded_is_refused_with_the_engines_own_words(place: Place) -> None:
+    worker = place.plane.workers()[0]
+    with pytest.raises(ContextLengthError, match="maximum context length is 200000"):
+        await worker.embed(embed_work("long", Prompt.of(Tokens([1] * 200_001))))
+
+
+async def test_vectors_that_nobody_waits_for_any_more_free_their_room(place: Place) -> None:
+    worker = place.plane.workers()[0]
+    waiting = asyncio.create_task(worker.embed(embed_work("left", Prompt.of(random_rows(1000)))))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await worker.call(Command("probe"))
+    assert place.plane._links[0]._channel.arena.held_bytes == 0
+
+
+async def test_whoever_waits_for_vectors_hears_that_the_worker_is_gone(place: Place) -> None:
+    worker = place.plane.workers()[0]
+    waiting = asyncio.create_task(worker.embed(embed_work("lost", *[Prompt.of(Tokens([1] * 3000))] * 3000)))
+    await asyncio.sleep(0)
+    await place.kill()
+    with pytest.raises(OverloadedError, match="gone"):
+        await waiting

@@ -1,7 +1,8 @@
 """An engine without a model: it answers with the prompt's own tokens, at no cost.
 
 For measuring and testing everything that is not the engine, with a real model directory's tokenizer and sizes. A row, which
-has no token, is answered with an id drawn from its digest, so that equal prompts get equal answers here too.
+has no token, is answered with an id drawn from its digest, so that equal prompts get equal answers here too. The embedding of a
+prompt is noise drawn from that answer.
 """
 
 import asyncio
@@ -12,12 +13,14 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 
+import numpy as np
 from blake3 import blake3
 
 from inlay.digest import Secret, row_digests
 from inlay.engine.settings import EngineSettings
 from inlay.errors import ContextLengthError, DeadlineExceededError, ErrorFrame, InvalidRequestError
-from inlay.prompt import ROW_DIGEST_SIZE, Prompt, Rows, Tokens
+from inlay.prompt import ROW_DIGEST_SIZE, Buffer, Prompt, Rows, Tokens
+from inlay.protocol.embedding import EmbeddingCard, EmbedWork, EmitVectors, Vectors
 from inlay.protocol.work import (
     Delta,
     Emit,
@@ -26,6 +29,7 @@ from inlay.protocol.work import (
     ModelCard,
     PromptLogprobs,
     Stats,
+    Task,
     TokenLogprobs,
     Usage,
     Work,
@@ -88,6 +92,8 @@ class EchoEngine:
             ),
             engine="echo",
             engine_version="1",
+            tasks=(Task.GENERATE, Task.EMBED),
+            embedding=EmbeddingCard(size=config["hidden_size"], any_dimensions=True),
             eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
             resuming={"greedy": Exactness.EXACT, "sampling": Exactness.EXACT},
             secret_fingerprint=self._secret.fingerprint,
@@ -130,6 +136,23 @@ class EchoEngine:
         self._running[work.id] = _Running(work, emit, ids, skipped, deadline)
         self._prompted += length
         self._schedule()
+
+    def embed(self, work: EmbedWork, emit: EmitVectors) -> None:
+        """Answer `work` at once. Raises `ContextLengthError` when a prompt does not fit."""
+        limit, size = self.card.limits.max_model_len, self.card.hidden_size
+        longest = max(map(len, work.prompts), default=0)
+        if longest > limit:
+            raise ContextLengthError(
+                f"This model's maximum context length is {limit} tokens; the longest input has {longest}.",
+                param="input",
+            )
+        answers = (_answer(prompt, self._secret, self.card.vocab_size) for prompt in work.prompts)
+        rows = [
+            np.random.default_rng([len(ids), *ids]).standard_normal(size, dtype=np.float32) for ids in answers
+        ]
+        data = Buffer(np.stack(rows).data) if rows else Buffer(b"")
+        self._prompted += work.positions
+        emit(Vectors(work.id, work.attempt, data, size, work.positions))
 
     def _schedule(self) -> None:
         if self._stepping is None and self._running:

@@ -5,6 +5,7 @@ from typing import TypeAlias
 import msgspec
 
 from inlay.errors import ErrorFrame
+from inlay.protocol.embedding import EmbedWork, Vectors
 from inlay.protocol.work import Command, Delta, ModelCard, Reply, Work
 
 
@@ -24,8 +25,14 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):
     work: Work
 
 
+class Embed(msgspec.Struct, frozen=True, tag="embed", array_like=True):
+    """Make vectors of this work."""
+
+    work: EmbedWork
+
+
 class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
-    """Stop that work; its last delta still comes."""
+    """Stop that work; its last delta, or its answer, still comes."""
 
     work_id: str
 
@@ -55,6 +62,12 @@ class Deltas(msgspec.Struct, frozen=True, tag="deltas", array_like=True):
     deltas: tuple[Delta, ...]
 
 
+class Embedded(msgspec.Struct, frozen=True, tag="embedded", array_like=True):
+    """A work's vectors, or why there are none."""
+
+    vectors: Vectors
+
+
 class Answer(msgspec.Struct, frozen=True, tag="answer", array_like=True):
     """What a command gave."""
 
@@ -62,5 +75,5 @@ class Answer(msgspec.Struct, frozen=True, tag="answer", array_like=True):
     reply: Reply
 
 
-ToWorker: TypeAlias = Boot | Submit | Cancel | Call
-FromWorker: TypeAlias = Ready | Failed | Deltas | Answer
+ToWorker: TypeAlias = Boot | Submit | Embed | Cancel | Call
+FromWorker: TypeAlias = Ready | Failed | Deltas | Embedded | Answer

@@ -12,6 +12,7 @@ import msgspec
 
 from inlay.errors import ErrorFrame
 from inlay.prompt import Prompt
+from inlay.protocol.embedding import EmbeddingCard, EmbedWork, EmitVectors, Vectors
 
 PROTOCOL = 1
 """The version of these messages."""
@@ -24,6 +25,7 @@ class Task(StrEnum):
 
     GENERATE = "generate"
     EMBED = "embed"
+    SCORE = "score"
 
 
 GrammarKind: TypeAlias = Literal["json_schema", "json_object", "regex", "choice", "grammar", "structural_tag"]
@@ -242,6 +244,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
         adapters: those that are loaded; it changes while a worker runs.
         asleep: the level of its sleep, 0 while it is awake; only an awake worker is sent works.
         secret_fingerprint: of the namespace's root secret.
+        embedding: of a model that makes vectors or scores.
     """
 
     name: str
@@ -268,6 +271,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     adapters: tuple[Adapter, ...] = ()
     asleep: int = 0
     secret_fingerprint: str = ""
+    embedding: EmbeddingCard | None = None
     protocol: int = PROTOCOL
 
 
@@ -415,6 +419,10 @@ class Worker(Protocol):
         """Send a work. Rows go as raw buffers; works whose prompts share memory share it on the way where the plane can."""
         ...
 
+    async def embed(self, work: EmbedWork) -> Vectors:
+        """Send a work and wait for its answer; whoever stops waiting cancels it. Raises as `Stream` does, and what the answer says."""
+        ...
+
     async def call(self, command: Command, within: float = 30.0) -> Reply:
         """Run an admin command. Raises `OverloadedError` when the worker is gone, `DeadlineExceededError` after `within` s."""
         ...
@@ -456,6 +464,10 @@ class WorkHandler(Protocol):
 
     def generate(self, work: Work, emit: Emit) -> None:
         """As `Generates.generate`."""
+        ...
+
+    def embed(self, work: EmbedWork, emit: EmitVectors) -> None:
+        """As `Embeds.embed`, but what is refused is an answer too."""
         ...
 
     def abort(self, work_id: str) -> None:

@@ -3,7 +3,10 @@
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 
+import msgspec
+
 from inlay.errors import NotFoundError, OverloadedError
+from inlay.protocol.embedding import EmbedWork, Vectors
 from inlay.protocol.work import Delta, ModelCard, Plane, Stream, Work, Worker
 
 _NAMED = 5
@@ -98,3 +101,24 @@ class Router:
         stream = worker.send(work)
         self._load[worker.id] += weight
         return _Counted(stream, self._load, worker.id, weight)
+
+    async def embed(self, name: str, work: EmbedWork) -> Vectors:
+        """Have a worker of the model clients call `name` make the vectors of `work`; one that is full or gone is passed over.
+
+        Raises:
+            NotFoundError: no such model.
+            OverloadedError: no worker of it is ready, or none has room.
+            InlayError: the work was refused or failed.
+        """
+        error = OverloadedError(f"No worker of the model `{name}` is ready.", retry_after=1)
+        weight = work.positions
+        workers = sorted(self.workers(name), key=lambda candidate: self._load[candidate.id])
+        for attempt, worker in enumerate(workers, work.attempt):
+            self._load[worker.id] += weight
+            try:
+                return await worker.embed(msgspec.structs.replace(work, attempt=attempt))
+            except OverloadedError as full:
+                error = full
+            finally:
+                self._load[worker.id] -= weight
+        raise error

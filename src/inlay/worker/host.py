@@ -6,6 +6,8 @@ from collections.abc import Callable
 import msgspec
 
 from inlay.errors import EngineError, ErrorFrame, InlayError, InvalidRequestError, OverloadedError
+from inlay.prompt import Buffer
+from inlay.protocol.embedding import Embeds, EmbedWork, EmitVectors, Vectors
 from inlay.protocol.work import Command, Delta, Emit, Engine, Generates, ModelCard, Reply, Work
 
 log = logging.getLogger(__name__)
@@ -38,6 +40,20 @@ class Host:
             # The engine must not take the plane down with it: the caller hears of it, the log keeps the trace.
             log.exception("work %s was not admitted", work.id)
             emit(_refusal(work, EngineError("the engine failed to admit the request")))
+
+    def embed(self, work: EmbedWork, emit: EmitVectors) -> None:
+        """Admit `work`, or emit the answer that says why not."""
+        try:
+            if self._draining:
+                raise OverloadedError("the worker is draining", retry_after=1)
+            if not isinstance(self._engine, Embeds):
+                raise InvalidRequestError(f"the model `{self._engine.card.name}` does not make embeddings")
+            self._engine.embed(work, emit)
+        except InlayError as error:
+            emit(_no_vectors(work, error))
+        except Exception:
+            log.exception("work %s was not admitted", work.id)
+            emit(_no_vectors(work, EngineError("the engine failed to admit the request")))
 
     def abort(self, work_id: str) -> None:
         """Stop a work."""
@@ -73,3 +89,7 @@ def _refusal(work: Work, error: InlayError) -> Delta:
     return Delta(
         work.id, work.attempt, len(work.prior_output), finish_reason="error", error=ErrorFrame.of(error)
     )
+
+
+def _no_vectors(work: EmbedWork, error: InlayError) -> Vectors:
+    return Vectors(work.id, work.attempt, Buffer(b""), error=ErrorFrame.of(error))

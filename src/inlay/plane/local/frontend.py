@@ -5,12 +5,25 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from itertools import count
+from typing import NamedTuple
 
 import msgspec
 
 from inlay.errors import DeadlineExceededError, InlayError, OverloadedError
 from inlay.plane.local.channel import Channel
-from inlay.plane.messages import Answer, Call, Cancel, Deltas, Failed, FromWorker, Ready, Submit
+from inlay.plane.messages import (
+    Answer,
+    Call,
+    Cancel,
+    Deltas,
+    Embed,
+    Embedded,
+    Failed,
+    FromWorker,
+    Ready,
+    Submit,
+)
+from inlay.protocol.embedding import EmbedWork, Vectors
 from inlay.protocol.work import Command, Delta, ModelCard, Reply, Work, Worker
 
 log = logging.getLogger(__name__)
@@ -65,6 +78,13 @@ class LocalStream:
             self._link.cancel(self._work.id)
 
 
+class _Embedding(NamedTuple):
+    """A work whose vectors have not come, and the arena offsets it occupies until they do."""
+
+    answer: "asyncio.Future[Vectors]"
+    offsets: list[int]
+
+
 class _Link:
     """The connection to one worker process; a `Worker` once the card has come."""
 
@@ -74,6 +94,7 @@ class _Link:
         self._changed = changed
         self._card: ModelCard | None = None
         self._streams: dict[str, LocalStream] = {}
+        self._embeddings: dict[str, _Embedding] = {}
         self._calls: dict[int, asyncio.Future[Reply]] = {}
         self._numbers = count()
         self.alive = True
@@ -101,8 +122,22 @@ class _Link:
         self._streams[work.id] = stream
         return stream
 
+    async def embed(self, work: EmbedWork) -> Vectors:
+        if not self.ready:
+            raise OverloadedError(GONE, retry_after=1)
+        answer: asyncio.Future[Vectors] = asyncio.get_running_loop().create_future()
+        self._embeddings[work.id] = _Embedding(answer, self._channel.send(Embed(work)))
+        try:
+            vectors = await answer
+        except asyncio.CancelledError:
+            self.cancel(work.id)
+            raise
+        if vectors.error is not None:
+            raise vectors.error.to_error()
+        return vectors
+
     def cancel(self, work_id: str) -> None:
-        if self.alive and work_id in self._streams:
+        if self.alive and (work_id in self._streams or work_id in self._embeddings):
             self._channel.send(Cancel(work_id))
 
     async def call(self, command: Command, within: float = 30.0) -> Reply:
@@ -129,6 +164,8 @@ class _Link:
                     case Deltas(deltas):
                         for delta in deltas:
                             self._take(delta)
+                    case Embedded(vectors):
+                        self._take_vectors(vectors)
                     case Ready(card):
                         self._card = card
                         self._changed.set()
@@ -158,9 +195,24 @@ class _Link:
                 self._channel.arena.free(offset)
         stream.feed(delta)
 
+    def _take_vectors(self, vectors: Vectors) -> None:
+        embedding = self._embeddings.pop(vectors.work_id, None)
+        if embedding is None:
+            return
+        for offset in embedding.offsets:
+            self._channel.arena.free(offset)
+        if not embedding.answer.done():
+            embedding.answer.set_result(vectors)
+
     def _end(self) -> None:
         self.alive = False
         error = OverloadedError(GONE, retry_after=1)
+        for embedding in self._embeddings.values():
+            if not embedding.answer.done():
+                embedding.answer.set_exception(error)
+            for offset in embedding.offsets:
+                self._channel.arena.free(offset)
+        self._embeddings.clear()
         for stream in self._streams.values():
             stream.fail(error)
             for offset in stream.offsets:

@@ -3,18 +3,33 @@
 import asyncio
 
 from inlay.plane.local.channel import Channel
-from inlay.plane.messages import Answer, Boot, Call, Cancel, Deltas, Ready, Submit, ToWorker
+from inlay.plane.messages import (
+    Answer,
+    Boot,
+    Call,
+    Cancel,
+    Deltas,
+    Embed,
+    Embedded,
+    Ready,
+    Submit,
+    ToWorker,
+)
+from inlay.protocol.embedding import Vectors
 from inlay.protocol.work import Delta, ModelCard, WorkHandler
 
 
 class _Outbox:
-    """Joins the deltas of one turn of the event loop into one message."""
+    """Joins the deltas of one turn of the event loop into one message, and notes which works have not ended."""
 
     def __init__(self, channel: Channel[ToWorker]) -> None:
         self._channel = channel
         self._deltas: list[Delta] = []
+        self.under_way: set[str] = set()
 
     def put(self, delta: Delta) -> None:
+        if delta.finish_reason is not None:
+            self.under_way.discard(delta.work_id)
         if not self._deltas:
             asyncio.get_running_loop().call_soon(self._flush)
         self._deltas.append(delta)
@@ -23,17 +38,15 @@ class _Outbox:
         deltas, self._deltas = tuple(self._deltas), []
         self._channel.send(Deltas(deltas))
 
+    def put_vectors(self, vectors: Vectors) -> None:
+        self.under_way.discard(vectors.work_id)
+        self._channel.send(Embedded(vectors))
+
 
 async def serve(channel: Channel[ToWorker], handler: WorkHandler) -> None:
     """Announce the card of `handler`, again whenever it changes, and drive `handler` until the frontend is gone; then every work it had sent is aborted."""
     outbox = _Outbox(channel)
-    under_way: set[str] = set()
     calls: set[asyncio.Task[None]] = set()
-
-    def emit(delta: Delta) -> None:
-        if delta.finish_reason is not None:
-            under_way.discard(delta.work_id)
-        outbox.put(delta)
 
     def announce(card: ModelCard) -> None:
         channel.send(Ready(card))
@@ -46,8 +59,11 @@ async def serve(channel: Channel[ToWorker], handler: WorkHandler) -> None:
         while True:
             match await channel.receive():
                 case Submit(work):
-                    under_way.add(work.id)
-                    handler.generate(work, emit)
+                    outbox.under_way.add(work.id)
+                    handler.generate(work, outbox.put)
+                case Embed(embed_work):
+                    outbox.under_way.add(embed_work.id)
+                    handler.embed(embed_work, outbox.put_vectors)
                 case Cancel(work_id):
                     handler.abort(work_id)
                 case Boot():
@@ -59,7 +75,7 @@ async def serve(channel: Channel[ToWorker], handler: WorkHandler) -> None:
     except EOFError:
         return
     finally:
-        for work_id in tuple(under_way):
+        for work_id in tuple(outbox.under_way):
             handler.abort(work_id)
         for task in calls:
             task.cancel()

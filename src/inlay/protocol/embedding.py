@@ -1,0 +1,103 @@
+"""Texts to vectors: what workers are told, what they answer, and what an engine of it is.
+
+Vectors leave an engine as they come out of the model's pooling and dense layers: float32, not normalised, not shortened. Both are
+cheap, and whoever answers clients does them: one result then serves every `dimensions`, every format and every cache.
+"""
+
+from collections.abc import Callable
+from typing import Protocol, TypeAlias, runtime_checkable
+
+import msgspec
+
+from inlay.errors import ErrorFrame
+from inlay.prompt import Buffer, Prompt
+
+
+class EmbedWork(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Texts, or pairs of texts, to be embedded or scored together; one answer holds the vectors of all.
+
+    Attributes:
+        id: unique among the works in flight of a frontend.
+        attempt: counts up when the work is sent again; answers of older attempts are dropped.
+        prompts: the texts with the special tokens around them; rows are in the model's activation dtype.
+        second_from: of each prompt that is a pair, the position from which on it is the second text (token type 1); empty where
+            they are no pairs.
+        adapter: name of the adapter, or None.
+        salt: the tenant, where tenants share nothing.
+        deadline: seconds the work may still take when it is sent, or None.
+        priority: lower is sooner, as in vLLM.
+    """
+
+    id: str
+    prompts: tuple[Prompt, ...]
+    attempt: int = 0
+    second_from: tuple[int, ...] = ()
+    adapter: str | None = None
+    salt: str | None = None
+    deadline: float | None = None
+    priority: int = 0
+
+    @property
+    def positions(self) -> int:
+        """Positions of all prompts."""
+        return sum(map(len, self.prompts))
+
+
+class Vectors(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """The answer to an `EmbedWork`, in one piece.
+
+    Attributes:
+        work_id: of the work.
+        attempt: of the work.
+        data: float32 [prompts of the work, size], C order, little endian, all finite; empty with an error.
+        size: elements of a vector; of a scoring model, its labels, as logits.
+        prompt_tokens: positions computed.
+        error: why there are none.
+    """
+
+    work_id: str
+    attempt: int
+    data: Buffer
+    size: int = 0
+    prompt_tokens: int = 0
+    error: ErrorFrame | None = None
+
+
+EmitVectors: TypeAlias = Callable[[Vectors], None]
+"""Takes an answer on the event loop the engine was started on; must not block."""
+
+
+class EmbeddingCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a worker says of a model that makes vectors.
+
+    Attributes:
+        size: elements of a vector; of a scoring model, its labels.
+        normalize: vectors have length 1 unless a client asks otherwise.
+        any_dimensions: a vector may be shortened to any number of its first elements.
+        dimensions: the numbers of elements it may be shortened to, where not to any.
+        prompts: what is put before a text, by name ("query", "document").
+        default_prompt: name of the one that is put before texts of requests that name none.
+        activation: what makes scores of a scoring model's logits: "sigmoid", "softmax" or "identity".
+    """
+
+    size: int
+    normalize: bool = True
+    any_dimensions: bool = False
+    dimensions: tuple[int, ...] = ()
+    prompts: dict[str, str] = {}
+    default_prompt: str | None = None
+    activation: str = "identity"
+
+
+@runtime_checkable
+class Embeds(Protocol):
+    """An engine of `Task.EMBED` or `Task.SCORE`."""
+
+    def embed(self, work: EmbedWork, emit: EmitVectors) -> None:
+        """Admit `work`. Exactly one answer goes to `emit`, also after `Engine.abort`.
+
+        Raises:
+            InvalidRequestError: it can never run here; nothing was admitted.
+            OverloadedError: too much is waiting already.
+        """
+        ...
