@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,14 @@ from inlay.worker import spawn
 
 T = TypeVar("T")
 SECRET = Secret(bytes(range(32)))
+
+
+def until(done: Callable[[], bool]) -> None:
+    """Wait for what happens soon after an answer has been sent."""
+    deadline = time.monotonic() + 20
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @dataclass

@@ -4,7 +4,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import pytest
 
 from inlay.frontend.admission import ByteBudget
 from inlay.tensors import write
-from tests.frontend.live import Fleet, fleet
+from tests.frontend.live import Fleet, fleet, until
 from tests.frontend.payloads import HIDDEN, b64, constant, error, post
 from tests.models import tiny
 
@@ -28,13 +28,6 @@ MIB = 1024 * 1024
 def ask(url: str, key: str | None = None, **fields: Any) -> httpx.Response:
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     return httpx.post(url + "/v1/completions", json={**SHORT, **fields}, headers=headers, timeout=30)
-
-
-def until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @contextmanager

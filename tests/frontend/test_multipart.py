@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from inlay.errors import InlayError
 from inlay.frontend.multipart import MAX_FILES, MAX_HEADER_BYTES, MAX_REQUEST_BYTES, Form
 from inlay.tensors import ReadLimits, write
-from tests.frontend.live import Fleet
+from tests.frontend.live import Fleet, until
 from tests.frontend.payloads import TEXT, embeds_of, error, post
 
 BOUNDARY = "b0und-ary"
@@ -55,7 +55,7 @@ def read_at_once(body: bytes) -> tuple[bytes, dict[str, bytes]]:
 
 
 awkward = st.lists(
-    st.sampled_from([b"\r", b"\n", b"-", b"\r\n", b"--", b"\r\n--", f"\r\n--{BOUNDARY[:-1]}".encode(), b"\0", b"ab"])
+    st.sampled_from([b"\r", b"\n", b"-", b"\r\n", b"--", b"\r\n--", f"\r\n--{BOUNDARY[:-1]}".encode(), f"--{BOUNDARY[:-1]}".encode(), b"\0", b"ab"])
     | st.binary(max_size=9),
     max_size=30,
 ).map(b"".join)  # fmt: skip
@@ -135,6 +135,9 @@ def test_the_standard_librarys_parser_reads_the_same() -> None:
         # Found by the fuzzer: it was read as a header line.
         (part("request", b"{}", "\r\n--b0und-ary--: a") + b"--b0und-ary--", "headers of a part hold a boundary"),
         (b"--b0und-ary\r\n" + body_of(("request", b"{}")).replace(b"ary\r\n", b"ary: a\r\n"), "headers of a part hold a boundary"),
+        # Found by the fuzzer: it was read as content, where other readers see an empty part before it.
+        (part("request", b"").replace(b"\r\n\r\n\r\n", b"\r\n\r\n") + part("a", b"1") + b"--b0und-ary--", "content of a part begins with a boundary"),
+        (part("request", b"--b0und-ary\r\n") + b"--b0und-ary--", "content of a part begins with a boundary"),
         (b'--b0und-ary\r\nContent-Disposition: attachment; name="request"\r\n\r\n{}\r\n--b0und-ary--', "one name"),
         (part("request", b"{}", "\r\nA: " + "b" * MAX_HEADER_BYTES) + b"--b0und-ary--", "headers of a part are over"),
         (b"--b0und-ary\r\n" + b"a" * 100_000, "headers of a part are over"),
@@ -267,7 +270,7 @@ def test_large_files_take_either_way_in(url: str, llama: Fleet, whole: bool) -> 
         url + "/v1/completions", content=body if whole else pieces(), headers=headers, timeout=30
     )
     assert got.json()["choices"] == want.json()["choices"]
-    assert llama.apps[url].server.budget.used == 0
+    until(lambda: llama.apps[url].server.budget.used == 0)
 
 
 def test_a_bad_file_is_refused_as_by_value(url: str) -> None:
@@ -284,7 +287,7 @@ def test_limits_are_told_from_the_length_or_as_they_are_passed(llama: Fleet) -> 
     assert refused.status_code == 400
     assert "exceeds maximum size of 4000 bytes" in error(refused)["message"]
     assert send(url, request, {"a": b"1" * 20_000}).status_code == 413
-    assert llama.apps[url].server.budget.used == 0
+    until(lambda: llama.apps[url].server.budget.used == 0)
 
 
 def test_a_server_without_embeddings_refuses_files(plain_url: str, sentence: bytes) -> None:

@@ -125,8 +125,9 @@ def _check_form(boundary: bytes, body: bytes, request: bytes, files: Mapping[str
     assert end in (b"--", b"--\r\n")
     contents = []
     for part in parts:
-        start, headers, content = part[:2], *part[2:].split(b"\r\n\r\n", 1)
+        start, (headers, blank, content) = part[:2], part[2:].partition(b"\r\n\r\n")
         assert start == b"\r\n"
+        assert blank
         assert b"content-disposition" in headers.lower()
         contents.append(content)
     assert contents == [request, *files.values()]

@@ -79,6 +79,8 @@ class Form:
         self._next = _Next.DATA
         # As if a line had ended before: the first boundary is then like all others.
         self._pending = b"\r\n"
+        # How much of what is held back ends the headers, and is no data.
+        self._before_data = 0
         self._name: str | None = None
         self._data = Memory()
 
@@ -123,8 +125,8 @@ class Form:
             if wanted.startswith(got):
                 self._pending += got
                 return at + len(got)
-            self._write(memoryview(self._pending))
-            self._pending = b""
+            self._write(memoryview(self._pending)[self._before_data :])
+            self._pending, self._before_data = b"", 0
         found = piece.find(delimiter, at)
         if found >= 0:
             self._write(memoryview(piece)[at:found])
@@ -155,6 +157,9 @@ class Form:
         self._data.write(data)
 
     def _end_data(self) -> None:
+        if self._before_data:
+            # RFC 2046 lets no content hold a boundary's line, and some readers see none there but an empty part.
+            raise _refused("the content of a part begins with a boundary")
         if self._name == REQUEST:
             self.request = bytes(self._data.buffer().view)
         elif self._name is not None:
@@ -215,7 +220,8 @@ class Form:
         room = private if name == REQUEST else self._room
         self._data = Memory(None if left is None else min(left, limit), room)
         self._name = name
-        self._pending = b""
+        # The empty line's end may be that of a boundary as well.
+        self._pending, self._before_data = b"\r\n", 2
         self._next = _Next.DATA
 
     def _take_nothing(self, piece: bytes | bytearray, at: int) -> int:
