@@ -1,5 +1,6 @@
 """Settings every engine understands: the flags, environment variables and config keys of a worker."""
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -60,4 +61,34 @@ class EngineSettings(BaseModel):
         default=None,
         ge=1,
         description="CPU threads of the engine; the cores less one, at least one, unless set.",
+    )
+    enable_lora: bool = Field(default=False, description="Make room for LoRA adapters in the model.")
+    max_loras: int = Field(default=8, ge=1, le=1024, description="Adapters loaded at a time at most.")
+    max_lora_rank: int = Field(default=16, ge=1, le=512, description="Rank of a LoRA adapter at most.")
+    lora_modules: list[str] = Field(
+        default=[],
+        description='Adapters loaded at the start: name=path, or {"name": ..., "path": ...} as JSON; a path may be an address '
+        "that allowed_lora_sources allows.",
+    )
+    allowed_lora_sources: list[str] = Field(
+        default=["file:///"],
+        description="What addresses of adapters may begin with: file:///directory/, https://host/path/, s3://bucket/prefix/, "
+        "hf://owner/. Any local directory unless set.",
+    )
+    lora_cache_dir: Path | None = Field(
+        default=None,
+        description="Directory for adapters that are fetched; a temporary one unless set.",
+    )
+    lora_cache_bytes: int = Field(
+        default=10 * 1024**3,
+        ge=1024**2,
+        description="Bytes of adapters kept in lora_cache_dir at most; the least recently used go first.",
+    )
+    max_lora_bytes: int = Field(
+        default=2 * 1024**3, ge=1024, description="Bytes of one adapter's files at most."
+    )
+    lora_drain_timeout: float = Field(
+        default=30.0,
+        ge=0,
+        description="Seconds running requests get to end when their adapter is unloaded; then they are aborted.",
     )

@@ -25,8 +25,9 @@ from inlay.frontend.sources import Source, in_messages
 from inlay.frontend.tools import ToolUse
 from inlay.prompt import Prompt, Rows
 from inlay.protocol.openai.chat import ChatRequest
-from inlay.protocol.work import ModelCard, Sampling
+from inlay.protocol.work import Sampling
 from inlay.render import Renderer
+from inlay.router import ServedModel
 
 ReadMessages: TypeAlias = Callable[[Callable[[Source], Rows]], tuple[list[dict[str, Any]], list[Rows]]]
 """From what reads a source to the messages for the renderer and their rows, as `with_rows` returns them."""
@@ -42,7 +43,7 @@ class Asked(NamedTuple):
         use: of tools.
     """
 
-    card: ModelCard
+    model: ServedModel
     renderer: Renderer
     sampling: Sampling
     generation: Generation
@@ -65,8 +66,8 @@ async def chat_completions(call: Call) -> None:
         request,
     )
     del incoming
-    shape = ChatShape(response_id, request, asked.card.name, asked.renderer, asked.generation, asked.use)
-    await respond(call, request, asked.card, asked.generation, shape)
+    shape = ChatShape(response_id, request, asked.model.name, asked.renderer, asked.generation, asked.use)
+    await respond(call, request, asked.model, asked.generation, shape)
 
 
 async def ask(
@@ -95,7 +96,8 @@ async def ask(
     server = call.server
     check_request(request)
     await server.prepare(call.intake.json, _check_chat, request, server.settings.max_choices)
-    card = server.card(request.model)
+    model = server.model(request.model)
+    card = model.card
     renderer = await server.renderers.of(card)
     use = await server.prepare(
         call.intake.json, ToolUse.of, request.tools, request.tool_choice, request.parallel_tool_calls
@@ -108,12 +110,12 @@ async def ask(
     max_tokens = (
         request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     )
-    prompt = truncated(prompt, request, card.limits.max_model_len, max_tokens)
+    prompt = truncated(prompt, request, model.max_len, max_tokens)
     call.intake.prepared([prompt], size)
     sampling = sampling_of(
         request,
         card,
-        longest=len(prompt),
+        longest=len(prompt) + model.positions_before,
         max_tokens=max_tokens,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         logprobs_param="top_logprobs",
@@ -129,9 +131,9 @@ async def ask(
     )
     request.messages = []
     generation = generation_of(
-        call, request, response_id, card, renderer, [prompt], sampling, max_tokens, output=output
+        call, request, response_id, model, renderer, [prompt], sampling, max_tokens, output=output
     )
-    return Asked(card, renderer, sampling, generation, use)
+    return Asked(model, renderer, sampling, generation, use)
 
 
 def _prompt(

@@ -27,8 +27,9 @@ from inlay.protocol.openai.completions import (
     CompletionRequest,
 )
 from inlay.protocol.openai.generation import ErrorResponse
-from inlay.protocol.work import ModelCard, Sampling, TokenLogprobs
+from inlay.protocol.work import Sampling, TokenLogprobs
 from inlay.render import Renderer
+from inlay.router import ServedModel
 
 _decoder = msgspec.json.Decoder(CompletionRequest)
 
@@ -39,7 +40,8 @@ async def completions(call: Call) -> None:
     incoming = await read_request(call, _decoder, server.embeds.in_completion)
     request = incoming.parsed.request
     check_request(request)
-    card = server.card(request.model)
+    model = server.model(request.model)
+    card = model.card
     renderer = await server.renderers.of(card)
     embeddings = await embeddings_of(call, incoming, in_completion(request), card)
     prompts, size = await server.prepare(
@@ -47,19 +49,19 @@ async def completions(call: Call) -> None:
         _prompts,
         PromptReader(request, card, renderer, embeddings),
         request,
-        card.limits.max_model_len,
+        model.max_len,
         server.settings.max_choices,
     )
     del incoming, embeddings
     request.prompt = request.prompt_embeds = None
     call.intake.prepared(prompts, size)
-    sampling = _sampling(request, card, prompts)
+    sampling = _sampling(request, model, prompts)
     response_id = f"cmpl-{uuid.uuid4().hex}"
     generation = generation_of(
-        call, request, response_id, card, renderer, prompts, sampling, request.max_tokens
+        call, request, response_id, model, renderer, prompts, sampling, request.max_tokens
     )
-    shape = CompletionShape(response_id, request, card.name, renderer, generation)
-    await respond(call, request, card, generation, shape)
+    shape = CompletionShape(response_id, request, model.name, renderer, generation)
+    await respond(call, request, model, generation, shape)
 
 
 def _prompts(
@@ -79,7 +81,7 @@ def _prompts(
     return kept, size_of(request, "prompt", "prompt_embeds")
 
 
-def _sampling(request: CompletionRequest, card: ModelCard, prompts: list[Prompt]) -> Sampling:
+def _sampling(request: CompletionRequest, model: ServedModel, prompts: list[Prompt]) -> Sampling:
     """What the choices share. Raises `InlayError` for what these prompts or this model cannot do."""
     if request.suffix:
         check_has_ids(prompts, "suffix")
@@ -88,13 +90,13 @@ def _sampling(request: CompletionRequest, card: ModelCard, prompts: list[Prompt]
         check_has_ids(prompts, "echo")
     sampling = sampling_of(
         request,
-        card,
-        longest=max(map(len, prompts)),
+        model.card,
+        longest=max(map(len, prompts)) + model.positions_before,
         max_tokens=request.max_tokens,
         logprobs=request.logprobs,
     )
     sampling = with_prompt_logprobs(
-        sampling, request, card, prompts, echoed=request.logprobs if request.echo else None
+        sampling, request, model.card, prompts, echoed=request.logprobs if request.echo else None
     )
     if request.candidates > (request.n or 1) and sampling.logprobs is None:
         sampling = msgspec.structs.replace(sampling, logprobs=0)

@@ -2,26 +2,30 @@
 
 from inlay.frontend.server import Call
 from inlay.protocol.openai.models import ModelEntry, ModelLimits, ModelList
-from inlay.protocol.work import ModelCard, Task
+from inlay.protocol.work import Task
+from inlay.router import ServedModel
 
 
 async def list_models(call: Call) -> None:
-    """Answer with every model, each under all its names."""
-    entries = [
-        _entry(call, card, name)
-        for card in call.server.router.models()
-        for name in (card.name, *card.aliases)
-    ]
+    """Answer with every model, each under all its names, and with their adapters."""
+    router = call.server.router
+    entries = []
+    for card in router.models():
+        entries += [_entry(call, ServedModel(card), name) for name in (card.name, *card.aliases)]
+        entries += [
+            _entry(call, ServedModel(card, adapter), adapter.name) for adapter in router.adapters(card)
+        ]
     await call.json(ModelList(data=entries))
 
 
 async def one_model(call: Call) -> None:
     """Answer with the model the path names."""
     name = str(call.path_params["id"])
-    await call.json(_entry(call, call.server.router.card(name), name))
+    await call.json(_entry(call, call.server.router.model(name), name))
 
 
-def _entry(call: Call, card: ModelCard, name: str) -> ModelEntry:
+def _entry(call: Call, model: ServedModel, name: str) -> ModelEntry:
+    card, adapter = model
     settings = call.server.settings
     capabilities = []
     if Task.GENERATE in card.tasks:
@@ -33,8 +37,9 @@ def _entry(call: Call, card: ModelCard, name: str) -> ModelEntry:
     return ModelEntry(
         id=name,
         created=call.server.created,
-        root=card.name,
-        max_model_len=card.limits.max_model_len,
+        root=card.name if adapter is None else adapter.path,
+        parent=None if adapter is None else card.name,
+        max_model_len=model.max_len,
         hidden_size=card.hidden_size,
         vocab_size=card.vocab_size,
         dtype=card.dtype,
@@ -44,12 +49,12 @@ def _entry(call: Call, card: ModelCard, name: str) -> ModelEntry:
         engine=f"{card.engine} {card.engine_version}",
         capabilities=capabilities,
         limits=ModelLimits(
-            max_model_len=card.limits.max_model_len,
+            max_model_len=model.max_len,
             max_logprobs=card.limits.max_logprobs,
             max_choices=settings.max_choices,
             max_prompt_embeds_bytes=call.server.limits.of(card).max_bytes,
             max_prompt_embeds_abs=card.limits.max_prompt_embeds_abs,
             max_body_bytes=settings.max_body_bytes,
         ),
-        adapters=[adapter.name for adapter in card.adapters],
+        adapters=[] if adapter else [found.name for found in call.server.router.adapters(card)],
     )

@@ -19,8 +19,9 @@ from inlay.frontend.server import Call
 from inlay.frontend.sse import UNNAMED, EventStream, Framing
 from inlay.prompt import Prompt
 from inlay.protocol.openai.generation import GenerationRequest
-from inlay.protocol.work import ModelCard, Sampling, Work
+from inlay.protocol.work import Sampling, Work
 from inlay.render import PLAIN, OutputFormat, Renderer
+from inlay.router import ServedModel
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ def generation_of(
     call: Call,
     request: GenerationRequest,
     response_id: str,
-    card: ModelCard,
+    model: ServedModel,
     renderer: Renderer,
     prompts: Sequence[Prompt],
     sampling: Sampling,
@@ -83,7 +84,7 @@ def generation_of(
     remaining = call.remaining
     choices: list[Choice] = []
     for prompt in prompts:
-        room = card.limits.max_model_len - len(prompt)
+        room = model.max_len - len(prompt)
         wanted = room if max_tokens is None else max_tokens
         for number in range(request.candidates):
             index = len(choices)
@@ -93,13 +94,14 @@ def generation_of(
                 id=f"{response_id}-{index}",
                 prompt=prompt,
                 sampling=for_choice(shared, seed=request.seed, index=index, max_tokens=wanted),
+                adapter=None if model.adapter is None else model.adapter.name,
                 salt=call.tenant.salted(request.cache_salt),
                 deadline=remaining,
                 priority=request.priority or 0,
             )
             choices.append(Choice(index, work, renderer, display))
-    total = sum(map(len, prompts))
-    times = call.server.metrics.request(card.name, total, call.began)
+    total = sum(len(prompt) + model.positions_before for prompt in prompts)
+    times = call.server.metrics.request(model.card.name, total, call.began)
     scores = [] if sampling.prompt_logprobs is None else [PromptScores(prompt) for prompt in prompts]
     return Generation(choices, total, len(prompts), times, scores=scores, bulk=bulk)
 
@@ -107,7 +109,7 @@ def generation_of(
 async def respond(
     call: Call,
     request: GenerationRequest,
-    card: ModelCard,
+    model: ServedModel,
     generation: Generation,
     shape: Shape,
     framing: Framing = UNNAMED,
@@ -123,7 +125,7 @@ async def respond(
     stream = EventStream(call.send, framing)
     try:
         async with Lifeline(call.server.inflight, call.receive, call.take_clock()):
-            generation.start(call.server.router, card.name)
+            generation.start(call.server.router, model.card.name)
             async with aclosing(generation.pieces()) as arriving:
                 async for pieces in arriving:
                     if request.stream:

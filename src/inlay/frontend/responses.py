@@ -76,9 +76,9 @@ async def responses(call: Call) -> None:
             request,
         )
         del incoming, said, sources
-        opening = _opening(response_id, request, asked.card.name, asked.sampling)
+        opening = _opening(response_id, request, asked.model.name, asked.sampling)
         shape = ResponsesShape(opening, asked.generation, asked.renderer, chat.top_logprobs)
-        await respond(call, chat, asked.card, asked.generation, shape, NAMED)
+        await respond(call, chat, asked.model, asked.generation, shape, NAMED)
 
 
 def _as_chat(request: ResponsesRequest, renderer: Renderer) -> tuple[Conversation, ChatRequest]:

@@ -30,7 +30,7 @@ from inlay.frontend.renderers import Renderers
 from inlay.frontend.settings import FrontendSettings
 from inlay.frontend.store_metrics import StoreMetrics
 from inlay.protocol.work import ModelCard
-from inlay.router import Router
+from inlay.router import Router, ServedModel
 from inlay.store import PromptStore
 
 OFFLOAD_BYTES = 16 * 1024
@@ -73,13 +73,17 @@ class Server:
         self._pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="inlay-prepare")
 
     def card(self, model: str | None) -> ModelCard:
-        """The card of the model asked for; of the first one when none is named. Raises `NotFoundError`."""
-        if model is not None:
-            return self.router.card(model)
+        """The card of the model asked for, or of the adapter's. Raises `NotFoundError`."""
+        return self.model(model).card
+
+    def model(self, name: str | None) -> ServedModel:
+        """The model or the adapter asked for; the first model when none is named. Raises `NotFoundError`."""
+        if name is not None:
+            return self.router.model(name)
         cards = self.router.models()
         if not cards:
             raise NotFoundError("no model is served", param="model", code="model_not_found")
-        return cards[0]
+        return ServedModel(cards[0])
 
     def room(self, num_bytes: int) -> memoryview:
         """Writable memory for a tensor file of `num_bytes`, from which the worker reads it where it lies, as long as there is some."""

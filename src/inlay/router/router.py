@@ -7,7 +7,8 @@ import msgspec
 
 from inlay.errors import NotFoundError, OverloadedError
 from inlay.protocol.embedding import EmbedWork, Vectors
-from inlay.protocol.work import Delta, ModelCard, Plane, Stream, Work, Worker
+from inlay.protocol.work import Adapter, Delta, ModelCard, Plane, Stream, Work, Worker
+from inlay.router.model import ServedModel
 
 _NAMED = 5
 """Names of served models at most in the error of one that is not."""
@@ -53,13 +54,38 @@ class Router:
         return list(self._known.values())
 
     def card(self, name: str) -> ModelCard:
-        """The card of the model clients call `name`. Raises `NotFoundError`."""
+        """The card of the model clients call `name`, or of the one whose adapter is called so. Raises `NotFoundError`."""
+        return self.model(name).card
+
+    def model(self, name: str) -> ServedModel:
+        """The model, or the adapter, that clients call `name`. Raises `NotFoundError`."""
+        try:
+            return ServedModel(self._base(name))
+        except NotFoundError:
+            for card in self.models():
+                for adapter in self.adapters(card):
+                    if name == adapter.name:
+                        return ServedModel(card, adapter)
+            raise
+
+    def _base(self, name: str) -> ModelCard:
         for card in self.models():
             if name == card.name or name in card.aliases:
                 return card
-        raise NotFoundError(
+        raise self._unknown(name)
+
+    def _unknown(self, name: str) -> NotFoundError:
+        return NotFoundError(
             f"The model `{name}` does not exist{self._served()}", param="model", code="model_not_found"
         )
+
+    def adapters(self, card: ModelCard) -> list[Adapter]:
+        """The adapters that some worker of a model can use now."""
+        found: dict[str, Adapter] = {}
+        for worker in self.workers(card.name):
+            for adapter in worker.card.adapters:
+                found.setdefault(adapter.name, adapter)
+        return list(found.values())
 
     def _served(self) -> str:
         names = [name for card in self.models() for name in (card.name, *card.aliases)]
@@ -73,8 +99,8 @@ class Router:
         return self._plane.workers()
 
     def workers(self, name: str) -> list[Worker]:
-        """The ready workers of the model clients call `name`. Raises `NotFoundError`."""
-        card = self.card(name)
+        """The ready workers of the model with this name of its own or alias. Raises `NotFoundError`."""
+        card = self._base(name)
         return [
             worker
             for worker in self._plane.workers()
@@ -87,15 +113,21 @@ class Router:
         return self._plane.room(num_bytes)
 
     def send(self, name: str, work: Work) -> Stream:
-        """Send `work` to a worker of the model clients call `name`.
+        """Send `work` to a worker of the model with this name of its own or alias, which has the adapter that the work is for.
 
         Raises:
-            NotFoundError: no such model.
+            NotFoundError: no such model, or none of its workers has the adapter.
             OverloadedError: no worker of it is ready.
         """
         workers = self.workers(name)
         if not workers:
             raise OverloadedError(f"No worker of the model `{name}` is ready.", retry_after=1)
+        if work.adapter is not None:
+            workers = [
+                worker for worker in workers if any(a.name == work.adapter for a in worker.card.adapters)
+            ]
+            if not workers:
+                raise self._unknown(work.adapter)
         worker = min(workers, key=lambda candidate: self._load[candidate.id])
         weight = len(work.prompt) + work.sampling.max_tokens
         stream = worker.send(work)
