@@ -56,5 +56,6 @@ def _entry(call: Call, model: ServedModel, name: str) -> ModelEntry:
             max_prompt_embeds_abs=card.limits.max_prompt_embeds_abs,
             max_body_bytes=settings.max_body_bytes,
         ),
+        refusals=card.refusals,
         adapters=[] if adapter else [found.name for found in call.server.router.adapters(card)],
     )

@@ -18,8 +18,9 @@ from inlay.frontend.sampling import bad_words_of, for_choice, stops_of
 from inlay.frontend.server import Call
 from inlay.frontend.sse import UNNAMED, EventStream, Framing
 from inlay.prompt import Prompt
+from inlay.protocol import refusals
 from inlay.protocol.openai.generation import GenerationRequest
-from inlay.protocol.work import Sampling, Work
+from inlay.protocol.work import ModelCard, Sampling, Work
 from inlay.render import PLAIN, OutputFormat, Renderer
 from inlay.router import ServedModel
 
@@ -64,7 +65,7 @@ def generation_of(
 ) -> Generation:
     """The works of a request: `candidates` for each prompt, all of which share its memory.
 
-    `output` says how each answer is read. Raises as `prompt_logprobs.reserve`.
+    `output` says how each answer is read. Raises `InvalidRequestError` for what the engine refuses, and as `prompt_logprobs.reserve`.
     """
     display = Display(
         stops=stops_of(request),
@@ -99,11 +100,26 @@ def generation_of(
                 deadline=remaining,
                 priority=request.priority or 0,
             )
+            _check_served(model.card, work, request)
             choices.append(Choice(index, work, renderer, display))
     total = sum(len(prompt) + model.positions_before for prompt in prompts)
     times = call.server.metrics.request(model.card.name, total, call.began)
     scores = [] if sampling.prompt_logprobs is None else [PromptScores(prompt) for prompt in prompts]
     return Generation(choices, total, len(prompts), times, scores=scores, bulk=bulk)
+
+
+def _check_served(card: ModelCard, work: Work, request: GenerationRequest) -> None:
+    try:
+        refusals.check(card.refusals, work, f"{card.engine} {card.engine_version}")
+    except InvalidRequestError as error:
+        _named_as_asked(error, request)
+        raise
+
+
+def _named_as_asked(error: InlayError, request: GenerationRequest) -> None:
+    """Name the client's own field where the error names a grammar, as engines do."""
+    if error.param == "grammar":
+        error.param = field_of(request)
 
 
 async def respond(
@@ -133,8 +149,8 @@ async def respond(
                     else:
                         shape.collect(pieces)
     except (InlayError, ClientGone) as error:
-        if isinstance(error, InlayError) and error.param == "grammar":  # as engines call it
-            error.param = field_of(request)
+        if isinstance(error, InlayError):
+            _named_as_asked(error, request)
         if not stream.started or isinstance(error, ClientGone):
             raise
         call.server.metrics.failed(error)

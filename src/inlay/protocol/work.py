@@ -10,9 +10,10 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
-from inlay.errors import ErrorFrame
+from inlay.errors import EngineError, ErrorFrame
 from inlay.prompt import Prompt
 from inlay.protocol.embedding import EmbeddingCard, EmbedWork, EmitVectors, Vectors
+from inlay.protocol.refusals import Refusal
 
 PROTOCOL = 1
 """The version of these messages."""
@@ -241,6 +242,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
         resuming: exactness by feature: "greedy", "sampling", "penalties", "logprobs", "grammar".
         grammars: the kinds of grammar the engine can hold an output to; none when it cannot.
         shares_text_prefix: whether text-only and mixed prompts share cached prefixes.
+        refusals: what it cannot do safely, or at all.
         adapters: those that are loaded; it changes while a worker runs.
         asleep: the level of its sleep, 0 while it is awake; only an awake worker is sent works.
         secret_fingerprint: of the namespace's root secret.
@@ -268,6 +270,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     resuming: dict[str, Exactness] = {}
     grammars: tuple[GrammarKind, ...] = ()
     shares_text_prefix: bool = True
+    refusals: tuple[Refusal, ...] = ()
     adapters: tuple[Adapter, ...] = ()
     asleep: int = 0
     secret_fingerprint: str = ""
@@ -338,6 +341,15 @@ class Generates(Engine, Protocol):
 
     async def reset_prefix_cache(self) -> int:
         """Forget every cached block no running work uses; the number forgotten."""
+        ...
+
+
+@runtime_checkable
+class Fails(Protocol):
+    """An engine that knows when it has failed for good: every work has ended with an error, and its worker is to end too."""
+
+    async def failed(self) -> EngineError:
+        """Return why, once it has."""
         ...
 
 

@@ -13,6 +13,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError, ErrorFrame, InlayError
 from inlay.plane.local import Arena, Channel, serve
 from inlay.plane.messages import Boot, Failed, FromWorker, ToWorker
+from inlay.protocol.work import Fails
 from inlay.worker.host import Host
 
 log = logging.getLogger(__name__)
@@ -101,15 +102,27 @@ async def run(socket_fd: int, arena_fd: int, arena_bytes: int) -> int:
         return await _fail(channel, EngineError(f"the engine did not start: {type(error).__name__}: {error}"))
     serving = asyncio.create_task(serve(channel, Host(runner)))
     stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
-    for task in (serving, stopping):
+    failing = asyncio.create_task(_failed(runner))
+    await asyncio.wait((serving, stopping, failing), return_when=asyncio.FIRST_COMPLETED)
+    if failing.done():
+        # What its works were told last is still to leave.
+        await channel.drain()
+    for task in (serving, stopping, failing):
         task.cancel()
-    results = await asyncio.gather(serving, stopping, return_exceptions=True)
+    results = await asyncio.gather(serving, stopping, failing, return_exceptions=True)
     await runner.close()
     for result in results:
         if isinstance(result, Exception):
             raise result
     return 0
+
+
+async def _failed(runner: engine.Engine) -> None:
+    """Raise the reason once the engine has failed for good."""
+    if not isinstance(runner, Fails):
+        await asyncio.Event().wait()
+    else:
+        raise await runner.failed()
 
 
 async def _fail(channel: Channel[ToWorker], error: InlayError) -> int:

@@ -19,7 +19,7 @@ from inlay.engine.torch.layers import LayerShape
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.pages import Pages
 from inlay.engine.torch.table import PageRun
-from inlay.engine.torch.weights import weights_id
+from inlay.engine.weights import weights_id
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.tensors.table import EmbeddingTable

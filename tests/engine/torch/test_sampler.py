@@ -21,7 +21,6 @@ from transformers import (
 
 from inlay.engine.torch.grammar_state import GrammarState
 from inlay.engine.torch.sampler import LOOK_UP_BLOCK, WIDTHS, Choice, Sampler, look_up, ranked, uniform
-from inlay.errors import InvalidRequestError
 from inlay.protocol.work import Sampling
 
 VOCAB = 400
@@ -247,14 +246,6 @@ def test_ids_the_vocabulary_lacks_do_no_harm() -> None:
         logit_bias={10**6: 5.0},
     )
     assert choose(row, odd) == int(row.argmax())
-
-
-def test_settings_with_ids_the_vocabulary_lacks_are_refused_at_admission() -> None:
-    sampler().check(Sampling(max_tokens=1, logit_bias={VOCAB - 1: 1.0}, stop_token_ids=(0,)))
-    with pytest.raises(InvalidRequestError, match=f"logit_bias names token id {VOCAB}; .* 0 to {VOCAB - 1}"):
-        sampler().check(Sampling(max_tokens=1, logit_bias={VOCAB: 1.0}))
-    with pytest.raises(InvalidRequestError, match="stop_token_ids names token id -1"):
-        sampler().check(Sampling(max_tokens=1, stop_token_ids=(-1,)))
 
 
 def test_end_and_stop_tokens_are_banned_before_min_tokens() -> None:

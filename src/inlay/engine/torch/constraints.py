@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inlay.engine.torch.grammar_state import GrammarState, Mask
-from inlay.errors import InvalidRequestError
 from inlay.protocol.work import Sampling
 
 
@@ -46,31 +45,6 @@ class Constraints:
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._device = device
-
-    def check(self, sampling: Sampling) -> None:
-        """Refuse settings that name tokens the model does not have. For the engine, before it admits a work.
-
-        Raises:
-            InvalidRequestError: a token id is outside the vocabulary, or a list is empty that must not be.
-        """
-        allowed = sampling.allowed_token_ids
-        if allowed is not None and not allowed:
-            raise InvalidRequestError("allowed_token_ids must not be empty", param="allowed_token_ids")
-        named = {
-            "logit_bias": sampling.logit_bias,
-            "stop_token_ids": sampling.stop_token_ids,
-            "allowed_token_ids": allowed or (),
-            "bad_words": [id_ for word in sampling.bad_words for id_ in word],
-        }
-        for name, ids in named.items():
-            wrong = [id_ for id_ in ids if not 0 <= id_ < self._vocab_size]
-            if wrong:
-                raise InvalidRequestError(
-                    f"{name} names token id {wrong[0]}; the model's ids are 0 to {self._vocab_size - 1}",
-                    param=name,
-                )
-        if not all(sampling.bad_words):
-            raise InvalidRequestError("bad_words must not hold an empty word", param="bad_words")
 
     def apply(self, logits_SV: Tensor, sequences: Sequence[Constrained]) -> Tensor:
         """The logits with all constraints; -inf is what must not be chosen. A copy if anything changed.

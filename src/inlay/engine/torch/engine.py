@@ -15,8 +15,8 @@ from typing import NamedTuple, TypeVar
 
 from inlay import __version__
 from inlay.digest import Secret
+from inlay.engine.admission import Admission
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.admission import Admission
 from inlay.engine.torch.capacity import available_memory, num_pages
 from inlay.engine.torch.decode_graphs import CudaCapture
 from inlay.engine.torch.grammar_state import PARAM, GrammarState
@@ -382,7 +382,7 @@ class TorchEngine:
             dtype=core.dtype,
             max_logprobs=settings.max_logprobs,
             refuses_rows=model.refuses_rows,
-            check_sampling=core.sampler.check,
+            grammars=KINDS,
         )
         return core
 

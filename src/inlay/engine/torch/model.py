@@ -1,7 +1,6 @@
 """A transformers causal language model, fed embeddings only, over paged keys and values."""
 
 import copy
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.utils import logging as transformers_logging
 
+from inlay.engine.generation_config import default_sampling, eos_token_ids, generation_config
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
 from inlay.engine.torch.attention import attention
@@ -27,20 +27,11 @@ from inlay.engine.torch.native import kernels
 from inlay.engine.torch.page_groups import PageGroup, group_layers
 from inlay.engine.torch.paged_attention import IMPLEMENTATION, PagedAttention
 from inlay.engine.torch.pages import Pages
-from inlay.engine.torch.weights import directory_of, weights_id
+from inlay.engine.weights import directory_of, weights_id
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.tensors.table import EmbeddingTable, config_of
 
 _logger = logging.getLogger(__name__)
-
-_SAMPLING_FIELDS: dict[str, type[int] | type[float]] = {
-    "temperature": float,
-    "top_p": float,
-    "top_k": int,
-    "min_p": float,
-    "repetition_penalty": float,
-}
-
 
 _LEAST_ROWS = 4
 """Positions a step computes at least on a CPU, the missing ones padded: oneDNN reads weights at 17 GB/s for products of one
@@ -76,7 +67,7 @@ class CausalModel:
         """
         accelerate(model, family.fused)
         config = model.config
-        generation = _generation_config(directory)
+        generation = generation_config(directory)
         table = EmbeddingTable.open(directory)
         self._model = model
         self._head = _head_of(model)
@@ -97,8 +88,8 @@ class CausalModel:
         native = kernels() if model.device.type == "cpu" else None
         if native is not None and native.serve(model.dtype):
             fuse(model, self.layers, native)
-        self.eos_token_ids = _eos_token_ids(generation, config)
-        self.default_sampling = _default_sampling(generation)
+        self.eos_token_ids = eos_token_ids(generation, config.eos_token_id)
+        self.default_sampling = default_sampling(generation)
         self.weights_id = weights_id(directory)
         self.embedding_table_id = table.id
         self.embedding_abs_max = table.abs_max()
@@ -295,32 +286,3 @@ def _max_model_len(asked: int | None, config: dict[str, Any]) -> int:
     if asked is not None and asked > own:
         raise InvalidRequestError(f"max_model_len is {asked}; the model's maximum context length is {own}")
     return own if asked is None else asked
-
-
-def _generation_config(directory: Path) -> dict[str, Any]:
-    path = directory / "generation_config.json"
-    if not path.is_file():
-        return {}
-    try:
-        generation: dict[str, Any] = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise InvalidRequestError(f"{path} is not JSON: {error}") from error
-    return generation
-
-
-def _eos_token_ids(generation: dict[str, Any], config: Any) -> tuple[int, ...]:
-    found = generation.get("eos_token_id", config.eos_token_id)
-    if found is None:
-        return ()
-    return (found,) if isinstance(found, int) else tuple(found)
-
-
-def _default_sampling(generation: dict[str, Any]) -> dict[str, float | int]:
-    """What the generation config says of sampling; it counts only where that config samples at all."""
-    if not generation.get("do_sample", False):
-        return {}
-    return {
-        name: kind(generation[name])
-        for name, kind in _SAMPLING_FIELDS.items()
-        if generation.get(name) is not None
-    }

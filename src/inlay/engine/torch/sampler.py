@@ -173,10 +173,6 @@ class Sampler:
         self._constraints = Constraints(vocab_size, eos_token_ids, device)
         self._tallies: dict[int, Tally] = {}
 
-    def check(self, sampling: Sampling) -> None:
-        """As `Constraints.check`."""
-        self._constraints.check(sampling)
-
     def sample(self, logits_SV: Tensor, sequences: Sequence[Sampled]) -> list[Choice | InlayError]:
         """The next token of each sequence, or why none is left to choose. `logits_SV` is left as it is.
 

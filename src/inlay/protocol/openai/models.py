@@ -4,6 +4,8 @@ from typing import Literal
 
 import msgspec
 
+from inlay.protocol.refusals import Refusal
+
 
 class ModelLimits(msgspec.Struct, frozen=True):
     """What one request may ask of the model."""
@@ -23,6 +25,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
         capabilities: "completions", "chat", "responses", "prompt_embeds", "embeddings".
         embedding_table_id: identity of the input embedding table, as clients stamp it into what they send.
         embedding_abs_max: largest absolute value in that table.
+        refusals: what its engine does not do, and why.
         adapters: names of the adapters that may be asked for.
     """
 
@@ -42,6 +45,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     capabilities: list[str]
     limits: ModelLimits
+    refusals: tuple[Refusal, ...] = ()
     adapters: list[str] = []
 
 

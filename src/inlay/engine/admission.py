@@ -1,14 +1,20 @@
 """What is refused before it costs anything: works that could never run here, or would fail in the middle of a step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from inlay.engine.torch.grammar_state import PARAM
-from inlay.engine.torch.grammars import KINDS
-from inlay.engine.torch.scheduler import Bounds
 from inlay.errors import EmbeddingsError, InvalidRequestError
 from inlay.prompt import Prompt, Rows, Tokens
-from inlay.protocol.work import Sampling, Work
+from inlay.protocol.work import GrammarKind, Sampling, Work
+
+
+class Bounds(Protocol):
+    """How much fits into an engine."""
+
+    def check(self, work: Work) -> None:
+        """Raise `ContextLengthError` or another `InvalidRequestError` where `work` never could."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +28,7 @@ class Admission:
         dtype: of rows, by torch's name.
         max_logprobs: alternatives a token.
         refuses_rows: why the model takes no rows, or None.
-        check_sampling: raises `InvalidRequestError` for what the sampler cannot do.
+        grammars: the kinds of grammar an output can be held to.
     """
 
     bounds: Bounds
@@ -31,7 +37,7 @@ class Admission:
     dtype: str
     max_logprobs: int
     refuses_rows: str | None
-    check_sampling: Callable[[Sampling], None]
+    grammars: tuple[GrammarKind, ...]
 
     def check(self, work: Work) -> None:
         """Return if `work` can run.
@@ -54,13 +60,13 @@ class Admission:
                 f"the earlier output has {len(work.prior_output)} tokens, and max_tokens is {sampling.max_tokens}",
                 param="max_tokens",
             )
-        self.check_sampling(sampling)
+        self._check_sampling(sampling)
         if sampling.grammar is not None:
-            self._check_ids(sampling.grammar.after, PARAM)
-            if sampling.grammar.kind not in KINDS:
+            self._check_ids(sampling.grammar.after, "grammar")
+            if sampling.grammar.kind not in self.grammars:
                 raise InvalidRequestError(
                     f"a grammar of kind {sampling.grammar.kind!r} is not supported by this engine",
-                    param=PARAM,
+                    param="grammar",
                 )
         for name in ("logprobs", "prompt_logprobs"):
             asked = getattr(sampling, name)
@@ -71,6 +77,27 @@ class Admission:
                 "prompt_logprobs are not possible with prompt_embeds: rows have no token ids",
                 param="prompt_logprobs",
             )
+
+    def _check_sampling(self, sampling: Sampling) -> None:
+        """Refuse settings that name tokens the model does not have."""
+        allowed = sampling.allowed_token_ids
+        if allowed is not None and not allowed:
+            raise InvalidRequestError("allowed_token_ids must not be empty", param="allowed_token_ids")
+        named = {
+            "logit_bias": sampling.logit_bias,
+            "stop_token_ids": sampling.stop_token_ids,
+            "allowed_token_ids": allowed or (),
+            "bad_words": [id_ for word in sampling.bad_words for id_ in word],
+        }
+        for name, ids in named.items():
+            wrong = [id_ for id_ in ids if not 0 <= id_ < self.vocab_size]
+            if wrong:
+                raise InvalidRequestError(
+                    f"{name} names token id {wrong[0]}; the model's ids are 0 to {self.vocab_size - 1}",
+                    param=name,
+                )
+        if not all(sampling.bad_words):
+            raise InvalidRequestError("bad_words must not hold an empty word", param="bad_words")
 
     def _check_prompt(self, prompt: Prompt) -> None:
         for segment in prompt.segments:
@@ -102,4 +129,4 @@ class Admission:
             )
 
 
-__all__ = ["Admission"]
+__all__ = ["Admission", "Bounds"]

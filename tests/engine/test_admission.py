@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from inlay.engine.torch.admission import Admission
+from inlay.engine.admission import Admission
 from inlay.engine.torch.scheduler import Bounds
 from inlay.errors import EmbeddingsError, InvalidRequestError
 from inlay.prompt import Buffer, Field, Media, Prompt, Rows, Segment, Tokens
@@ -19,7 +19,7 @@ def admission(refuses_rows: str | None = None) -> Admission:
         dtype="bfloat16",
         max_logprobs=5,
         refuses_rows=refuses_rows,
-        check_sampling=lambda sampling: None,
+        grammars=(),
     )
 
 
@@ -77,3 +77,11 @@ def test_ids_outside_the_vocabulary_are_refused_in_prompt_and_earlier_output(wro
 def test_more_earlier_output_than_may_be_made_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="earlier output has 9 tokens, and max_tokens is 8"):
         admission().check(work(Tokens([3]), prior=tuple(range(9))))
+
+
+def test_settings_with_ids_the_vocabulary_lacks_are_refused() -> None:
+    admission().check(work(Tokens([3]), logit_bias={49: 1.0}, stop_token_ids=(0,)))
+    with pytest.raises(InvalidRequestError, match=r"logit_bias names token id 50; .* 0 to 49"):
+        admission().check(work(Tokens([3]), logit_bias={50: 1.0}))
+    with pytest.raises(InvalidRequestError, match="stop_token_ids names token id -1"):
+        admission().check(work(Tokens([3]), stop_token_ids=(-1,)))

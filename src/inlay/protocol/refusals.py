@@ -1,0 +1,127 @@
+"""What an engine cannot do safely, or at all: declared in its card, shown to clients, checked before a work is sent and again by the engine."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import msgspec
+
+from inlay.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from inlay.protocol.work import Work
+
+Feature: TypeAlias = Literal[
+    "adapter",
+    "grammar",
+    "grammar_after",
+    "prompt_logprobs",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "prior_output_with_grammar",
+    "prior_output_with_penalties",
+    "temperature_above_2",
+]
+"""What a work may ask for beyond a plain continuation of its prompt."""
+
+Prompts: TypeAlias = Literal["any", "rows", "mixed"]
+"""With which prompts: any, those with rows, or those with rows and tokens."""
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """One thing an engine refuses.
+
+    Attributes:
+        feature: what may not be asked for.
+        prompts: together with which prompts.
+        reason: what would happen; a sentence without its full stop.
+    """
+
+    feature: Feature
+    prompts: Prompts
+    reason: str
+
+
+class _Meaning(msgspec.Struct, frozen=True):
+    asked: "Callable[[Work], bool]"
+    param: str
+    words: str
+
+
+def _penalised(work: "Work") -> bool:
+    """Whether penalties look at what was put out before."""
+    sampling = work.sampling
+    return bool(sampling.presence_penalty or sampling.frequency_penalty)
+
+
+_MEANINGS: Mapping[Feature, _Meaning] = {
+    "adapter": _Meaning(lambda work: work.adapter is not None, "model", "an adapter"),
+    "grammar": _Meaning(lambda work: work.sampling.grammar is not None, "grammar", "structured output"),
+    "grammar_after": _Meaning(
+        lambda work: work.sampling.grammar is not None and bool(work.sampling.grammar.after),
+        "grammar",
+        "structured output that begins after the model's reasoning",
+    ),
+    "prompt_logprobs": _Meaning(
+        lambda work: work.sampling.prompt_logprobs is not None, "prompt_logprobs", "prompt_logprobs"
+    ),
+    "repetition_penalty": _Meaning(
+        lambda work: work.sampling.repetition_penalty != 1.0, "repetition_penalty", "repetition_penalty"
+    ),
+    "presence_penalty": _Meaning(
+        lambda work: work.sampling.presence_penalty != 0.0, "presence_penalty", "presence_penalty"
+    ),
+    "frequency_penalty": _Meaning(
+        lambda work: work.sampling.frequency_penalty != 0.0, "frequency_penalty", "frequency_penalty"
+    ),
+    "prior_output_with_grammar": _Meaning(
+        lambda work: bool(work.prior_output) and work.sampling.grammar is not None,
+        "grammar",
+        "to go on with structured output that another worker began",
+    ),
+    "prior_output_with_penalties": _Meaning(
+        lambda work: bool(work.prior_output) and _penalised(work),
+        "presence_penalty",
+        "to go on with an output that another worker began under presence_penalty or frequency_penalty",
+    ),
+    "temperature_above_2": _Meaning(
+        lambda work: work.sampling.temperature > 2.0, "temperature", "a temperature above 2"
+    ),
+}
+
+_WITH: Mapping[Prompts, str] = {
+    "any": "",
+    "rows": " with prompt embeddings",
+    "mixed": " with a prompt of text and embeddings",
+}
+
+
+def check(refusals: "Iterable[Refusal]", work: "Work", engine: str) -> None:
+    """Return if `work` asks for nothing that is refused.
+
+    Args:
+        refusals: of the engine that is to run it.
+        work: what is asked.
+        engine: its name and version, for the message.
+
+    Raises:
+        InvalidRequestError: it does; the message names the engine and the reason.
+    """
+    for refusal in refusals:
+        meaning = _MEANINGS[refusal.feature]
+        if _applies(refusal.prompts, work) and meaning.asked(work):
+            raise InvalidRequestError(
+                f"{meaning.words}{_WITH[refusal.prompts]} is not supported by the engine of this model ({engine}): "
+                f"{refusal.reason}",
+                param=meaning.param,
+            )
+
+
+def _applies(prompts: Prompts, work: "Work") -> bool:
+    if prompts == "any":
+        return True
+    has_rows = work.prompt.has_rows
+    return has_rows if prompts == "rows" else has_rows and bool(work.prompt.token_ids())
+
+
+__all__ = ["Feature", "Prompts", "Refusal", "check"]
