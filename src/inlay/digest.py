@@ -10,7 +10,7 @@ BLAKE3: O'Connor, Aumasson, Neves, Wilcox-O'Hearn, "BLAKE3: one function, fast e
 
 import secrets
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from blake3 import blake3
@@ -142,18 +142,23 @@ def root_digest(
     return hasher.digest(BLOCK_DIGEST_SIZE)
 
 
-def _items(segment: Segment, secret: Secret) -> Iterator[bytes]:
+def _spread(kind: bytes, data: bytes, width: int) -> bytes:
+    """`kind` before every `width` bytes of `data`."""
+    stride = width + 1
+    items = bytearray(kind * (len(data) // width * stride))
+    for index in range(width):
+        items[index + 1 :: stride] = data[index::width]
+    return bytes(items)
+
+
+def _items(segment: Segment, secret: Secret) -> tuple[bytes, int]:
+    """The items of a segment's positions one after the other, and the bytes of each."""
     if isinstance(segment, Tokens):
-        pack = _token.pack
-        for id_ in segment.ids:
-            yield pack(_TOKEN, id_)
-    elif isinstance(segment, Rows):
-        digests = row_digests(segment, secret)
-        for start in range(0, len(digests), ROW_DIGEST_SIZE):
-            yield _ROW + digests[start : start + ROW_DIGEST_SIZE]
-    else:
-        for index in range(segment.start, segment.start + segment.num_positions):
-            yield _atomic.pack(_ATOMIC, segment.digest, index)
+        return _spread(_TOKEN, struct.pack(f"<{len(segment)}I", *segment.ids), 4), _token.size
+    if isinstance(segment, Rows):
+        return _spread(_ROW, row_digests(segment, secret), ROW_DIGEST_SIZE), 1 + ROW_DIGEST_SIZE
+    indices = range(segment.start, segment.start + segment.num_positions)
+    return b"".join(_atomic.pack(_ATOMIC, segment.digest, index) for index in indices), _atomic.size
 
 
 class Chain:
@@ -169,7 +174,7 @@ class Chain:
     def __init__(self, root: bytes, secret: Secret) -> None:
         self._root = root
         self._secret = secret
-        self._pending = bytearray()
+        self._pending = b""
         self._pending_count = 0
         self.blocks: list[bytes] = []
 
@@ -181,23 +186,36 @@ class Chain:
     def extend(self, prompt: Prompt) -> None:
         """Take the positions of `prompt`."""
         for segment in prompt.segments:
-            for item in _items(segment, self._secret):
-                self._take(item)
+            if len(segment):
+                self._take(*_items(segment, self._secret))
 
     def extend_tokens(self, ids: Sequence[int]) -> None:
         """Take token positions."""
-        for id_ in ids:
-            self._take(_token.pack(_TOKEN, id_))
+        if len(ids) == 1:  # a step of decoding
+            self._take(_token.pack(_TOKEN, ids[0]), _token.size)
+        elif ids:
+            self._take(*_items(Tokens(ids), self._secret))
 
-    def _take(self, item: bytes) -> None:
-        self._pending += item
-        self._pending_count += 1
-        if self._pending_count == BLOCK_SIZE:
-            hasher = blake3(self.blocks[-1] if self.blocks else self._root, key=self._secret.blocks)
-            hasher.update(self._pending)
-            self.blocks.append(hasher.digest(BLOCK_DIGEST_SIZE))
-            self._pending.clear()
-            self._pending_count = 0
+    def _take(self, items: bytes, width: int) -> None:
+        """Take items of `width` bytes each: first what a begun block lacks, then whole blocks; the rest begins another."""
+        count = len(items) // width
+        lacking = BLOCK_SIZE - self._pending_count
+        if count < lacking:
+            self._pending += items
+            self._pending_count += count
+            return
+        begun = lacking * width
+        self._close(self._pending + items[:begun])
+        size = BLOCK_SIZE * width
+        whole = begun + (len(items) - begun) // size * size
+        for start in range(begun, whole, size):
+            self._close(items[start : start + size])
+        self._pending = items[whole:]
+        self._pending_count = len(self._pending) // width
+
+    def _close(self, block: bytes) -> None:
+        parent = self.blocks[-1] if self.blocks else self._root
+        self.blocks.append(blake3(parent + block, key=self._secret.blocks).digest(BLOCK_DIGEST_SIZE))
 
 
 def chain(prompt: Prompt, root: bytes, secret: Secret) -> list[bytes]:

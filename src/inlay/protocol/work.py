@@ -243,6 +243,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
         grammars: the kinds of grammar the engine can hold an output to; none when it cannot.
         shares_text_prefix: whether text-only and mixed prompts share cached prefixes.
         refusals: what it cannot do safely, or at all.
+        kv_events: whether the worker tells which blocks it has cached, as `inlay.protocol.routing` says.
         adapters: those that are loaded; it changes while a worker runs.
         asleep: the level of its sleep, 0 while it is awake; only an awake worker is sent works.
         secret_fingerprint: of the namespace's root secret.
@@ -270,6 +271,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     resuming: dict[str, Exactness] = {}
     grammars: tuple[GrammarKind, ...] = ()
     shares_text_prefix: bool = True
+    kv_events: bool = False
     refusals: tuple[Refusal, ...] = ()
     adapters: tuple[Adapter, ...] = ()
     asleep: int = 0
