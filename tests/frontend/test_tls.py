@@ -20,8 +20,7 @@ from cryptography.x509.oid import NameOID
 from inlay.errors import InvalidRequestError
 from inlay.frontend import FrontendSettings
 from inlay.frontend.tls import Tls
-from tests.frontend.live import Fleet
-from tests.frontend.test_limits import until
+from tests.frontend.live import Fleet, until
 from tests.models import tiny
 from tests.serving import free_port
 
