@@ -21,9 +21,8 @@ MAY_IMPORT = {
     "router": SHARED | {"protocol", "plane"},
     "store": SHARED | {"protocol", "tensors"},
     "frontend": SHARED | {"protocol", "tensors", "render", "router", "plane", "store"},
-    "adapter": SHARED | {"tensors"},
-    "worker": SHARED | {"protocol", "plane", "engine", "adapter", "tensors"},
-    "engine": SHARED | {"protocol", "tensors", "render", "adapter"},
+    "worker": SHARED | {"protocol", "plane", "engine"},
+    "engine": SHARED | {"protocol", "tensors", "render"},
     "client": SHARED | {"tensors", "render"},
     "demo": set[str](),
 }

@@ -2,7 +2,10 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +15,14 @@ from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.errors import ContextLengthError, DeadlineExceededError, InvalidRequestError, OverloadedError
 from inlay.plane.local import LocalPlane
+from inlay.plane.nats import NatsPlane
 from inlay.prompt import Buffer, Prompt, Rows, Segment, Tokens
 from inlay.protocol.embedding import EmbedWork, Vectors
-from inlay.protocol.work import Command, Delta, Sampling, Stream, Work
-from inlay.worker import WorkerProcess, spawn
+from inlay.protocol.work import Command, Delta, Plane, Sampling, Stream, Work
+from inlay.worker import spawn
 from tests.plane.direct import DirectPlane
+from tests.plane.fleet import Fleet, found
+from tests.plane.nats_server import NatsServer
 
 SECRET = Secret(bytes(32))
 
@@ -24,33 +30,81 @@ SECRET = Secret(bytes(32))
 class Place:
     """A plane under test and the means to hurt it."""
 
-    def __init__(self, plane: LocalPlane, process: WorkerProcess | None) -> None:
+    def __init__(self, plane: Plane, kill: Callable[[], Awaitable[None]]) -> None:
         self.plane = plane
-        self.process = process
+        self.kill = kill
 
-    async def kill(self) -> None:
-        if self.process is None:
-            assert isinstance(self.plane, DirectPlane)
-            self.plane.worker_ends[0].close()
-        else:
-            os.kill(self.process.pid, 9)
+    @property
+    def link(self) -> Any:
+        """Of a local plane, the connection to its worker."""
+        assert isinstance(self.plane, LocalPlane)
+        return self.plane._links[0]
+
+    @property
+    def open_streams(self) -> Collection[object]:
+        """What its only worker is thought to be at."""
+        if isinstance(self.plane, NatsPlane):
+            return self.plane.links()[0]._open
+        return dict(self.link._streams)
+
+
+@asynccontextmanager
+async def direct(settings: EngineSettings) -> AsyncIterator[Place]:
+    plane = await DirectPlane.around(EchoEngine(settings, SECRET))
+
+    async def kill() -> None:
+        plane.worker_ends[0].close()
+
+    yield Place(plane, kill)
+    await plane.close()
+
+
+@asynccontextmanager
+async def local(settings: EngineSettings) -> AsyncIterator[Place]:
+    process = await spawn(settings, SECRET, arena_bytes=1 << 20)
+    plane = LocalPlane([process.channel])
+    await plane.start()
+    await plane.wait_ready()
+
+    async def kill() -> None:
+        os.kill(process.pid, 9)
+
+    yield Place(plane, kill)
+    await plane.close()
+    await process.close()
+    assert not process.alive
+
+
+@asynccontextmanager
+async def over_nats(settings: EngineSettings, server: NatsServer) -> AsyncIterator[Place]:
+    fleet = Fleet(server)
+    worker = await fleet.worker(EchoEngine(settings, SECRET))
+    plane = await fleet.frontend(SECRET)
+    await found(plane)
+    yield Place(plane, worker.kill)
+    await fleet.close()
+
+
+@pytest.fixture(params=["direct", "local", "nats"])
+async def place(
+    request: pytest.FixtureRequest, echo_settings: EngineSettings, nats_server: NatsServer
+) -> AsyncIterator[Place]:
+    ways: dict[str, Callable[[EngineSettings], AbstractAsyncContextManager[Place]]] = {
+        "direct": direct,
+        "local": local,
+        "nats": partial(over_nats, server=nats_server),
+    }
+    async with ways[request.param](echo_settings) as opened:
+        yield opened
 
 
 @pytest.fixture(params=["direct", "local"])
-async def place(request: pytest.FixtureRequest, echo_settings: EngineSettings) -> AsyncIterator[Place]:
-    if request.param == "direct":
-        plane: LocalPlane = await DirectPlane.around(EchoEngine(echo_settings, SECRET))
-        process = None
-    else:
-        process = await spawn(echo_settings, SECRET, arena_bytes=1 << 20)
-        plane = LocalPlane([process.channel])
-        await plane.start()
-        await plane.wait_ready()
-    yield Place(plane, process)
-    await plane.close()
-    if process is not None:
-        await process.close()
-        assert not process.alive
+async def shared_memory(
+    request: pytest.FixtureRequest, echo_settings: EngineSettings
+) -> AsyncIterator[Place]:
+    """A plane whose ends share memory."""
+    async with {"direct": direct, "local": local}[request.param](echo_settings) as opened:
+        yield opened
 
 
 def work(id_: str, *segments: Segment, max_tokens: int = 20, **fields: object) -> Work:
@@ -103,9 +157,9 @@ async def test_rows_of_any_size_arrive_as_they_were_sent(place: Place, num_rows:
     assert len(set(ids(first))) > 1 or num_rows == 1
 
 
-async def test_the_arena_is_whole_again_after_many_prompts(place: Place) -> None:
-    worker = place.plane.workers()[0]
-    arena = place.plane._links[0]._channel.arena
+async def test_the_arena_is_whole_again_after_many_prompts(shared_memory: Place) -> None:
+    worker = shared_memory.plane.workers()[0]
+    arena = shared_memory.link._channel.arena
     prompts = [work(str(n), Tokens([n]), random_rows(300 + 50 * n)) for n in range(20)]
     streams = [worker.send(prompt) for prompt in prompts]
     assert arena.held_bytes
@@ -117,9 +171,9 @@ async def test_the_arena_is_whole_again_after_many_prompts(place: Place) -> None
     assert arena.free_bytes == arena.size
 
 
-async def test_works_that_share_rows_share_them_on_the_way(place: Place) -> None:
-    worker = place.plane.workers()[0]
-    arena = place.plane._links[0]._channel.arena
+async def test_works_that_share_rows_share_them_on_the_way(shared_memory: Place) -> None:
+    worker = shared_memory.plane.workers()[0]
+    arena = shared_memory.link._channel.arena
     shared = with_digests(Prompt.of(random_rows(1000)), SECRET)
     works = [Work(id=str(n), prompt=shared, sampling=Sampling(max_tokens=50)) for n in range(8)]
     streams = [worker.send(one) for one in works]
@@ -190,8 +244,8 @@ async def test_when_the_worker_dies_its_streams_and_calls_say_so_at_once(place: 
     with pytest.raises(OverloadedError, match="gone"):
         async for _ in iterator:
             pass
-    await place.plane.changed()
-    assert place.plane.workers() == []
+    while place.plane.workers():
+        await place.plane.changed()
     with pytest.raises(OverloadedError, match="gone"):
         worker.send(work("b", Tokens([1])))
     with pytest.raises(OverloadedError, match="gone"):
@@ -226,7 +280,7 @@ async def test_a_work_that_cannot_be_sent_leaves_nothing_behind(place: Place) ->
     worker = place.plane.workers()[0]
     with pytest.raises(OverflowError):
         worker.send(work("a", Tokens([2**70])))
-    assert not place.plane._links[0]._streams
+    assert not place.open_streams
     assert ids(await collect(worker.send(work("a", Tokens([4]), max_tokens=1)))) == [4]
 
 
@@ -249,14 +303,14 @@ async def test_vectors_come_as_one_buffer_in_the_order_of_their_prompts(place: P
     assert (vectors[[0, 350, 699]] == np.stack(alone)).all()
 
 
-async def test_rows_to_be_embedded_leave_no_room_taken(place: Place) -> None:
-    worker = place.plane.workers()[0]
+async def test_rows_to_be_embedded_leave_no_room_taken(shared_memory: Place) -> None:
+    worker = shared_memory.plane.workers()[0]
     rows = random_rows(1000)
     first, second = [
         await worker.embed(embed_work(name, Prompt.of(rows, Tokens([5])))) for name in ("a", "b")
     ]
     assert first.data == second.data
-    assert place.plane._links[0]._channel.arena.held_bytes == 0
+    assert shared_memory.link._channel.arena.held_bytes == 0
 
 
 async def test_what_cannot_be_embedded_is_refused_with_the_engines_own_words(place: Place) -> None:
@@ -265,15 +319,15 @@ async def test_what_cannot_be_embedded_is_refused_with_the_engines_own_words(pla
         await worker.embed(embed_work("long", Prompt.of(Tokens([1] * 200_001))))
 
 
-async def test_vectors_that_nobody_waits_for_any_more_free_their_room(place: Place) -> None:
-    worker = place.plane.workers()[0]
+async def test_vectors_that_nobody_waits_for_any_more_free_their_room(shared_memory: Place) -> None:
+    worker = shared_memory.plane.workers()[0]
     waiting = asyncio.create_task(worker.embed(embed_work("left", Prompt.of(random_rows(1000)))))
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
     await worker.call(Command("probe"))
-    assert place.plane._links[0]._channel.arena.held_bytes == 0
+    assert shared_memory.link._channel.arena.held_bytes == 0
 
 
 async def test_whoever_waits_for_vectors_hears_that_the_worker_is_gone(place: Place) -> None:

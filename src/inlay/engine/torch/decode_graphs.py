@@ -178,10 +178,11 @@ class DecodeGraphs:
         return cls(model, pages, bounds, capture)
 
     def fits(self, batch: Batch) -> bool:
-        """Whether there is a graph for `batch`: tokens only, one of each sequence, all of which sample, without adapters."""
+        """Whether there is a graph for `batch`: tokens only, one of each sequence, all of which sample."""
         count = len(batch.token_ids)
-        whole = len(batch.sampled) == len(batch.counts) == count <= len(self._hidden)
-        return whole and not len(batch.row_index) and not batch.adapters
+        return len(batch.sampled) == len(batch.counts) == count <= len(self._hidden) and not len(
+            batch.row_index
+        )
 
     def run(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Compute a batch that `fits`.

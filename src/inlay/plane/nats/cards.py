@@ -1,0 +1,83 @@
+"""What a namespace keeps in NATS' key-value storage: the workers' cards."""
+
+import msgspec
+import nats.errors
+import nats.js.errors
+from nats.js.api import KeyValueConfig
+from nats.js.kv import KeyValue
+
+from inlay.errors import InvalidRequestError, OverloadedError
+from inlay.plane.nats.connection import Connection
+from inlay.protocol.work import ModelCard
+
+CARD_SECONDS = 3600.0
+"""How long a card is kept that nobody renews. It only cleans up: who is there is judged by heartbeats."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_cards = msgspec.msgpack.Decoder(ModelCard)
+
+NO_STORAGE = "the NATS server keeps nothing: it needs JetStream (`inlay nats` has it; else `jetstream {}` in its configuration)"
+
+
+async def bucket(connection: Connection, name: str, *, replicas: int, seconds: float | None) -> KeyValue:
+    """The bucket called `name`, made when there is none.
+
+    Args:
+        connection: to NATS.
+        name: of the bucket.
+        replicas: servers that keep it.
+        seconds: how long a value is kept, or None for ever.
+
+    Raises:
+        InvalidRequestError: the server has no JetStream, or too few servers for the replicas.
+        OverloadedError: it does not answer.
+    """
+    jetstream = connection.jetstream
+    try:
+        try:
+            return await jetstream.key_value(name)
+        except nats.js.errors.BucketNotFoundError:
+            config = KeyValueConfig(bucket=name, replicas=replicas, ttl=seconds, history=1)
+            return await jetstream.create_key_value(config)
+    except (nats.errors.NoRespondersError, nats.js.errors.ServiceUnavailableError) as error:
+        raise InvalidRequestError(NO_STORAGE) from error
+    except nats.js.errors.APIError as error:
+        raise InvalidRequestError(f"NATS does not keep the bucket {name}: {error.description}") from error
+    except (nats.errors.Error, TimeoutError) as error:
+        raise OverloadedError(f"NATS does not answer: {error}", retry_after=1) from error
+
+
+class Cards:
+    """The cards of a namespace, by worker."""
+
+    def __init__(self, storage: KeyValue) -> None:
+        self._storage = storage
+
+    async def put(self, worker: str, card: ModelCard) -> int:
+        """Keep a card; its revision. Raises `OverloadedError` when that is not possible now."""
+        try:
+            return await self._storage.put(worker, _encode(card))
+        except (nats.errors.Error, TimeoutError) as error:
+            raise OverloadedError(f"NATS does not keep the card: {error}", retry_after=1) from error
+
+    async def get(self, worker: str) -> tuple[int, ModelCard] | None:
+        """(revision, card) of a worker, or None where there is none.
+
+        Raises:
+            OverloadedError: that cannot be said now.
+            msgspec.DecodeError: the card is not understood.
+        """
+        try:
+            entry = await self._storage.get(worker)
+        except nats.js.errors.KeyNotFoundError:
+            return None
+        except (nats.errors.Error, TimeoutError) as error:
+            raise OverloadedError(f"NATS does not show the card: {error}", retry_after=1) from error
+        return entry.revision or 0, _cards.decode(entry.value or b"")
+
+    async def remove(self, worker: str) -> None:
+        """Keep it no longer. Raises `OverloadedError` when that is not possible now."""
+        try:
+            await self._storage.purge(worker)
+        except (nats.errors.Error, TimeoutError) as error:
+            raise OverloadedError(f"NATS does not remove the card: {error}", retry_after=1) from error

@@ -1,0 +1,255 @@
+"""One connection to NATS, which comes back by itself."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeAlias
+
+import nats
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
+
+from inlay.errors import InvalidRequestError, OverloadedError
+from inlay.plane.nats.settings import NatsSettings
+
+log = logging.getLogger(__name__)
+
+Take: TypeAlias = Callable[[Msg], None]
+"""Takes a message on the event loop; must not block."""
+
+CONNECT_SECONDS = 10.0
+"""How long the first connection may take."""
+
+_PROBE_SECONDS = 1.0
+_STALE_SECONDS = 2.0
+"""How long a server may leave a ping unanswered before the connection counts as cut."""
+_RETRY_SECONDS = 0.25
+_ATTEMPT_SECONDS = 2
+_PING_SECONDS = 60
+_AUTHORIZATION = "authorization violation"
+_SUBSCRIPTION_BYTES = 256 * 1024 * 1024
+
+
+class Connection:
+    """A client of NATS that publishes without waiting and knows since when it has been connected.
+
+    What is published while there is no connection is dropped: whoever needs an answer asks again.
+
+    Attributes:
+        max_payload: bytes of a message at most.
+    """
+
+    def __init__(self, settings: NatsSettings, name: str) -> None:
+        self._settings = settings
+        self._name = name
+        self._client = Client()
+        self._outbox: deque[tuple[str, bytes, str]] = deque()
+        self._filled = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._on_reconnect: list[Callable[[], None]] = []
+        self._since: float | None = None
+        self._lost_at = 0.0
+        self._problem: Exception | None = None
+        self._closing = False
+        self._pings: set[asyncio.Task[None]] = set()
+        self._refused = asyncio.Event()
+
+    async def open(self) -> None:
+        """Connect.
+
+        Raises:
+            InvalidRequestError: a file of the settings cannot be used, or the server does not let us in.
+            OverloadedError: no server answered in time.
+        """
+        settings = self._settings
+        tls = settings.tls()
+        # Set only where given: the client takes a context that is None for a wish to have one.
+        extra = {} if tls is None else {"tls": tls}
+        connecting = asyncio.create_task(
+            self._client.connect(
+                settings.urls,
+                name=self._name,
+                error_cb=self._failed,
+                disconnected_cb=self._disconnected,
+                reconnected_cb=self._reconnected,
+                connect_timeout=_ATTEMPT_SECONDS,
+                reconnect_time_wait=_RETRY_SECONDS,  # type: ignore[arg-type]  # it is slept for
+                max_reconnect_attempts=-1,
+                user_credentials=None if settings.nats_creds is None else str(settings.nats_creds),
+                nkeys_seed=None if settings.nats_nkey_seed is None else str(settings.nats_nkey_seed),
+                **extra,  # type: ignore[arg-type]
+            )
+        )
+        refused = asyncio.create_task(self._refused.wait())
+        try:
+            await asyncio.wait(
+                {connecting, refused}, timeout=CONNECT_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not connecting.done():
+                raise self._unreachable()
+            connecting.result()
+        except (OSError, ValueError, ImportError) as error:
+            raise InvalidRequestError(f"NATS credentials cannot be used: {error}") from error
+        finally:
+            refused.cancel()
+            if not connecting.done():
+                connecting.cancel()
+                await asyncio.gather(connecting, return_exceptions=True)
+                await self._client.close()
+        self._since = self._now()
+        self._tasks = [asyncio.create_task(self._pump()), asyncio.create_task(self._probe())]
+
+    def _unreachable(self) -> InvalidRequestError | OverloadedError:
+        where, said = self._settings.shown_urls, str(self._problem or "no answer").removeprefix("nats: ")
+        if self._refused.is_set():
+            return InvalidRequestError(f"the NATS server at {where} does not let us in: {said}")
+        return OverloadedError(
+            f"no NATS server answers at {where} within {CONNECT_SECONDS:g} s: {said}", retry_after=1
+        )
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection now."""
+        return self._since is not None and self._client.is_connected
+
+    @property
+    def since(self) -> float | None:
+        """When it was last established, on the event loop's clock; None while there is none."""
+        return self._since if self.connected else None
+
+    @property
+    def lost_for(self) -> float:
+        """Seconds without a connection; 0 while there is one."""
+        return 0.0 if self.connected else self._now() - self._lost_at
+
+    @property
+    def max_payload(self) -> int:
+        """Bytes of a message at most, as the server says."""
+        return self._client.max_payload
+
+    @property
+    def jetstream(self) -> JetStreamContext:
+        """The server's storage."""
+        return self._client.jetstream(timeout=2)
+
+    def on_reconnect(self, act: Callable[[], None]) -> None:
+        """Have `act` called whenever the connection is back."""
+        self._on_reconnect.append(act)
+
+    def publish(self, subject: str, payload: bytes, reply: str = "") -> None:
+        """Send a message, in the order of the calls."""
+        if self.connected:
+            self._outbox.append((subject, payload, reply))
+            self._filled.set()
+
+    async def send(self, subject: str, payload: "bytes | memoryview") -> None:
+        """Send a message, past those of `publish`, once there is room for it on the connection.
+
+        Raises:
+            OverloadedError: there is no connection.
+        """
+        try:
+            await self._client.publish(subject, payload)  # type: ignore[arg-type]  # it is joined, so a view will do
+        except nats.errors.Error as error:
+            raise OverloadedError(f"the connection to NATS is cut: {error}", retry_after=1) from error
+
+    async def subscribe(self, subject: str, take: Take) -> None:
+        """Hand every message on `subject` to `take`, in order, until the connection is closed."""
+
+        async def taken(message: Msg) -> None:
+            take(message)
+
+        await self._client.subscribe(subject, cb=taken, pending_bytes_limit=_SUBSCRIPTION_BYTES)
+
+    async def settle(self) -> None:
+        """Return when the server knows of all subscriptions so far. Raises `OverloadedError` when it does not answer."""
+        try:
+            await self._client.flush(timeout=_ATTEMPT_SECONDS)
+        except nats.errors.Error as error:
+            raise OverloadedError(f"the connection to NATS is cut: {error}", retry_after=1) from error
+
+    async def close(self) -> None:
+        """Send what is still to be sent, and disconnect."""
+        self._closing = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_STALE_SECONDS):
+                while self._outbox and self._client.is_connected:
+                    await self._client.publish(*self._outbox.popleft())
+                if self._client.is_connected:
+                    await self._client.flush(timeout=_ATTEMPT_SECONDS)
+        self._abort()
+        await self._client.close()
+        for ping in self._pings:
+            ping.cancel()
+        await asyncio.gather(*self._pings, return_exceptions=True)
+
+    async def _pump(self) -> None:
+        while True:
+            await self._filled.wait()
+            self._filled.clear()
+            while self._outbox:
+                subject, payload, reply = self._outbox.popleft()
+                try:
+                    await self._client.publish(subject, payload, reply)
+                except nats.errors.MaxPayloadError:
+                    # A cluster whose servers do not agree on the limit: it must not end the pump.
+                    log.error("a message of %d bytes is over the limit of NATS", len(payload))
+                except nats.errors.Error:
+                    self._outbox.clear()
+
+    async def _probe(self) -> None:
+        """Notice a connection that is up and carries nothing, long before TCP does."""
+        while True:
+            await asyncio.sleep(_PROBE_SECONDS)
+            if not self._client.is_connected:
+                continue
+            # Never cancelled while the connection is in use: the client stops reading when an answer comes that nobody wants.
+            self._pings = {ping for ping in self._pings if not ping.done()}
+            ping = asyncio.create_task(self._ping())
+            self._pings.add(ping)
+            await asyncio.wait({ping}, timeout=_STALE_SECONDS)
+            if not ping.done() and self._client.is_connected:
+                log.warning("NATS has not answered for %g s: connecting again", _STALE_SECONDS)
+                self._abort()
+
+    async def _ping(self) -> None:
+        # What becomes of the connection is told by its own callbacks.
+        with suppress(nats.errors.Error):
+            await self._client.flush(timeout=_PING_SECONDS)
+
+    def _abort(self) -> None:
+        # The client has no way to let go of a connection whose other end does not read: it waits until all is written.
+        writer = getattr(self._client._transport, "_io_writer", None)
+        if writer is not None:
+            writer.transport.abort()
+
+    async def _failed(self, error: Exception) -> None:
+        self._problem = error
+        if _AUTHORIZATION in str(error).lower():
+            self._refused.set()
+        if self._since is not None and not isinstance(error, OSError | nats.errors.UnexpectedEOF):
+            log.warning("NATS: %s", str(error) or type(error).__name__)
+
+    async def _disconnected(self) -> None:
+        self._lost_at = self._now()
+        self._since = None
+        self._outbox.clear()
+        if not self._closing:
+            log.warning("the connection to NATS is cut")
+
+    async def _reconnected(self) -> None:
+        self._since = self._now()
+        log.warning("connected to NATS again")
+        for act in self._on_reconnect:
+            act()
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()

@@ -1,0 +1,99 @@
+"""Settings of whoever joins a fleet: the flags, environment variables and config keys of a connection to NATS."""
+
+import re
+import ssl
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+
+from inlay.errors import InvalidRequestError
+
+_SCHEMES = ("nats", "tls", "ws", "wss")
+_namespace = re.compile(r"[A-Za-z0-9_-]{1,32}")
+
+
+class NatsSettings(BaseModel):
+    """Where NATS is, how to be let in, and which fleet is meant."""
+
+    model_config = ConfigDict(frozen=True)
+
+    nats: list[SecretStr] = Field(
+        default=[SecretStr("nats://127.0.0.1:4222")],
+        min_length=1,
+        description="URLs of NATS servers, nats://[USER:PASSWORD@]HOST:PORT or tls://...; one that answers is enough.",
+    )
+    nats_creds: Path | None = Field(
+        default=None, description="File of NATS credentials: a user's JWT and its key."
+    )
+    nats_nkey_seed: Path | None = Field(default=None, description="File of an nkey seed to log in with.")
+    nats_tls_ca: Path | None = Field(
+        default=None, description="Certificates that sign the servers'; the system's unless set."
+    )
+    nats_tls_cert: Path | None = Field(default=None, description="Our own certificate, for servers that ask.")
+    nats_tls_key: Path | None = Field(default=None, description="The key of our own certificate.")
+    nats_replicas: int = Field(
+        default=1, ge=1, le=5, description="Servers of a NATS cluster that each keep the fleet's cards."
+    )
+    namespace: str = Field(
+        default="default",
+        description="Fleet to be part of: letters, digits, _ and -; several share NATS unseen.",
+    )
+
+    @field_validator("namespace")
+    @classmethod
+    def _is_a_token(cls, value: str) -> str:
+        if not _namespace.fullmatch(value):
+            raise ValueError(f"a namespace has 1 to 32 letters, digits, _ or -, got {value!r}")
+        return value
+
+    @field_validator("nats")
+    @classmethod
+    def _are_urls(cls, value: list[SecretStr]) -> list[SecretStr]:
+        for url in value:
+            parts = urlsplit(url.get_secret_value())
+            if parts.scheme not in _SCHEMES or not parts.hostname:
+                raise ValueError(f"a server is nats://HOST:PORT, got {shown(url.get_secret_value())!r}")
+        return value
+
+    @property
+    def urls(self) -> list[str]:
+        """The servers, passwords and all."""
+        return [url.get_secret_value() for url in self.nats]
+
+    @property
+    def shown_urls(self) -> str:
+        """The servers as they may be printed."""
+        return ", ".join(map(shown, self.urls))
+
+    def tls(self) -> ssl.SSLContext | None:
+        """How the connection is encrypted, or None where these settings ask for nothing of their own.
+
+        Raises:
+            InvalidRequestError: a file cannot be used.
+        """
+        if self.nats_tls_ca is None and self.nats_tls_cert is None and self.nats_tls_key is None:
+            return None
+        if self.nats_tls_key is not None and self.nats_tls_cert is None:
+            raise InvalidRequestError("--nats-tls-key needs --nats-tls-cert")
+        try:
+            context = ssl.create_default_context(cafile=self.nats_tls_ca)
+            if self.nats_tls_cert is not None:
+                context.load_cert_chain(self.nats_tls_cert, self.nats_tls_key)
+        except OSError as error:
+            raise InvalidRequestError(
+                f"the certificates for NATS cannot be used: {error.strerror or error}"
+            ) from error
+        return context
+
+
+def shown(url: str) -> str:
+    """A URL without its user and password."""
+    parts = urlsplit(url)
+    where = parts.hostname or ""
+    where = f"[{where}]" if ":" in where else where
+    try:
+        port = "" if parts.port is None else f":{parts.port}"
+    except ValueError:
+        port = ""
+    return f"{parts.scheme}://{where}{port}" if parts.scheme else where

@@ -1,0 +1,109 @@
+"""A stream at its frontend."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import msgspec
+
+from inlay.errors import InlayError
+from inlay.protocol.work import Delta, Work
+
+_ACKNOWLEDGED_AT = 32
+"""Pieces used since the last acknowledgement from which on the next does not wait."""
+
+
+class NatsStream:
+    """`inlay.protocol.work.Stream` over NATS.
+
+    Attributes:
+        number: of the stream.
+        work: what it answers.
+        received: pieces that have come, without a gap.
+        cancelled: whether it is to be stopped.
+        ended: the last piece has come, or it has failed.
+    """
+
+    def __init__(
+        self, number: int, work: Work, *, used: Callable[[], None], cancel: Callable[[], None]
+    ) -> None:
+        """Nothing has come.
+
+        Args:
+            number: of the stream.
+            work: what it answers.
+            used: told when much has been used since it was last told.
+            cancel: stops the stream.
+        """
+        self.number = number
+        self.work = work
+        self._tell_used = used
+        self._tell_cancelled = cancel
+        self._waiting: deque[Delta] = deque()
+        self._arrived = asyncio.Event()
+        self._error: InlayError | None = None
+        self._used = 0
+        self._told = 0
+        self.received = 0
+        self.cancelled = False
+        self.ended = False
+
+    @property
+    def used(self) -> int:
+        """Pieces that need not be kept for us: once cancelled, whatever came."""
+        return self.received if self.cancelled or self.ended else self._used
+
+    def feed(self, number: int, delta: Delta) -> bool:
+        """Take a piece; whether it is the next or an old one, and no gap is before it."""
+        if number != self.received:
+            return number < self.received
+        self.received += 1
+        self._waiting.append(msgspec.structs.replace(delta, work_id=self.work.id))
+        self.ended = self.ended or delta.finish_reason is not None
+        self._arrived.set()
+        return True
+
+    def abort(self) -> None:
+        """End as a work ends that was stopped before its worker had it."""
+        work = self.work
+        self.feed(self.received, Delta(work.id, work.attempt, len(work.prior_output), finish_reason="abort"))
+
+    def fail(self, error: InlayError) -> None:
+        """End with `error` after what has arrived."""
+        if not self.ended:
+            self.ended = True
+            self._error = error
+            self._arrived.set()
+
+    async def __aiter__(self) -> AsyncIterator[Sequence[Delta]]:
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            batch: list[Delta] = []
+            count = len(self._waiting)
+            while self._waiting:
+                delta = self._waiting.popleft()
+                if delta.error is not None:
+                    self._error = delta.error.to_error()
+                    break
+                batch.append(delta)
+            if batch:
+                yield batch
+                if batch[-1].finish_reason is not None:
+                    return
+            self._count_used(count)
+            if self._error is not None:
+                raise self._error
+
+    def _count_used(self, count: int) -> None:
+        self._used += count
+        if self._used - self._told >= _ACKNOWLEDGED_AT:
+            self._told = self._used
+            self._tell_used()
+
+    def cancel(self) -> None:
+        """Stop the work; needs no answer."""
+        if not self.cancelled:
+            self.cancelled = True
+            if not self.ended:
+                self._tell_cancelled()

@@ -1,0 +1,56 @@
+"""The names under which a fleet talks on NATS.
+
+All begin with `inlay.NAMESPACE`, so an account's permissions can be given by namespace and by kind. A *participant* is a frontend
+or a worker; its id is a token of a subject.
+"""
+
+import re
+import secrets
+import socket
+from dataclasses import dataclass
+
+_unfit = re.compile(r"[^A-Za-z0-9-]+")
+
+
+def participant_id(kind: str) -> str:
+    """A new id, never used before: what it is, the machine it is on, random digits."""
+    host = _unfit.sub("-", socket.gethostname())[:32].strip("-") or "host"
+    return f"{kind}-{host}-{secrets.token_hex(4)}"
+
+
+@dataclass(frozen=True)
+class Subjects:
+    """The subjects of one namespace."""
+
+    namespace: str
+
+    def messages(self, participant: str) -> str:
+        """Messages to one participant."""
+        return f"inlay.{self.namespace}.to.{participant}"
+
+    def chunks(self, receiver: str, sender: str = "*", transfer: "int | str" = "*") -> str:
+        """The parts of what is too large for a message, in order, to `receiver`."""
+        return f"inlay.{self.namespace}.chunk.{receiver}.{sender}.{transfer}"
+
+    def unheard(self, sender: str, receiver: str = "*") -> str:
+        """Where the server answers `sender` that nobody listens to messages to `receiver`."""
+        return f"inlay.{self.namespace}.unheard.{sender}.{receiver}"
+
+    def beats(self, worker: str = "*") -> str:
+        """Heartbeats of workers."""
+        return f"inlay.{self.namespace}.beat.{worker}"
+
+    @property
+    def cards(self) -> str:
+        """The key-value bucket of cards, by worker."""
+        return f"inlay_{self.namespace}_cards"
+
+    @property
+    def namespace_facts(self) -> str:
+        """The key-value bucket of what all of a namespace share."""
+        return f"inlay_{self.namespace}"
+
+
+def last_token(subject: str) -> str:
+    """What a subject ends in."""
+    return subject.rpartition(".")[2]

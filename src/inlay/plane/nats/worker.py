@@ -1,0 +1,384 @@
+"""The worker's end of the plane over NATS."""
+
+import asyncio
+import logging
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import msgspec
+
+from inlay.errors import ErrorFrame, InlayError, OverloadedError
+from inlay.plane.nats.cards import CARD_SECONDS
+from inlay.plane.nats.member import Member
+from inlay.plane.nats.messages import (
+    Acknowledge,
+    Again,
+    Answer,
+    Beat,
+    Call,
+    Cancel,
+    Embed,
+    Embedded,
+    EncodedPieces,
+    Open,
+    Submit,
+    ToWorker,
+)
+from inlay.plane.nats.outgoing import Outgoing
+from inlay.plane.nats.silence import Clock, Presence
+from inlay.plane.nats.transfers import Room
+from inlay.prompt import Buffer
+from inlay.protocol.embedding import EmbedWork, Vectors
+from inlay.protocol.work import PROTOCOL, Command, Delta, ModelCard, Stats, Work, WorkHandler
+
+log = logging.getLogger(__name__)
+
+BEAT_SECONDS = 0.5
+FRONTEND_SECONDS = 5.0
+"""A frontend that gives no sign of life for so long is gone, and with it whoever waited for its works."""
+_FRONTEND_UNHEARD_SECONDS = 3.0
+PARTED_SECONDS = 60.0
+"""Without a connection of our own for so long, nobody waits for what is under way."""
+_STATS_SECONDS = 1.0
+_RETRY_SECONDS = 1.0
+_REFRESH_SECONDS = CARD_SECONDS / 3
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+@dataclass
+class _Stream:
+    """One attempt at one work.
+
+    Attributes:
+        key: what the engine knows it as.
+        outgoing: its pieces; None of a work that is answered at once.
+    """
+
+    key: str
+    outgoing: Outgoing | None = None
+
+
+@dataclass
+class _Peer:
+    """A frontend that has, or had, works here."""
+
+    presence: Presence
+    streams: dict[int, _Stream] = field(default_factory=dict)
+    unsent: dict[int, Outgoing] = field(default_factory=dict)
+
+
+class NatsWorker:
+    """Offers what a `WorkHandler` can do to every frontend of the namespace.
+
+    Heartbeats and acknowledgements are this object's: they come from the event loop it lives on, so no engine may run on that.
+
+    Args:
+        member: joined as a worker; closed with this.
+        handler: does the works.
+        room: gives writable memory for large rows that the handler reads in place, or None where there is none.
+        protocol: the version we say we speak.
+    """
+
+    def __init__(
+        self,
+        member: Member,
+        handler: WorkHandler,
+        *,
+        room: Room | None = None,
+        protocol: int = PROTOCOL,
+    ) -> None:
+        self._member = member
+        self._handler = handler
+        self._protocol = protocol
+        self._clock = Clock(member.control, BEAT_SECONDS)
+        self._mailbox = member.mailbox(ToWorker, take=self._take, unheard=self._unheard, room=room)
+        self._peers: dict[str, _Peer] = {}
+        self._flushing: asyncio.Handle | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._calls: set[asyncio.Task[None]] = set()
+        self._card: ModelCard | None = None
+        self._unpublished = asyncio.Event()
+        self._published = asyncio.Event()
+        self._revision = 0
+        self._incarnation = 0
+        self._state = "away"
+        self._stats = Stats()
+        self._stats_at = self._clock.now()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def id(self) -> str:
+        """Of the participant."""
+        return self._member.id
+
+    async def start(self) -> None:
+        """Announce the handler's card and take works. Raises `OverloadedError` when NATS does not answer."""
+        await self._mailbox.open()
+        await self._member.control.settle()
+        await self._member.bulk.settle()
+        self._member.control.on_reconnect(self._unpublished.set)
+        self._handler.watch(self.announce)
+        self._tasks = [
+            asyncio.create_task(loop()) for loop in (self._publish, self._beat_on, self._ask_stats)
+        ]
+
+    async def wait_announced(self) -> None:
+        """Return when frontends can know of it."""
+        await self._published.wait()
+
+    def announce(self, card: ModelCard) -> None:
+        """Say what it is, or is by now. After `away` it is a new incarnation."""
+        if self._state == "away":
+            self._incarnation += 1
+            self._state = "ready"
+        self._card = card
+        self._unpublished.set()
+
+    def away(self) -> None:
+        """Say that there is no engine until the next `announce`."""
+        if self._state == "ready":
+            self._state = "away"
+            self._beat()
+
+    async def drain(self, seconds: float) -> None:
+        """Take no more works, and return when those under way have been told to their end, or `seconds` have passed."""
+        if self._state != "left":
+            self._state = "draining"
+            self._beat()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), seconds)
+
+    @property
+    def under_way(self) -> int:
+        """Works that have not been told to their end."""
+        return sum(len(peer.streams) for peer in self._peers.values())
+
+    async def close(self) -> None:
+        """Leave: frontends send elsewhere what is still under way."""
+        self._state = "left"
+        self._beat()
+        for task in (*self._tasks, *self._calls):
+            task.cancel()
+        await asyncio.gather(*self._tasks, *self._calls, return_exceptions=True)
+        for sender in list(self._peers):
+            self._end_peer(sender)
+        with suppress(InlayError):
+            await self._member.cards.remove(self.id)
+        await self._mailbox.transfers.close()
+        await self._member.leave()
+
+    # Being there.
+
+    def _beat(self) -> None:
+        if not self._published.is_set():
+            return
+        beat = Beat(
+            self._protocol,
+            self._incarnation,
+            self._revision,
+            self._state,
+            self._stats,
+            self._clock.now() - self._stats_at,
+        )
+        self._member.control.publish(self._member.subjects.beats(self.id), _encode(beat))
+
+    async def _beat_on(self) -> None:
+        """Every half second: a heartbeat for all, and for each frontend what we have of its."""
+        ticks = 0
+        while True:
+            ticks += 1
+            self._clock.tick()
+            self._beat()
+            parted = self._member.control.lost_for > PARTED_SECONDS
+            for sender, peer in list(self._peers.items()):
+                if parted or peer.presence.gone:
+                    self._end_peer(sender)
+                elif peer.streams:
+                    self._mailbox.send(sender, Open(_sent(peer)), probe=True)
+            if ticks % 2 == 0:
+                self._mailbox.transfers.tick()
+            await asyncio.sleep(BEAT_SECONDS)
+
+    async def _publish(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._unpublished.wait(), _REFRESH_SECONDS)
+            self._unpublished.clear()
+            if self._card is None:
+                continue
+            try:
+                self._revision = await self._member.cards.put(self.id, self._card)
+            except OverloadedError as error:
+                log.warning("%s", error.message)
+                self._unpublished.set()
+                await asyncio.sleep(_RETRY_SECONDS)
+                continue
+            self._published.set()
+            self._beat()
+
+    async def _ask_stats(self) -> None:
+        while True:
+            reply = await self._handler.call(Command("stats"))
+            if reply.error is None:
+                self._stats = msgspec.convert(reply.value, Stats)
+                self._stats_at = self._clock.now()
+            await asyncio.sleep(_STATS_SECONDS)
+
+    # What frontends say.
+
+    def _take(self, sender: str, message: ToWorker) -> None:
+        peer = self._peers.get(sender)
+        if peer is None:
+            presence = Presence(
+                self._clock, gone_after=FRONTEND_SECONDS, gone_unheard_after=_FRONTEND_UNHEARD_SECONDS
+            )
+            peer = self._peers[sender] = _Peer(presence)
+        peer.presence.hear()
+        match message:
+            case Submit(number, work):
+                if number not in peer.streams:
+                    self._generate(sender, peer, number, work)
+            case Embed(number, embed_work):
+                if number not in peer.streams:
+                    self._embed(sender, peer, number, embed_work)
+            case Cancel(numbers):
+                for number in numbers:
+                    if number in peer.streams:
+                        self._handler.abort(peer.streams[number].key)
+            case Acknowledge(streams, all=all_):
+                self._acknowledged(peer, dict(streams), all_)
+            case Again(number, start):
+                stream = peer.streams.get(number)
+                if stream is not None and stream.outgoing is not None:
+                    stream.outgoing.rewind(start)
+                    self._send_soon(peer, number, stream.outgoing)
+            case Call() as call:
+                task = asyncio.create_task(self._answer(sender, call))
+                self._calls.add(task)
+                task.add_done_callback(self._calls.discard)
+
+    def _unheard(self, participant: str) -> None:
+        peer = self._peers.get(participant)
+        if peer is not None:
+            peer.presence.unheard()
+
+    async def _answer(self, sender: str, call: Call) -> None:
+        self._mailbox.send(sender, Answer(call.number, await self._handler.call(call.command)))
+
+    def _register(self, peer: _Peer, number: int, stream: _Stream) -> None:
+        peer.streams[number] = stream
+        self._idle.clear()
+
+    def _forget(self, peer: _Peer, number: int) -> None:
+        peer.streams.pop(number, None)
+        peer.unsent.pop(number, None)
+        if not self.under_way:
+            self._idle.set()
+
+    def _refusing(self) -> ErrorFrame | None:
+        if self._state == "ready":
+            return None
+        reason = "the worker is draining" if self._state == "draining" else "the worker has no engine now"
+        return ErrorFrame.of(OverloadedError(reason, retry_after=1))
+
+    def _generate(self, sender: str, peer: _Peer, number: int, work: Work) -> None:
+        outgoing = Outgoing(number, self._mailbox.limit // 2)
+        stream = _Stream(f"{sender}:{number}", outgoing)
+        self._register(peer, number, stream)
+
+        def emit(delta: Delta) -> None:
+            if peer.streams.get(number) is stream:
+                outgoing.add(delta)
+                self._send_soon(peer, number, outgoing)
+
+        refusal = self._refusing()
+        if refusal is not None:
+            emit(Delta(work.id, work.attempt, len(work.prior_output), finish_reason="error", error=refusal))
+            return
+        self._handler.generate(msgspec.structs.replace(work, id=stream.key), emit)
+
+    def _embed(self, sender: str, peer: _Peer, number: int, work: EmbedWork) -> None:
+        stream = _Stream(f"{sender}:{number}")
+        self._register(peer, number, stream)
+
+        def emit(vectors: Vectors) -> None:
+            if peer.streams.get(number) is not stream:
+                return
+            answer = Embedded(number, msgspec.structs.replace(vectors, work_id=""))
+            transfer = self._mailbox.send(sender, answer)
+            if transfer is None:
+                self._forget(peer, number)
+            else:
+                transfer.done.add_done_callback(lambda _: self._forget(peer, number))
+
+        refusal = self._refusing()
+        if refusal is not None:
+            emit(Vectors(work.id, work.attempt, Buffer(b""), error=refusal))
+            return
+        self._handler.embed(msgspec.structs.replace(work, id=stream.key), emit)
+
+    # What they are told.
+
+    def _send_soon(self, peer: _Peer, number: int, outgoing: Outgoing) -> None:
+        peer.unsent[number] = outgoing
+        if self._flushing is None:
+            self._flushing = asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = None
+        for sender, peer in self._peers.items():
+            if peer.unsent:
+                unsent, peer.unsent = peer.unsent, {}
+                self._send_pieces(sender, [piece for one in unsent.values() for piece in one.take()])
+
+    def _send_pieces(self, sender: str, pieces: list[msgspec.Raw]) -> None:
+        """As many messages as it takes for none to be a transfer, which could overtake or be overtaken."""
+        limit = self._mailbox.limit - 1024
+        batch: list[msgspec.Raw] = []
+        size = 0
+        for piece in pieces:
+            length = len(memoryview(piece))
+            if batch and size + length > limit:
+                self._mailbox.send(sender, EncodedPieces(tuple(batch)))
+                batch, size = [], 0
+            batch.append(piece)
+            size += length
+        if batch:
+            self._mailbox.send(sender, EncodedPieces(tuple(batch)))
+
+    def _acknowledged(self, peer: _Peer, used: dict[int, int], all_: bool) -> None:
+        for number, stream in list(peer.streams.items()):
+            pieces = used.get(number)
+            if pieces is None:
+                if all_:
+                    self._end_stream(peer, number)
+            elif stream.outgoing is not None:
+                stream.outgoing.acknowledge(pieces)
+                if stream.outgoing.done:
+                    self._forget(peer, number)
+                else:
+                    self._send_soon(peer, number, stream.outgoing)
+
+    def _end_stream(self, peer: _Peer, number: int) -> None:
+        """Nobody waits for it any more."""
+        stream = peer.streams[number]
+        self._forget(peer, number)
+        if stream.outgoing is None or not stream.outgoing.ended:
+            self._handler.abort(stream.key)
+
+    def _end_peer(self, sender: str) -> None:
+        peer = self._peers.pop(sender)
+        if peer.streams:
+            log.warning("frontend %s is gone: %d of its works end", sender, len(peer.streams))
+        for number in list(peer.streams):
+            self._end_stream(peer, number)
+        self._mailbox.transfers.forget_sender(sender)
+
+
+def _sent(peer: _Peer) -> tuple[tuple[int, int], ...]:
+    return tuple(
+        (number, 0 if stream.outgoing is None else stream.outgoing.sent)
+        for number, stream in peer.streams.items()
+    )
