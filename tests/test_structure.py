@@ -21,8 +21,9 @@ MAY_IMPORT = {
     "router": SHARED | {"protocol", "plane"},
     "store": SHARED | {"protocol", "tensors"},
     "frontend": SHARED | {"protocol", "tensors", "render", "router", "plane", "store"},
-    "worker": SHARED | {"protocol", "plane", "engine"},
-    "engine": SHARED | {"protocol", "tensors", "render"},
+    "adapter": SHARED | {"tensors"},
+    "worker": SHARED | {"protocol", "plane", "engine", "adapter", "tensors"},
+    "engine": SHARED | {"protocol", "tensors", "render", "adapter"},
     "client": SHARED | {"tensors", "render"},
     "demo": set[str](),
 }

@@ -1,10 +1,10 @@
 """What is refused before it costs anything: works that could never run here, or would fail in the middle of a step."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from inlay.errors import EmbeddingsError, InvalidRequestError
+from inlay.errors import EmbeddingsError, InvalidRequestError, NotFoundError
 from inlay.prompt import Prompt, Rows, Tokens
 from inlay.protocol.work import GrammarKind, Sampling, Work
 
@@ -29,6 +29,7 @@ class Admission:
         max_logprobs: alternatives a token.
         refuses_rows: why the model takes no rows, or None.
         grammars: the kinds of grammar an output can be held to.
+        adapters: names of those a work may be for now.
     """
 
     bounds: Bounds
@@ -38,6 +39,7 @@ class Admission:
     max_logprobs: int
     refuses_rows: str | None
     grammars: tuple[GrammarKind, ...]
+    adapters: Container[str] = ()
 
     def check(self, work: Work) -> None:
         """Return if `work` can run.
@@ -45,12 +47,11 @@ class Admission:
         Raises:
             ContextLengthError: too long, alone or with its output.
             EmbeddingsError: rows this model does not take.
+            NotFoundError: no such adapter.
             InvalidRequestError: anything else that cannot be served.
         """
-        if work.adapter is not None:
-            raise InvalidRequestError(
-                f"adapter {work.adapter!r} does not exist: this engine has none", param="model"
-            )
+        if work.adapter is not None and work.adapter not in self.adapters:
+            raise NotFoundError(f"the adapter {work.adapter!r} does not exist", param="model")
         self.bounds.check(work)
         self._check_prompt(work.prompt)
         self._check_ids(work.prior_output, "prior_output")

@@ -20,7 +20,7 @@ from inlay.frontend.sse import UNNAMED, EventStream, Framing
 from inlay.prompt import Prompt
 from inlay.protocol import refusals
 from inlay.protocol.openai.generation import GenerationRequest
-from inlay.protocol.work import ModelCard, Sampling, Work
+from inlay.protocol.work import Sampling, Work
 from inlay.render import PLAIN, OutputFormat, Renderer
 from inlay.router import ServedModel
 
@@ -100,7 +100,7 @@ def generation_of(
                 deadline=remaining,
                 priority=request.priority or 0,
             )
-            _check_served(model.card, work, request)
+            _check_served(model, work, request)
             choices.append(Choice(index, work, renderer, display))
     total = sum(len(prompt) + model.positions_before for prompt in prompts)
     times = call.server.metrics.request(model.card.name, total, call.began)
@@ -108,7 +108,11 @@ def generation_of(
     return Generation(choices, total, len(prompts), times, scores=scores, bulk=bulk)
 
 
-def _check_served(card: ModelCard, work: Work, request: GenerationRequest) -> None:
+def _check_served(model: ServedModel, work: Work, request: GenerationRequest) -> None:
+    card = model.card
+    if model.positions_before:
+        # To its engine that is rows and no adapter; what it refuses of those it says itself.
+        work = msgspec.structs.replace(work, adapter=None)
     try:
         refusals.check(card.refusals, work, f"{card.engine} {card.engine_version}")
     except InvalidRequestError as error:

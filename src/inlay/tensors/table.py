@@ -107,15 +107,20 @@ def stored_tensors(directory: Path) -> Iterator[StoredTensor]:
     if not files:
         raise InvalidRequestError(f"{directory} holds no safetensors files; no other format is read")
     for file in files:
-        yield from _header(file)
+        yield from tensors_in(file)
 
 
-def _header(file: Path) -> Iterator[StoredTensor]:
+def tensors_in(file: Path, max_header: int = _MAX_HEADER) -> Iterator[StoredTensor]:
+    """All tensors of one safetensors file, in the order of its header. That shape and bytes agree is not checked.
+
+    Raises:
+        InvalidRequestError: not such a file, or a header that does not fit it or is longer than `max_header` bytes.
+    """
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
-            if not 2 <= length <= min(_MAX_HEADER, size - 8):
+            if not 2 <= length <= min(max_header, size - 8):
                 raise InvalidRequestError(f"{file} has {size} bytes and a header of {length}")
             header = msgspec.json.decode(stream.read(length), type=dict[str, msgspec.Raw])
         header.pop("__metadata__", None)

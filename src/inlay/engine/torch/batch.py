@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from inlay.engine.torch.lora import BASE
 from inlay.engine.torch.page_groups import pages_for
 from inlay.engine.torch.table import PageRun
 from inlay.errors import EngineError
@@ -31,6 +32,7 @@ class Stretch:
         count: how many, at least one.
         pages: the sequence's pages in each page group, covering what positions from `start` on see, and their own.
         samples: whether the last position's logits are wanted.
+        adapter: slot of the adapter the positions go through, or `lora.BASE`.
     """
 
     segments: Iterable[tuple[int, Segment]]
@@ -38,6 +40,7 @@ class Stretch:
     count: int
     pages: Sequence[PageRun]
     samples: bool
+    adapter: int = BASE
 
 
 class Batch(NamedTuple):
@@ -53,6 +56,7 @@ class Batch(NamedTuple):
         block_table: [N, S, longest] int32, page numbers of each sequence; 0, the null page, where it has none.
         counts: positions of each span.
         contexts: positions of each sequence up to and with the span's last.
+        adapters: slot of each span's adapter, or `lora.BASE`; empty where no span has one.
     """
 
     token_ids: Tensor
@@ -64,6 +68,7 @@ class Batch(NamedTuple):
     block_table: Tensor
     counts: tuple[int, ...]
     contexts: tuple[int, ...]
+    adapters: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, plan: "Plan", page_size: int) -> "Batch":
@@ -76,6 +81,7 @@ class Batch(NamedTuple):
                     span.count,
                     span.sequence.pages,
                     span.samples,
+                    span.sequence.adapter,
                 )
                 for span in plan.spans
             ),
@@ -123,6 +129,7 @@ class Batch(NamedTuple):
         ends = np.cumsum([stretch.count for stretch in stretches], dtype=np.int64) - 1
         sampled = ends[np.fromiter((stretch.samples for stretch in stretches), dtype=np.bool_)]
         row_index, row_values = _rows(rows)
+        adapters = tuple(stretch.adapter for stretch in stretches)
         return cls(
             torch.from_numpy(token_ids),
             row_index,
@@ -133,6 +140,7 @@ class Batch(NamedTuple):
             torch.from_numpy(table),
             tuple(stretch.count for stretch in stretches),
             tuple(stretch.start + stretch.count for stretch in stretches),
+            adapters if any(slot != BASE for slot in adapters) else (),
         )
 
     def to(self, device: torch.device) -> "Batch":
@@ -155,6 +163,7 @@ class Batch(NamedTuple):
             moved(self.block_table),
             self.counts,
             self.contexts,
+            self.adapters,
         )
 
 

@@ -178,11 +178,10 @@ class DecodeGraphs:
         return cls(model, pages, bounds, capture)
 
     def fits(self, batch: Batch) -> bool:
-        """Whether there is a graph for `batch`: tokens only, one of each sequence, all of which sample."""
+        """Whether there is a graph for `batch`: tokens only, one of each sequence, all of which sample, without adapters."""
         count = len(batch.token_ids)
-        return len(batch.sampled) == len(batch.counts) == count <= len(self._hidden) and not len(
-            batch.row_index
-        )
+        whole = len(batch.sampled) == len(batch.counts) == count <= len(self._hidden)
+        return whole and not len(batch.row_index) and not batch.adapters
 
     def run(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Compute a batch that `fits`.

@@ -11,12 +11,13 @@ from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from inlay import __version__
 from inlay.digest import Secret
 from inlay.engine.admission import Admission
 from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.adapters import bank_of, read_lows
 from inlay.engine.torch.capacity import available_memory, num_pages
 from inlay.engine.torch.decode_graphs import CudaCapture
 from inlay.engine.torch.grammar_state import PARAM, GrammarState
@@ -34,6 +35,7 @@ from inlay.errors import (
 )
 from inlay.prompt import Prompt, Tokens
 from inlay.protocol.work import (
+    Adapter,
     Delta,
     Emit,
     Exactness,
@@ -102,7 +104,8 @@ class TorchEngine:
         self._receivers: dict[str, _Receiver] = {}
         self._grammars: Grammars | None = None
         self._waits: dict[str, asyncio.TimerHandle] = {}
-        self._resets: set[asyncio.Future[int]] = set()
+        self._asked: set[asyncio.Future[Any]] = set()
+        self._model: CausalModel | None = None
         self._stats = Stats()
         self._probes = count()
 
@@ -220,20 +223,46 @@ class TorchEngine:
 
     async def reset_prefix_cache(self) -> int:
         """Forget every cached page no work uses; their number. Raises `EngineError` when the engine is not running."""
+        return await self._ask(Core.reset_prefix_cache)
+
+    async def load_adapter(self, adapter: Adapter, directory: str) -> None:
+        """Make a LoRA usable by works that name it; all or nothing.
+
+        Raises:
+            InvalidRequestError: adapters are off, there is no room, or this one does not fit the model.
+            EngineError: the engine is not running.
+        """
+        if self._model is None:
+            raise EngineError("the engine is not started")
+        model = self._model
+        lows = await asyncio.to_thread(read_lows, directory, bank_of(model.lora), model.dtype, model.device)
+        await self._ask(lambda core: core.adapters.put(adapter.name, adapter.content_id, lows))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Free an adapter. Raises `NotFoundError` when it is not there, `EngineError` while a work uses it."""
+        await self._ask(lambda core: core.remove_adapter(name))
+
+    async def _ask(self, question: Callable[[Core], _T]) -> _T:
+        """What `question` finds between two steps. Raises what it raises, or `EngineError` when the engine is not running."""
         if self._loop is None or self._failure is not None or self._closing:
             raise self._failure or EngineError("the engine is not running")
-        done: asyncio.Future[int] = self._loop.create_future()
+        done: asyncio.Future[_T] = self._loop.create_future()
 
-        def reset(core: Core) -> Iterable[Delta]:
-            self._call(partial(_resolve, done, core.reset_prefix_cache()))
+        def answer(core: Core) -> Iterable[Delta]:
+            try:
+                found = question(core)
+            except InlayError as error:
+                self._call(partial(_reject, done, error))
+            else:
+                self._call(partial(_resolve, done, found))
             return ()
 
-        self._resets.add(done)
-        self._send(reset)
+        self._asked.add(done)
+        self._send(answer)
         try:
             return await done
         finally:
-            self._resets.discard(done)
+            self._asked.discard(done)
 
     async def probe(self) -> float:
         """Run one token through the model, before all waiting works, and time it.
@@ -332,7 +361,7 @@ class TorchEngine:
         for work_id in tuple(self._waits):
             self._stop_waiting(work_id)
         self._deliver([receiver.lost(error) for receiver in tuple(self._receivers.values())])
-        for done in self._resets:
+        for done in self._asked:
             _reject(done, error)
 
     def _post(self, deltas: list[Delta]) -> None:
@@ -373,6 +402,7 @@ class TorchEngine:
             prefix_caching=settings.enable_prefix_caching,
             capture=CudaCapture() if graphs else None,
         )
+        self._model = model
         self._grammars = Grammars(Path(model.path), model.vocab_size, model.eos_token_ids)
         self._card = _card(settings, core, self._secret)
         self._admission = Admission(
@@ -383,6 +413,7 @@ class TorchEngine:
             max_logprobs=settings.max_logprobs,
             refuses_rows=model.refuses_rows,
             grammars=KINDS,
+            adapters=core.adapters,
         )
         return core
 

@@ -11,12 +11,13 @@ Three swaps, each checked against what it replaces before it is used:
 
 import logging
 from collections.abc import Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from inlay.engine.torch.lora import LoraBank
 from inlay.engine.torch.native import Kernels, kernels
 
 _logger = logging.getLogger(__name__)
@@ -144,7 +145,7 @@ def packs(dtype: torch.dtype) -> bool:
     return True
 
 
-def accelerate(model: nn.Module, fused: Sequence[Sequence[str]]) -> None:
+def accelerate(model: nn.Module, fused: Sequence[Sequence[str]], bank: LoraBank | None = None) -> None:
     """Swap the linears and norms of `model` in place.
 
     A linear whose weight another module shares (a head tied to the embedding table) is packed beside it; every other
@@ -153,40 +154,58 @@ def accelerate(model: nn.Module, fused: Sequence[Sequence[str]]) -> None:
     Args:
         model: on its device, in its final dtype.
         fused: names of sibling linears that take the same input.
+        bank: makes room for adapters in all linears of the model's body that see every position.
     """
     first = next(model.parameters())
     native = kernels() if first.device.type == "cpu" and Kernels.serve(first.dtype) else None
     pack = first.device.type == "cpu" and packs(first.dtype)
-    for parent in list(model.modules()):
+    swap = _Swap(pack, bank)
+    for path, parent in list(model.named_modules()):
         for names in fused:
             siblings = [getattr(parent, name, None) for name in names]
             if all(isinstance(sibling, nn.Linear) for sibling in siblings):
-                _fuse(parent, names, cast("list[nn.Linear]", siblings), pack=pack)
+                swap.fuse(path, parent, names, cast("list[nn.Linear]", siblings))
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear):
-                setattr(parent, name, _linear(child.weight, child.bias, pack=pack))
+                setattr(
+                    parent, name, swap.linear(path, [name], child.weight, child.bias, [child.out_features])
+                )
             elif (norm := _faster_norm(child, native)) is not None:
                 setattr(parent, name, norm)
 
 
-def _linear(weight: Tensor, bias: Tensor | None, *, pack: bool) -> nn.Module:
-    return PackedLinear(weight, bias) if pack else PlainLinear(weight, bias)
+class _Swap(NamedTuple):
+    """How a linear is replaced: `pack` its weight or not, and with room for adapters where there is a `bank`."""
 
+    pack: bool
+    bank: LoraBank | None
 
-def _fuse(parent: nn.Module, names: Sequence[str], linears: Sequence[nn.Linear], *, pack: bool) -> None:
-    weight = torch.cat([linear.weight.detach() for linear in linears])
-    biases: list[Tensor | None] = [linear.bias for linear in linears]
-    joined = None
-    if any(bias is not None for bias in biases):
-        joined = torch.cat(
-            [
-                linear.weight.new_zeros(linear.out_features) if bias is None else bias.detach()
-                for linear, bias in zip(linears, biases, strict=True)
-            ]
-        )
-    shared = _Fused(_linear(weight, joined, pack=pack), [linear.out_features for linear in linears])
-    for index, name in enumerate(names):
-        setattr(parent, name, FusedPart(shared, index))
+    def linear(
+        self, path: str, names: Sequence[str], weight: Tensor, bias: Tensor | None, sizes: Sequence[int]
+    ) -> nn.Module:
+        """One product for the modules `names` of the parent at `path`, with `sizes` outputs."""
+        linear = PackedLinear(weight, bias) if self.pack else PlainLinear(weight, bias)
+        # The head is not in the body; an expert sees some of the positions only.
+        if self.bank is None or not path or "experts" in path.split("."):
+            return linear
+        return self.bank.adapt(linear, weight, [f"{path}.{name}" for name in names], sizes)
+
+    def fuse(self, path: str, parent: nn.Module, names: Sequence[str], linears: Sequence[nn.Linear]) -> None:
+        """Put one product into the place of several."""
+        weight = torch.cat([linear.weight.detach() for linear in linears])
+        biases: list[Tensor | None] = [linear.bias for linear in linears]
+        joined = None
+        if any(bias is not None for bias in biases):
+            joined = torch.cat(
+                [
+                    linear.weight.new_zeros(linear.out_features) if bias is None else bias.detach()
+                    for linear, bias in zip(linears, biases, strict=True)
+                ]
+            )
+        sizes = [linear.out_features for linear in linears]
+        shared = _Fused(self.linear(path, names, weight, joined, sizes), sizes)
+        for index, name in enumerate(names):
+            setattr(parent, name, FusedPart(shared, index))
 
 
 def _faster_norm(module: nn.Module, native: Kernels | None) -> RMSNorm | None:

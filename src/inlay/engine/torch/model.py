@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from inlay.engine.torch.fused import fuse
 from inlay.engine.torch.gathered_attention import Workspace
 from inlay.engine.torch.layers import LayerShape, observe
 from inlay.engine.torch.linear import accelerate
+from inlay.engine.torch.lora import LoraBank, Selection
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.page_groups import PageGroup, group_layers
 from inlay.engine.torch.paged_attention import IMPLEMENTATION, PagedAttention
@@ -49,6 +51,7 @@ class CausalModel:
         hidden_size: elements of a row.
         max_model_len: positions a sequence may have.
         layers: what each attention layer keeps of a position, and for how long.
+        lora: room for adapters, or None.
         page_groups: which layers share a page.
         windows: of each page group, None where all positions are kept.
         eos_token_ids: the model's own end tokens.
@@ -59,13 +62,21 @@ class CausalModel:
         refuses_rows: why embeddings cannot be prompts, or None.
     """
 
-    def __init__(self, model: Any, family: Family, directory: Path, max_model_len: int) -> None:
+    def __init__(
+        self,
+        model: Any,
+        family: Family,
+        directory: Path,
+        max_model_len: int,
+        lora: LoraBank | None = None,
+    ) -> None:
         """Take over a transformers model; use `load`.
 
         Raises:
             InvalidRequestError: its attention layers ask for what this engine does not do.
         """
-        accelerate(model, family.fused)
+        accelerate(model, family.fused, lora)
+        self.lora = lora
         config = model.config
         generation = generation_config(directory)
         table = EmbeddingTable.open(directory)
@@ -133,7 +144,8 @@ class CausalModel:
             lacking = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
             raise InvalidRequestError(f"{directory} lacks weights of the model: {', '.join(lacking[:8])}")
         model.requires_grad_(False).eval().to(device)
-        return cls(model, family, directory, max_model_len)
+        lora = LoraBank(settings.max_loras, settings.max_lora_rank) if settings.enable_lora else None
+        return cls(model, family, directory, max_model_len, lora)
 
     def page_bytes(self, page_size: int) -> int:
         """Bytes of one page of `page_size` positions, over all its layers."""
@@ -174,13 +186,21 @@ class CausalModel:
             if paged is None:
                 paged = attention(batch, pages, self._workspace, float32_scores=self._float32_scores)
             padding = max(0, self._least_rows - len(batch.positions))
-            states: Tensor = self._model.base_model(
-                inputs_embeds=F.pad(self._inputs(batch), (0, 0, 0, padding))[None],
-                position_ids=F.pad(batch.positions, (0, padding))[None],
-                use_cache=False,
-                paged=paged,
-            ).last_hidden_state[0]
+            with self._adapted(batch, padding):
+                states: Tensor = self._model.base_model(
+                    inputs_embeds=F.pad(self._inputs(batch), (0, 0, 0, padding))[None],
+                    position_ids=F.pad(batch.positions, (0, padding))[None],
+                    use_cache=False,
+                    paged=paged,
+                ).last_hidden_state[0]
         return states[: len(batch.positions)]
+
+    def _adapted(self, batch: Batch, padding: int) -> AbstractContextManager[None]:
+        """Within it, the positions of `batch` go through their adapters."""
+        if self.lora is None:
+            return nullcontext()
+        rows = len(batch.positions) + padding
+        return self.lora.selected(Selection.of(batch.adapters, batch.counts, rows, self.device))
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """What the model's head makes of some of the `hidden` states of a batch.

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from inlay.digest import BLOCK_SIZE, Chain
 from inlay.engine.torch.grammar_state import GrammarState
+from inlay.engine.torch.lora import BASE
 from inlay.engine.torch.table import PageRun
 from inlay.errors import ErrorFrame, InlayError
 from inlay.prompt import Prompt, Segment, Tokens
@@ -38,12 +39,14 @@ class Sequence:
         expires: on the clock `Core.step` is given, or None.
         atomic: bounds of the segments that must not be split.
         grammar: where the output stands in the grammar the work asks for, if any.
+        adapter: slot of the adapter it goes through, or `lora.BASE`.
     """
 
     __slots__ = (
         "_announced",
         "_chain",
         "_prompt_length",
+        "adapter",
         "atomic",
         "cached_tokens",
         "computed",
@@ -71,6 +74,7 @@ class Sequence:
         expires: float | None = None,
         page_groups: int = 1,
         grammar: GrammarState | None = None,
+        adapter: int = BASE,
     ) -> None:
         """A sequence of which nothing is computed.
 
@@ -81,6 +85,7 @@ class Sequence:
             expires: when it must have ended.
             page_groups: how many there are.
             grammar: has read the earlier output.
+            adapter: slot of the work's adapter.
         """
         self.work = work
         self.prompt: Prompt = work.prompt
@@ -96,6 +101,7 @@ class Sequence:
         self.order = (work.priority, arrival)
         self.expires = expires
         self.grammar = grammar
+        self.adapter = adapter
         self.atomic = self.prompt.atomic_bounds()
         self._prompt_length = len(self.prompt)
         asks = work.sampling.prompt_logprobs is not None and not work.prior_output

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from inlay.digest import Chain, Secret, root_digest
 from inlay.engine.torch import prompt_logprobs
+from inlay.engine.torch.adapters import LoraAdapters
 from inlay.engine.torch.batch import Batch
 from inlay.engine.torch.decode_graphs import Capture, DecodeGraphs
 from inlay.engine.torch.grammar_state import GrammarState
@@ -31,6 +32,7 @@ class Core:
     Attributes:
         bounds: what fits, with the windows of the model's page groups.
         dtype: of the model, by the name that digests and the card use.
+        adapters: what the model holds of them.
         graphs: what decodes, where decoding can be captured.
         model: what computes.
         pages: its keys and values.
@@ -55,6 +57,7 @@ class Core:
         self.pages = model.new_pages(bounds.num_pages + (capture is not None), bounds.page_size)
         self.graphs = None if capture is None else DecodeGraphs.of(model, self.pages, bounds, capture)
         self.scheduler = Scheduler(bounds, prefix_caching=prefix_caching)
+        self.adapters = LoraAdapters(model.lora)
         self.sampler = Sampler(model.vocab_size, model.eos_token_ids, model.device)
         self._masks = Masks()
         self._secret = secret
@@ -79,7 +82,7 @@ class Core:
     def admit(
         self, work: Work, expires: float | None = None, grammar: GrammarState | None = None
     ) -> list[Delta]:
-        """Take a work that `Admission.check` has passed.
+        """Take a work that `Admission.check` has passed. Raises `NotFoundError` when its adapter has gone since.
 
         Args:
             work: what to generate.
@@ -90,12 +93,13 @@ class Core:
             The last delta at once when the earlier output was already complete, else nothing.
         """
         chain = None
+        adapter = self.adapters.of(work.adapter)
         if self._prefix_caching:
             root = root_digest(
                 self._secret,
                 weights_id=self.model.weights_id,
                 dtype=self.dtype,
-                adapter=work.adapter,
+                adapter=adapter.content_id,
                 salt=work.salt,
             )
             chain = Chain(root, self._secret)
@@ -106,6 +110,7 @@ class Core:
             expires=expires,
             page_groups=len(self.bounds.windows),
             grammar=grammar,
+            adapter=adapter.slot,
         )
         self._arrivals += 1
         reason = sequence.ending(self.model.eos_token_ids)
@@ -196,6 +201,12 @@ class Core:
         for span, choice in zip(sampling, self._sample(logits, sampling), strict=True):
             deltas.append(self._take(span.sequence, choice))
         return deltas
+
+    def remove_adapter(self, name: str) -> None:
+        """Let go of an adapter. Raises `EngineError` while a work uses it, `NotFoundError` when it is not there."""
+        if any(sequence.work.adapter == name for sequence in self._sequences.values()):
+            raise EngineError(f"the adapter {name!r} is in use")
+        self.adapters.remove(name)
 
     def reset_prefix_cache(self) -> int:
         """Forget the cached pages no work uses; their number."""

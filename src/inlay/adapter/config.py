@@ -1,0 +1,195 @@
+"""What an `adapter_config.json` asks for, as far as inlay does it; whatever would change the result and is not done is refused.
+
+The fields are those of PEFT 0.21 (`LoraConfig`, `PromptTuningConfig`).
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from inlay.errors import InvalidRequestError
+
+MAX_CONFIG_BYTES = 1024 * 1024
+_MAX_PATTERNS, _MAX_PATTERN = 4096, 512
+
+_HARMLESS = frozenset(
+    {
+        "arrow_config", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "eva_config", "exclude_modules",
+        "fan_in_fan_out", "inference_mode", "init_lora_weights", "kasa_config", "layers_pattern", "layers_to_transform",
+        "loftq_config", "lora_alpha", "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core", "peft_type",
+        "peft_version", "qalora_group_size", "r", "rank_pattern", "alpha_pattern", "revision", "runtime_config",
+        "target_modules", "task_type", "use_rslora", "velora_config", "monteclora_config", "ensure_weight_tying",
+    }
+)  # fmt: skip
+"""Fields of a LoRA that are read, or that only matter while it is trained."""
+
+_REFUSED = {
+    "alora_invocation_tokens": "activated LoRA",
+    "layer_replication": "layers that are replicated",
+    "lora_bias": "biases",
+    "modules_to_save": "modules that are saved whole",
+    "target_parameters": "parameters instead of modules, as those of experts",
+    "trainable_token_indices": "rows of the embedding table",
+    "use_bdlora": "block-diagonal LoRA",
+    "use_dora": "DoRA",
+    "use_qalora": "QALoRA",
+}
+"""Fields of a LoRA that change what it computes in a way inlay does not do."""
+
+_PLAIN_INITS = frozenset({"gaussian", "eva", "orthogonal", "mica", "lora_ga", "true", "false"})
+"""Of the named ways to begin a LoRA those that leave the base model's weights as they are."""
+
+_pattern = re.compile(r"[\w.^$|()\[\]\\-]+")
+"""A pattern of module names without repetition, so that nobody's pattern takes long to match."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoraConfig:
+    """How the matrices of a LoRA are to be read.
+
+    Attributes:
+        rank: where `ranks` say nothing else.
+        alpha: where `alphas` say nothing else.
+        rank_stabilised: the scale is alpha by the root of the rank, not by the rank.
+        ranks: pattern of module names to the rank there; the first that matches counts.
+        alphas: the same for alpha.
+    """
+
+    rank: int
+    alpha: float
+    rank_stabilised: bool = False
+    ranks: tuple[tuple[re.Pattern[str], int], ...] = ()
+    alphas: tuple[tuple[re.Pattern[str], float], ...] = ()
+
+    @property
+    def max_rank(self) -> int:
+        """The largest rank any module may have."""
+        return max([self.rank, *(rank for _, rank in self.ranks)])
+
+    def rank_of(self, module: str) -> int:
+        """Of the matrices of `module`."""
+        return int(_first(self.ranks, module, self.rank))
+
+    def scale_of(self, module: str) -> float:
+        """What the product of the matrices of `module` is multiplied by."""
+        rank = self.rank_of(module)
+        alpha = _first(self.alphas, module, self.alpha)
+        return alpha / (math.sqrt(rank) if self.rank_stabilised else rank)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptConfig:
+    """Trained rows that stand before every prompt."""
+
+    num_positions: int
+    hidden_size: int
+
+
+def parse_config(raw: bytes | bytearray) -> LoraConfig | PromptConfig:
+    """What the text of an `adapter_config.json` says.
+
+    Raises:
+        InvalidRequestError: not such a file, or it asks for what inlay does not do.
+    """
+    try:
+        config = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError("adapter_config.json is not JSON") from error
+    if not isinstance(config, dict):
+        raise InvalidRequestError(f"adapter_config.json holds {type(config).__name__}, not an object")
+    kind = config.get("peft_type")
+    if kind == "LORA":
+        return _lora(config)
+    if kind == "PROMPT_TUNING":
+        return _prompt(config)
+    raise InvalidRequestError(
+        f"adapters of peft_type {_shown(kind)} are not supported; supported: LORA, PROMPT_TUNING"
+    )
+
+
+def _lora(config: Mapping[str, Any]) -> LoraConfig:
+    for name, what in _REFUSED.items():
+        if config.get(name):
+            raise InvalidRequestError(f"the adapter sets {name}: {what} are not supported in a LoRA")
+    bias = config.get("bias", "none")
+    if bias != "none":
+        raise InvalidRequestError(
+            f"the adapter has bias {_shown(bias)}; a LoRA must have none: biases are not supported"
+        )
+    init = config.get("init_lora_weights", True)
+    if isinstance(init, str) and init.lower() not in _PLAIN_INITS:
+        raise InvalidRequestError(
+            f"the adapter was begun with init_lora_weights {_shown(init)}, which changes the base model's weights; convert it to "
+            "a plain LoRA (path_initial_model_for_weight_conversion in PEFT)"
+        )
+    unknown = sorted(
+        name for name in config if name not in _HARMLESS and name not in _REFUSED and config[name]
+    )
+    if unknown:
+        raise InvalidRequestError(
+            f"the adapter sets {_shown(unknown[0])}, of which is not known what it changes; remove it from adapter_config.json if it "
+            "changes nothing"
+        )
+    return LoraConfig(
+        rank=_whole(config.get("r"), "r"),
+        alpha=_number(config.get("lora_alpha"), "lora_alpha"),
+        rank_stabilised=bool(config.get("use_rslora")),
+        ranks=tuple((key, _whole(value, "rank_pattern")) for key, value in _patterns(config, "rank_pattern")),
+        alphas=tuple(
+            (key, _number(value, "alpha_pattern")) for key, value in _patterns(config, "alpha_pattern")
+        ),
+    )
+
+
+def _prompt(config: Mapping[str, Any]) -> PromptConfig:
+    submodules = config.get("num_transformer_submodules", 1)
+    if submodules not in (1, None):
+        raise InvalidRequestError(
+            f"the adapter has rows for {_shown(submodules)} transformers; a decoder is one"
+        )
+    return PromptConfig(
+        _whole(config.get("num_virtual_tokens"), "num_virtual_tokens"),
+        _whole(config.get("token_dim"), "token_dim"),
+    )
+
+
+def _patterns(config: Mapping[str, Any], name: str) -> list[tuple[re.Pattern[str], Any]]:
+    given = config.get(name) or {}
+    if not isinstance(given, dict) or len(given) > _MAX_PATTERNS:
+        raise InvalidRequestError(f"{name} must be an object of at most {_MAX_PATTERNS} patterns")
+    found: list[tuple[re.Pattern[str], Any]] = []
+    for key, value in given.items():
+        if len(key) > _MAX_PATTERN or not _pattern.fullmatch(key):
+            raise InvalidRequestError(
+                f"{name} has the pattern {_shown(key)}; a pattern has at most {_MAX_PATTERN} letters, digits and ._^$|()[]\\-, and "
+                "repeats nothing"
+            )
+        try:
+            # As PEFT's get_pattern_key.
+            found.append((re.compile(rf"(.*\.)?({key})$"), value))
+        except (re.error, RecursionError, OverflowError) as error:
+            raise InvalidRequestError(f"{name} has the pattern {_shown(key)}: {error}") from error
+    return found
+
+
+def _first(patterns: tuple[tuple[re.Pattern[str], float], ...], module: str, default: float) -> float:
+    return next((value for pattern, value in patterns if pattern.match(module)), default)
+
+
+def _whole(value: Any, name: str) -> int:
+    if type(value) is not int or not 0 < value < 2**31:
+        raise InvalidRequestError(f"{name} must be a whole number above 0, got {_shown(value)}")
+    return value
+
+
+def _number(value: Any, name: str) -> float:
+    if type(value) not in (int, float) or not abs(value) < 1e9:
+        raise InvalidRequestError(f"{name} must be a number, got {_shown(value)}")
+    return float(value)
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:80]

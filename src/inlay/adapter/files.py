@@ -1,0 +1,273 @@
+"""An adapter's directory: its configuration, and the tensors of its one safetensors file. Nothing is ever unpickled.
+
+Whoever wrote the files may lie in them, so shapes are held against bytes before anything is allocated, nothing is mapped (a file
+that shrinks would end the process), and every number is looked at once.
+"""
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+
+from inlay.adapter.config import MAX_CONFIG_BYTES, LoraConfig, PromptConfig, parse_config
+from inlay.errors import InvalidRequestError, NotFoundError
+from inlay.prompt import DTYPE_SIZES
+from inlay.tensors.cast import NON_FINITE, largest_magnitude
+from inlay.tensors.table import StoredTensor, tensors_in
+from inlay.tensors.tensor import BITS_DTYPES, NUMPY_DTYPES, quoted
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PICKLED = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
+
+MAX_HEADER_BYTES = 16 * 1024 * 1024
+_CHUNK = 1024 * 1024
+_PREFIX, _DOWN, _UP = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
+_ROWS = "prompt_embeddings"
+
+_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+@dataclass(frozen=True, slots=True)
+class LoraPair:
+    """The two matrices of one module.
+
+    Attributes:
+        down: [rank, inputs], which PEFT calls A.
+        up: [outputs, rank], which it calls B.
+        scale: of their product.
+    """
+
+    down: StoredTensor
+    up: StoredTensor
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoraFiles:
+    """A LoRA on disk.
+
+    Attributes:
+        modules: by the name its author's model gives a module.
+        rank: the largest there is.
+    """
+
+    directory: Path
+    config: LoraConfig
+    modules: Mapping[str, LoraPair]
+
+    @property
+    def rank(self) -> int:
+        """The largest rank of any of its modules."""
+        return max(pair.down.shape[0] for pair in self.modules.values())
+
+    @property
+    def tensors(self) -> Iterator[StoredTensor]:
+        """All of them."""
+        for pair in self.modules.values():
+            yield pair.down
+            yield pair.up
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFiles:
+    """Trained rows on disk: `rows` is [num_positions, hidden size]."""
+
+    directory: Path
+    config: PromptConfig
+    rows: StoredTensor
+
+    @property
+    def tensors(self) -> Iterator[StoredTensor]:
+        """The one there is."""
+        yield self.rows
+
+
+AdapterFiles: TypeAlias = LoraFiles | PromptFiles
+
+
+def open_adapter(directory: Path, *, max_bytes: int = 2**40) -> AdapterFiles:
+    """What is in an adapter's directory; of its numbers nothing is read yet.
+
+    Args:
+        directory: as PEFT writes it.
+        max_bytes: of its two files together.
+
+    Raises:
+        NotFoundError: no adapter there.
+        InvalidRequestError: files that are not an adapter inlay can run; says why.
+    """
+    config_size = _size(directory, CONFIG)
+    if config_size > MAX_CONFIG_BYTES:
+        raise InvalidRequestError(f"{CONFIG} has {config_size} bytes; allowed: at most {MAX_CONFIG_BYTES}")
+    config = parse_config(_read(directory / CONFIG, 0, config_size))
+    if not (directory / WEIGHTS).exists():
+        pickled = next((name for name in _PICKLED if (directory / name).exists()), None)
+        if pickled is not None:
+            raise InvalidRequestError(
+                f"the adapter's weights are in {pickled}, which is pickled and may run code; save it with safe_serialization=True"
+            )
+    size = _size(directory, WEIGHTS)
+    if config_size + size > max_bytes:
+        raise InvalidRequestError(
+            f"the adapter has {config_size + size} bytes; allowed: at most {max_bytes} (--max-lora-bytes)"
+        )
+    tensors = _tensors(directory / WEIGHTS)
+    if isinstance(config, LoraConfig):
+        return LoraFiles(directory, config, _pairs(config, tensors))
+    return PromptFiles(directory, config, _rows_of(config, tensors))
+
+
+def content_id(files: AdapterFiles) -> str:
+    """32 hex digits: BLAKE3 of the bytes of both files. Reads them."""
+    hasher = blake3()
+    for name in (CONFIG, WEIGHTS):
+        size = _size(files.directory, name)
+        hasher.update(size.to_bytes(8, "little"))
+        with _opened(files.directory / name) as stream:
+            while piece := stream.read(_CHUNK):
+                hasher.update(piece)
+    return hasher.hexdigest(16)
+
+
+def check_finite(files: AdapterFiles) -> None:
+    """Read every number of an adapter. Raises `InvalidRequestError` for one that is not finite."""
+    for tensor in files.tensors:
+        if prod(tensor.shape) and largest_magnitude(_bits(tensor)) >= NON_FINITE[_DTYPES[tensor.dtype]]:
+            raise InvalidRequestError(
+                f"the adapter's tensor {quoted(tensor.name)} must be finite, and holds NaN or infinity"
+            )
+
+
+def check_fits(files: LoraFiles, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Hold a LoRA against the weights of a model; a module whose weight has another name is not looked at.
+
+    Args:
+        files: of the adapter.
+        shapes: (outputs, inputs) of each module of the model that is known, by its name.
+
+    Raises:
+        InvalidRequestError: made for a model with other sizes.
+    """
+    for name, pair in files.modules.items():
+        shape = shapes.get(name)
+        if shape is not None and shape != (pair.up.shape[0], pair.down.shape[1]):
+            raise InvalidRequestError(
+                f"the adapter was made for another model: {name} has {shape[1]} inputs and {shape[0]} outputs here, the adapter "
+                f"takes {pair.down.shape[1]} and gives {pair.up.shape[0]}"
+            )
+
+
+def elements(tensor: StoredTensor) -> npt.NDArray[Any]:
+    """The numbers of a tensor `open_adapter` has found, of its shape (bfloat16 by `ml_dtypes`). Memory of its own."""
+    return _bits(tensor).view(NUMPY_DTYPES[_DTYPES[tensor.dtype]]).reshape(tensor.shape)
+
+
+def dtype_of(tensor: StoredTensor) -> str:
+    """The dtype of such a tensor, one of `inlay.prompt.DTYPE_SIZES`."""
+    return _DTYPES[tensor.dtype]
+
+
+def _bits(tensor: StoredTensor) -> npt.NDArray[Any]:
+    data = _read(tensor.file, tensor.offset, tensor.nbytes)
+    return np.frombuffer(data, BITS_DTYPES[DTYPE_SIZES[_DTYPES[tensor.dtype]]])
+
+
+def _opened(path: Path) -> Any:
+    """The file, which is a regular one: a pipe would be waited for, a device has no end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InvalidRequestError(f"{path.name} of the adapter is not a regular file")
+    return open(descriptor, "rb", buffering=0)  # noqa: PTH123 - of a descriptor
+
+
+def _read(path: Path, offset: int, size: int) -> bytearray:
+    """Writable memory of its own with `size` bytes of a file. Raises `InvalidRequestError` when it has become shorter."""
+    data = bytearray(size)
+    view, done = memoryview(data), 0
+    with _opened(path) as stream:
+        stream.seek(offset)
+        while done < size:
+            count = stream.readinto(view[done:])
+            if not count:
+                raise InvalidRequestError(f"{path.name} of the adapter ended while it was read")
+            done += count
+    return data
+
+
+def _size(directory: Path, name: str) -> int:
+    try:
+        with _opened(directory / name) as stream:
+            return os.fstat(stream.fileno()).st_size
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NotFoundError(f"No adapter found in {directory}: it has no {name}") from error
+    except (OSError, ValueError) as error:
+        raise InvalidRequestError(f"{name} of the adapter cannot be read: {error}") from error
+
+
+def _tensors(file: Path) -> dict[str, StoredTensor]:
+    found: dict[str, StoredTensor] = {}
+    for tensor in tensors_in(file, MAX_HEADER_BYTES):
+        if tensor.dtype not in _DTYPES:
+            raise InvalidRequestError(
+                f"the adapter's tensor {quoted(tensor.name)} is {quoted(tensor.dtype)}; allowed: {', '.join(_DTYPES)}"
+            )
+        if len(tensor.shape) != 2 or min(tensor.shape) < 1:
+            raise InvalidRequestError(
+                f"the adapter's tensor {quoted(tensor.name)} has shape {tensor.shape}; a matrix is needed"
+            )
+        if prod(tensor.shape) * DTYPE_SIZES[_DTYPES[tensor.dtype]] != tensor.nbytes:
+            raise InvalidRequestError(
+                f"the adapter's tensor {quoted(tensor.name)} of shape {tensor.shape} has {tensor.nbytes} bytes"
+            )
+        found[tensor.name] = tensor
+    if not found:
+        raise InvalidRequestError(f"{file.name} holds no tensors")
+    return found
+
+
+def _pairs(config: LoraConfig, tensors: Mapping[str, StoredTensor]) -> dict[str, LoraPair]:
+    pairs: dict[str, LoraPair] = {}
+    for name, tensor in tensors.items():
+        if name.startswith(_PREFIX) and name.endswith(_DOWN):
+            module = name.removeprefix(_PREFIX).removesuffix(_DOWN)
+            up = tensors.get(f"{_PREFIX}{module}{_UP}")
+            if up is None:
+                raise InvalidRequestError(f"the adapter has {quoted(name)} without its lora_B")
+            pairs[module] = _pair(config, module, tensor, up)
+        elif not (
+            name.startswith(_PREFIX) and name.endswith(_UP) and name.removesuffix(_UP) + _DOWN in tensors
+        ):
+            raise InvalidRequestError(
+                f"the adapter's tensor {quoted(name)} is none of a LoRA of linear layers ({_PREFIX}*{_DOWN} and *{_UP})"
+            )
+    return pairs
+
+
+def _pair(config: LoraConfig, module: str, down: StoredTensor, up: StoredTensor) -> LoraPair:
+    rank = config.rank_of(module)
+    if down.shape[0] != rank or up.shape[1] != rank:
+        raise InvalidRequestError(
+            f"the adapter's matrices of {quoted(module)} have shapes {down.shape} and {up.shape}; {CONFIG} says rank {rank}"
+        )
+    return LoraPair(down, up, config.scale_of(module))
+
+
+def _rows_of(config: PromptConfig, tensors: Mapping[str, StoredTensor]) -> StoredTensor:
+    rows = tensors.get(_ROWS)
+    if rows is None or len(tensors) != 1:
+        raise InvalidRequestError(
+            f"the rows of a prompt-tuning adapter are one tensor, {_ROWS}; it has {quoted(', '.join(sorted(tensors)))}"
+        )
+    if rows.shape != (config.num_positions, config.hidden_size):
+        raise InvalidRequestError(
+            f"the adapter's rows have shape {rows.shape}; {CONFIG} says {(config.num_positions, config.hidden_size)}"
+        )
+    return rows

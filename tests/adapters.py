@@ -1,0 +1,109 @@
+"""PEFT adapters with random weights for the tiny models, and what PEFT itself makes of them."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from inlay.prompt import Prompt
+from tests.engine.reference import embedded
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+ALL = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
+
+
+@contextmanager
+def _calmly() -> Iterator[None]:
+    """PEFT asks transformers for what is deprecated there, and warns of adapters on tied weights."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _base(model: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
+
+
+def make_lora(
+    directory: Path,
+    model: Path,
+    *,
+    seed: int = 1,
+    rank: int = 4,
+    targets: Sequence[str] = ALL,
+    size: float = 0.7,
+    **options: Any,
+) -> Path:
+    """Write a LoRA for `model` whose matrices are random and large enough to change the output."""
+    config = peft.LoraConfig(
+        r=rank, lora_alpha=2 * rank, target_modules=list(targets), task_type="CAUSAL_LM", **options
+    )
+    with _calmly():
+        adapted = peft.get_peft_model(_base(model), config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                scale = size / parameter.shape[-1] ** 0.5
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
+    with _calmly():
+        adapted.save_pretrained(directory)
+    return directory
+
+
+def make_prompt_tuning(directory: Path, model: Path, *, seed: int = 1, count: int = 5) -> Path:
+    """Write a prompt-tuning adapter with random rows."""
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=count)
+    with _calmly():
+        adapted = peft.get_peft_model(_base(model), config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in adapted.prompt_encoder.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.5)
+    with _calmly():
+        adapted.save_pretrained(directory)
+    return directory
+
+
+@cache
+def merged(model: Path, adapter: Path) -> Any:
+    """PEFT's own merge of a LoRA into the model."""
+    with _calmly():
+        return peft.PeftModel.from_pretrained(_base(model), adapter).merge_and_unload().eval()
+
+
+@cache
+def tuned(model: Path, adapter: Path) -> Any:
+    """PEFT's own model with the rows of a prompt-tuning adapter."""
+    with _calmly():
+        return peft.PeftModel.from_pretrained(_base(model), adapter).eval()
+
+
+@torch.no_grad()
+def continued(model: Any, embeds: Tensor, max_tokens: int) -> list[int]:
+    """`max_tokens` greedy tokens of `model` after embeddings (1, positions, hidden)."""
+    config = GenerationConfig(
+        max_new_tokens=max_tokens, do_sample=False, eos_token_id=None, pad_token_id=0, bos_token_id=None
+    )
+    own, model.generation_config = model.generation_config, GenerationConfig(pad_token_id=0)
+    try:
+        output: list[int] = model.generate(
+            inputs_embeds=embeds,
+            attention_mask=torch.ones(embeds.shape[:2], dtype=torch.int64),
+            generation_config=config,
+        )[0].tolist()
+    finally:
+        model.generation_config = own
+    return output
+
+
+def greedy(model: Path, adapter: Path, prompt: Prompt, max_tokens: int) -> list[int]:
+    """What PEFT's merged model says after `prompt`; end tokens do not end it."""
+    return continued(merged(model, adapter), embedded(model, prompt), max_tokens)

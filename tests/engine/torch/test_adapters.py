@@ -1,0 +1,171 @@
+"""LoRA adapters in the torch engine."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.engine import TorchEngine
+from inlay.engine.torch.lora import BASE, LoraBank, Low, Selection
+from inlay.errors import EngineError, InvalidRequestError
+from inlay.prompt import Prompt, Tokens
+from tests import adapters
+from tests.engine.adapter_conformance import AdapterConformance, load
+from tests.engine.conformance import SECRET, Receiver, ids, run, work
+from tests.models import make, tiny
+
+
+def settings_of(directory: Path, **changes: Any) -> EngineSettings:
+    values: dict[str, Any] = {
+        "model": str(directory),
+        "device": "cpu",
+        "num_threads": 1,
+        "kv_cache_memory_bytes": 8 << 20,
+        "enable_lora": True,
+        "max_loras": 3,
+        "max_lora_rank": 8,
+    }
+    return EngineSettings(**(values | changes))
+
+
+class TestTorchAdapters(AdapterConformance):
+    @pytest.fixture(params=["llama", "qwen3"])
+    def directory(self, request: pytest.FixtureRequest) -> Path:
+        return tiny(request.param)
+
+    @pytest.fixture
+    def settings(self, directory: Path) -> EngineSettings:
+        # Prompts of several steps, so that steps with and without adapters alternate.
+        return settings_of(directory, max_num_batched_tokens=32)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "phi3", "qwen3_moe", "deepseek_v3"])
+async def test_linears_of_other_shapes_take_adapters_too(family: str, tmp_path: Path) -> None:
+    directory = tiny(family)
+    targets = {
+        "phi3": ("qkv_proj", "gate_up_proj", "o_proj"),
+        "qwen3_moe": adapters.ATTENTION,
+        "deepseek_v3": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"),
+    }.get(family, adapters.ALL)
+    path = adapters.make_lora(tmp_path, directory, targets=targets)
+    engine = TorchEngine(settings_of(directory), SECRET)
+    await engine.start()
+    try:
+        await load(engine, "a", path)
+        prompt = Prompt.of(Tokens(ids(1, 20)))
+        (found,) = await run(engine, work("1", prompt, adapter="a"))
+        assert found.output == adapters.greedy(directory, path, prompt, 8)
+    finally:
+        await engine.close()
+
+
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+async def test_an_adapter_of_the_head_or_the_table_is_refused_by_name(target: str, tmp_path: Path) -> None:
+    directory = tiny("llama")
+    path = adapters.make_lora(tmp_path, directory, targets=("q_proj", target))
+    engine = TorchEngine(settings_of(directory), SECRET)
+    await engine.start()
+    try:
+        with pytest.raises(InvalidRequestError, match=target):
+            await load(engine, "a", path)
+    finally:
+        await engine.close()
+
+
+async def test_without_the_flag_adapters_are_refused(tmp_path: Path) -> None:
+    directory = tiny("llama")
+    engine = TorchEngine(settings_of(directory, enable_lora=False), SECRET)
+    await engine.start()
+    try:
+        with pytest.raises(InvalidRequestError, match="--enable-lora"):
+            await load(engine, "a", adapters.make_lora(tmp_path, directory))
+    finally:
+        await engine.close()
+
+
+async def test_an_adapter_in_use_does_not_go(tmp_path: Path) -> None:
+    directory = tiny("llama")
+    engine = TorchEngine(settings_of(directory), SECRET)
+    await engine.start()
+    try:
+        await load(engine, "a", adapters.make_lora(tmp_path, directory))
+        one = work("1", Prompt.of(Tokens(ids(1, 20))), 100, adapter="a")
+        receiver = Receiver(one)
+        engine.generate(one, receiver)
+        await receiver.begun()
+        with pytest.raises(EngineError, match="in use"):
+            await engine.unload_adapter("a")
+        engine.abort("1")
+        await receiver.ended()
+        await engine.unload_adapter("a")
+    finally:
+        await engine.close()
+
+
+async def test_in_bfloat16_an_adapter_changes_the_output_as_in_pefts_model(tmp_path: Path) -> None:
+    """Greedy tokens may part where two are nearly as likely; the first does not here."""
+    directory = make("llama", tmp_path / "model", dtype="bfloat16")
+    path = adapters.make_lora(tmp_path / "lora", directory)
+    engine = TorchEngine(settings_of(directory), SECRET)
+    await engine.start()
+    try:
+        await load(engine, "a", path)
+        prompts = [Prompt.of(Tokens(ids(seed, 20))) for seed in range(6)]
+        found = await asyncio.gather(
+            *(run(engine, work(str(n), prompt, 1, adapter="a")) for n, prompt in enumerate(prompts))
+        )
+        expected = [adapters.greedy(directory, path, prompt, 1) for prompt in prompts]
+        assert sum(one.output == other for (one,), other in zip(found, expected, strict=True)) >= 5
+    finally:
+        await engine.close()
+
+
+def test_a_step_without_adapters_selects_nothing() -> None:
+    assert Selection.of((), (3, 4), 8, torch.device("cpu")) is None
+    assert Selection.of((BASE, BASE), (3, 4), 8, torch.device("cpu")) is None
+
+
+def test_a_step_for_one_adapter_needs_no_mask() -> None:
+    assert Selection.of((2, 2), (1, 1), 4, torch.device("cpu")) == (2, 3, None)
+
+
+def test_what_is_not_finite_stays_with_its_own_position() -> None:
+    bank = LoraBank(slots=3, rank=2)
+    linear = torch.nn.Linear(4, 5, bias=False)
+    linear.weight.requires_grad_(False)
+    adapted = bank.adapt(linear, linear.weight, ["x"], [5])
+    first = bank.put({"x": Low(torch.full((1, 4), 3e38), torch.ones(1, 5))})
+    second = bank.put({"x": Low(torch.ones(2, 4), torch.ones(2, 5))})
+    x = torch.ones(3, 4)
+    with torch.inference_mode(), bank.selected(Selection.of((first, BASE, second), (1, 1, 1), 3, x.device)):
+        found = adapted(x)
+    assert not torch.isfinite(found[0]).any()
+    assert torch.equal(found[1], linear(x)[1])
+    assert torch.allclose(found[2], linear(x)[2] + 8)
+
+
+def test_a_slot_that_was_emptied_adds_nothing_to_whoever_comes_after() -> None:
+    bank = LoraBank(slots=1, rank=2)
+    linear = torch.nn.Linear(4, 5, bias=False)
+    linear.weight.requires_grad_(False)
+    adapted = bank.adapt(linear, linear.weight, ["x", "y"], [2, 3])
+    slot = bank.put({"x": Low(torch.ones(2, 4), torch.ones(2, 2))})
+    bank.remove(slot)
+    slot = bank.put({"y": Low(torch.ones(1, 4), torch.ones(1, 3))})
+    x = torch.ones(1, 4)
+    with torch.inference_mode(), bank.selected(Selection.of((slot,), (1,), 1, x.device)):
+        found = adapted(x)
+    assert torch.allclose(found, linear(x) + torch.tensor([0.0, 0, 4, 4, 4]))
+
+
+def test_a_module_that_is_not_there_leaves_no_slot_behind() -> None:
+    bank = LoraBank(slots=1, rank=2)
+    linear = torch.nn.Linear(4, 5)
+    bank.adapt(linear, linear.weight.detach(), ["x"], [5])
+    low = Low(torch.ones(2, 4), torch.ones(2, 5))
+    with pytest.raises(EngineError, match="could not be put"):
+        bank.put({"x": low, "z": low})
+    assert bank.free == 1
