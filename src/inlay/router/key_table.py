@@ -1,0 +1,77 @@
+"""Millions of keys to small numbers, in flat memory, looked up a whole prompt at a time."""
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Keys: TypeAlias = npt.NDArray[np.uint64]
+Values: TypeAlias = npt.NDArray[np.int32]
+_Slots: TypeAlias = npt.NDArray[np.int64]
+_Flags: TypeAlias = npt.NDArray[np.bool_]
+
+
+class KeyTable:
+    """A map of 64-bit keys to int32 values in a fixed number of slots: open addressing with linear probing, 12 bytes a slot.
+
+    Keys are digests, so they are their own hash; none is 0. A key that was put keeps its slot for good: whoever wants to forget some fills
+    another table.
+
+    Attributes:
+        size: slots, a power of two. No more than three quarters of them may ever be used.
+        used: slots that have a key.
+    """
+
+    __slots__ = ("_keys", "_mask", "_values", "size", "used")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.used = 0
+        self._mask = size - 1
+        self._keys: Keys = np.zeros(size, np.uint64)
+        self._values: Values = np.zeros(size, np.int32)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        return self._keys.nbytes + self._values.nbytes
+
+    def _find(self, keys: Keys) -> tuple[_Slots, _Flags]:
+        """The slot of each key or, where it has none, the free one in which the search ended; and whether it has one."""
+        slots: _Slots = keys.view(np.int64) & self._mask
+        there = self._keys[slots]
+        here = there == keys
+        looking = np.flatnonzero(~here & (there != 0))
+        while len(looking):
+            further = (slots[looking] + 1) & self._mask
+            slots[looking] = further
+            there = self._keys[further]
+            same = there == keys[looking]
+            here[looking] = same
+            looking = looking[~same & (there != 0)]
+        return slots, here
+
+    def get(self, keys: Keys) -> tuple[Values, _Flags]:
+        """(value of each key, whether it is there at all); what is not there is 0."""
+        slots, here = self._find(keys)
+        # A free slot's value is 0.
+        return self._values[slots], here
+
+    def put(self, keys: Keys, values: Values) -> None:
+        """Set the values of keys; of one that comes more than once all values must be the same."""
+        slots, here = self._find(keys)
+        while True:
+            if here.all():
+                self._values[slots] = values
+                return
+            free = slots[~here]
+            # Of several that want one free slot the last gets it, and the others look again.
+            self._keys[free] = keys[~here]
+            self.used += len(np.unique(free))
+            slots, here = self._find(keys)
+
+    def slice(self, start: int, stop: int) -> tuple[Keys, Values]:
+        """The keys in some of the slots whose value is not 0, and their values."""
+        values = self._values[start:stop]
+        filled = np.flatnonzero(values)
+        return self._keys[start:stop][filled], values[filled]
