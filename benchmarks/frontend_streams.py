@@ -79,6 +79,9 @@ class PacedWorker:
 
     async def close(self) -> None: ...
 
+    def missing(self) -> dict[str, str]:
+        return {}
+
     async def changed(self) -> None: ...
 
     def room(self, num_bytes: int) -> memoryview | None:

@@ -45,6 +45,16 @@ def serving(
     Raises:
         RuntimeError: the process ended, or was not ready in time.
     """
+    with starting(*arguments, command=command, environment=environment) as served:
+        _wait_ready(served.process, served.url)
+        yield served
+
+
+@contextmanager
+def starting(
+    *arguments: object, command: str = "serve", environment: dict[str, str] | None = None
+) -> Iterator[Served]:
+    """As `serving`, but yields at once."""
     port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "inlay.cli", command, *map(str, arguments), "--port", str(port)],
@@ -52,9 +62,7 @@ def serving(
         stdin=subprocess.DEVNULL,
     )
     try:
-        url = f"http://127.0.0.1:{port}"
-        _wait_ready(process, url)
-        yield Served(url, process)
+        yield Served(f"http://127.0.0.1:{port}", process)
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)

@@ -57,13 +57,6 @@ def test_a_second_signal_does_not_wait_for_open_requests() -> None:
         assert served.process.wait(END_SECONDS) == 0
 
 
-def test_a_server_whose_worker_dies_ends_with_an_error() -> None:
-    with serving(tiny("llama"), "--engine", "echo") as served:
-        for child in psutil.Process(served.process.pid).children():
-            child.kill()
-        assert served.process.wait(END_SECONDS) == 1
-
-
 def test_settings_from_the_environment_reach_the_server() -> None:
     environment = {"INLAY_SERVED_MODEL_NAME": "one two", "INLAY_ENGINE": "echo"}
     with (
@@ -92,9 +85,20 @@ def test_an_address_that_is_taken_is_refused_before_a_model_is_loaded() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        status, lines = refused("nowhere", "--port", port)
+        status, lines = refused("owner/nowhere", "--port", port)
     assert status == 1
     assert lines == [f"inlay serve: cannot listen on 127.0.0.1:{port}: Address already in use"]
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        status, lines = refused("/no/such/dir", "--port", port)
+    assert status == 1
+    (line,) = lines
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use; '/no/such/dir' is not a" in line
 
 
 @contextmanager
@@ -133,6 +137,24 @@ def test_a_signal_while_a_model_loads_ends_the_server_and_its_worker(number: sig
         assert process.returncode == 130
         _, alive = psutil.wait_procs(children, END_SECONDS)
         assert not alive
+
+
+@pytest.mark.parametrize(
+    "module", ["difflib", "pydantic", "inlay.cli.main", "starlette", "uvloop"]
+)
+def test_ctrl_c_among_the_imports_ends_without_a_traceback(module: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", "-m", "inlay.cli", "serve", str(tiny("llama")), "--port", "0"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    with process:
+        assert any(line.split("|")[-1].strip() == module for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=END_SECONDS)
+    assert "Traceback" not in said
+    assert process.returncode in (-signal.SIGINT, 130)
 
 
 def test_a_background_job_ends_on_a_signal_its_shell_had_ignored() -> None:

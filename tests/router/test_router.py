@@ -80,7 +80,6 @@ async def test_a_model_whose_workers_are_gone_is_overloaded_not_unknown(settings
     router = Router(plane)
     assert router.card("m").name == "m"
     plane.worker_ends[0].close()
-    await plane.changed()
     while plane.workers():
         await plane.changed()
     assert router.card("m").name == "m"

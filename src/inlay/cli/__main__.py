@@ -2,6 +2,6 @@
 
 import sys
 
-from inlay.cli.main import main
+from inlay.cli import main
 
 sys.exit(main())

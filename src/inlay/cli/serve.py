@@ -5,8 +5,9 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
@@ -17,15 +18,15 @@ from inlay.cli.command import UsageError
 from inlay.cli.console import Console
 from inlay.cli.settings import ServeSettings
 from inlay.engine.settings import EngineSettings
-from inlay.errors import InvalidRequestError, OverloadedError
+from inlay.errors import InlayError, InvalidRequestError
 from inlay.frontend import build_app, check, serve
 from inlay.frontend.settings import FrontendSettings
 from inlay.plane.local import LocalPlane
-from inlay.protocol.work import ModelCard, Plane
+from inlay.protocol.work import ModelCard
 from inlay.router import Router
 from inlay.tensors.hub import local_directory
 from inlay.tensors.table import config_of
-from inlay.worker import spawn
+from inlay.worker import Supervisor, spawn
 
 EXIT_INTERRUPTED = 130
 _ACCEPTING_SECONDS = 0.02
@@ -78,85 +79,115 @@ def run_host(settings: ServeSettings, console: Console, when_ready: WhenReady | 
 
 
 async def host(settings: ServeSettings, console: Console, when_ready: WhenReady | None = None) -> None:
-    """Start a worker, serve HTTP in front of it until a signal comes, drain, and end the worker.
+    """Serve HTTP, and keep a worker running behind it, until a signal comes; drain, and end the worker.
+
+    HTTP answers from the start; requests are taken once the worker is ready.
 
     Raises:
-        InlayError: the address is taken, there is no such model, the store cannot be opened, the worker did not start, or it ended while it was
-            needed.
+        InlayError: the address is taken, there is no such model, the store cannot be opened, or the worker never became ready.
+        CancelledError: a signal came before it was.
     """
     engine, frontend = settings.engine, settings.frontend
     _check(engine, frontend)
     # Until the server takes signals over. SIGINT too: a shell starts background jobs with it ignored, and then asyncio leaves it so.
     main = asyncio.current_task()
     if main is not None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, main.cancel)
+        _on_signals(main.cancel)
     console.line(f"inlay {inlay.__version__}: loading {engine.model} with the {engine.engine} engine")
     secret = settings.store.secret()
     store = settings.store.open(secret) if frontend.enable_prompt_embeds else None
-    worker = await spawn(engine, secret)
-    plane = LocalPlane([worker.channel])
-    drained = False
-    try:
-        await plane.start()
-        app = build_app(Router(plane), frontend, secret=secret, store=store)
-        await plane.wait_ready()
-        card = plane.workers()[0].card
-        stop = asyncio.Event()
-        beside = [asyncio.create_task(_until_gone(plane, stop))]
+    plane = LocalPlane()
+    supervisor = Supervisor(plane, lambda restore: spawn(engine, secret, restore=restore))
+    app = build_app(Router(plane), frontend, secret=secret, store=store)
+    stop = asyncio.Event()
+    answering: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-        async def ready(url: str) -> None:
-            await _accepting(frontend.host, urlsplit(url).port or frontend.port)
-            console.line(f"serving {_described(card, frontend)} at {url}")
-            if when_ready is not None:
-                try:
-                    await when_ready(Running(url, card, stop))
-                except Exception:
-                    stop.set()
-                    raise
+    async def announce() -> None:
+        running = await _ready(plane, frontend, await answering, stop)
+        console.line(f"serving {_described(running.card, frontend)} at {running.url}")
+        if when_ready is not None:
+            await when_ready(running)
 
-        def started(url: str) -> None:
-            beside.append(asyncio.create_task(ready(url)))
-
-        def stopping(requests: int) -> None:
+    def stopping(requests: int) -> None:
+        if plane.workers():
             console.line(
                 f"stopping: {requests} request{'' if requests == 1 else 's'} open, up to {frontend.drain_timeout:g} s; Ctrl-C again ends at once"
             )
 
-        try:
-            drained = await serve(app, frontend, on_started=started, on_stopping=stopping, stop=stop)
-        finally:
-            for task in beside:
-                task.cancel()
-            ended = await asyncio.gather(*beside, return_exceptions=True)
-        for result in ended:
-            if isinstance(result, Exception):
-                raise result
+    drained = False
+    beside = [_beside(stop, supervisor.run()), _beside(stop, announce())]
+    try:
+        drained = await serve(app, frontend, on_started=answering.set_result, on_stopping=stopping, stop=stop)
     finally:
         if not drained:
-            worker.kill()
+            supervisor.kill()
         # Whoever is impatient while the worker ends need not wait for it either.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, worker.kill)
+        _on_signals(supervisor.kill)
+        for task in beside:
+            task.cancel()
+        results = await asyncio.gather(*beside, return_exceptions=True)
         if store is not None:
             store.close()
         await plane.close()
-        await worker.close()
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    if supervisor.card is None:
+        raise asyncio.CancelledError
+
+
+def _beside(stop: asyncio.Event, doing: Coroutine[object, object, None]) -> "asyncio.Task[None]":
+    """A task whose failure ends the server."""
+
+    def ended(task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and task.exception() is not None:
+            stop.set()
+
+    task = asyncio.create_task(doing)
+    task.add_done_callback(ended)
+    return task
+
+
+async def _ready(plane: LocalPlane, frontend: FrontendSettings, url: str, stop: asyncio.Event) -> Running:
+    """The server, once it takes connections and a worker takes works."""
+    await _accepting(frontend.host, urlsplit(url).port or frontend.port)
+    while not plane.workers():
+        await plane.changed()
+    return Running(url, plane.workers()[0].card, stop)
+
+
+def _on_signals(act: Callable[[], object]) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, act)
 
 
 def _check(engine: EngineSettings, frontend: FrontendSettings) -> None:
     """Say at once what would otherwise be found out when a process has started and a model is loaded.
 
     Raises:
-        InvalidRequestError: an address, a file or the model cannot be used.
+        InvalidRequestError: an address, a file or the model cannot be used; all that cannot are named.
     """
-    check_address(frontend.host, frontend.port)
-    if frontend.admin_port is not None:
-        check_address(frontend.admin_host, frontend.admin_port)
-    check(frontend)
-    directory = local_directory(engine.model)
-    if directory is not None:
-        config_of(directory)
+
+    def model() -> None:
+        directory = local_directory(engine.model)
+        if directory is not None:
+            config_of(directory)
+
+    def admin_address() -> None:
+        if frontend.admin_port is not None:
+            check_address(frontend.admin_host, frontend.admin_port)
+
+    def address() -> None:
+        check_address(frontend.host, frontend.port)
+
+    wrong: list[str] = []
+    for look in (address, admin_address, partial(check, frontend), model):
+        try:
+            look()
+        except InlayError as error:
+            wrong.append(error.message)
+    if wrong:
+        raise InvalidRequestError("; ".join(wrong))
 
 
 def check_address(host: str, port: int) -> None:
@@ -186,18 +217,6 @@ async def _accepting(host: str, port: int) -> None:
         else:
             writer.close()
             return
-
-
-async def _until_gone(plane: Plane, stop: asyncio.Event) -> None:
-    """Stop the server when its only worker is gone: whoever supervises the process starts it afresh.
-
-    Raises:
-        OverloadedError: it is gone.
-    """
-    while plane.workers():
-        await plane.changed()
-    stop.set()
-    raise OverloadedError("the worker process ended; its own output above says why")
 
 
 def _described(card: ModelCard, frontend: FrontendSettings) -> str:

@@ -3,7 +3,6 @@
 import msgspec
 
 import inlay
-from inlay.errors import OverloadedError
 from inlay.frontend import metrics
 from inlay.frontend.lifeline import shutting_down
 from inlay.frontend.server import Call
@@ -34,7 +33,7 @@ async def ready(call: Call) -> None:
         raise shutting_down()
     router = call.server.router
     if not any(router.workers(card.name) for card in router.models()):
-        raise OverloadedError("no worker is ready", retry_after=1.0)
+        raise router.unready()
     await call.json(Status("ready"))
 
 

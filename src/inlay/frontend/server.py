@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 import msgspec
 
 from inlay.digest import Secret
-from inlay.errors import DeadlineExceededError, NotFoundError
+from inlay.errors import DeadlineExceededError
 from inlay.frontend.admission import ByteBudget, Reservation
 from inlay.frontend.auth import ANYONE, Caller, Tenant
 from inlay.frontend.body import Receive, Scope, Send, read_body
@@ -73,16 +73,16 @@ class Server:
         self._pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="inlay-prepare")
 
     def card(self, model: str | None) -> ModelCard:
-        """The card of the model asked for, or of the adapter's. Raises `NotFoundError`."""
+        """The card of the model asked for, or of the adapter's. Raises as `Router.card`."""
         return self.model(model).card
 
     def model(self, name: str | None) -> ServedModel:
-        """The model or the adapter asked for; the first model when none is named. Raises `NotFoundError`."""
+        """The model or the adapter asked for; the first model when none is named. Raises as `Router.card`."""
         if name is not None:
             return self.router.model(name)
         cards = self.router.models()
         if not cards:
-            raise NotFoundError("no model is served", param="model", code="model_not_found")
+            raise self.router.unready()
         return ServedModel(cards[0])
 
     def room(self, num_bytes: int) -> memoryview:

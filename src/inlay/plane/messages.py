@@ -13,10 +13,14 @@ class Boot(msgspec.Struct, frozen=True, tag="boot", array_like=True):
     """The first message to a process that is to become a worker: settings as JSON, and the root secret.
 
     On the connection, so that the secret is in no argument and no environment.
+
+    Attributes:
+        restore: commands to run before it announces itself: they make it what a worker was whose place it takes.
     """
 
     settings: str
     secret: bytes
+    restore: tuple[Command, ...] = ()
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):

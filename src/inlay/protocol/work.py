@@ -4,7 +4,7 @@ Version `PROTOCOL` talks to `PROTOCOL - 1`; unknown fields are ignored, so a fie
 change its meaning. All types are msgspec structs; embeddings inside them travel as raw buffers (`inlay.protocol.frames`).
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -457,8 +457,15 @@ class Plane(Protocol):
         """The workers that are ready now."""
         ...
 
+    def missing(self) -> Mapping[str, str]:
+        """The workers that should be there and are not ready, by whatever name, and why."""
+        ...
+
     async def changed(self) -> None:
-        """Return when the set of ready workers has changed since the last call."""
+        """Return at the next change of the set of ready workers or of a card. Any number may wait.
+
+        Nothing is missed by `while not condition(): await plane.changed()`.
+        """
         ...
 
     def room(self, num_bytes: int) -> memoryview | None:

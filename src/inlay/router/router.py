@@ -54,11 +54,16 @@ class Router:
         return list(self._known.values())
 
     def card(self, name: str) -> ModelCard:
-        """The card of the model clients call `name`, or of the one whose adapter is called so. Raises `NotFoundError`."""
+        """The card of the model clients call `name`, or of the one whose adapter is called so.
+
+        Raises:
+            NotFoundError: no such model.
+            OverloadedError: no worker has been ready yet, so nobody knows.
+        """
         return self.model(name).card
 
     def model(self, name: str) -> ServedModel:
-        """The model, or the adapter, that clients call `name`. Raises `NotFoundError`."""
+        """The model, or the adapter, that clients call `name`. Raises as `card`."""
         try:
             return ServedModel(self._base(name))
         except NotFoundError:
@@ -69,9 +74,12 @@ class Router:
             raise
 
     def _base(self, name: str) -> ModelCard:
-        for card in self.models():
+        models = self.models()
+        for card in models:
             if name == card.name or name in card.aliases:
                 return card
+        if not models:
+            raise self.unready()
         raise self._unknown(name)
 
     def _unknown(self, name: str) -> NotFoundError:
@@ -87,10 +95,13 @@ class Router:
                 found.setdefault(adapter.name, adapter)
         return list(found.values())
 
+    def unready(self) -> OverloadedError:
+        """The error where no worker is ready; it says what is known of why."""
+        missing = "".join(f"; {name}: {reason}" for name, reason in self._plane.missing().items())
+        return OverloadedError(f"no worker is ready{missing}", retry_after=1)
+
     def _served(self) -> str:
         names = [name for card in self.models() for name in (card.name, *card.aliases)]
-        if not names:
-            return "; none is served"
         more = ", ..." if len(names) > _NAMED else ""
         return "; served: " + ", ".join(f"`{name}`" for name in names[:_NAMED]) + more
 

@@ -1,5 +1,6 @@
-"""One engine in its own process: admits, runs, aborts, drains."""
+"""One engine in its own process: admits, runs, aborts, drains; and what keeps that process running."""
 
 from inlay.worker.process import WorkerProcess, spawn
+from inlay.worker.supervisor import Backoff, Supervisor
 
-__all__ = ["WorkerProcess", "spawn"]
+__all__ = ["Backoff", "Supervisor", "WorkerProcess", "spawn"]

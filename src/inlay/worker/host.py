@@ -1,7 +1,7 @@
 """What stands between a plane and an engine in a worker process."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -65,6 +65,13 @@ class Host:
             return Reply(await self._run(command))
         except InlayError as error:
             return Reply(error=ErrorFrame.of(error))
+
+    async def restore(self, commands: Sequence[Command]) -> None:
+        """Run commands that an earlier worker had followed. One that fails now is only logged: the rest can be served."""
+        for command in commands:
+            reply = await self.call(command)
+            if reply.error is not None:
+                log.error("%s %s: %s", command.name, command.arguments, reply.error.message)
 
     async def _run(self, command: Command) -> dict[str, str | int | float | bool | None]:
         match command.name:

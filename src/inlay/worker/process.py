@@ -6,6 +6,8 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 
 from inlay import engine
 from inlay.digest import Secret
@@ -13,7 +15,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError, ErrorFrame, InlayError
 from inlay.plane.local import Arena, Channel, serve
 from inlay.plane.messages import Boot, Failed, FromWorker, ToWorker
-from inlay.protocol.work import Fails
+from inlay.protocol.work import Command, Fails
 from inlay.worker.host import Host
 
 log = logging.getLogger(__name__)
@@ -45,24 +47,51 @@ class WorkerProcess:
         """Whether it runs."""
         return self._process.returncode is None
 
+    @property
+    def fate(self) -> str:
+        """How it ended, in words that follow "the worker process"."""
+        status = self._process.returncode
+        if status is None:
+            return "runs"
+        if status < 0:
+            return f"was killed by {signal.Signals(-status).name}"
+        return f"ended with status {status}"
+
     def kill(self) -> None:
-        """End the process without waiting for what it does; `close` is still to be called."""
-        if self.alive:
-            self._process.kill()
+        """End the process, and those it started, without waiting for what they do; `close` is still to be called."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     async def close(self) -> None:
-        """End the process: it stops when its connection closes, and is killed when it has not within seconds."""
+        """End the process: it stops when its connection closes, and is killed when it has not within seconds.
+
+        What it started and left behind is killed with it.
+        """
         self.channel.close()
         try:
             await asyncio.wait_for(self._process.wait(), STOP_SECONDS)
         except TimeoutError:
             self.kill()
             await self._process.wait()
+        self.kill()
         self.channel.arena.close()
 
 
-async def spawn(settings: EngineSettings, secret: Secret, *, arena_bytes: int = ARENA_BYTES) -> WorkerProcess:
-    """Start a worker process for `settings`. It loads its model meanwhile: `LocalPlane.wait_ready` says when it can work."""
+async def spawn(
+    settings: EngineSettings,
+    secret: Secret,
+    *,
+    arena_bytes: int = ARENA_BYTES,
+    restore: Sequence[Command] = (),
+) -> WorkerProcess:
+    """Start a worker process for `settings`. It loads its model meanwhile: `LocalPlane.wait_ready` says when it can work.
+
+    Args:
+        settings: of the engine.
+        secret: of the namespace.
+        arena_bytes: memory for prompts, shared with it.
+        restore: commands it runs before it is ready.
+    """
     ours, theirs = socket.socketpair()
     arena = Arena(arena_bytes)
     with theirs:
@@ -75,7 +104,7 @@ async def spawn(settings: EngineSettings, secret: Secret, *, arena_bytes: int = 
             start_new_session=True,
         )
     channel: Channel[FromWorker] = await Channel.open(ours, arena, FromWorker, sends_shared=True)
-    channel.send(Boot(settings.model_dump_json(), secret.root))
+    channel.send(Boot(settings.model_dump_json(), secret.root, tuple(restore)))
     return WorkerProcess(process, channel)
 
 
@@ -85,36 +114,61 @@ async def run(socket_fd: int, arena_fd: int, arena_bytes: int) -> int:
     channel: Channel[ToWorker] = await Channel.open(
         socket.socket(fileno=socket_fd), arena, ToWorker, sends_shared=False
     )
-    boot = await channel.receive()
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    try:
+        boot = await channel.receive()
+    except EOFError:
+        return 1
     if not isinstance(boot, Boot):
         raise TypeError(f"the first message must be Boot, got {type(boot).__name__}")
     settings = EngineSettings.model_validate_json(boot.settings)
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    runner: engine.Engine | None = None
     try:
         runner = engine.create(settings, Secret(boot.secret))
-        await runner.start()
+        await _start(runner, channel, stop)
     except InlayError as error:
         return await _fail(channel, error)
     except Exception as error:
         log.exception("the engine did not start")
         return await _fail(channel, EngineError(f"the engine did not start: {type(error).__name__}: {error}"))
-    serving = asyncio.create_task(serve(channel, Host(runner)))
+    host = Host(runner)
+    await host.restore(boot.restore)
+    try:
+        await _until_first(serve(channel, host), stop.wait(), _failed(runner))
+    except EngineError as error:
+        return await _fail(channel, error)
+    finally:
+        await runner.close()
+    return 0
+
+
+async def _start(runner: engine.Engine, channel: Channel[ToWorker], stop: asyncio.Event) -> None:
+    """Start the engine, and end the process at once when nobody waits for it any more."""
+    # Nothing comes before the worker is ready, so a message can only be the end. Cancelled, it leaves what has come.
+    starting, gone = asyncio.create_task(runner.start()), asyncio.create_task(channel.receive())
     stopping = asyncio.create_task(stop.wait())
-    failing = asyncio.create_task(_failed(runner))
-    await asyncio.wait((serving, stopping, failing), return_when=asyncio.FIRST_COMPLETED)
-    if failing.done():
-        # What its works were told last is still to leave.
-        await channel.drain()
-    for task in (serving, stopping, failing):
+    await asyncio.wait((starting, gone, stopping), return_when=asyncio.FIRST_COMPLETED)
+    for task in (gone, stopping):
         task.cancel()
-    results = await asyncio.gather(serving, stopping, failing, return_exceptions=True)
-    await runner.close()
-    for result in results:
+    await asyncio.gather(gone, stopping, return_exceptions=True)
+    if starting.done():
+        starting.result()
+        return
+    log.info("nobody waits for the engine any more")
+    # A model that loads in a thread cannot be told to stop, and would hold up the end of the process.
+    logging.shutdown()
+    os._exit(1)
+
+
+async def _until_first(*doing: Coroutine[object, object, object]) -> None:
+    """Run all until one has ended, then cancel the others. Raises what one of them raised."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in doing]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
         if isinstance(result, Exception):
             raise result
-    return 0
 
 
 async def _failed(runner: engine.Engine) -> None:
@@ -127,6 +181,7 @@ async def _failed(runner: engine.Engine) -> None:
 
 async def _fail(channel: Channel[ToWorker], error: InlayError) -> int:
     channel.send(Failed(ErrorFrame.of(error)))
-    await channel.drain()
+    with suppress(EOFError):
+        await channel.drain()
     channel.close()
     return 1

@@ -108,6 +108,7 @@ async def test_a_step_that_fails_ends_all_works_with_an_error_and_the_engine_say
     with pytest.raises(EngineError, match="fell off the bus"):
         engine.generate(works[0], Receiver(works[0]))
     assert "the engine failed" in caplog.text
+    assert "fell off the bus" in (await engine.failed()).message
 
 
 async def test_a_probe_during_the_failure_raises(

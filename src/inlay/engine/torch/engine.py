@@ -98,7 +98,8 @@ class TorchEngine:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = False
-        self._failure: InlayError | None = None
+        self._failure: EngineError | None = None
+        self._failing = asyncio.Event()
         self._card: ModelCard | None = None
         self._admission: Admission | None = None
         self._receivers: dict[str, _Receiver] = {}
@@ -220,6 +221,12 @@ class TorchEngine:
             self._deliver([self._receivers[work_id].aborted()])
         elif work_id in self._receivers:
             self._send(lambda core: core.abort(work_id))
+
+    async def failed(self) -> EngineError:
+        """Return why, once a step has failed as a whole."""
+        while self._failure is None:
+            await self._failing.wait()
+        return self._failure
 
     async def reset_prefix_cache(self) -> int:
         """Forget every cached page no work uses; their number. Raises `EngineError` when the engine is not running."""
@@ -350,14 +357,15 @@ class TorchEngine:
             deltas.extend(self._mail.popleft()(core))
         return deltas
 
-    def _fail(self, core: Core, error: InlayError) -> None:
+    def _fail(self, core: Core, error: EngineError) -> None:
         """End all works with `error`, those in the mailbox too."""
         self._post(core.fail_all(error))
         self._call(partial(self._refuse, error))
 
-    def _refuse(self, error: InlayError) -> None:
+    def _refuse(self, error: EngineError) -> None:
         """On the event loop, after the last deltas: what the thread never saw ends as well."""
         self._failure = error
+        self._failing.set()
         for work_id in tuple(self._waits):
             self._stop_waiting(work_id)
         self._deliver([receiver.lost(error) for receiver in tuple(self._receivers.values())])

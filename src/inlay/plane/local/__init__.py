@@ -2,7 +2,7 @@
 
 from inlay.plane.local.arena import Arena
 from inlay.plane.local.channel import Channel
-from inlay.plane.local.frontend import LocalPlane
+from inlay.plane.local.frontend import Link, LocalPlane
 from inlay.plane.local.worker import serve
 
-__all__ = ["Arena", "Channel", "LocalPlane", "serve"]
+__all__ = ["Arena", "Channel", "Link", "LocalPlane", "serve"]

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import NamedTuple
 
@@ -34,7 +34,7 @@ GONE = "the worker process is gone"
 class LocalStream:
     """`inlay.protocol.work.Stream` over a local connection."""
 
-    def __init__(self, link: "_Link", work: Work) -> None:
+    def __init__(self, link: "Link", work: Work) -> None:
         self._link = link
         self._work = work
         self._waiting: deque[Delta] = deque()
@@ -85,13 +85,20 @@ class _Embedding(NamedTuple):
     offsets: list[int]
 
 
-class _Link:
-    """The connection to one worker process; a `Worker` once the card has come."""
+class Link:
+    """The connection to one worker process; a `Worker` once the card has come.
 
-    def __init__(self, id_: str, channel: Channel[FromWorker], changed: asyncio.Event) -> None:
+    Attributes:
+        alive: whether it holds.
+        failure: why the worker will never be ready, or is no longer, where it said so.
+    """
+
+    def __init__(self, id_: str, channel: Channel[FromWorker], tell: Callable[[], None]) -> None:
         self._id = id_
         self._channel = channel
-        self._changed = changed
+        self._tell = tell
+        self._settled = asyncio.Event()
+        self._gone = asyncio.Event()
         self._card: ModelCard | None = None
         self._streams: dict[str, LocalStream] = {}
         self._embeddings: dict[str, _Embedding] = {}
@@ -102,19 +109,46 @@ class _Link:
 
     @property
     def id(self) -> str:
+        """Unique in the plane, never used again."""
         return self._id
 
     @property
     def ready(self) -> bool:
-        return self.alive and self._card is not None
+        """Whether it can be sent works."""
+        return self.alive and self._card is not None and self.failure is None
 
     @property
     def card(self) -> ModelCard:
+        """What it announced last. Raises `OverloadedError` before it has."""
         if self._card is None:
             raise OverloadedError("the worker is not ready yet", retry_after=1)
         return self._card
 
+    @property
+    def last_card(self) -> ModelCard | None:
+        """What it announced last, also when it is gone."""
+        return self._card
+
+    async def wait_settled(self) -> None:
+        """Return when it can be sent works, or never will be."""
+        await self._settled.wait()
+
+    async def wait_gone(self) -> None:
+        """Return when the worker is gone."""
+        await self._gone.wait()
+
+    async def wait_ready(self) -> None:
+        """Return when it can be sent works.
+
+        Raises:
+            InlayError: the worker ended before; its own reason where it gave one.
+        """
+        await self._settled.wait()
+        if self._card is None:
+            raise self.failure or OverloadedError("the worker process ended before it was ready")
+
     def send(self, work: Work) -> LocalStream:
+        """As `Worker.send`."""
         if not self.ready:
             raise OverloadedError(GONE, retry_after=1)
         stream = LocalStream(self, work)
@@ -123,6 +157,7 @@ class _Link:
         return stream
 
     async def embed(self, work: EmbedWork) -> Vectors:
+        """As `Worker.embed`."""
         if not self.ready:
             raise OverloadedError(GONE, retry_after=1)
         answer: asyncio.Future[Vectors] = asyncio.get_running_loop().create_future()
@@ -137,10 +172,12 @@ class _Link:
         return vectors
 
     def cancel(self, work_id: str) -> None:
+        """Stop a work it was sent."""
         if self.alive and (work_id in self._streams or work_id in self._embeddings):
             self._channel.send(Cancel(work_id))
 
     async def call(self, command: Command, within: float = 30.0) -> Reply:
+        """As `Worker.call`."""
         if not self.ready:
             raise OverloadedError(GONE, retry_after=1)
         number = next(self._numbers)
@@ -168,9 +205,11 @@ class _Link:
                         self._take_vectors(vectors)
                     case Ready(card):
                         self._card = card
-                        self._changed.set()
+                        self._settled.set()
+                        self._tell()
                     case Failed(error):
                         self.failure = error.to_error()
+                        self._tell()
                     case Answer(number, reply):
                         waiter = self._calls.get(number)
                         if waiter is not None and not waiter.done():
@@ -221,26 +260,56 @@ class _Link:
         for waiter in self._calls.values():
             if not waiter.done():
                 waiter.set_exception(error)
-        self._changed.set()
+        self._settled.set()
+        self._gone.set()
+        self._tell()
 
     def room(self, num_bytes: int) -> memoryview | None:
+        """As `Plane.room`."""
         return self._channel.arena.reserve(num_bytes) if self.alive else None
 
     def close(self) -> None:
+        """Disconnect."""
         self._channel.close()
 
 
 class LocalPlane:
-    """`inlay.protocol.work.Plane` over connections to this machine's worker processes."""
+    """`inlay.protocol.work.Plane` over connections to this machine's worker processes, which come and go."""
 
-    def __init__(self, channels: Iterable[Channel[FromWorker]]) -> None:
+    def __init__(self, channels: Iterable[Channel[FromWorker]] = ()) -> None:
         self._changed = asyncio.Event()
-        self._links = [_Link(f"local-{n}", channel, self._changed) for n, channel in enumerate(channels)]
-        self._tasks: list[asyncio.Task[None]] = []
+        self._numbers = count()
+        self._links = [self._link(channel) for channel in channels]
+        self._tasks: dict[Link, asyncio.Task[None]] = {}
+        self._missing: dict[str, str] = {}
+
+    def _link(self, channel: Channel[FromWorker]) -> Link:
+        return Link(f"local-{next(self._numbers)}", channel, self._tell)
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def start(self) -> None:
         """Begin to listen to the workers."""
-        self._tasks = [asyncio.create_task(link.run()) for link in self._links]
+        for link in self._links:
+            self._listen(link)
+
+    def _listen(self, link: Link) -> None:
+        self._tasks[link] = asyncio.create_task(link.run())
+
+    def add(self, channel: Channel[FromWorker]) -> Link:
+        """Listen to one more worker, of the plane until it is removed."""
+        link = self._link(channel)
+        self._links.append(link)
+        self._listen(link)
+        return link
+
+    async def remove(self, link: Link) -> None:
+        """Disconnect from a worker and forget it."""
+        link.close()
+        await self._tasks.pop(link)
+        self._links.remove(link)
 
     async def wait_ready(self) -> None:
         """Return when every worker is ready.
@@ -248,20 +317,27 @@ class LocalPlane:
         Raises:
             InlayError: one ended before; its own reason where it gave one.
         """
-        while not all(link.ready for link in self._links):
-            for link in self._links:
-                if not link.alive:
-                    raise link.failure or OverloadedError("the worker process ended before it was ready")
-            await self.changed()
+        for link in tuple(self._links):
+            await link.wait_ready()
 
     def workers(self) -> Sequence[Worker]:
         """The workers that are ready now."""
         return [link for link in self._links if link.ready]
 
+    def miss(self, name: str, reason: str | None) -> None:
+        """Say that a worker is not there that should be, and why; with None, that it is."""
+        if reason is None:
+            self._missing.pop(name, None)
+        else:
+            self._missing[name] = reason
+
+    def missing(self) -> Mapping[str, str]:
+        """As `Plane.missing`."""
+        return self._missing
+
     async def changed(self) -> None:
-        """Return when the set of ready workers has changed since the last call."""
+        """Return at the next change of the set of ready workers or of a card."""
         await self._changed.wait()
-        self._changed.clear()
 
     def room(self, num_bytes: int) -> memoryview | None:
         """Of the only worker's shared memory; None where there are several, or too little of it is free."""
@@ -269,7 +345,5 @@ class LocalPlane:
 
     async def close(self) -> None:
         """Disconnect; the workers abort what is under way and end."""
-        for link in self._links:
-            link.close()
-        for task in self._tasks:
-            await task
+        for link in tuple(self._tasks):
+            await self.remove(link)

@@ -1,0 +1,120 @@
+"""Keeps a worker process running: starts it, and again when it has died."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn, TypeAlias
+
+from inlay.errors import EngineError
+from inlay.plane.local import Link, LocalPlane
+from inlay.protocol.work import Command, ModelCard
+from inlay.worker.process import WorkerProcess
+
+log = logging.getLogger(__name__)
+
+Start: TypeAlias = Callable[[Sequence[Command]], Awaitable[WorkerProcess]]
+"""Starts a process that runs these commands before it is ready."""
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """How long to wait before the next start: twice as long as before the last, in seconds.
+
+    Attributes:
+        first: after the first death, and after one that follows a stable time.
+        most: the longest.
+        stable: for how long a worker must have been ready for its death to count as the first.
+    """
+
+    first: float = 0.5
+    most: float = 30.0
+    stable: float = 60.0
+
+
+class Supervisor:
+    """One worker of a local plane, over as many processes as it takes.
+
+    Attributes:
+        card: what the worker announced last, or None before it ever was ready.
+
+    Args:
+        plane: where the worker is to be found; it is told when the worker is missing, and why.
+        start: starts a process.
+        backoff: between starts.
+        name: of the worker among those the plane misses.
+    """
+
+    def __init__(
+        self, plane: LocalPlane, start: Start, *, backoff: Backoff = Backoff(), name: str = "worker"
+    ) -> None:
+        self._plane = plane
+        self._start = start
+        self._backoff = backoff
+        self._name = name
+        self._process: WorkerProcess | None = None
+        self.card: ModelCard | None = None
+
+    def kill(self) -> None:
+        """End the process that runs now, if any, without waiting for what it does."""
+        if self._process is not None:
+            self._process.kill()
+
+    async def run(self) -> NoReturn:
+        """Keep a worker running until cancelled; then end it.
+
+        Raises:
+            InlayError: the first process never became ready, so none would.
+        """
+        self._plane.miss(self._name, "it is loading")
+        delay = self._backoff.first
+        while True:
+            seconds, reason = await self._live()
+            if seconds > self._backoff.stable:
+                delay = self._backoff.first
+            log.error("%s; it is started again in %g s", reason, delay)
+            self._plane.miss(self._name, f"{reason}; it is being started again")
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, self._backoff.most)
+
+    async def _live(self) -> tuple[float, str]:
+        """One process from its start to its end: the seconds it was ready, and why it is not any more.
+
+        Raises:
+            InlayError: as `run`.
+        """
+        clock = asyncio.get_running_loop().time
+        ready_at: float | None = None
+        process = self._process = await self._start(_restoring(self.card))
+        link = self._plane.add(process.channel)
+        try:
+            await link.wait_settled()
+            if link.ready:
+                ready_at = clock()
+                self._plane.miss(self._name, None)
+                await link.wait_gone()
+        finally:
+            self.card = link.last_card or self.card
+            await process.close()
+            await self._plane.remove(link)
+            self._process = None
+        reason = _reason(process, link)
+        if self.card is None:
+            raise link.failure or EngineError(f"{reason} before it was ready")
+        return (0.0 if ready_at is None else clock() - ready_at), reason
+
+
+def _reason(process: WorkerProcess, link: Link) -> str:
+    said = f"the worker process {process.fate}"
+    return said if link.failure is None else f"{said}: {link.failure.message}"
+
+
+def _restoring(card: ModelCard | None) -> list[Command]:
+    """What makes a new worker what the one was that announced `card` last."""
+    if card is None:
+        return []
+    commands = [
+        Command("load_adapter", {"lora_name": adapter.name, "lora_path": adapter.path})
+        for adapter in card.adapters
+    ]
+    return [*commands, Command("sleep", {"level": card.asleep})] if card.asleep else commands

@@ -1,0 +1,129 @@
+"""A worker that dies is started again; the plane says meanwhile what is missing, and nothing of the dead one stays."""
+
+import asyncio
+import gc
+import os
+import signal
+import socket
+import weakref
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from inlay.digest import Secret
+from inlay.engine.settings import EngineSettings
+from inlay.errors import InvalidRequestError
+from inlay.plane.local import Arena, Channel, LocalPlane
+from inlay.plane.messages import FromWorker
+from inlay.protocol.work import Command
+from inlay.worker import Backoff, Supervisor, WorkerProcess, spawn
+
+SECRET = Secret(bytes(32))
+
+
+class Starts:
+    """Starts echo workers, and remembers them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.processes: list[WorkerProcess] = []
+        self.times: list[float] = []
+        self._more = asyncio.Event()
+        (path / "config.json").write_text(
+            '{"vocab_size": 9, "hidden_size": 8, "max_position_embeddings": 64}'
+        )
+
+    async def __call__(self, restore: Sequence[Command]) -> WorkerProcess:
+        self.times.append(asyncio.get_running_loop().time())
+        settings = EngineSettings(model=str(self.path), engine="echo")
+        process = await spawn(settings, SECRET, arena_bytes=1 << 20, restore=restore)
+        self.processes.append(process)
+        self._more.set()
+        return process
+
+    async def reached(self, count: int) -> None:
+        while len(self.processes) < count:
+            self._more.clear()
+            await self._more.wait()
+
+
+@asynccontextmanager
+async def supervised(starts: Starts, backoff: Backoff) -> AsyncIterator[LocalPlane]:
+    plane = LocalPlane()
+    task = asyncio.create_task(Supervisor(plane, starts, backoff=backoff).run())
+    try:
+        await until_ready(plane)
+        yield plane
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await plane.close()
+
+
+async def until_ready(plane: LocalPlane, ready: bool = True) -> None:
+    while bool(plane.workers()) is not ready:
+        await plane.changed()
+
+
+async def test_a_worker_that_dies_comes_back_as_another(tmp_path: Path) -> None:
+    starts = Starts(tmp_path)
+    async with supervised(starts, Backoff(0.01)) as plane:
+        assert plane.missing() == {}
+        first = plane.workers()[0]
+        arena: weakref.ref[Arena] = weakref.ref(starts.processes[0].channel.arena)
+        os.kill(starts.processes[0].pid, signal.SIGKILL)
+        await until_ready(plane, ready=False)
+        await until_ready(plane)
+        assert plane.workers()[0].id != first.id
+        assert plane.missing() == {}
+        assert (await plane.workers()[0].call(Command("probe"))).error is None
+        del first
+        starts.processes.clear()
+        gc.collect()
+        assert arena() is None
+    assert not psutil.Process().children()
+
+
+async def test_starts_that_fail_are_further_and_further_apart(tmp_path: Path) -> None:
+    starts = Starts(tmp_path)
+    async with supervised(starts, Backoff(0.05, most=0.2)) as plane:
+        (tmp_path / "config.json").unlink()
+        os.kill(starts.processes[0].pid, signal.SIGKILL)
+        await starts.reached(5)
+        assert "no model at" in plane.missing()["worker"]
+        Starts(tmp_path)
+        await until_ready(plane)
+    gaps = [after - before for before, after in zip(starts.times, starts.times[1:], strict=False)]
+    assert all(gap >= wait for gap, wait in zip(gaps, (0.05, 0.1, 0.2, 0.2), strict=False))
+
+
+async def test_a_first_start_that_fails_is_the_callers(tmp_path: Path) -> None:
+    starts = Starts(tmp_path)
+    (tmp_path / "config.json").unlink()
+    plane = LocalPlane()
+    with pytest.raises(InvalidRequestError, match="no model at"):
+        await Supervisor(plane, starts).run()
+    assert not psutil.Process().children()
+
+
+async def test_what_a_worker_started_ends_with_it() -> None:
+    ours, theirs = socket.socketpair()
+    process = await asyncio.create_subprocess_exec(
+        *("sh", "-c", "sleep 600 > /dev/null & echo $!; exec sleep 600 > /dev/null"),
+        start_new_session=True,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    left_behind = psutil.Process(int(await process.stdout.readline()))
+    channel: Channel[FromWorker] = await Channel.open(ours, Arena(1 << 20), FromWorker, sends_shared=True)
+    worker = WorkerProcess(process, channel)
+    process.kill()
+    await process.wait()
+    assert left_behind.is_running()
+    await worker.close()
+    theirs.close()
+    await asyncio.to_thread(psutil.wait_procs, [left_behind], 10)
+    assert not left_behind.is_running() or left_behind.status() == psutil.STATUS_ZOMBIE
