@@ -20,10 +20,11 @@ MAY_IMPORT = {
     "plane": SHARED | {"protocol"},
     "router": SHARED | {"protocol", "plane"},
     "store": SHARED | {"protocol", "tensors"},
-    "frontend": SHARED | {"protocol", "tensors", "render", "router", "plane", "store"},
+    "frontend": SHARED | {"embedding", "protocol", "tensors", "render", "router", "plane", "store"},
     "adapter": SHARED | {"tensors"},
+    "embedding": SHARED,
     "worker": SHARED | {"protocol", "plane", "engine", "adapter", "tensors"},
-    "engine": SHARED | {"protocol", "tensors", "render", "adapter"},
+    "engine": SHARED | {"embedding", "protocol", "tensors", "render", "adapter"},
     "client": SHARED | {"tensors", "render"},
     "demo": set[str](),
 }
@@ -76,7 +77,8 @@ def test_every_room_is_known() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["inlay.frontend", "inlay.client", "inlay.cli", "inlay.worker", "inlay.router"]
+    "module",
+    ["inlay.frontend", "inlay.embedding.config", "inlay.client", "inlay.cli", "inlay.worker", "inlay.router"],
 )
 def test_what_faces_clients_starts_without_torch(module: str) -> None:
     """In an interpreter where the heavy libraries cannot be imported at all."""

@@ -22,6 +22,10 @@ def create(settings: EngineSettings, secret: Secret) -> Engine:
         from inlay.engine.echo import EchoEngine
 
         return EchoEngine(settings, secret)
+    if settings.task != "generate":
+        from inlay.engine.embed.engine import EmbedEngine
+
+        return EmbedEngine(settings, secret)
     from inlay.engine.torch.engine import TorchEngine
 
     return TorchEngine(settings, secret)

@@ -18,26 +18,65 @@ class Bounds(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Admission:
+class PromptAdmission:
+    """The facts a prompt is held against.
+
+    Attributes:
+        vocab_size: ids are below it.
+        hidden_size: elements of a row.
+        dtype: of rows, by torch's name.
+        refuses_rows: why the model takes no rows, or None.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    dtype: str
+    refuses_rows: str | None
+
+    def check_prompt(self, prompt: Prompt, param: str = "prompt") -> None:
+        """Raise `InvalidRequestError` where a position of `prompt` is none of the model's; `param` is what clients call it."""
+        for segment in prompt.segments:
+            if isinstance(segment, Tokens):
+                self._check_ids(segment.ids, param)
+            elif isinstance(segment, Rows):
+                self._check_rows(segment)
+            else:
+                raise InvalidRequestError(f"this engine cannot read {segment.kind}", param=param)
+
+    def _check_rows(self, rows: Rows) -> None:
+        if self.refuses_rows is not None:
+            raise EmbeddingsError(f"this model takes no embeddings as prompt: {self.refuses_rows}")
+        if rows.shape[1] != self.hidden_size:
+            raise EmbeddingsError(
+                f"the size of tensor must match the model's hidden size of {self.hidden_size}, got {rows.shape[1]}"
+            )
+        if rows.dtype != self.dtype:
+            raise EmbeddingsError(f"rows must have the model's dtype {self.dtype} here, got {rows.dtype}")
+        if rows.bundle:
+            names = ", ".join(field.name for field in rows.bundle)
+            raise EmbeddingsError(f"this engine reads no further tensors with the rows, got {names}")
+
+    def _check_ids(self, ids: Sequence[int], param: str) -> None:
+        if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):
+            wrong = next(id_ for id_ in ids if not 0 <= id_ < self.vocab_size)
+            raise InvalidRequestError(
+                f"token id {wrong} is not in the vocabulary: ids are 0 to {self.vocab_size - 1}", param=param
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission(PromptAdmission):
     """The facts a work is held against. One bad work must never fail the step it shares with others.
 
     Attributes:
         bounds: what fits.
-        vocab_size: ids are below it.
-        hidden_size: elements of a row.
-        dtype: of rows, by torch's name.
         max_logprobs: alternatives a token.
-        refuses_rows: why the model takes no rows, or None.
         grammars: the kinds of grammar an output can be held to.
         adapters: names of those a work may be for now.
     """
 
     bounds: Bounds
-    vocab_size: int
-    hidden_size: int
-    dtype: str
     max_logprobs: int
-    refuses_rows: str | None
     grammars: tuple[GrammarKind, ...]
     adapters: Container[str] = ()
 
@@ -53,7 +92,7 @@ class Admission:
         if work.adapter is not None and work.adapter not in self.adapters:
             raise NotFoundError(f"the adapter {work.adapter!r} does not exist", param="model")
         self.bounds.check(work)
-        self._check_prompt(work.prompt)
+        self.check_prompt(work.prompt)
         self._check_ids(work.prior_output, "prior_output")
         sampling = work.sampling
         if len(work.prior_output) > sampling.max_tokens:
@@ -100,34 +139,5 @@ class Admission:
         if not all(sampling.bad_words):
             raise InvalidRequestError("bad_words must not hold an empty word", param="bad_words")
 
-    def _check_prompt(self, prompt: Prompt) -> None:
-        for segment in prompt.segments:
-            if isinstance(segment, Tokens):
-                self._check_ids(segment.ids, "prompt")
-            elif isinstance(segment, Rows):
-                self._check_rows(segment)
-            else:
-                raise InvalidRequestError(f"this engine cannot read {segment.kind}", param="prompt")
 
-    def _check_rows(self, rows: Rows) -> None:
-        if self.refuses_rows is not None:
-            raise EmbeddingsError(f"this model takes no embeddings as prompt: {self.refuses_rows}")
-        if rows.shape[1] != self.hidden_size:
-            raise EmbeddingsError(
-                f"the size of tensor must match the model's hidden size of {self.hidden_size}, got {rows.shape[1]}"
-            )
-        if rows.dtype != self.dtype:
-            raise EmbeddingsError(f"rows must have the model's dtype {self.dtype} here, got {rows.dtype}")
-        if rows.bundle:
-            names = ", ".join(field.name for field in rows.bundle)
-            raise EmbeddingsError(f"this engine reads no further tensors with the rows, got {names}")
-
-    def _check_ids(self, ids: Sequence[int], param: str) -> None:
-        if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):
-            wrong = next(id_ for id_ in ids if not 0 <= id_ < self.vocab_size)
-            raise InvalidRequestError(
-                f"token id {wrong} is not in the vocabulary: ids are 0 to {self.vocab_size - 1}", param=param
-            )
-
-
-__all__ = ["Admission", "Bounds"]
+__all__ = ["Admission", "Bounds", "PromptAdmission"]

@@ -5,6 +5,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from inlay.embedding.config import PoolingMode
+
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -18,7 +20,10 @@ class EngineSettings(BaseModel):
         default="torch",
         description="What runs the model; echo runs none: it repeats the prompt, to measure everything else.",
     )
-    task: Literal["generate"] = Field(default="generate", description="What the model is asked for.")
+    task: Literal["generate", "embed", "score"] = Field(
+        default="generate",
+        description="What the model is asked for: text, the embeddings of texts, or the scores of pairs of texts (cross-encoders).",
+    )
     served_model_name: list[str] = Field(
         default=[],
         description="Names clients may use; the first is shown. The model's own path or name unless set.",
@@ -91,4 +96,19 @@ class EngineSettings(BaseModel):
         default=30.0,
         ge=0,
         description="Seconds running requests get to end when their adapter is unloaded; then they are aborted.",
+    )
+    pooling: Literal["auto", PoolingMode] = Field(
+        default="auto",
+        description="What an embedding is made of; auto is what the model says, else the mean of an encoder's states or the last of a "
+        "decoder's.",
+    )
+    matryoshka_dimensions: list[int] = Field(
+        default=[],
+        description="The numbers of elements that requests may shorten embeddings to, for models trained for it whose config.json does "
+        "not say so.",
+    )
+    max_num_queued_tokens: int = Field(
+        default=1_000_000,
+        ge=1,
+        description="Positions that may wait to be embedded; more are refused with 503.",
     )

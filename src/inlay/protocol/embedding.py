@@ -77,7 +77,8 @@ class EmbeddingCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         dimensions: the numbers of elements it may be shortened to, where not to any.
         prompts: what is put before a text, by name ("query", "document").
         default_prompt: name of the one that is put before texts of requests that name none.
-        activation: what makes scores of a scoring model's logits: "sigmoid", "softmax" or "identity".
+        lower_case: texts are lowered before they are tokenized.
+        activation: what makes scores of a scoring model's logits: "sigmoid", "tanh" or "identity".
     """
 
     size: int
@@ -86,6 +87,7 @@ class EmbeddingCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     dimensions: tuple[int, ...] = ()
     prompts: dict[str, str] = {}
     default_prompt: str | None = None
+    lower_case: bool = False
     activation: str = "identity"
 
 

@@ -28,16 +28,20 @@ _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 class PackedLinear(nn.Module):
     """A linear layer for inference whose weight is held in oneDNN's own layout. The given weight is not kept."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Pack `weight` [out, in]."""
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, gelu: bool = False) -> None:
+        """Pack `weight` [out, in]; with `gelu`, the exact GELU of the product is what comes out, in the same pass."""
         super().__init__()
         # Not a parameter: an opaque layout that must not be cast, moved or saved.
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
         self._bias = None if bias is None else bias.detach()
+        self._end = ("gelu", "none") if gelu else ("none", "")
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] to [..., out]."""
-        return cast("Tensor", torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], ""))
+        end, algorithm = self._end
+        return cast(
+            "Tensor", torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, end, [], algorithm)
+        )
 
 
 class PlainLinear(nn.Module):

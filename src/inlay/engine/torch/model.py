@@ -116,8 +116,8 @@ class CausalModel:
         directory = directory_of(settings.model, settings.revision)
         config = config_of(directory)
         family = family_of(config)
-        device = _device(settings.device)
-        dtype = _dtype(settings.dtype, config, device)
+        device = device_of(settings.device)
+        dtype = dtype_of(settings.dtype, config, device)
         max_model_len = _max_model_len(settings.max_model_len, config)
         if device.type == "cpu":
             torch.set_num_threads(threads.count(settings.num_threads))
@@ -276,7 +276,8 @@ def _page_groups(layers: tuple[LayerShape, ...], max_model_len: int) -> tuple[Pa
     return group_layers([layer.window if alike else None for layer in layers], max_model_len)
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
+    """The device a setting names. Raises `InvalidRequestError` where it is not here."""
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise InvalidRequestError(
@@ -285,7 +286,8 @@ def _device(name: str) -> torch.device:
     return torch.device("cuda" if name == "cuda" or (name == "auto" and available) else "cpu")
 
 
-def _dtype(name: str, config: dict[str, Any], device: torch.device) -> torch.dtype:
+def dtype_of(name: str, config: dict[str, Any], device: torch.device) -> torch.dtype:
+    """The dtype a setting names for a checkpoint on a device. Raises `InvalidRequestError` where it does not run there."""
     stored = str(config.get("dtype") or config.get("torch_dtype") or "float32")
     chosen = stored if name == "auto" else name
     if chosen not in ("float32", "bfloat16", "float16"):

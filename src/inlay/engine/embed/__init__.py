@@ -1,0 +1,1 @@
+"""Embeddings and scores with transformers models: encoders and decoders, packed without padding."""

@@ -1,0 +1,205 @@
+"""Attention over sequences laid end to end, behind transformers' attention interface.
+
+Everything else in a transformer treats each position by itself, so a batch needs no padding outside attention. In it, sequences of
+about the same length are attended together: those of equal length where they lie, others after a copy that pads them to the longest of
+their group. Several short products then become one, and little is computed for nothing.
+
+A forward pass gets its `PackedAttention` as a keyword argument, which transformers hands to every attention layer.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AttentionInterface
+
+from inlay.errors import EngineError
+
+IMPLEMENTATION = "inlay_packed"
+"""The name transformers knows this attention by."""
+
+_ALIKE = 0.8
+"""A group's shortest sequence has at least this part of the longest one's length."""
+
+_NOT_OPTIONS = frozenset(
+    {
+        "deterministic",
+        "dropout",
+        "is_causal",
+        "output_attentions",
+        "past_key_values",
+        "position_ids",
+        "use_cache",
+    }
+)
+"""Keyword arguments of attention layers that do not change the result here."""
+
+
+class _Group(NamedTuple):
+    """Sequences that are attended together.
+
+    Attributes:
+        start: its first position in the batch.
+        stop: the position after its last.
+        sequences: how many.
+        longest: positions of the longest.
+        gather: [sequences * longest], positions of the batch; padding repeats a sequence's own first one, so that what is not finite
+            stays within its sequence. None where all are equally long.
+        scatter: [stop - start], where in the padded result each position's is.
+        keys: bool [sequences, 1, 1, longest], false where a key is padding; None where all are equally long.
+    """
+
+    start: int
+    stop: int
+    sequences: int
+    longest: int
+    gather: Tensor | None
+    scatter: Tensor | None
+    keys: Tensor | None
+
+
+class PackedAttention:
+    """Attention for one batch.
+
+    Args:
+        lengths: of the sequences, in the batch's order: descending, or they are grouped badly.
+        device: of the batch.
+    """
+
+    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
+        self._groups: list[_Group] = []
+        self._windows: dict[tuple[int, int], Tensor] = {}
+        self._device = device
+        start = 0
+        while start < len(lengths):
+            least = lengths[start] * _ALIKE
+            stop = next((n for n in range(start, len(lengths)) if lengths[n] < least), len(lengths))
+            first = self._groups[-1].stop if self._groups else 0
+            self._groups.append(_group(lengths[start:stop], first, device))
+            start = stop
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, causal: bool, window: int | None
+    ) -> Tensor:
+        """Each sequence's positions attend to its own.
+
+        Args:
+            query: [Q, T, D].
+            key: [H, T, D]; Q is a multiple of H.
+            value: [H, T, E].
+            scaling: factor of the scores.
+            causal: positions after one are not seen.
+            window: a position sees those less than so many away; None for all.
+
+        Returns:
+            [T, Q, E].
+        """
+        query, key, value = (tensor.transpose(0, 1) for tensor in (query, key, value))
+        out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
+        for group in self._groups:
+            queries, keys, values = (_taken(tensor, group) for tensor in (query, key, value))
+            longest = group.longest
+            mask = group.keys
+            if window is not None and longest > window:
+                near = self._window(longest, window, causal=causal)
+                mask = near if mask is None or causal else mask & near
+            elif causal:
+                # Padding comes after what is real, which does not look there.
+                mask = None
+            states = F.scaled_dot_product_attention(
+                queries,
+                keys,
+                values,
+                attn_mask=mask,
+                is_causal=causal and mask is None,
+                scale=scaling,
+                enable_gqa=queries.shape[1] != keys.shape[1],
+            )
+            flat = states.transpose(1, 2).reshape(group.sequences * longest, *out.shape[1:])
+            if group.scatter is None:
+                out[group.start : group.stop] = flat
+            else:
+                torch.index_select(flat, 0, group.scatter, out=out[group.start : group.stop])
+        return out
+
+    def _window(self, length: int, window: int, *, causal: bool) -> Tensor:
+        """Booleans [length, length], true where a row's position sees a column's."""
+        found = self._windows.get((length, window))
+        if found is None:
+            places = torch.arange(length, device=self._device)
+            away = places[:, None] - places
+            found = (away < window) & ((away >= 0) if causal else (away > -window))
+            self._windows[length, window] = found
+        return found
+
+
+def _group(lengths: Sequence[int], start: int, device: torch.device) -> _Group:
+    longest, total = max(lengths), sum(lengths)
+    stop = start + total
+    if min(lengths) == longest:
+        return _Group(start, stop, len(lengths), longest, None, None, None)
+    counts = torch.tensor(lengths)
+    firsts = torch.tensor(list(accumulate(lengths[:-1], initial=start)))
+    places = torch.arange(longest)
+    real = places < counts[:, None]
+    gather = torch.where(real, firsts[:, None] + places, firsts[:, None])
+    scatter = torch.nonzero(real.flatten()).flatten()
+    return _Group(
+        start,
+        stop,
+        len(lengths),
+        longest,
+        gather.flatten().to(device),
+        scatter.to(device),
+        real[:, None, None].to(device),
+    )
+
+
+def _taken(tensor: Tensor, group: _Group) -> Tensor:
+    """A group's part of [T, N, D] as [sequences, N, longest, D]."""
+    part = tensor[group.start : group.stop] if group.gather is None else tensor[group.gather]
+    return part.reshape(group.sequences, group.longest, *tensor.shape[1:]).transpose(1, 2)
+
+
+def _packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    packed: PackedAttention | None = None,
+    **options: object,
+) -> tuple[Tensor, None]:
+    """What transformers calls: query [1, Q, T, D], key [1, H, T, D], value [1, H, T, E]; returns [1, T, Q, E].
+
+    Raises:
+        EngineError: an option that would change the result and is not honoured here.
+    """
+    if packed is None:
+        raise EngineError(f"{IMPLEMENTATION} attention runs inside the embedding engine only")
+    dropped = [name for name, option in options.items() if option is not None and name not in _NOT_OPTIONS]
+    if dropped or attention_mask is not None:
+        names = ", ".join(sorted([*dropped, *([] if attention_mask is None else ["attention_mask"])]))
+        raise EngineError(f"{type(module).__name__} asks for {names}, which packed attention does not do")
+    states = packed.attend(
+        query[0],
+        key[0],
+        value[0],
+        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        causal=bool(_causal(module)),
+        window=sliding_window,
+    )
+    return states[None], None
+
+
+def _causal(module: Any) -> bool:
+    found: bool = module.is_causal
+    return found
+
+
+AttentionInterface.register(IMPLEMENTATION, _packed_attention)

@@ -1,0 +1,299 @@
+"""A transformers model that turns a batch of prompts into vectors or logits, without padding."""
+
+import copy
+import logging
+from collections.abc import Callable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from blake3 import blake3
+from torch import Tensor, nn
+from transformers import AutoModel, AutoModelForSequenceClassification
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.utils import logging as transformers_logging
+
+from inlay.embedding.config import EmbeddingConfig, PoolingMode, activation_of
+from inlay.engine.embed.attention import IMPLEMENTATION, PackedAttention
+from inlay.engine.embed.families import Family, family_of
+from inlay.engine.embed.gelu import fuse_gelu
+from inlay.engine.embed.pooling import dense_layers, pool
+from inlay.engine.settings import EngineSettings
+from inlay.engine.torch import threads
+from inlay.engine.torch.linear import accelerate
+from inlay.engine.torch.model import device_of, dtype_of
+from inlay.engine.weights import directory_of, weights_id
+from inlay.errors import EngineError, InvalidRequestError
+from inlay.prompt import Prompt, Rows, Tokens
+from inlay.protocol.embedding import EmbeddingCard
+from inlay.tensors.table import EmbeddingTable, config_of
+
+_logger = logging.getLogger(__name__)
+
+_SCORES = "ForSequenceClassification"
+
+
+class Encoder:
+    """A loaded model.
+
+    Attributes:
+        path: local directory of its tokenizer.
+        dtype: of activations and weights.
+        device: where it is.
+        vocab_size: ids are below it.
+        hidden_size: elements of a row.
+        max_model_len: positions a prompt may have.
+        card: what clients may ask of its vectors.
+        weights_id: identity of all that makes a vector, 32 hex digits.
+        embedding_table_id: identity of the input embedding table, 32 hex digits; "" where rows are refused.
+        embedding_abs_max: the table's largest absolute value, after the model's own scale.
+        refuses_rows: why embeddings cannot be prompts, or None.
+        scores: whether it gives logits of pairs, not vectors.
+    """
+
+    def __init__(
+        self, model: Any, family: Family, config: EmbeddingConfig, settings: EngineSettings, *, scores: bool
+    ) -> None:
+        """Take over a transformers model; use `load`.
+
+        Raises:
+            InvalidRequestError: it does not fit together, or settings ask for what it cannot do.
+        """
+        base = model.base_model
+        if family.gelu is not None:
+            fuse_gelu(base, family.gelu)
+        accelerate(base, family.fused)
+        self._base = base
+        self._head = _head_of(model) if scores else None
+        self._pooler = getattr(base, "pooler", None) if scores else None
+        if hasattr(base, "pooler"):
+            # It would read the first position of a batch, and only a head needs it.
+            base.pooler = None
+        self._embed = base.get_input_embeddings()
+        self._family = family
+        hidden = model.config
+        self.path = str(config.directory)
+        self.scores = scores
+        self.dtype: torch.dtype = model.dtype
+        self.device: torch.device = model.device
+        self.vocab_size: int = hidden.vocab_size
+        self.hidden_size: int = hidden.hidden_size
+        self._first = _first_position(family, hidden)
+        self.max_model_len = _max_model_len(settings.max_model_len, config, hidden, self._first)
+        self._modes = _modes(settings, config, family, scores=scores)
+        self._dense = dense_layers(config.dense, self.hidden_size * len(self._modes)).to(self.device)
+        self.card = _scoring_card(model) if scores else self._embedding_card(config, settings)
+        self.weights_id = _identity(config, self._modes)
+        self.refuses_rows: str | None = None
+        self.embedding_table_id, self.embedding_abs_max = "", 0.0
+        if family.causal and not scores:
+            table = EmbeddingTable.open(config.directory)
+            self.embedding_table_id, self.embedding_abs_max = table.id, table.abs_max()
+        else:
+            self.refuses_rows = "it reads tokens; decoders that make embeddings take rows as well"
+
+    @classmethod
+    def load(cls, settings: EngineSettings) -> "Encoder":
+        """Load what `settings` names, and set the number of CPU threads.
+
+        Raises:
+            InvalidRequestError: the model, its dtype here, or a longer context than it has, is refused; says what is allowed.
+        """
+        directory = directory_of(settings.model, settings.revision)
+        config = EmbeddingConfig.read(directory)
+        facts = config_of(config.directory)
+        family = family_of(facts)
+        scores = settings.task == "score"
+        _check_task(facts, family, scores=scores)
+        device = device_of(settings.device)
+        if device.type == "cpu":
+            torch.set_num_threads(threads.count(settings.num_threads))
+        transformers_logging.disable_progress_bar()
+        kind = AutoModelForSequenceClassification if scores else AutoModel
+        try:
+            model, info = kind.from_pretrained(
+                config.directory,
+                dtype=dtype_of(settings.dtype, facts, device),
+                attn_implementation=IMPLEMENTATION,
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            raise InvalidRequestError(f"{config.directory} cannot be loaded: {error}") from error
+        lacking = [
+            name
+            for name in map(str, [*info["missing_keys"], *info["mismatched_keys"]])
+            if scores or not name.startswith("pooler.")
+        ]
+        if lacking:
+            raise InvalidRequestError(
+                f"{config.directory} lacks weights of the model: {', '.join(sorted(lacking)[:8])}"
+            )
+        model.requires_grad_(False).eval().to(device)
+        return cls(model, family, config, settings, scores=scores)
+
+    def _embedding_card(self, config: EmbeddingConfig, settings: EngineSettings) -> EmbeddingCard:
+        size = config.dense[-1].out_features if config.dense else self.hidden_size * len(self._modes)
+        facts = config_of(config.directory)
+        allowed = settings.matryoshka_dimensions or facts.get("matryoshka_dimensions") or ()
+        if any(not 0 < each <= size for each in allowed):
+            raise InvalidRequestError(
+                f"vectors have {size} elements; matryoshka_dimensions are {list(allowed)}"
+            )
+        return EmbeddingCard(
+            size=size,
+            normalize=config.normalize,
+            any_dimensions=bool(facts.get("is_matryoshka")) and not allowed,
+            dimensions=tuple(sorted(allowed)),
+            prompts=config.prompts,
+            default_prompt=config.default_prompt,
+            lower_case=config.lower_case,
+        )
+
+    def vectors(self, prompts: Sequence[Prompt], second_from: Sequence[int] = ()) -> Tensor:
+        """What the model makes of each prompt: float32 [S, size], on the host.
+
+        Args:
+            prompts: of at least one position each; their order is free, but those of about the same length should be neighbours.
+            second_from: of each that is a pair, where its second text begins; empty where they are no pairs.
+        """
+        lengths = [len(prompt) for prompt in prompts]
+        with torch.inference_mode():
+            hidden = self._hidden(prompts, lengths, second_from)
+            if self._head is None:
+                found: Tensor = self._dense(pool(hidden, lengths, self._modes))
+            else:
+                first = pool(hidden, lengths, self._modes).to(self.dtype)[:, None]
+                pooled = None if self._pooler is None else self._pooler(first)
+                found = self._head(BaseModelOutputWithPooling(first, pooled)).float()
+            return found.cpu()
+
+    def _hidden(
+        self, prompts: Sequence[Prompt], lengths: Sequence[int], second_from: Sequence[int]
+    ) -> Tensor:
+        """The last hidden states of all positions [T, C]."""
+        counts = np.asarray(lengths)
+        ends = counts.cumsum()
+        positions = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
+        options: dict[str, Tensor] = {}
+        if self._family.token_types:
+            starts = np.repeat(second_from, counts) if len(second_from) else positions + 1
+            options["token_type_ids"] = self._moved((positions >= starts).astype(np.int64))
+        states: Tensor = self._base(
+            inputs_embeds=self._inputs(prompts)[None],
+            position_ids=self._moved(positions + self._first),
+            packed=PackedAttention(lengths, self.device),
+            **options,
+            **({"use_cache": False} if self._family.causal else {}),
+        ).last_hidden_state[0]
+        return states
+
+    def _moved(self, values: "np.ndarray[Any, Any]") -> Tensor:
+        return torch.from_numpy(values)[None].to(self.device)
+
+    def _inputs(self, prompts: Sequence[Prompt]) -> Tensor:
+        """The embeddings of all positions [T, C]: tokens by look-up (with the model's own scale), rows by copy."""
+        ids: list[Sequence[int]] = []
+        rows: list[tuple[int, Rows]] = []
+        first = 0
+        for segment in chain.from_iterable(prompt.segments for prompt in prompts):
+            if isinstance(segment, Tokens):
+                ids.append(segment.ids)
+            elif isinstance(segment, Rows):
+                ids.append([0] * len(segment))
+                rows.append((first, segment))
+            else:
+                raise EngineError("media has no embeddings here")
+            first += len(segment)
+        embeds: Tensor = self._embed(torch.tensor(list(chain.from_iterable(ids)), device=self.device))
+        for start, segment in rows:
+            # Copied: torch takes only memory that may be written.
+            values = torch.frombuffer(bytearray(segment.data.view), dtype=self.dtype)
+            embeds[start : start + len(segment)] = values.view(segment.shape).to(self.device)
+        return embeds
+
+
+class _Given(nn.Module):
+    """Stands where a model's body stands, and gives what it was given."""
+
+    def forward(self, *_: Any, given: BaseModelOutputWithPooling, **__: Any) -> BaseModelOutputWithPooling:
+        return given
+
+
+def _head_of(model: Any) -> Callable[[BaseModelOutputWithPooling], Tensor]:
+    """`model` without its body: what the body gives to logits."""
+    head = copy.copy(model)
+    head._modules = {**model._modules, model.base_model_prefix: _Given()}
+
+    def logits(given: BaseModelOutputWithPooling) -> Tensor:
+        # The states stand for the input as well, on which such models insist and of which they take the batch's size.
+        found: Tensor = head(inputs_embeds=given.last_hidden_state, given=given).logits
+        return found
+
+    return logits
+
+
+def _check_task(facts: dict[str, Any], family: Family, *, scores: bool) -> None:
+    names = [str(name) for name in facts.get("architectures") or ()]
+    classifies = any(name.endswith(_SCORES) for name in names)
+    if scores and not (classifies and family.scores):
+        raise InvalidRequestError(
+            f"the checkpoint holds {', '.join(names) or 'no known head'}; --task score serves cross-encoders: encoders "
+            f"whose architecture ends with {_SCORES}"
+        )
+    if not scores and classifies:
+        raise InvalidRequestError(
+            f"the checkpoint holds {', '.join(names)}, which scores pairs and makes no embeddings: start it with --task score"
+        )
+
+
+def _first_position(family: Family, config: Any) -> int:
+    if family.position_offset is not None:
+        return family.position_offset
+    first: int = config.pad_token_id + 1
+    return first
+
+
+def _max_model_len(asked: int | None, config: EmbeddingConfig, facts: Any, first: int) -> int:
+    own = int(facts.max_position_embeddings) - first
+    if asked is not None and asked > own:
+        raise InvalidRequestError(f"max_model_len is {asked}; the model's maximum context length is {own}")
+    return asked or min(own, config.max_length or own)
+
+
+def _modes(
+    settings: EngineSettings, config: EmbeddingConfig, family: Family, *, scores: bool
+) -> tuple[PoolingMode, ...]:
+    if scores:
+        return ("cls",)
+    if settings.pooling != "auto":
+        return (settings.pooling,)
+    if config.pooling is not None:
+        return config.pooling
+    mode: PoolingMode = "lasttoken" if family.causal else "mean"
+    _logger.warning("the model does not say how its states are pooled; taking %r (--pooling)", mode)
+    return (mode,)
+
+
+def _scoring_card(model: Any) -> EmbeddingCard:
+    """Which activation follows the logits, as sentence-transformers' `CrossEncoder` finds it."""
+    config = model.config
+    named = (getattr(config, "sentence_transformers", None) or {}).get("activation_fn") or getattr(
+        config, "sbert_ce_default_activation_function", None
+    )
+    labels = int(config.num_labels)
+    default = "sigmoid" if labels == 1 else "identity"
+    activation = default if named is None else activation_of(named, Path(config.name_or_path))
+    return EmbeddingCard(size=labels, normalize=False, activation=activation)
+
+
+def _identity(config: EmbeddingConfig, modes: Sequence[PoolingMode]) -> str:
+    hasher = blake3(weights_id(config.directory).encode())
+    hasher.update(",".join(modes).encode())
+    for layer in config.dense:
+        hasher.update(f"{weights_id(layer.directory)} {layer.activation}".encode())
+    return hasher.digest(16).hex()

@@ -1,0 +1,49 @@
+"""GELUs that are applied in the product before them, on a CPU, where that is the same."""
+
+import logging
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from inlay.engine.torch.linear import PackedLinear, packs
+
+_logger = logging.getLogger(__name__)
+
+_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+def fuse_gelu(model: nn.Module, place: tuple[str, str, str]) -> None:
+    """Swap linear and GELU of every module of a kind for one product, where both together give what they gave apart.
+
+    Args:
+        model: on its device, in its final dtype.
+        place: how the module's class name ends, the attribute of its GELU, and the attribute of the linear before it.
+    """
+    ending, activation, linear = place
+    first = next(model.parameters())
+    if first.device.type != "cpu" or not packs(first.dtype):
+        return
+    for parent in list(model.modules()):
+        if type(parent).__name__.endswith(ending) and isinstance(getattr(parent, linear, None), nn.Linear):
+            fused = _fused(getattr(parent, linear), getattr(parent, activation))
+            if fused is None:
+                return
+            setattr(parent, linear, fused)
+            setattr(parent, activation, nn.Identity())
+
+
+def _fused(linear: nn.Linear, activation: Any) -> PackedLinear | None:
+    """The one product, or None where it disagrees: the activation is another, or there is no such product here."""
+    weight = linear.weight
+    x = torch.randn(5, weight.shape[1], generator=torch.Generator().manual_seed(1)).to(weight.dtype)
+    try:
+        with torch.inference_mode():
+            fused = PackedLinear(weight, linear.bias, gelu=True)
+            expected = activation(F.linear(x, weight, linear.bias)).float()
+            error = (fused(x).float() - expected).abs().max() / expected.abs().max().clamp(min=1e-6)
+    except RuntimeError as unknown:
+        _logger.warning("GELU is not applied in products: %s", unknown)
+        return None
+    return fused if error <= _TOLERANCE[weight.dtype] else None

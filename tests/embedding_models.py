@@ -1,0 +1,218 @@
+"""Tiny embedding models and cross-encoders with random weights, in sentence-transformers' layout, made once a session.
+
+    tiny_embedding("bert")                      mean pooling, then length 1
+    tiny_embedding("bge")                       a BERT whose first state counts, with a prompt for queries
+    tiny_scoring("xlm-roberta")                 a cross-encoder
+
+The families differ on purpose: pooling, Dense layers, token types, the first position's id, windows, prompts.
+"""
+
+import atexit
+import json
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    DistilBertConfig,
+    Gemma3TextConfig,
+    ModernBertConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    RobertaConfig,
+    XLMRobertaConfig,
+)
+
+_TEXT = (
+    "the a harbour town counts its lanterns every night and writes number in book hello world what is capital of island it on "
+    "hill how many ships sail south when wind cold north query : passage retrieve documents instruct question answer x y z"
+)
+WORDS = _TEXT.split()
+"""The vocabulary after the special tokens; texts of these words lose nothing."""
+
+_SPECIAL = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
+VOCAB_SIZE = len(_SPECIAL) + len(WORDS)
+MAX_LENGTH = 64
+
+_ENCODER: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 80,
+    "max_position_embeddings": 80,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "cls_token_id": 1,
+    "sep_token_id": 2,
+}
+_DECODER: dict[str, Any] = {
+    **_ENCODER,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+_MEAN = {"pooling_mode_mean_tokens": True}
+_CLS = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+_LAST = {"pooling_mode": "lasttoken"}
+
+_CONFIGS: dict[str, Any] = {
+    "bert": lambda: BertConfig(**_ENCODER),
+    "bge": lambda: BertConfig(**_ENCODER),
+    "e5": lambda: BertConfig(**_ENCODER),
+    "roberta": lambda: RobertaConfig(**_ENCODER),
+    "xlm-roberta": lambda: XLMRobertaConfig(**_ENCODER),
+    "distilbert": lambda: DistilBertConfig(
+        vocab_size=VOCAB_SIZE, dim=48, n_layers=2, n_heads=4, hidden_dim=80, max_position_embeddings=80, pad_token_id=0
+    ),
+    "modernbert": lambda: ModernBertConfig(
+        **_ENCODER, local_attention=16, global_attn_every_n_layers=2, reference_compile=False
+    ),
+    "qwen3": lambda: Qwen3Config(**_DECODER),
+    "gemma": lambda: Gemma3TextConfig(
+        **_DECODER,
+        query_pre_attn_scalar=16,
+        sliding_window=8,
+        use_bidirectional_attention=True,
+        layer_types=["sliding_attention", "full_attention"],
+    ),
+}  # fmt: skip
+
+_POOLING: dict[str, dict[str, Any]] = {
+    "bert": _MEAN,
+    "bge": _CLS,
+    "e5": _MEAN,
+    "roberta": {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True},
+    "xlm-roberta": {"pooling_mode": ["weightedmean", "mean_sqrt_len_tokens"]},
+    "distilbert": {"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": False},
+    "modernbert": _CLS,
+    "qwen3": _LAST,
+    "gemma": _MEAN,
+}
+EMBEDDING_MODELS = tuple(_CONFIGS)
+_PROMPTS: dict[str, dict[str, Any]] = {
+    "bge": {"prompts": {"query": "query : ", "document": ""}, "default_prompt_name": None},
+    "e5": {"prompts": {"query": "query : ", "passage": "passage : "}, "default_prompt_name": "passage"},
+    "qwen3": {"prompts": {"query": "instruct retrieve documents query : "}},
+}
+_DENSE = {"gemma": ((48, 96, False, "linear.Identity"), (96, 40, True, "activation.Tanh"))}
+_UNNORMALIZED = {"roberta"}
+
+
+@cache
+def tiny_embedding(name: str, **options: Any) -> Path:
+    """The directory of a tiny embedding model, made once and shared; treat it as read-only."""
+    directory = _root() / f"{name}-{len(list(_root().iterdir()))}"
+    _save(AutoModel.from_config, _CONFIGS[name](), directory, name)
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    for number, (inside, outside, bias, activation) in enumerate(_DENSE.get(name, ()), 2):
+        modules.append((f"{number}_Dense", "Dense"))
+        _save_dense(directory / f"{number}_Dense", inside, outside, bias, f"torch.nn.modules.{activation}")
+    if name not in _UNNORMALIZED:
+        modules.append((f"{len(modules)}_Normalize", "Normalize"))
+    _json(
+        directory / "modules.json",
+        [
+            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for index, (path, kind) in enumerate(modules)
+        ],
+    )
+    _json(directory / "1_Pooling" / "config.json", {"word_embedding_dimension": 48, **_POOLING[name]})
+    _json(directory / "sentence_bert_config.json", {"max_seq_length": MAX_LENGTH, "do_lower_case": False})
+    _json(directory / "config_sentence_transformers.json", _PROMPTS.get(name, {}))
+    if options:
+        config = json.loads((directory / "config.json").read_text())
+        _json(directory / "config.json", config | options)
+    return directory
+
+
+@cache
+def tiny_scoring(name: str, labels: int = 1) -> Path:
+    """The directory of a tiny cross-encoder."""
+    directory = _root() / f"score-{name}-{labels}"
+    config = _CONFIGS[name]()
+    config.num_labels = labels
+    _save(AutoModelForSequenceClassification.from_config, config, directory, name)
+    return directory
+
+
+def _save(make: Any, config: Any, directory: Path, name: str) -> None:
+    state = torch.random.get_rng_state()
+    torch.manual_seed(20261121)
+    try:
+        model = make(config)
+        with torch.no_grad():
+            for key, parameter in model.named_parameters():
+                if parameter.ndim < 2:
+                    offset = 1.0 if key.endswith("weight") and name != "gemma" else 0.0
+                    parameter.copy_(offset + 0.2 * torch.randn_like(parameter))
+                else:
+                    parameter.copy_(torch.randn_like(parameter) * (1.5 / parameter.shape[-1] ** 0.5))
+    finally:
+        torch.random.set_rng_state(state)
+    model.save_pretrained(directory)
+    _tokenizer(name).save_pretrained(directory)
+
+
+def _save_dense(directory: Path, inside: int, outside: int, bias: bool, activation: str) -> None:
+    generator = torch.Generator().manual_seed(inside)
+    weights = {"linear.weight": torch.randn(outside, inside, generator=generator) / inside**0.5}
+    if bias:
+        weights["linear.bias"] = torch.randn(outside, generator=generator)
+    directory.mkdir(parents=True)
+    save_file(weights, directory / "model.safetensors")
+    config = {"in_features": inside, "out_features": outside, "bias": bias, "activation_function": activation}
+    _json(directory / "config.json", config)
+
+
+def _json(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+@cache
+def _tokenizer(name: str) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(
+        models.WordLevel({word: index for index, word in enumerate([*_SPECIAL, *WORDS])}, "[UNK]")
+    )
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    ends = [("[CLS]", 1), ("[SEP]", 2)]
+    if name in ("qwen3", "gemma"):
+        tokenizer.post_processor = processors.TemplateProcessing(single="$A [SEP]", special_tokens=ends)
+    elif name in ("roberta", "xlm-roberta"):
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] [SEP] $B [SEP]", special_tokens=ends
+        )
+    else:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
+        )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="[PAD]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        unk_token="[UNK]",
+        model_max_length=MAX_LENGTH,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"]
+        if name in ("bert", "bge", "e5")
+        else ["input_ids", "attention_mask"],
+    )
+
+
+@cache
+def _root() -> Path:
+    root = tempfile.mkdtemp(prefix="inlay-embedding-models-")
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    return Path(root)
