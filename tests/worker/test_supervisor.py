@@ -68,6 +68,11 @@ async def until_ready(plane: LocalPlane, ready: bool = True) -> None:
         await plane.changed()
 
 
+def workers() -> list[psutil.Process]:
+    """Worker processes this one has started and not ended."""
+    return [child for child in psutil.Process().children() if "inlay.worker" in child.cmdline()]
+
+
 async def test_a_worker_that_dies_comes_back_as_another(tmp_path: Path) -> None:
     starts = Starts(tmp_path)
     async with supervised(starts, Backoff(0.01)) as plane:
@@ -84,7 +89,7 @@ async def test_a_worker_that_dies_comes_back_as_another(tmp_path: Path) -> None:
         starts.processes.clear()
         gc.collect()
         assert arena() is None
-    assert not psutil.Process().children()
+    assert not workers()
 
 
 async def test_starts_that_fail_are_further_and_further_apart(tmp_path: Path) -> None:
@@ -106,7 +111,7 @@ async def test_a_first_start_that_fails_is_the_callers(tmp_path: Path) -> None:
     plane = LocalPlane()
     with pytest.raises(InvalidRequestError, match="no model at"):
         await Supervisor(plane, starts).run()
-    assert not psutil.Process().children()
+    assert not workers()
 
 
 async def test_what_a_worker_started_ends_with_it() -> None:
