@@ -139,9 +139,7 @@ def test_a_signal_while_a_model_loads_ends_the_server_and_its_worker(number: sig
         assert not alive
 
 
-@pytest.mark.parametrize(
-    "module", ["difflib", "pydantic", "inlay.cli.main", "starlette", "uvloop"]
-)
+@pytest.mark.parametrize("module", ["difflib", "pydantic", "inlay.cli.main", "starlette", "uvloop"])
 def test_ctrl_c_among_the_imports_ends_without_a_traceback(module: str) -> None:
     process = subprocess.Popen(
         [sys.executable, "-X", "importtime", "-m", "inlay.cli", "serve", str(tiny("llama")), "--port", "0"],

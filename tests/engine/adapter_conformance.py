@@ -1,6 +1,6 @@
 """What every engine with LoRA adapters must do; an engine's own test module subclasses `AdapterConformance`.
 
-Its fixtures are `directory` (a model of `tests.models`, float32) and `settings`, with room for three adapters of rank 8.
+Its fixtures are `directory` (a model of `tests.models`, float32) and `settings`, with `max_loras` 3 and `max_lora_rank` 8.
 """
 
 from collections.abc import AsyncIterator
@@ -157,12 +157,13 @@ class AdapterConformance:
     async def test_there_is_room_for_so_many_and_again_once_one_has_gone(
         self, engine: Adapting, lora: Path
     ) -> None:
-        for name in "abc":
+        """One more than `max_loras`, so that one can take another's place."""
+        for name in "abcd":
             await load(engine, name, lora)
         with pytest.raises(InvalidRequestError, match="max-loras"):
-            await load(engine, "d", lora)
+            await load(engine, "e", lora)
         await engine.unload_adapter("b")
-        await load(engine, "d", lora)
+        await load(engine, "e", lora)
 
     async def test_too_large_a_rank_is_refused(
         self, engine: Adapting, directory: Path, tmp_path: Path
@@ -177,5 +178,5 @@ class AdapterConformance:
         path = adapters.make_lora(tmp_path, tiny("mistral"))
         with pytest.raises(InvalidRequestError, match=r"another model|does not have"):
             await load(engine, "a", path)
-        for name in "abc":
+        for name in "abcd":
             await load(engine, name, lora)

@@ -4,27 +4,51 @@ import logging
 from collections.abc import Callable, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
+from inlay.adapter.library import AdapterLibrary
+from inlay.digest import Secret
+from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError, ErrorFrame, InlayError, InvalidRequestError, OverloadedError
 from inlay.prompt import Buffer
 from inlay.protocol.embedding import Embeds, EmbedWork, EmitVectors, Vectors
 from inlay.protocol.work import Command, Delta, Emit, Engine, Generates, ModelCard, Reply, Work
+from inlay.worker.adapter_orders import order_of, parse_modules
+from inlay.worker.adapters import Adapters
 
 log = logging.getLogger(__name__)
 
 
 class Host:
-    """`inlay.protocol.work.WorkHandler` around an engine: refusals become error deltas, commands become calls."""
+    """`inlay.protocol.work.WorkHandler` around an engine: refusals become error deltas, commands become calls.
 
-    def __init__(self, engine: Engine) -> None:
+    Args:
+        engine: started.
+        adapters: of the engine; without them works and commands that name one are refused.
+    """
+
+    def __init__(self, engine: Engine, adapters: Adapters | None = None) -> None:
         self._engine = engine
+        self._adapters = adapters
         self._draining = False
         self._announce: Callable[[ModelCard], None] | None = None
+        if adapters is not None:
+            adapters.watch(self._tell)
+
+    @property
+    def card(self) -> ModelCard:
+        """The engine's, with the adapters that take works."""
+        card = self._engine.card
+        return card if self._adapters is None else replace(card, adapters=self._adapters.ready)
 
     def watch(self, announce: Callable[[ModelCard], None]) -> None:
         """Tell `announce` of the card, now and whenever it has changed."""
         self._announce = announce
-        announce(self._engine.card)
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._announce is not None:
+            self._announce(self.card)
 
     def generate(self, work: Work, emit: Emit) -> None:
         """Admit `work`, or emit the one delta that says why not."""
@@ -33,13 +57,29 @@ class Host:
                 raise OverloadedError("the worker is draining", retry_after=1)
             if not isinstance(self._engine, Generates):
                 raise InvalidRequestError(f"the model `{self._engine.card.name}` does not generate text")
-            self._engine.generate(work, emit)
+            if work.adapter is None:
+                self._engine.generate(work, emit)
+            else:
+                self._generate_adapted(self._engine, self._lending(), work, emit)
         except InlayError as error:
             emit(_refusal(work, error))
         except Exception:
             # The engine must not take the plane down with it: the caller hears of it, the log keeps the trace.
             log.exception("work %s was not admitted", work.id)
             emit(_refusal(work, EngineError("the engine failed to admit the request")))
+
+    def _generate_adapted(self, engine: Generates, adapters: Adapters, work: Work, emit: Emit) -> None:
+        admitted = adapters.enter(work, emit)
+        try:
+            engine.generate(admitted.work, admitted.emit)
+        except BaseException:
+            admitted.leave()
+            raise
+
+    def _lending(self) -> Adapters:
+        if self._adapters is None:
+            raise InvalidRequestError("this worker takes no adapters", param="model")
+        return self._adapters
 
     def embed(self, work: EmbedWork, emit: EmitVectors) -> None:
         """Admit `work`, or emit the answer that says why not."""
@@ -66,6 +106,11 @@ class Host:
         except InlayError as error:
             return Reply(error=ErrorFrame.of(error))
 
+    async def close(self) -> None:
+        """Let go of the adapters' files. The engine is closed by whoever started it."""
+        if self._adapters is not None:
+            await self._adapters.close()
+
     async def restore(self, commands: Sequence[Command]) -> None:
         """Run commands that an earlier worker had followed. One that fails now is only logged: the rest can be served."""
         for command in commands:
@@ -85,6 +130,17 @@ class Host:
                     self._engine.stats()
                 )
                 return stats
+            case "load_adapter":
+                adapter = await self._lending().load(order_of(command.arguments))
+                return {"content_id": adapter.content_id}
+            case "unload_adapter":
+                name, seconds = command.arguments.get("lora_name"), command.arguments.get("drain_timeout")
+                await self._lending().unload(
+                    str(name), float(seconds) if isinstance(seconds, int | float) else None
+                )
+                return {}
+            case "list_adapters":
+                return {"adapters": msgspec.json.encode(self._lending().statuses()).decode()}
             case "drain":
                 self._draining = True
                 return {}
@@ -100,3 +156,28 @@ def _refusal(work: Work, error: InlayError) -> Delta:
 
 def _no_vectors(work: EmbedWork, error: InlayError) -> Vectors:
     return Vectors(work.id, work.attempt, Buffer(b""), error=ErrorFrame.of(error))
+
+
+async def host_of(engine: Engine, settings: EngineSettings, secret: Secret) -> Host:
+    """A host for a started engine, with the adapters that its settings name.
+
+    Args:
+        engine: started.
+        settings: it was made with.
+        secret: of the namespace.
+
+    Raises:
+        InlayError: one of them cannot be loaded.
+    """
+    library = AdapterLibrary(
+        settings.allowed_lora_sources,
+        cache_dir=settings.lora_cache_dir,
+        cache_bytes=settings.lora_cache_bytes,
+        max_bytes=settings.max_lora_bytes,
+    )
+    adapters = Adapters(
+        engine, library, secret, most=settings.max_loras, drain_seconds=settings.lora_drain_timeout
+    )
+    for order in parse_modules(settings.lora_modules):
+        await adapters.load(order)
+    return Host(engine, adapters)

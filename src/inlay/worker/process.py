@@ -16,7 +16,7 @@ from inlay.errors import EngineError, ErrorFrame, InlayError
 from inlay.plane.local import Arena, Channel, serve
 from inlay.plane.messages import Boot, Failed, FromWorker, ToWorker
 from inlay.protocol.work import Command, Fails
-from inlay.worker.host import Host
+from inlay.worker.host import host_of
 
 log = logging.getLogger(__name__)
 
@@ -124,20 +124,22 @@ async def run(socket_fd: int, arena_fd: int, arena_bytes: int) -> int:
         raise TypeError(f"the first message must be Boot, got {type(boot).__name__}")
     settings = EngineSettings.model_validate_json(boot.settings)
     try:
-        runner = engine.create(settings, Secret(boot.secret))
+        secret = Secret(boot.secret)
+        runner = engine.create(settings, secret)
         await _start(runner, channel, stop)
+        host = await host_of(runner, settings, secret)
     except InlayError as error:
         return await _fail(channel, error)
     except Exception as error:
         log.exception("the engine did not start")
         return await _fail(channel, EngineError(f"the engine did not start: {type(error).__name__}: {error}"))
-    host = Host(runner)
     await host.restore(boot.restore)
     try:
         await _until_first(serve(channel, host), stop.wait(), _failed(runner))
     except EngineError as error:
         return await _fail(channel, error)
     finally:
+        await host.close()
         await runner.close()
     return 0
 

@@ -59,7 +59,7 @@ class LoraAdapters:
             raise InvalidRequestError(f"the adapter {name!r} is there already")
         if not bank.free:
             raise InvalidRequestError(
-                f"{bank.slots} adapters are loaded, and there is room for no more (--max-loras)"
+                f"{bank.slots} adapters are loaded, and there is room for no more (--max-loras and one to take another's place)"
             )
         self._placed[name] = Placed(bank.put(lows), content_id)
 

@@ -144,7 +144,7 @@ class CausalModel:
             lacking = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
             raise InvalidRequestError(f"{directory} lacks weights of the model: {', '.join(lacking[:8])}")
         model.requires_grad_(False).eval().to(device)
-        lora = LoraBank(settings.max_loras, settings.max_lora_rank) if settings.enable_lora else None
+        lora = LoraBank(settings.max_loras + 1, settings.max_lora_rank) if settings.enable_lora else None
         return cls(model, family, directory, max_model_len, lora)
 
     def page_bytes(self, page_size: int) -> int:

@@ -1,0 +1,128 @@
+"""Files over HTTP, with bounds: how large, how long, and where a redirection may lead."""
+
+import hashlib
+import http.client
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from email.message import Message
+from pathlib import Path
+from typing import IO
+
+from inlay.adapter.address import AllowedSources, parse
+from inlay.errors import InlayError, InvalidRequestError, NotFoundError
+
+SECONDS = 600.0
+"""What one file may take in all."""
+
+SILENCE = 30.0
+"""Seconds a server may say nothing."""
+
+_CHUNK = 256 * 1024
+_GONE = frozenset({404, 410})
+
+
+class _Redirections(urllib.request.HTTPRedirectHandler):
+    """Follows a redirection only to where an address may lead, and takes no headers along."""
+
+    max_redirections = 5
+
+    def __init__(self, allowed: AllowedSources | None) -> None:
+        self._allowed = allowed
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
+    ) -> urllib.request.Request | None:
+        """The next request. Raises `InvalidRequestError` for one that may not be made."""
+        if self._allowed is None:
+            raise InvalidRequestError(
+                f"{_shown(req.full_url)} was answered with a redirection, which is not followed here"
+            )
+        address = parse(newurl, redirected=True)
+        self._allowed.check(address)
+        return urllib.request.Request(str(address), headers=_HEADERS)
+
+
+_HEADERS = {"accept-encoding": "identity", "user-agent": "inlay"}
+
+
+def download(
+    url: str,
+    target: Path,
+    *,
+    max_bytes: int,
+    allowed: AllowedSources | None,
+    headers: Mapping[str, str] | None = None,
+) -> str:
+    """Write what is at `url` to a new file; its SHA-256 in hex.
+
+    Args:
+        url: http or https, allowed.
+        target: the file, which must not exist.
+        max_bytes: of it.
+        allowed: where a redirection may lead; None where none is followed.
+        headers: of the request.
+
+    Raises:
+        NotFoundError: nothing is there.
+        InvalidRequestError: too large, too slow, redirected elsewhere, or the server does not answer with the file.
+    """
+    opener = urllib.request.OpenerDirector()
+    # Only these: what `build_opener` makes also reads local files.
+    for handler in (
+        urllib.request.ProxyHandler(),
+        urllib.request.HTTPHandler(),
+        urllib.request.HTTPSHandler(),
+        urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.HTTPErrorProcessor(),
+        _Redirections(allowed),
+    ):
+        opener.add_handler(handler)
+    ends = time.monotonic() + SECONDS
+    try:
+        with opener.open(
+            urllib.request.Request(url, headers={**_HEADERS, **(headers or {})}), timeout=SILENCE
+        ) as answer:
+            return _write(answer, url, target, max_bytes, ends)
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code in _GONE:
+            raise NotFoundError(
+                f"No adapter found at {_shown(url)}: the server answered {error.code}"
+            ) from error
+        raise InvalidRequestError(f"{_shown(url)} cannot be had: the server answered {error.code}") from error
+    except InlayError:
+        raise
+    except (OSError, http.client.HTTPException) as error:
+        raise InvalidRequestError(f"{_shown(url)} cannot be had: {error}") from error
+
+
+def _write(answer: http.client.HTTPResponse, url: str, target: Path, max_bytes: int, ends: float) -> str:
+    encoding = answer.headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        raise InvalidRequestError(
+            f"{_shown(url)} came with content-encoding {encoding[:40]!r}, which was not asked for"
+        )
+    hasher, size = hashlib.sha256(), 0
+    with target.open("xb") as file:
+        while piece := answer.read(_CHUNK):
+            size += len(piece)
+            if size > max_bytes:
+                raise InvalidRequestError(
+                    f"{_shown(url)} has more than the {max_bytes} bytes that are allowed (--max-lora-bytes)"
+                )
+            if time.monotonic() > ends:
+                raise InvalidRequestError(f"{_shown(url)} took longer than {SECONDS:g} s")
+            hasher.update(piece)
+            file.write(piece)
+    if answer.length:
+        raise InvalidRequestError(f"{_shown(url)} ended {answer.length} bytes early")
+    return hasher.hexdigest()
+
+
+def _shown(url: str) -> str:
+    return url.partition("?")[0][:200]
+
+
+__all__ = ["download"]

@@ -1,0 +1,62 @@
+"""Adapters on the hub, by its own client and in its own cache."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+from huggingface_hub.errors import EntryNotFoundError, OfflineModeIsEnabled, RepositoryNotFoundError
+
+from inlay.adapter.address import Address
+from inlay.adapter.config import MAX_CONFIG_BYTES
+from inlay.adapter.files import CONFIG, WEIGHTS
+from inlay.errors import InvalidRequestError, NotFoundError
+from inlay.tensors.hub import asking_hub
+
+
+def from_hub(where: Address, max_bytes: int) -> Path:
+    """The directory of an adapter on the hub, in the hub's own cache; under `HF_HUB_OFFLINE` from there alone.
+
+    Args:
+        where: hf://owner/name[@revision][/directory].
+        max_bytes: of its weights.
+
+    Raises:
+        NotFoundError: no adapter there.
+        InvalidRequestError: it cannot be had, or is too large.
+    """
+    name, at, revision = (where.segments or ("",))[0].partition("@")
+    if not name or (at and not revision):
+        raise InvalidRequestError(
+            f"the address of an adapter on the hub is hf://owner/name[@revision][/directory], got {where}"
+        )
+    repo, below = f"{where.host}/{name}", where.segments[1:]
+    try:
+        with asking_hub(repo):
+            config = _hub_file(repo, "/".join((*below, CONFIG)), revision or None, MAX_CONFIG_BYTES)
+            # Of the same revision, whatever came between.
+            snapshot = config.parents[len(below)].name
+            weights = _hub_file(repo, "/".join((*below, WEIGHTS)), snapshot, max_bytes)
+    except InvalidRequestError as error:
+        if isinstance(error.__cause__, EntryNotFoundError | RepositoryNotFoundError):
+            raise NotFoundError(f"No adapter found at {where}: {error.message}") from error
+        raise
+    return weights.parent
+
+
+def _hub_file(repo: str, file: str, revision: str | None, max_bytes: int) -> Path:
+    _check_hub_size(
+        lambda: get_hf_file_metadata(hf_hub_url(repo, file, revision=revision)).size, file, max_bytes
+    )
+    return Path(hf_hub_download(repo, file, revision=revision))
+
+
+def _check_hub_size(size_of: Callable[[], int | None], file: str, max_bytes: int) -> None:
+    try:
+        size = size_of()
+    except OfflineModeIsEnabled:
+        return  # its size is looked at once it is opened
+    if size is not None and size > max_bytes:
+        raise InvalidRequestError(f"{file} has {size} bytes; allowed: at most {max_bytes} (--max-lora-bytes)")
+
+
+__all__ = ["from_hub"]

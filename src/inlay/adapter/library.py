@@ -1,0 +1,153 @@
+"""From the address of an adapter to its checked files on this machine."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from blake3 import blake3
+
+from inlay.adapter.address import Address, AllowedSources, is_hub_name, parse
+from inlay.adapter.cache import AdapterCache, Lease
+from inlay.adapter.config import MAX_CONFIG_BYTES
+from inlay.adapter.download import download
+from inlay.adapter.files import CONFIG, WEIGHTS, AdapterFiles, check_finite, content_id, open_adapter
+from inlay.adapter.s3 import request_of
+from inlay.errors import InvalidRequestError
+
+_CHUNK = 1024 * 1024
+
+
+class Opened(NamedTuple):
+    """An adapter that may be loaded: its files have been checked, and stay until `close`.
+
+    Attributes:
+        files: what is in them.
+        content_id: digest of their bytes, 32 hex digits.
+        lease: keeps them.
+    """
+
+    files: AdapterFiles
+    content_id: str
+    lease: Lease
+
+    def close(self) -> None:
+        """The files are no longer needed."""
+        self.lease.close()
+
+
+class AdapterLibrary:
+    """Fetches and checks adapters. `open` blocks: it is for a thread of its own.
+
+    Args:
+        allowed: what addresses may begin with.
+        cache_dir: where fetched ones are kept; None for a temporary directory.
+        cache_bytes: of them at most.
+        max_bytes: of one adapter.
+
+    Raises:
+        InvalidRequestError: one of `allowed` is not an address.
+    """
+
+    def __init__(
+        self, allowed: Sequence[str], *, cache_dir: Path | None, cache_bytes: int, max_bytes: int
+    ) -> None:
+        self._allowed = AllowedSources(allowed)
+        self._cache = AdapterCache(cache_dir, cache_bytes)
+        self._max_bytes = max_bytes
+
+    def open(self, address: str, sha256: str | None = None) -> Opened:
+        """The adapter at an address: a directory, file://, https://, s3://bucket/prefix, hf://owner/name[@revision][/directory].
+
+        Args:
+            address: as a client says it; a name on the hub will do where no directory is called so and hf:// is allowed.
+            sha256: of its weights' file, in hex, which is held against it.
+
+        Raises:
+            NotFoundError: no adapter there.
+            InvalidRequestError: not allowed, not to be had, too large, not what the checksum says, or not an adapter.
+        """
+        if sha256 is not None and (len(sha256) != 64 or not set(sha256) <= set("0123456789abcdefABCDEF")):
+            raise InvalidRequestError(f"sha256 is 64 hex digits, got {sha256[:80]!r}")
+        sha256 = None if sha256 is None else sha256.lower()
+        where = self._where(address)
+        self._allowed.check(where)
+        lease = self._lease(where, sha256)
+        try:
+            files = open_adapter(lease.directory, max_bytes=self._max_bytes)
+            check_finite(files)
+            return Opened(files, content_id(files), lease)
+        except BaseException:
+            lease.close()
+            raise
+
+    def close(self) -> None:
+        """Remove what is temporary."""
+        self._cache.close()
+
+    def _where(self, address: str) -> Address:
+        where = parse(address)
+        hub = is_hub_name(address) and self._allowed.allow_scheme("hf") and not Path(where.path).exists()
+        return parse(f"hf://{address}") if hub else where
+
+    def _lease(self, where: Address, sha256: str | None) -> Lease:
+        if where.scheme == "file":
+            return self._local(Path(where.path), sha256)
+        if where.scheme == "hf":
+            # Its client takes longer to import than all else here.
+            from inlay.adapter.hub import from_hub
+
+            directory = from_hub(where, self._max_bytes)
+            _check_sum(directory, sha256)
+            return Lease(directory)
+        return self._fetched(where, sha256)
+
+    def _local(self, directory: Path, sha256: str | None) -> Lease:
+        for name in (CONFIG, WEIGHTS):
+            # A link may lead out of what is allowed.
+            self._allowed.check(Address("file", "", str(directory / name)))
+        if sha256 is not None:
+            open_adapter(directory, max_bytes=self._max_bytes)
+        _check_sum(directory, sha256)
+        return Lease(directory)
+
+    def _fetched(self, where: Address, sha256: str | None) -> Lease:
+        fetch = self._fetch_s3 if where.scheme == "s3" else self._fetch_http
+        with self._cache.incoming() as incoming:
+            fetch(where.joined(CONFIG), incoming / CONFIG, MAX_CONFIG_BYTES)
+            config = blake3((incoming / CONFIG).read_bytes()).hexdigest(16)
+            if sha256 is not None:
+                lease = self._cache.find(f"{sha256}-{config}")
+                if lease is not None:
+                    return lease
+            found = fetch(where.joined(WEIGHTS), incoming / WEIGHTS, self._max_bytes)
+            _hold(found, sha256)
+            # Checked before it is kept: what is in the cache is an adapter.
+            check_finite(open_adapter(incoming, max_bytes=self._max_bytes))
+            return self._cache.add(incoming, f"{found}-{config}")
+
+    def _fetch_http(self, where: Address, target: Path, max_bytes: int) -> str:
+        return download(str(where), target, max_bytes=max_bytes, allowed=self._allowed)
+
+    def _fetch_s3(self, where: Address, target: Path, max_bytes: int) -> str:
+        url, headers = request_of(where, os.environ)
+        return download(url, target, max_bytes=max_bytes, allowed=None, headers=headers)
+
+
+def _check_sum(directory: Path, sha256: str | None) -> None:
+    if sha256 is None:
+        return
+    hasher = hashlib.sha256()
+    with (directory / WEIGHTS).open("rb") as file:
+        while piece := file.read(_CHUNK):
+            hasher.update(piece)
+    _hold(hasher.hexdigest(), sha256)
+
+
+def _hold(found: str, sha256: str | None) -> None:
+    if sha256 is not None and found != sha256:
+        raise InvalidRequestError(f"the adapter's {WEIGHTS} has the SHA-256 {found}; expected was {sha256}")
+
+
+__all__ = ["AdapterLibrary", "Opened"]

@@ -1,0 +1,84 @@
+"""What is to be loaded, in the words of a command and of `--lora-modules`."""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from inlay.errors import InvalidRequestError
+
+
+class Order(NamedTuple):
+    """What is to be loaded.
+
+    Attributes:
+        name: what clients will call it.
+        address: as `AdapterLibrary.open` takes it.
+        sha256: of its weights' file, or None.
+        in_place: it may take the place of another of that name.
+        base: name of the model it is for, or None.
+    """
+
+    name: str
+    address: str
+    sha256: str | None = None
+    in_place: bool = False
+    base: str | None = None
+
+    def is_same(self, other: "Order") -> bool:
+        """Whether both give the same adapter the same name."""
+        return self[:3] == other[:3]
+
+
+def order_of(arguments: Mapping[str, str | int | float | bool | None]) -> Order:
+    """The order that a command "load_adapter" carries.
+
+    Raises:
+        InvalidRequestError: it says no name or no path.
+    """
+    name, path = arguments.get("lora_name"), arguments.get("lora_path")
+    if not isinstance(name, str) or not isinstance(path, str) or not name or not path:
+        raise InvalidRequestError("Both 'lora_name' and 'lora_path' must be provided.", param="lora_name")
+    sha256, base = arguments.get("sha256"), arguments.get("base_model_name")
+    return Order(
+        name,
+        path,
+        sha256 if isinstance(sha256, str) else None,
+        bool(arguments.get("load_inplace")),
+        base if isinstance(base, str) else None,
+    )
+
+
+class _Module(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    path: str
+    base_model_name: str | None = None
+    sha256: str | None = None
+
+
+def parse_modules(modules: Iterable[str]) -> list[Order]:
+    """The orders that `--lora-modules` gives: `name=path`, or an object as JSON.
+
+    Raises:
+        InvalidRequestError: one is neither.
+    """
+    return [_parsed(module) for module in modules]
+
+
+def _parsed(module: str) -> Order:
+    if module.lstrip().startswith("{"):
+        try:
+            said = msgspec.json.decode(module, type=_Module)
+        except msgspec.DecodeError as error:
+            raise InvalidRequestError(
+                f"a LoRA module as JSON has name and path, and may have base_model_name and sha256: {error}; got {module[:80]!r}",
+                param="lora_modules",
+            ) from error
+        return Order(said.name, said.path, said.sha256, base=said.base_model_name)
+    name, equals, path = module.partition("=")
+    if not name or not equals or not path:
+        raise InvalidRequestError(f"a LoRA module is name=path, got {module[:80]!r}", param="lora_modules")
+    return Order(name, path)
+
+
+__all__ = ["Order", "order_of", "parse_modules"]

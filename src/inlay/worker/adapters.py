@@ -1,0 +1,422 @@
+"""The adapters of one worker: one state machine for each, whatever engine runs them and whatever kind they are.
+
+    loading ──> ready ──> draining ──> gone
+       └─> gone               └─> failed ──> (unloaded again) draining
+
+An adapter takes works only while it is ready, and is in the worker's card exactly then; so nobody can be told of one that is not
+there. Loading a name twice at once loads it once. To unload, the name goes first, so that new works are refused or sent elsewhere;
+then running works get until the deadline, and are aborted; then its memory is freed. What fails on the way in leaves nothing. What the engine
+fails to free stays, failed and without a name to be asked by, until it is unloaded again.
+
+The engine knows an adapter by name and content, so another content may take a name's place while the first still runs.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Literal, NamedTuple, Protocol
+
+import msgspec
+
+from inlay.adapter import LoraFiles, PromptFiles
+from inlay.adapter.files import dtype_of, elements
+from inlay.adapter.library import Opened
+from inlay.digest import Secret, row_digests
+from inlay.errors import EngineError, InlayError, InvalidRequestError, NotFoundError, OverloadedError
+from inlay.prompt import Buffer, Prompt, Rows
+from inlay.protocol.work import Adapter, Adapts, Delta, Emit, Engine, Work
+from inlay.tensors.rows import to_rows
+from inlay.tensors.tensor import Tensor
+from inlay.worker.adapter_orders import Order
+
+log = logging.getLogger(__name__)
+
+State = Literal["loading", "ready", "draining", "failed"]
+
+ABORT_SECONDS = 60.0
+"""What an engine gets to end works that were aborted; a step may be long."""
+
+MAX_NAME = 256
+
+
+class Library(Protocol):
+    """Where adapters come from; `inlay.adapter.library.AdapterLibrary` is one."""
+
+    def open(self, address: str, sha256: str | None = None) -> Opened:
+        """The checked files of an adapter; called in a thread."""
+        ...
+
+    def close(self) -> None:
+        """No more is asked of it."""
+        ...
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """One adapter as `GET /v1/loras` shows it.
+
+    Attributes:
+        running: works under way.
+        reason: why it failed.
+    """
+
+    name: str
+    path: str
+    state: State
+    kind: str | None = None
+    content_id: str | None = None
+    rank: int = 0
+    num_positions: int = 0
+    running: int = 0
+    reason: str | None = None
+
+
+class Admitted(NamedTuple):
+    """A work as its engine is to see it, and who is told of it. `leave` when the engine did not take it."""
+
+    work: Work
+    emit: Emit
+    leave: Callable[[], None]
+
+
+class _Held:
+    """One adapter from the order to its end."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self.state: State = "loading"
+        self.adapter: Adapter | None = None
+        self.opened: Opened | None = None
+        self.rows: Rows | None = None
+        self.reason: str | None = None
+        self.works: dict[object, str] = {}
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    @property
+    def key(self) -> str:
+        """What its engine calls it."""
+        return f"{self.order.name}@{'' if self.adapter is None else self.adapter.content_id}"
+
+    def enter(self, work_id: str) -> Callable[[], None]:
+        """What is to be called when the work has ended; more than once does no harm."""
+        stay = object()
+        self.works[stay] = work_id
+        self.idle.clear()
+
+        def leave() -> None:
+            self.works.pop(stay, None)
+            if not self.works:
+                self.idle.set()
+
+        return leave
+
+    def close(self) -> None:
+        if self.opened is not None:
+            self.opened.close()
+
+    def status(self) -> Status:
+        adapter = self.adapter
+        if adapter is None:
+            return Status(name=self.order.name, path=self.order.address, state=self.state)
+        return Status(
+            name=adapter.name,
+            path=adapter.path,
+            state=self.state,
+            kind=adapter.kind,
+            content_id=adapter.content_id,
+            rank=adapter.rank,
+            num_positions=adapter.num_positions,
+            running=len(self.works),
+            reason=self.reason,
+        )
+
+
+class Adapters:
+    """Loads, lends and unloads adapters. Everything is called on the engine's event loop.
+
+    Args:
+        engine: that runs them.
+        library: where they come from.
+        secret: of the namespace.
+        most: adapters at a time; while one takes another's place there may be one more.
+        drain_seconds: what running works get when their adapter is unloaded.
+    """
+
+    def __init__(
+        self, engine: Engine, library: Library, secret: Secret, *, most: int, drain_seconds: float
+    ) -> None:
+        self._engine = engine
+        self._library = library
+        self._secret = secret
+        self._most = most
+        self._drain_seconds = drain_seconds
+        self._ready: dict[str, _Held] = {}
+        self._loading: dict[str, tuple[_Held, asyncio.Task[Adapter]]] = {}
+        self._leaving: dict[_Held, asyncio.Task[None]] = {}
+        self._changed: Callable[[], None] = lambda: None
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Have `changed` called whenever `ready` has changed."""
+        self._changed = changed
+
+    @property
+    def ready(self) -> tuple[Adapter, ...]:
+        """Those that take works, for the card."""
+        return tuple(held.adapter for held in self._ready.values() if held.adapter is not None)
+
+    def statuses(self) -> list[Status]:
+        """All of them, whatever their state."""
+        loading = (held for held, _ in self._loading.values())
+        return [held.status() for held in (*self._ready.values(), *loading, *self._leaving)]
+
+    async def load(self, order: Order) -> Adapter:
+        """Load what is ordered. Whoever orders the same while it is loading gets the same answer.
+
+        Raises:
+            InvalidRequestError: the name is taken, there is no room, or the adapter will not do.
+            NotFoundError: no adapter at the address.
+            EngineError: the engine failed to load it.
+            OverloadedError: the engine is asleep.
+        """
+        if order.name in self._loading:
+            held, task = self._loading[order.name]
+            if not held.order.is_same(order):
+                raise InvalidRequestError(
+                    f"The lora adapter '{order.name}' is being loaded from {held.order.address}",
+                    param="lora_name",
+                )
+            return await asyncio.shield(task)
+        self._check(order)
+        held = _Held(order)
+        task = asyncio.create_task(self._load(held))
+        self._loading[order.name] = held, task
+        task.add_done_callback(_heard)
+        # Shielded: one who leaves must not take the others' adapter along.
+        return await asyncio.shield(task)
+
+    async def unload(self, name: str, drain_seconds: float | None = None) -> None:
+        """Take an adapter's name away at once, and return when it is gone.
+
+        Args:
+            name: of the adapter.
+            drain_seconds: what its running works get; what was set for all unless given.
+
+        Raises:
+            NotFoundError: there is none.
+            EngineError: it could not be freed.
+        """
+        if name in self._loading:
+            _, loading = self._loading[name]
+            with suppress(InlayError):
+                await asyncio.shield(loading)
+        seconds = self._drain_seconds if drain_seconds is None else drain_seconds
+        held = self._ready.pop(name, None)
+        if held is not None:
+            self._changed()
+            await asyncio.shield(self._leave(held, seconds))
+            return
+        leaving = [held for held in self._leaving if held.order.name == name]
+        if not leaving:
+            raise NotFoundError(f"The lora adapter '{name}' cannot be found.", param="lora_name")
+        for held in leaving:
+            task = self._leave(held, seconds) if held.state == "failed" else self._leaving[held]
+            await asyncio.shield(task)
+
+    def enter(self, work: Work, emit: Emit) -> Admitted:
+        """Let a work that names an adapter use it until its last delta. Raises `NotFoundError`."""
+        held = self._ready.get(work.adapter or "")
+        if held is None:
+            raise NotFoundError(
+                f"The model `{work.adapter}` does not exist", param="model", code="model_not_found"
+            )
+        if held.rows is None:
+            seen = msgspec.structs.replace(work, adapter=held.key)
+        else:
+            prompt = Prompt.of(held.rows, *work.prompt.segments)
+            seen = msgspec.structs.replace(work, adapter=None, prompt=prompt)
+
+        leave = held.enter(work.id)
+
+        def told(delta: Delta) -> None:
+            if delta.finish_reason is not None:
+                leave()
+            emit(delta)
+
+        return Admitted(seen, told, leave)
+
+    async def close(self) -> None:
+        """Stop what is under way; the engine is closed by whoever started it."""
+        tasks: list[asyncio.Task[Adapter] | asyncio.Task[None]] = [task for _, task in self._loading.values()]
+        tasks += self._leaving.values()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for held in (*self._ready.values(), *self._leaving):
+            held.close()
+        await asyncio.to_thread(self._library.close)
+
+    def _check(self, order: Order) -> None:
+        card, name = self._engine.card, order.name
+        if not name or len(name) > MAX_NAME or not name.isprintable():
+            raise InvalidRequestError(
+                f"lora_name has 1 to {MAX_NAME} printable characters, got {name[:80]!r}", param="lora_name"
+            )
+        if name in (card.name, *card.aliases):
+            raise InvalidRequestError(
+                f"The lora adapter '{name}' conflicts with a served base model.", param="lora_name"
+            )
+        if order.base is not None and order.base not in (card.name, *card.aliases):
+            raise InvalidRequestError(
+                f"The lora adapter '{name}' is for the base model '{order.base[:80]}'; this worker serves '{card.name}'",
+                param="base_model_name",
+            )
+        if name in self._ready and not order.in_place:
+            raise InvalidRequestError(
+                f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set "
+                "'load_inplace' to True.",
+                param="lora_name",
+            )
+        count = len(self._ready) + len(self._loading) + len(self._leaving)
+        if count >= self._most + (name in self._ready):
+            raise InvalidRequestError(
+                f"There is room for {self._most} adapters (--max-loras), and {count} are loaded or on their way; unload one first",
+                param="lora_name",
+            )
+        if card.asleep:
+            raise OverloadedError("the engine is asleep: wake it up to load an adapter", retry_after=1)
+
+    async def _load(self, held: _Held) -> Adapter:
+        order = held.order
+        try:
+            opened = held.opened = await asyncio.to_thread(self._library.open, order.address, order.sha256)
+            adapter = _described(order, opened)
+            before = self._ready.get(order.name)
+            if (
+                before is not None
+                and before.adapter is not None
+                and before.adapter.content_id == adapter.content_id
+            ):
+                held.close()
+                return before.adapter
+            held.adapter = adapter
+            if isinstance(opened.files, PromptFiles):
+                held.rows = await asyncio.to_thread(self._rows, opened.files)
+            else:
+                await self._into_engine(held, adapter, opened)
+        except BaseException:
+            held.close()
+            raise
+        finally:
+            del self._loading[order.name]
+        # Nothing waits from here on: the name goes from one to the other at once.
+        before = self._ready.get(order.name)
+        held.state = "ready"
+        self._ready[order.name] = held
+        self._changed()
+        log.info("loaded adapter %r from %s", order.name, order.address)
+        if before is not None:
+            self._leave(before, self._drain_seconds)
+        return adapter
+
+    async def _into_engine(self, held: _Held, adapter: Adapter, opened: Opened) -> None:
+        engine = self._engine
+        if not isinstance(engine, Adapts):
+            raise InvalidRequestError(
+                f"the engine {engine.card.engine} takes no LoRA adapters, only trained prompts"
+            )
+        inner = msgspec.structs.replace(adapter, name=held.key)
+        try:
+            await engine.load_adapter(inner, str(opened.files.directory))
+        except (InvalidRequestError, NotFoundError):
+            raise
+        except BaseException as error:
+            # Whether any of it is there is not known.
+            with suppress(NotFoundError, InvalidRequestError):
+                await asyncio.shield(engine.unload_adapter(held.key))
+            if isinstance(error, Exception) and not isinstance(error, InlayError):
+                log.exception("the engine failed to load adapter %r", adapter.name)
+                raise EngineError(f"the engine failed to load the adapter: {type(error).__name__}") from error
+            raise
+
+    def _rows(self, files: PromptFiles) -> Rows:
+        card = self._engine.card
+        if card.prompt_embeds is not None:
+            raise InvalidRequestError(f"this model takes no trained prompts: {card.prompt_embeds}")
+        data = Buffer(elements(files.rows).tobytes())
+        tensor = Tensor(data, dtype_of(files.rows), files.rows.shape, "safetensors")
+        rows = to_rows(
+            tensor,
+            hidden_size=card.hidden_size,
+            dtype=card.dtype,
+            max_abs=card.limits.max_prompt_embeds_abs,
+        )
+        room = card.limits.max_model_len
+        if len(rows) >= room:
+            raise InvalidRequestError(
+                f"the adapter's {len(rows)} rows leave no room for a prompt in a maximum context length of {room}"
+            )
+        return msgspec.structs.replace(rows, digests=row_digests(rows, self._secret))
+
+    def _leave(self, held: _Held, seconds: float) -> asyncio.Task[None]:
+        held.state, held.reason = "draining", None
+        task = self._leaving[held] = asyncio.create_task(self._drain(held, seconds))
+        task.add_done_callback(_heard)
+        return task
+
+    async def _drain(self, held: _Held, seconds: float) -> None:
+        try:
+            await self._empty(held, seconds)
+            if held.rows is None and isinstance(self._engine, Adapts):
+                await self._engine.unload_adapter(held.key)
+        except Exception as error:
+            held.state = "failed"
+            held.reason = error.message if isinstance(error, InlayError) else type(error).__name__
+            log.exception("adapter %r could not be unloaded", held.order.name)
+            raise EngineError(
+                f"the adapter '{held.order.name}' takes no requests any more, and could not be freed: {held.reason}; unload it again"
+            ) from error
+        del self._leaving[held]
+        held.close()
+        log.info("unloaded adapter %r", held.order.name)
+
+    async def _empty(self, held: _Held, seconds: float) -> None:
+        """Return when no work uses an adapter; those that still do after `seconds` are aborted."""
+        if not held.works:
+            return
+        with suppress(TimeoutError):
+            await asyncio.wait_for(held.idle.wait(), seconds)
+            return
+        log.warning("adapter %r is unloaded: aborting %d requests", held.order.name, len(held.works))
+        for work_id in tuple(held.works.values()):
+            self._engine.abort(work_id)
+        try:
+            await asyncio.wait_for(held.idle.wait(), ABORT_SECONDS)
+        except TimeoutError:
+            raise EngineError(
+                f"{len(held.works)} aborted requests did not end within {ABORT_SECONDS:g} s"
+            ) from None
+
+
+def _described(order: Order, opened: Opened) -> Adapter:
+    files = opened.files
+    if isinstance(files, LoraFiles):
+        return Adapter(
+            name=order.name, content_id=opened.content_id, path=order.address, kind="lora", rank=files.rank
+        )
+    return Adapter(
+        name=order.name,
+        content_id=opened.content_id,
+        path=order.address,
+        kind="prompt",
+        num_positions=files.config.num_positions,
+    )
+
+
+def _heard(task: "asyncio.Task[Adapter] | asyncio.Task[None]") -> None:
+    """An error that nobody waits for any more has been logged where it came from."""
+    if not task.cancelled():
+        task.exception()
+
+
+__all__ = ["Adapters", "Admitted", "Library", "State", "Status"]

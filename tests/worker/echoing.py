@@ -1,0 +1,57 @@
+"""An echo engine that takes adapters, strictly: it fails when told to, and whenever its worker asks for what it must not."""
+
+from inlay.engine.echo import EchoEngine
+from inlay.errors import EngineError, InvalidRequestError, NotFoundError
+from inlay.protocol.work import Adapter, Emit, Work
+
+
+class AdaptingEcho(EchoEngine):
+    """`Adapts` without any weights.
+
+    Attributes:
+        held: adapters by the name the worker gives them.
+        failing: names of methods that fail once.
+        leaves_traces: a load that fails has put the adapter in all the same.
+    """
+
+    held: dict[str, Adapter]
+    failing: set[str]
+    leaves_traces: bool = False
+
+    async def start(self) -> None:
+        await super().start()
+        self.held = {}
+        self.failing = set()
+        self.loads = 0
+
+    async def load_adapter(self, adapter: Adapter, directory: str) -> None:
+        self.loads += 1
+        if adapter.name in self.held:
+            raise AssertionError(f"{adapter.name} is there already")
+        if self.leaves_traces:
+            self.held[adapter.name] = adapter
+        self._fail("load_adapter")
+        if "refuses" in self.failing:
+            self.failing.remove("refuses")
+            raise InvalidRequestError("it does not fit")
+        if len(self.held) > self._settings.max_loras + self.leaves_traces:
+            raise InvalidRequestError("no room")
+        self.held[adapter.name] = adapter
+
+    async def unload_adapter(self, name: str) -> None:
+        if name not in self.held:
+            raise NotFoundError(f"no adapter {name}")
+        if any(running.work.adapter == name for running in self._running.values()):
+            raise AssertionError(f"{name} is in use")
+        self._fail("unload_adapter")
+        del self.held[name]
+
+    def generate(self, work: Work, emit: Emit) -> None:
+        if work.adapter is not None and work.adapter not in self.held:
+            raise AssertionError(f"{work.adapter} is not there")
+        super().generate(work, emit)
+
+    def _fail(self, what: str) -> None:
+        if what in self.failing:
+            self.failing.remove(what)
+            raise EngineError(f"{what} failed")
