@@ -108,11 +108,12 @@ __all__ = ["CHAT_TEMPLATE", "END", "EOS_ID", "FAMILIES", "TURN", "TURN_END", "VO
 @cache
 def tiny(family: str, dtype: str = "float32") -> Path:
     """The directory of a tiny model of `family`, made once and shared; treat it as read-only."""
-    return make(family, _root() / f"{family}-{dtype}", dtype=dtype)
+    return make(family, models_root() / f"{family}-{dtype}", dtype=dtype)
 
 
 @cache
-def _root() -> Path:
+def models_root() -> Path:
+    """Where models are kept until the process ends."""
     root = tempfile.mkdtemp(prefix="inlay-models-")
     atexit.register(shutil.rmtree, root, ignore_errors=True)
     return Path(root)

@@ -16,9 +16,26 @@ class EngineSettings(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     model: str = Field(description="Directory of a model, or its name on the hub.")
-    engine: Literal["torch", "echo"] = Field(
+    engine: Literal["torch", "vllm", "echo"] = Field(
         default="torch",
-        description="What runs the model; echo runs none: it repeats the prompt, to measure everything else.",
+        description="What runs the model: the built-in engine, or vLLM; echo runs none: it repeats the prompt, to measure "
+        "everything else.",
+    )
+    engine_python: Path | None = Field(
+        default=None,
+        description="Python of the environment the engine is installed in, where that is not inlay's own; it needs not have "
+        "inlay, which it is lent.",
+    )
+    engine_arguments: list[str] = Field(
+        default=[],
+        description="Words for vLLM's own command line, as after --; in a file they are easier to give.",
+    )
+    kv_transfer_config: str | None = Field(
+        default=None, description="How vLLM moves keys and values between machines and caches; its own JSON."
+    )
+    connector: list[Literal["lmcache", "nixl", "kvbm", "pd", "none"]] = Field(
+        default=[],
+        description="Short for kv_transfer_config: where vLLM keeps or moves keys and values; what it stands for is printed.",
     )
     task: Literal["generate", "embed", "score"] = Field(
         default="generate",

@@ -1,0 +1,59 @@
+"""The LoRA adapters vLLM holds."""
+
+from itertools import count
+from typing import Any
+
+from vllm.lora.request import LoRARequest
+
+from inlay.errors import InvalidRequestError
+from inlay.protocol.work import Adapter, Work
+
+
+class Adapters:
+    """vLLM's requests for adapters by the name clients use.
+
+    vLLM keys its prefix cache by an adapter's own name and path: it is given the content's digest for a name, so that other
+    weights under an old name never meet what was cached for those before.
+    """
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Any] = {}
+        self._numbers = count(1)
+
+    def check(self, work: Work) -> None:
+        """Raise `InvalidRequestError` when the adapter a work names is not loaded."""
+        if work.adapter is not None and work.adapter not in self._by_name:
+            loaded = ", ".join(self._by_name) or "none"
+            raise InvalidRequestError(
+                f"adapter {work.adapter!r} does not exist; loaded: {loaded}", param="model"
+            )
+
+    def of(self, work: Work) -> Any:
+        """VLLM's request for the adapter of `work`, or None."""
+        return None if work.adapter is None else self._by_name[work.adapter]
+
+    def request(self, adapter: Adapter, directory: str, lora: Any) -> Any:
+        """A request for an adapter that is to be loaded. Raises `InvalidRequestError` where vLLM has no room for any."""
+        if lora is None:
+            raise InvalidRequestError("the engine has no room for adapters: start it with --enable-lora")
+        if adapter.rank > lora.max_lora_rank:
+            raise InvalidRequestError(
+                f"the adapter's rank is {adapter.rank}; --max-lora-rank is {lora.max_lora_rank}",
+                param="lora_path",
+            )
+        most = lora.max_cpu_loras or lora.max_loras
+        if len(self._by_name) >= most:
+            raise InvalidRequestError(f"{most} adapters are loaded, and that is all there is room for")
+        return LoRARequest(lora_name=adapter.content_id, lora_int_id=next(self._numbers), lora_path=directory)
+
+    def add(self, name: str, request: Any) -> None:
+        """Know one that was loaded."""
+        self._by_name[name] = request
+
+    def remove(self, name: str) -> int | None:
+        """Forget one; vLLM's number of it, or None when it is not known."""
+        request = self._by_name.pop(name, None)
+        return None if request is None else int(request.lora_int_id)
+
+
+__all__ = ["Adapters"]

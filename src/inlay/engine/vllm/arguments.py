@@ -1,0 +1,120 @@
+"""From inlay's settings, and the words after `--`, to vLLM's own engine arguments."""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from inlay.engine.settings import EngineSettings
+from inlay.engine.vllm.connectors import transfer_config
+from inlay.errors import InvalidRequestError
+from inlay.tensors.table import config_of
+
+_SAME = (
+    "revision",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "block_size",
+    "kv_cache_memory_bytes",
+    "max_logprobs",
+)
+"""Settings that both have by the same name; vLLM's own default holds for those nobody gave."""
+
+_SWITCHES = ("enable_prefix_caching", "enforce_eager", "enable_sleep_mode")
+
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Those vLLM makes room for."""
+
+_LINEAR = (
+    "q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "out_proj", "dense", "q_a_proj", "q_b_proj", "kv_b_proj",
+    "kv_a_proj_with_mqa", "fused_qkv_a_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj", "fc1", "fc2", "gate",
+    "experts",
+)  # fmt: skip
+"""How the projections that adapters change are called: all but the embedding table and the head."""
+
+
+class _Parser(FlexibleArgumentParser):  # type: ignore[misc]
+    def error(self, message: str) -> NoReturn:
+        raise InvalidRequestError(f"vLLM's arguments: {message}")
+
+
+def engine_args(settings: EngineSettings, directory: Path) -> Any:
+    """VLLM's `AsyncEngineArgs`.
+
+    Args:
+        settings: inlay's own, and the words for vLLM.
+        directory: the model's.
+
+    Raises:
+        InvalidRequestError: vLLM does not know a word, or it contradicts a setting.
+    """
+    own = list(_own_words(settings, directory))
+    given = settings.engine_arguments
+    flags = {word.partition("=")[0] for word in given if word.startswith("--")}
+    for name in _named_twice(own, flags):
+        raise InvalidRequestError(f"{name} is given to inlay and, after --, to vLLM; give it to one of them")
+    parser = AsyncEngineArgs.add_cli_args(_Parser(prog="vllm", add_help=False, exit_on_error=False))
+    try:
+        parsed = parser.parse_args([*own, *given])
+        args = AsyncEngineArgs.from_cli_args(parsed)
+    except (argparse.ArgumentError, ValueError, TypeError) as error:
+        raise InvalidRequestError(f"vLLM's arguments: {error}") from error
+    if str(args.model) != str(directory):
+        raise InvalidRequestError("the model is named before --, not to vLLM")
+    if args.enable_lora and args.enable_prompt_embeds and args.lora_target_modules is None:
+        # An adapted embedding table and rows do not go together in vLLM; without it they do.
+        args.lora_target_modules = list(_LINEAR)
+    args.enable_log_requests = False
+    args.disable_log_stats = True
+    return args
+
+
+def _own_words(settings: EngineSettings, directory: Path) -> Iterator[str]:
+    yield from ("--model", str(directory))
+    given = settings.model_fields_set
+    for name in _SAME:
+        value = getattr(settings, name, None)
+        if name in given and value is not None:
+            yield from (_flag(name), str(value))
+    for name in _SWITCHES:
+        if name in given:
+            yield _flag(name) if getattr(settings, name) else _flag(f"no_{name}")
+    if settings.enable_lora:
+        rank = next(rank for rank in _RANKS if rank >= settings.max_lora_rank)
+        yield from ("--enable-lora", "--max-loras", str(settings.max_loras), "--max-lora-rank", str(rank))
+    if "served_model_name" in given:
+        yield from ("--served-model-name", *settings.served_model_name)
+    if "dtype" in given or "--dtype" not in settings.engine_arguments:
+        yield from ("--dtype", _dtype(settings, directory))
+    transfer = transfer_config(settings)
+    if transfer is not None:
+        yield from ("--kv-transfer-config", json.dumps(transfer))
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _named_twice(own: list[str], flags: set[str]) -> list[str]:
+    bare = {flag.replace("--no-", "--") for flag in flags}
+    return [word for word in own if word.startswith("--") and word.replace("--no-", "--") in bare]
+
+
+def _dtype(settings: EngineSettings, directory: Path) -> str:
+    """The checkpoint's own dtype for "auto": vLLM's would halve float32."""
+    if settings.dtype != "auto":
+        return settings.dtype
+    config = config_of(directory)
+    text = config.get("text_config") or config
+    if config.get("quantization_config"):
+        return "auto"
+    stored = str(text.get("dtype") or text.get("torch_dtype") or "float32")
+    return stored if stored in ("float32", "bfloat16", "float16") else "auto"
+
+
+__all__ = ["engine_args"]

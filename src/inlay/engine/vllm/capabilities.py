@@ -1,0 +1,62 @@
+"""What this engine makes of vLLM: the models whose prompts may be rows, and what is refused, by version. No vLLM here.
+
+What bare vLLM does with each is in `tests/engines/vllm/test_guards.py`, which shows it and that it cannot happen here.
+"""
+
+from inlay.protocol.refusals import Refusal
+
+TESTED = "0.32"
+"""The release line the table below was made with."""
+
+ROWS_FROM = frozenset(
+    {
+        "deepseek_v2", "deepseek_v3", "gemma", "gemma2", "gemma3_text", "glm4", "gpt_oss", "llama", "mistral", "mixtral",
+        "olmo2", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
+    }
+)  # fmt: skip
+"""Model types whose input is the embeddings of their tokens and nothing else, so that rows say all of it."""
+
+NOT_ALONE = (
+    "rows are taken by models whose input is the embeddings of their tokens and nothing else; vLLM's implementation of "
+    "{model_type!r} is not known to be one"
+)
+NOT_ENABLED = "vLLM was started without --enable-prompt-embeds"
+NO_TABLE = "its embedding table cannot be read: {reason}"
+ADAPTED_TABLE = (
+    "--lora-target-modules names the embedding table, and vLLM then mistakes which position an adapter belongs to when a "
+    "prompt has rows, or ends"
+)
+
+_NO_IDS = "rows have no token ids; vLLM itself ends when it is asked"
+_AFTER = "vLLM binds an output from its first token, or by its own reasoning parser for all requests alike"
+_HOT = "vLLM takes temperatures up to 2"
+_PRIOR_GRAMMAR = "vLLM would begin the grammar anew in the middle of the output"
+_PRIOR_PENALTIES = "vLLM would count the tokens of the other worker as the prompt's"
+_V2_PENALTY = "vLLM's second model runner reads token 0 in place of every row, and would penalise it where it should see nothing"
+
+
+def refusals(*, second_runner: bool) -> tuple[Refusal, ...]:
+    """What is refused.
+
+    Args:
+        second_runner: whether vLLM runs its second model runner, as it does on a GPU.
+    """
+    always = (
+        Refusal("prompt_logprobs", "rows", _NO_IDS),
+        Refusal("grammar_after", "any", _AFTER),
+        Refusal("temperature_above_2", "any", _HOT),
+        Refusal("prior_output_with_grammar", "any", _PRIOR_GRAMMAR),
+        Refusal("prior_output_with_penalties", "any", _PRIOR_PENALTIES),
+    )
+    return (*always, Refusal("repetition_penalty", "rows", _V2_PENALTY)) if second_runner else always
+
+
+__all__ = [
+    "ADAPTED_TABLE",
+    "NOT_ALONE",
+    "NOT_ENABLED",
+    "NO_TABLE",
+    "ROWS_FROM",
+    "TESTED",
+    "refusals",
+]

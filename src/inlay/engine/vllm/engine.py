@@ -1,0 +1,324 @@
+"""The engine protocols over vLLM's asynchronous engine. Its core runs in processes of its own; this one only talks to it."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Sequence
+from itertools import count
+from typing import Any, TypeVar
+
+from inlay.digest import Secret
+from inlay.engine.settings import EngineSettings
+from inlay.engine.vllm.adapters import Adapters
+from inlay.engine.vllm.follower import Follower
+from inlay.engine.vllm.loading import Loaded, load
+from inlay.engine.vllm.prompts import input_of
+from inlay.engine.vllm.sampling import params_of
+from inlay.errors import DeadlineExceededError, EngineError, InlayError, InvalidRequestError, OverloadedError
+from inlay.prompt import Prompt, Tokens
+from inlay.protocol import refusals
+from inlay.protocol.work import Adapter, Delta, Emit, ModelCard, Sampling, Stats, Work
+
+log = logging.getLogger(__name__)
+
+_FIRST = -(2**31) - 1
+"""A priority before every client's."""
+
+_T = TypeVar("_T")
+
+
+class VllmEngine:
+    """vLLM, as `Generates`, `Adapts`, `Sleeps` and `Fails`.
+
+    A work is a task that reads what vLLM says of it. When vLLM's core dies every work ends with an error, and `failed` returns:
+    the worker is to end with it.
+    """
+
+    def __init__(self, settings: EngineSettings, secret: Secret) -> None:
+        self._settings = settings
+        self._secret = secret
+        self._loaded: Loaded | None = None
+        self._followers: dict[str, Follower] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._numbers = count()
+        self._failure: asyncio.Future[EngineError] | None = None
+        self._adapters = Adapters()
+        self._closing = False
+
+    @property
+    def card(self) -> ModelCard:
+        """What it serves. Raises `EngineError` before it is started."""
+        return self._running.card
+
+    @property
+    def _running(self) -> Loaded:
+        if self._loaded is None:
+            raise EngineError("the engine is not started")
+        return self._loaded
+
+    async def start(self) -> None:
+        """Start vLLM's processes and load the model.
+
+        Raises:
+            InvalidRequestError: a model, a setting or a word after -- that vLLM or inlay refuses.
+            EngineError: vLLM did not start.
+        """
+        if self._failure is not None:
+            raise EngineError("the engine was started before")
+        self._failure = asyncio.get_running_loop().create_future()
+        # It blocks for as long as the model takes to load.
+        loaded = await asyncio.to_thread(load, self._settings, self._secret)
+        loaded.watch_logits(self._corrupted)
+        self._loaded = loaded
+        try:
+            # Some of what vLLM cannot do it finds out with the first token. Its reading of outputs begins here too.
+            await self.probe()
+        except InlayError as error:
+            await self.close()
+            raise EngineError(
+                f"vLLM started and could not make a token; its own output above says why: {error.message}"
+            ) from error
+        self._spawn(self._watch(loaded))
+
+    async def close(self) -> None:
+        """End every work with "abort", and vLLM's processes."""
+        if self._closing:
+            return
+        self._closing = True
+        for work_id in tuple(self._followers):
+            self.abort(work_id)
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._loaded is not None:
+            llm = self._loaded.llm
+            if llm.output_handler is not None:
+                # Otherwise it takes the end of the core for its death.
+                llm.output_handler.cancel()
+            await asyncio.to_thread(llm.shutdown, 0.0)
+
+    async def failed(self) -> EngineError:
+        """Return why, once vLLM's core has died."""
+        if self._failure is None:
+            raise EngineError("the engine is not started")
+        return await asyncio.shield(self._failure)
+
+    def generate(self, work: Work, emit: Emit) -> None:
+        """Admit `work`.
+
+        Raises:
+            InvalidRequestError: it can never run here, or is refused.
+            EngineError: vLLM has died, or is not started.
+            OverloadedError: the engine is closing.
+        """
+        loaded = self._alive()
+        if work.id in self._followers:
+            raise InvalidRequestError(f"a work with id {work.id!r} is under way")
+        self._adapters.check(work)
+        loaded.admission.check(work)
+        refusals.check(loaded.card.refusals, work, f"{loaded.card.engine} {loaded.card.engine_version}")
+        loaded.check_grammar(work.sampling)
+        follower = Follower(work, emit, f"{work.id}.{next(self._numbers)}")
+        self._followers[work.id] = follower
+        if work.deadline is not None:
+            loop = asyncio.get_running_loop()
+            follower.timer = loop.call_later(max(0.0, work.deadline), self._late, follower)
+        self._spawn(self._follow(loaded, follower))
+
+    def abort(self, work_id: str) -> None:
+        """End a work: its last delta is emitted now, and vLLM is told."""
+        follower = self._followers.get(work_id)
+        if follower is not None:
+            self._stop(follower)
+            follower.end("abort")
+
+    async def reset_prefix_cache(self) -> int:
+        """Forget the prefix cache. vLLM does not say of how many blocks; it is all there are.
+
+        Works under way go on: where they hold blocks vLLM computes them anew.
+        """
+        loaded = self._alive()
+        if not await self._answer(loaded.llm.reset_prefix_cache()):
+            await self._answer(loaded.llm.reset_prefix_cache(reset_running_requests=True))
+        return loaded.card.num_blocks
+
+    async def probe(self) -> float:
+        """Run one token through the model and time it. Raises `EngineError` when vLLM has died or refuses it."""
+        started = time.monotonic()
+        done: asyncio.Future[Delta] = asyncio.get_running_loop().create_future()
+
+        def emit(delta: Delta) -> None:
+            if delta.finish_reason is not None and not done.done():
+                done.set_result(delta)
+
+        work = Work(
+            id=f"probe-{next(self._numbers)}",
+            prompt=Prompt.of(Tokens((0,))),
+            sampling=Sampling(max_tokens=1, temperature=0.0),
+            priority=_FIRST,
+        )
+        self.generate(work, emit)
+        try:
+            last = await done
+        finally:
+            self.abort(work.id)
+        if not last.token_ids:
+            raise EngineError(last.error.message if last.error else "the engine closed during the probe")
+        return time.monotonic() - started
+
+    def stats(self) -> Stats:
+        """The counters after the last step vLLM told of."""
+        loaded = self._running
+        return loaded.counters.stats(idle=not self._followers, num_blocks=loaded.card.num_blocks)
+
+    async def load_adapter(self, adapter: Adapter, directory: str) -> None:
+        """Have vLLM load a LoRA adapter.
+
+        Raises:
+            InvalidRequestError: the engine has no room for adapters, or vLLM does not take this one.
+        """
+        loaded = self._alive()
+        request = self._adapters.request(adapter, directory, loaded.lora)
+        try:
+            await self._answer(loaded.llm.add_lora(request))
+        except EngineError:
+            raise
+        except Exception as error:
+            raise InvalidRequestError(
+                f"vLLM does not take the adapter: {error}", param="lora_path"
+            ) from error
+        self._adapters.add(adapter.name, request)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Free an adapter no work uses any more."""
+        number = self._adapters.remove(name)
+        if number is not None:
+            await self._answer(self._alive().llm.remove_lora(number))
+
+    async def sleep(self, level: int) -> None:
+        """Give memory back. Raises `InvalidRequestError` where vLLM was not started with --enable-sleep-mode."""
+        loaded = self._alive()
+        if not loaded.sleeps:
+            raise InvalidRequestError(
+                "vLLM was not started with --enable-sleep-mode, which it takes on a GPU alone"
+            )
+        await self._answer(loaded.llm.sleep(level))
+
+    async def wake_up(self, tags: Sequence[str]) -> bool:
+        """Take back what `tags` name; whether all is back."""
+        return bool(await self._answer(self._alive().llm.wake_up(list(tags) or None)))
+
+    def _alive(self) -> Loaded:
+        if self._failure is not None and self._failure.done():
+            raise self._failure.result()
+        if self._closing:
+            raise OverloadedError("the engine is closing")
+        return self._running
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _follow(self, loaded: Loaded, follower: Follower) -> None:
+        work = follower.work
+        try:
+            if work.sampling.max_tokens <= len(work.prior_output) and work.sampling.prompt_logprobs is None:
+                follower.end("length")
+            if follower.ended:
+                return
+            queue = await loaded.llm.add_request(
+                follower.request_id,
+                input_of(work, loaded.placeholder),
+                params_of(work, loaded.card.eos_token_ids),
+                lora_request=self._adapters.of(work),
+                priority=work.priority if loaded.by_priority else 0,
+            )
+            follower.admitted = True
+            loaded.counters.rows_served += sum(
+                len(part) for part in work.prompt.segments if not isinstance(part, Tokens)
+            )
+            if follower.ended:
+                await loaded.llm.abort(follower.request_id)
+                return
+            while not follower.ended:
+                follower.take(queue.get_nowait() or await queue.get())
+        except asyncio.CancelledError:
+            follower.end("abort")
+            raise
+        except Exception as error:
+            follower.end("error", self._told(error, follower))
+        finally:
+            if self._followers.get(work.id) is follower:
+                del self._followers[work.id]
+
+    def _told(self, error: Exception, follower: Follower) -> InlayError:
+        """What a failure of vLLM means to the caller."""
+        from vllm.exceptions import VLLMClientError
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        if isinstance(error, InlayError):
+            return error
+        if isinstance(error, EngineDeadError):
+            return EngineError("vLLM's engine process died")
+        if isinstance(error, VLLMClientError | ValueError) and not follower.admitted:
+            return InvalidRequestError(str(error), param=getattr(error, "parameter", None))
+        log.error("work %s failed in vLLM", follower.work.id, exc_info=error)
+        return EngineError(f"vLLM failed to run the request: {type(error).__name__}")
+
+    def _stop(self, follower: Follower) -> None:
+        if self._followers.get(follower.work.id) is follower:
+            del self._followers[follower.work.id]
+        if follower.admitted and self._loaded is not None and not self._closing:
+            self._spawn(self._loaded.llm.abort(follower.request_id))
+
+    def _late(self, follower: Follower) -> None:
+        self._stop(follower)
+        follower.end("error", DeadlineExceededError("the request's deadline passed"))
+
+    def _corrupted(self, request_id: str) -> None:
+        """A request of vLLM's has NaN among its logits: it ends, and the memory it wrote is cleaned before others get it."""
+        name = request_id.rpartition("-")[0] or request_id
+        for follower in tuple(self._followers.values()):
+            if follower.request_id in (name, request_id):
+                follower.corrupted()
+                self._stop(follower)
+                self._spawn(self._clean())
+                return
+
+    async def _clean(self) -> None:
+        loaded = self._loaded
+        if loaded is not None:
+            log.warning("NaN came out of a prompt: its keys and values are overwritten")
+            await self._answer(loaded.llm.collective_rpc("overwrite_not_finite"))
+            await self.reset_prefix_cache()
+
+    async def _watch(self, loaded: Loaded) -> None:
+        """Return when vLLM's core is gone, having told everybody."""
+        handler = loaded.llm.output_handler
+        if handler is None:
+            raise EngineError("vLLM reads no output")
+        await asyncio.wait({handler})
+        if self._closing or self._failure is None:
+            return
+        error = EngineError("vLLM's engine process died")
+        if not self._failure.done():
+            self._failure.set_result(error)
+        for follower in tuple(self._followers.values()):
+            follower.end("error", error)
+
+    async def _answer(self, call: Awaitable[_T]) -> _T:
+        """What vLLM's core answers. Raises `EngineError` when it dies meanwhile: nothing would ever come."""
+        task = asyncio.ensure_future(call)
+        failing = asyncio.ensure_future(self.failed())
+        try:
+            await asyncio.wait((task, failing), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise failing.result()
+            return task.result()
+        finally:
+            task.cancel()
+            failing.cancel()
+
+
+__all__ = ["VllmEngine"]

@@ -1,0 +1,229 @@
+"""Starting vLLM, and what is known of it once it runs."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import vllm
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from inlay.digest import Secret
+from inlay.engine.admission import Admission
+from inlay.engine.generation_config import default_sampling, eos_token_ids, generation_config
+from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.grammar_source import source_of
+from inlay.engine.vllm import capabilities
+from inlay.engine.vllm.arguments import engine_args
+from inlay.engine.vllm.sampling import KINDS
+from inlay.engine.vllm.stats import Counters
+from inlay.engine.weights import directory_of, weights_id
+from inlay.errors import ContextLengthError, EngineError, InlayError, InvalidRequestError
+from inlay.protocol.refusals import Refusal
+from inlay.protocol.work import Exactness, Limits, ModelCard, Sampling, Task, Work
+from inlay.tensors.table import EmbeddingTable, config_of
+
+log = logging.getLogger(__name__)
+
+_HALF_BOUND = 1024.0
+"""Largest absolute value of a row for a float16 model: its residual stream adds up to 64 of that size before it overflows."""
+
+_TIMES_TABLE = 100
+
+
+class Loaded(msgspec.Struct, frozen=True, kw_only=True):
+    """vLLM running, and the facts of it.
+
+    Attributes:
+        llm: its `AsyncLLM`.
+        card: what is announced.
+        admission: what works are held against.
+        counters: its statistics.
+        placeholder: the id in the place of a row: one that no token has, so that penalties do not see it.
+        by_priority: whether it looks at priorities.
+        sleeps: whether it was started to be able to sleep.
+        lora: its LoRA configuration, or None.
+    """
+
+    llm: Any
+    card: ModelCard
+    admission: Admission
+    counters: Counters
+    placeholder: int
+    by_priority: bool
+    sleeps: bool
+    lora: Any
+
+    def check_grammar(self, sampling: Sampling) -> None:
+        """Refuse a grammar that would cost too much, or is none. Raises `InvalidRequestError`."""
+        if sampling.grammar is not None:
+            source_of(sampling.grammar)
+
+    def watch_logits(self, corrupted: Callable[[str], None]) -> None:
+        """Call `corrupted` with vLLM's own id of a request when there is NaN among its logits, before its output is read."""
+        processor = self.llm.output_processor
+        process = processor.process_outputs
+
+        def watched(outputs: Any, *arguments: Any, **more: Any) -> Any:
+            for output in outputs:
+                if output.num_nans_in_logits:
+                    corrupted(output.request_id)
+            return process(outputs, *arguments, **more)
+
+        processor.process_outputs = watched
+
+
+class _Bounds(msgspec.Struct, frozen=True):
+    """What fits into vLLM."""
+
+    max_model_len: int
+
+    def check(self, work: Work) -> None:
+        prompt, wanted = len(work.prompt), work.sampling.max_tokens
+        if not prompt:
+            raise InvalidRequestError("a prompt needs at least one position, got none", param="prompt")
+        if prompt + max(1, wanted) > self.max_model_len:
+            raise ContextLengthError(
+                f"the maximum context length is {self.max_model_len} positions; got a prompt of {prompt} and "
+                f"max_tokens of {wanted}, together {prompt + wanted}"
+            )
+        if work.prompt.atomic_bounds():
+            raise InvalidRequestError(
+                "vLLM may cut a prompt anywhere; this one has rows that must stay together"
+            )
+
+
+def load(settings: EngineSettings, secret: Secret) -> Loaded:
+    """Start vLLM for `settings`; blocks until the model is loaded.
+
+    Raises:
+        InvalidRequestError: what vLLM or inlay refuses.
+        EngineError: vLLM did not start.
+    """
+    directory = directory_of(settings.model, settings.revision)
+    arguments = engine_args(settings, directory)
+    arguments.worker_extension_cls = "inlay.engine.vllm.extension.Extension"
+    counters = Counters()
+    try:
+        config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
+    except (ValueError, NotImplementedError) as error:
+        raise InvalidRequestError(f"vLLM refuses the model or its settings: {_said(error)}") from error
+    try:
+        llm = AsyncLLM.from_vllm_config(
+            config,
+            usage_context=UsageContext.ENGINE_CONTEXT,
+            stat_loggers=[counters],
+            disable_log_stats=True,
+        )
+    except InlayError:
+        raise
+    except Exception as error:
+        raise EngineError(
+            f"vLLM did not start; its own output above says why: {type(error).__name__}: {_said(error)}"
+        ) from error
+    try:
+        return _described(llm, config, settings, secret, directory, counters)
+    except BaseException:
+        llm.shutdown()
+        raise
+
+
+def _described(
+    llm: Any, config: Any, settings: EngineSettings, secret: Secret, directory: Path, counters: Counters
+) -> Loaded:
+    model = config.model_config
+    second_runner = bool(config.use_v2_model_runner)
+    dtype = str(model.dtype).removeprefix("torch.")
+    generation = generation_config(directory)
+    model_config = config_of(directory)
+    vocab_size, hidden_size = int(model.get_vocab_size()), int(model.get_inputs_embeds_size())
+    table, table_id, abs_max = None, "", 0.0
+    refused = _rows_refused(config, model_config)
+    try:
+        table = EmbeddingTable.open(directory)
+        table_id, abs_max = table.id, table.abs_max()
+    except InvalidRequestError as error:
+        refused = refused or capabilities.NO_TABLE.format(reason=error.message)
+    bound = settings.max_prompt_embeds_abs
+    if bound is None:
+        bound = abs_max * _TIMES_TABLE
+        bound = min(bound, _HALF_BOUND) if dtype == "float16" else bound
+    names = settings.served_model_name or [settings.model]
+    refusals: tuple[Refusal, ...] = capabilities.refusals(second_runner=second_runner)
+    card = ModelCard(
+        name=names[0],
+        aliases=tuple(names[1:]),
+        path=str(directory),
+        weights_id=weights_id(directory),
+        dtype=dtype,
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        limits=Limits(
+            max_model_len=int(model.max_model_len),
+            max_num_seqs=int(config.scheduler_config.max_num_seqs),
+            max_logprobs=vocab_size if model.max_logprobs == -1 else int(model.max_logprobs),
+            max_prompt_embeds_abs=bound or None,
+        ),
+        engine="vllm",
+        engine_version=vllm.__version__,
+        tasks=(Task.GENERATE,),
+        embedding_table_id=table_id,
+        embedding_abs_max=abs_max,
+        prompt_embeds=refused,
+        block_size=int(config.cache_config.block_size),
+        num_blocks=int(config.cache_config.num_gpu_blocks or 0),
+        eos_token_ids=eos_token_ids(generation, model_config.get("eos_token_id")),
+        default_sampling=default_sampling(generation),
+        resuming={
+            "greedy": Exactness.EXACT,
+            "sampling": Exactness.SAMPLED,
+            "penalties": Exactness.IMPOSSIBLE,
+            "logprobs": Exactness.EXACT,
+            "grammar": Exactness.IMPOSSIBLE,
+        },
+        grammars=KINDS,
+        shares_text_prefix=False,
+        refusals=refusals,
+        secret_fingerprint=secret.fingerprint,
+    )
+    return Loaded(
+        llm=llm,
+        card=card,
+        admission=Admission(
+            bounds=_Bounds(card.limits.max_model_len),
+            vocab_size=vocab_size,
+            hidden_size=hidden_size,
+            dtype=dtype,
+            max_logprobs=card.limits.max_logprobs,
+            refuses_rows=refused,
+            grammars=KINDS,
+        ),
+        counters=counters,
+        # The second runner looks every id up before it overlays the rows: there it must be a token's.
+        placeholder=0 if second_runner else vocab_size,
+        by_priority=config.scheduler_config.policy == "priority",
+        sleeps=bool(model.enable_sleep_mode),
+        lora=config.lora_config,
+    )
+
+
+def _rows_refused(config: Any, model_config: dict[str, Any]) -> str | None:
+    """Why this model, started like this, takes no rows; None where it does."""
+    if not config.model_config.enable_prompt_embeds:
+        return capabilities.NOT_ENABLED
+    model_type = model_config.get("model_type")
+    if model_type not in capabilities.ROWS_FROM:
+        return capabilities.NOT_ALONE.format(model_type=model_type)
+    targets = None if config.lora_config is None else config.lora_config.target_modules
+    if config.lora_config is not None and (targets is None or any("embed" in name for name in targets)):
+        return capabilities.ADAPTED_TABLE
+    return None
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+__all__ = ["Loaded", "load"]

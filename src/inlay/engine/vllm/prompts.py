@@ -1,0 +1,43 @@
+"""From a `Prompt` to vLLM's input.
+
+A prompt with rows always goes in vLLM's mixed form, even where it is rows alone: a row's place then holds an id of its own.
+In the form for embeddings alone, vLLM leaves what the last request of that batch slot had put there, and penalties read it.
+"""
+
+from typing import Any
+
+import torch
+from vllm.inputs.engine import embeds_input, tokens_input
+
+from inlay.prompt import Prompt, Rows, Tokens
+from inlay.protocol.work import Work
+
+
+def input_of(work: Work, placeholder: int) -> Any:
+    """VLLM's engine input for the prompt and the earlier output of `work`. Rows are copied: nothing refers to them afterwards.
+
+    Args:
+        work: checked.
+        placeholder: the id that stands in the place of a row.
+    """
+    salt = work.salt
+    if not work.prompt.has_rows:
+        return tokens_input([*work.prompt.token_ids(), *work.prior_output], cache_salt=salt)
+    prompt = work.prompt + Prompt.of(Tokens(work.prior_output))
+    first = next(segment for segment in prompt.segments if isinstance(segment, Rows))
+    embeds = torch.zeros(len(prompt), first.shape[1], dtype=getattr(torch, first.dtype))
+    ids: list[int] = []
+    are_ids: list[bool] = []
+    for segment in prompt.segments:
+        if isinstance(segment, Tokens):
+            ids += segment.ids
+            are_ids += [True] * len(segment)
+        elif isinstance(segment, Rows):
+            values = torch.frombuffer(segment.data.view, dtype=embeds.dtype).view(segment.shape)
+            embeds[len(ids) : len(ids) + len(segment)] = values
+            ids += [placeholder] * len(segment)
+            are_ids += [False] * len(segment)
+    return embeds_input(embeds, prompt_token_ids=ids, is_token_ids=are_ids, cache_salt=salt)
+
+
+__all__ = ["input_of"]

@@ -1,0 +1,82 @@
+"""From a `Sampling` to vLLM's `SamplingParams`."""
+
+import json
+from typing import Any
+
+from blake3 import blake3
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+
+from inlay.protocol.work import Grammar, GrammarKind, Work
+
+KINDS: tuple[GrammarKind, ...] = (
+    "json_schema",
+    "json_object",
+    "regex",
+    "choice",
+    "grammar",
+    "structural_tag",
+)
+"""The kinds of grammar vLLM holds an output to."""
+
+
+def params_of(work: Work, eos_token_ids: tuple[int, ...]) -> Any:
+    """How vLLM is to choose the tokens of `work`.
+
+    Its own idea of the model's end tokens is left out: those of the card are given as stop tokens. Text is of no interest.
+    """
+    sampling, done = work.sampling, len(work.prior_output)
+    ends = () if sampling.ignore_eos else eos_token_ids
+    params = SamplingParams(
+        # vLLM puts out a token at least; `Follower` leaves it out where none was asked for.
+        max_tokens=max(1, sampling.max_tokens - done),
+        min_tokens=max(0, sampling.min_tokens - done),
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        seed=_seed(sampling.seed, done),
+        logit_bias=dict(sampling.logit_bias) or None,
+        stop_token_ids=[*sampling.stop_token_ids, *ends],
+        ignore_eos=True,
+        logprobs=sampling.logprobs,
+        prompt_logprobs=None if work.prior_output else sampling.prompt_logprobs,
+        flat_logprobs=True,
+        structured_outputs=None if sampling.grammar is None else _structured(sampling.grammar),
+        allowed_token_ids=None if sampling.allowed_token_ids is None else list(sampling.allowed_token_ids),
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        skip_clone=True,
+    )
+    if sampling.bad_words:
+        # Its own field takes words as text, to be made ids of by rules other than the frontend's.
+        params._bad_words_token_ids = [list(word) for word in sampling.bad_words]
+    return params
+
+
+def _seed(seed: int, done: int) -> int:
+    """The seed of what follows `done` tokens: vLLM's randomness starts anew with a request and must not repeat itself."""
+    if not done:
+        return seed
+    return int.from_bytes(blake3(f"{seed}:{done}".encode()).digest(7), "little")
+
+
+def _structured(grammar: Grammar) -> Any:
+    match grammar.kind:
+        case "json_schema":
+            return StructuredOutputsParams(json=grammar.source)
+        case "json_object":
+            return StructuredOutputsParams(json_object=True)
+        case "choice":
+            return StructuredOutputsParams(choice=json.loads(grammar.source))
+        case "regex":
+            return StructuredOutputsParams(regex=grammar.source)
+        case "grammar":
+            return StructuredOutputsParams(grammar=grammar.source)
+        case "structural_tag":
+            return StructuredOutputsParams(structural_tag=grammar.source)
+
+
+__all__ = ["KINDS", "params_of"]

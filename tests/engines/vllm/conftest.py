@@ -1,0 +1,37 @@
+"""One vLLM for all tests that do not end it: it takes half a minute to start."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from inlay.engine.settings import EngineSettings
+from inlay.protocol.work import Generates
+from tests.engines.vllm.serving import FLAGS, model, started
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.engines)
+            item.add_marker(pytest.mark.timeout(300))
+            # vLLM and what it imports warn of much that is not ours to change.
+            item.add_marker(pytest.mark.filterwarnings("ignore"))
+
+
+@pytest.fixture(scope="session")
+def directory() -> Path:
+    return model("llama")
+
+
+@pytest.fixture(scope="session")
+def settings(directory: Path) -> EngineSettings:
+    return EngineSettings(model=str(directory), **FLAGS)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shared(settings: EngineSettings) -> AsyncIterator[Generates]:
+    async with started(settings) as engine:
+        yield engine

@@ -1,0 +1,56 @@
+"""Models vLLM runs on a CPU, and vLLM with them."""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inlay import engine as engines
+from inlay.digest import Secret
+from inlay.engine.settings import EngineSettings
+from inlay.protocol.work import Generates
+from tests.models import make, models_root
+
+SECRET = Secret(bytes(range(32)))
+
+FLAGS: dict[str, Any] = {
+    "engine": "vllm",
+    "block_size": 32,
+    "max_num_seqs": 16,
+    "max_num_batched_tokens": 512,
+    "kv_cache_memory_bytes": 8 << 20,
+    "enforce_eager": True,
+    "num_threads": 1,
+    "engine_arguments": ["--enable-prompt-embeds"],
+}
+"""Settings of a small vLLM. Its attention on a CPU takes blocks of 32 positions and heads of 32 elements."""
+
+_SHAPES: dict[str, dict[str, Any]] = {
+    "llama": {"hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 32},
+    "qwen3": {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32},
+}
+
+
+@cache
+def model(family: str, dtype: str = "float32") -> Path:
+    """A directory with a tiny model of `family`, made once."""
+    return make(family, models_root() / f"vllm-{family}-{dtype}", dtype=dtype, **_SHAPES[family])
+
+
+@asynccontextmanager
+async def started(settings: EngineSettings) -> AsyncIterator[Generates]:
+    """A started engine, in this process, with the environment a worker would have."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"HF_HUB_OFFLINE": "1", **engines.environment(settings, os.environ)}.items():
+            patch.setenv(name, value)
+        engine = engines.create(settings, SECRET)
+        await engine.start()
+        assert isinstance(engine, Generates)
+        try:
+            yield engine
+        finally:
+            await engine.close()
