@@ -1,6 +1,7 @@
 """`inlay serve`: a worker process, the plane to it, the router and the HTTP in front."""
 
 import asyncio
+import json
 import logging
 import signal
 import socket
@@ -17,7 +18,9 @@ import inlay
 from inlay.cli.command import UsageError
 from inlay.cli.console import Console
 from inlay.cli.settings import ServeSettings
+from inlay.engine import check as check_engine
 from inlay.engine.settings import EngineSettings
+from inlay.engine.vllm.connectors import transfer_config
 from inlay.errors import InlayError, InvalidRequestError
 from inlay.frontend import build_app, check, serve
 from inlay.frontend.settings import FrontendSettings
@@ -58,11 +61,34 @@ def run(settings: ServeSettings, rest: Sequence[str]) -> int:
         UsageError: words for an engine that takes none.
         InlayError: the address is taken, or the worker did not start.
     """
-    if rest:
-        raise UsageError(
-            f"the {settings.engine.engine} engine takes no further arguments, got {' '.join(rest)!r} after --"
+    console = Console(sys.stdout, sys.stderr)
+    settings = _with_rest(settings, rest)
+    if settings.engine.connector:
+        check_engine(settings.engine)
+        stands_for = json.dumps(transfer_config(settings.engine))
+        console.line(
+            f"--connector {' '.join(settings.engine.connector)} is --kv-transfer-config '{stands_for}'"
         )
-    return run_host(settings, Console(sys.stdout, sys.stderr))
+    return run_host(settings, console)
+
+
+def _with_rest(settings: ServeSettings, rest: Sequence[str]) -> ServeSettings:
+    """The settings with all the engine is to be told: the words after `--`, and what the frontend's own flags mean for it."""
+    engine, frontend = settings.engine, settings.frontend
+    if engine.engine != "vllm":
+        if rest:
+            raise UsageError(
+                f"the {engine.engine} engine takes no further arguments, got {' '.join(rest)!r} after --"
+            )
+        return settings
+    words = [*engine.engine_arguments, *rest]
+    if frontend.enable_prompt_embeds and not {"--enable-prompt-embeds", "--no-enable-prompt-embeds"} & {
+        *words
+    }:
+        words.append("--enable-prompt-embeds")
+    if frontend.scheduling_policy == "priority" and "--scheduling-policy" not in words:
+        words += ("--scheduling-policy", "priority")
+    return settings.model_copy(update={"engine": engine.model_copy(update={"engine_arguments": words})})
 
 
 def run_host(settings: ServeSettings, console: Console, when_ready: WhenReady | None = None) -> int:
@@ -181,7 +207,7 @@ def _check(engine: EngineSettings, frontend: FrontendSettings) -> None:
         check_address(frontend.host, frontend.port)
 
     wrong: list[str] = []
-    for look in (address, admin_address, partial(check, frontend), model):
+    for look in (address, admin_address, partial(check, frontend), partial(check_engine, engine), model):
         try:
             look()
         except InlayError as error:

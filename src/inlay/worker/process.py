@@ -5,7 +5,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 
@@ -17,6 +16,7 @@ from inlay.plane.local import Arena, Channel, serve
 from inlay.plane.messages import Boot, Failed, FromWorker, ToWorker
 from inlay.protocol.work import Command, Fails
 from inlay.worker.host import host_of
+from inlay.worker.interpreter import Interpreter, interpreter
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +33,11 @@ class WorkerProcess:
         pid: its process id.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process, channel: Channel[FromWorker]) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, channel: Channel[FromWorker], python: Interpreter
+    ) -> None:
         self._process = process
+        self._python = python
         self.channel = channel
 
     @property
@@ -59,6 +62,7 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """End the process, and those it started, without waiting for what they do; `close` is still to be called."""
+        # An engine's own processes are in its group, and may outlive it.
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
@@ -74,6 +78,7 @@ class WorkerProcess:
             self.kill()
             await self._process.wait()
         self.kill()
+        self._python.close()
         self.channel.arena.close()
 
 
@@ -91,21 +96,26 @@ async def spawn(
         secret: of the namespace.
         arena_bytes: memory for prompts, shared with it.
         restore: commands it runs before it is ready.
+
+    Raises:
+        InvalidRequestError: it cannot run in the Python the settings name.
     """
+    python = await interpreter(settings.engine_python)
     ours, theirs = socket.socketpair()
     arena = Arena(arena_bytes)
     with theirs:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "inlay.worker", str(theirs.fileno()), str(arena.fd), str(arena_bytes)),
+            *(python.path, "-m", "inlay.worker", str(theirs.fileno()), str(arena.fd), str(arena_bytes)),
             pass_fds=(theirs.fileno(), arena.fd),
-            env={**os.environ, **engine.environment(settings, os.environ)},
+            env={**os.environ, **engine.environment(settings, os.environ), **python.environment(os.environ)},
             stdin=asyncio.subprocess.DEVNULL,
             # Its own session: Ctrl-C in a terminal is for the frontend, which drains before it lets the worker go.
             start_new_session=True,
         )
     channel: Channel[FromWorker] = await Channel.open(ours, arena, FromWorker, sends_shared=True)
-    channel.send(Boot(settings.model_dump_json(), secret.root, tuple(restore)))
-    return WorkerProcess(process, channel)
+    # What nobody gave stays so: engines have defaults of their own.
+    channel.send(Boot(settings.model_dump_json(exclude_unset=True), secret.root, tuple(restore)))
+    return WorkerProcess(process, channel, python)
 
 
 async def run(socket_fd: int, arena_fd: int, arena_bytes: int) -> int:

@@ -20,13 +20,8 @@ class Adapters:
         self._by_name: dict[str, Any] = {}
         self._numbers = count(1)
 
-    def check(self, work: Work) -> None:
-        """Raise `InvalidRequestError` when the adapter a work names is not loaded."""
-        if work.adapter is not None and work.adapter not in self._by_name:
-            loaded = ", ".join(self._by_name) or "none"
-            raise InvalidRequestError(
-                f"adapter {work.adapter!r} does not exist; loaded: {loaded}", param="model"
-            )
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name
 
     def of(self, work: Work) -> Any:
         """VLLM's request for the adapter of `work`, or None."""

@@ -67,7 +67,7 @@ class VllmEngine:
             raise EngineError("the engine was started before")
         self._failure = asyncio.get_running_loop().create_future()
         # It blocks for as long as the model takes to load.
-        loaded = await asyncio.to_thread(load, self._settings, self._secret)
+        loaded = await asyncio.to_thread(load, self._settings, self._secret, self._adapters)
         loaded.watch_logits(self._corrupted)
         self._loaded = loaded
         try:
@@ -114,7 +114,6 @@ class VllmEngine:
         loaded = self._alive()
         if work.id in self._followers:
             raise InvalidRequestError(f"a work with id {work.id!r} is under way")
-        self._adapters.check(work)
         loaded.admission.check(work)
         refusals.check(loaded.card.refusals, work, f"{loaded.card.engine} {loaded.card.engine_version}")
         loaded.check_grammar(work.sampling)
@@ -238,7 +237,8 @@ class VllmEngine:
             loaded.counters.rows_served += sum(
                 len(part) for part in work.prompt.segments if not isinstance(part, Tokens)
             )
-            if follower.ended:
+            if self._followers.get(work.id) is not follower:
+                # Stopped before vLLM knew of it.
                 await loaded.llm.abort(follower.request_id)
                 return
             while not follower.ended:

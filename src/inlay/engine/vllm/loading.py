@@ -1,7 +1,7 @@
 """Starting vLLM, and what is known of it once it runs."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from inlay.engine.vllm.sampling import KINDS
 from inlay.engine.vllm.stats import Counters
 from inlay.engine.weights import directory_of, weights_id
 from inlay.errors import ContextLengthError, EngineError, InlayError, InvalidRequestError
-from inlay.protocol.refusals import Refusal
 from inlay.protocol.work import Exactness, Limits, ModelCard, Sampling, Task, Work
 from inlay.tensors.table import EmbeddingTable, config_of
 
@@ -95,8 +94,13 @@ class _Bounds(msgspec.Struct, frozen=True):
             )
 
 
-def load(settings: EngineSettings, secret: Secret) -> Loaded:
+def load(settings: EngineSettings, secret: Secret, adapters: Container[str]) -> Loaded:
     """Start vLLM for `settings`; blocks until the model is loaded.
+
+    Args:
+        settings: inlay's, with the words for vLLM.
+        secret: of the namespace.
+        adapters: names of those that are loaded; it changes.
 
     Raises:
         InvalidRequestError: what vLLM or inlay refuses.
@@ -124,22 +128,20 @@ def load(settings: EngineSettings, secret: Secret) -> Loaded:
             f"vLLM did not start; its own output above says why: {type(error).__name__}: {_said(error)}"
         ) from error
     try:
-        return _described(llm, config, settings, secret, directory, counters)
+        card = _card(config, settings, secret, directory)
+        return _described(llm, config, card, counters, adapters)
     except BaseException:
         llm.shutdown()
         raise
 
 
-def _described(
-    llm: Any, config: Any, settings: EngineSettings, secret: Secret, directory: Path, counters: Counters
-) -> Loaded:
+def _card(config: Any, settings: EngineSettings, secret: Secret, directory: Path) -> ModelCard:
     model = config.model_config
-    second_runner = bool(config.use_v2_model_runner)
     dtype = str(model.dtype).removeprefix("torch.")
     generation = generation_config(directory)
     model_config = config_of(directory)
     vocab_size, hidden_size = int(model.get_vocab_size()), int(model.get_inputs_embeds_size())
-    table, table_id, abs_max = None, "", 0.0
+    table_id, abs_max = "", 0.0
     refused = _rows_refused(config, model_config)
     try:
         table = EmbeddingTable.open(directory)
@@ -151,8 +153,7 @@ def _described(
         bound = abs_max * _TIMES_TABLE
         bound = min(bound, _HALF_BOUND) if dtype == "float16" else bound
     names = settings.served_model_name or [settings.model]
-    refusals: tuple[Refusal, ...] = capabilities.refusals(second_runner=second_runner)
-    card = ModelCard(
+    return ModelCard(
         name=names[0],
         aliases=tuple(names[1:]),
         path=str(directory),
@@ -185,28 +186,39 @@ def _described(
         },
         grammars=KINDS,
         shares_text_prefix=False,
-        refusals=refusals,
+        refusals=capabilities.refusals(second_runner=_second_runner(config)),
         secret_fingerprint=secret.fingerprint,
     )
+
+
+def _described(
+    llm: Any, config: Any, card: ModelCard, counters: Counters, adapters: Container[str]
+) -> Loaded:
     return Loaded(
         llm=llm,
         card=card,
         admission=Admission(
             bounds=_Bounds(card.limits.max_model_len),
-            vocab_size=vocab_size,
-            hidden_size=hidden_size,
-            dtype=dtype,
+            vocab_size=card.vocab_size,
+            hidden_size=card.hidden_size,
+            dtype=card.dtype,
             max_logprobs=card.limits.max_logprobs,
-            refuses_rows=refused,
-            grammars=KINDS,
+            refuses_rows=card.prompt_embeds,
+            grammars=card.grammars,
+            adapters=adapters,
         ),
         counters=counters,
         # The second runner looks every id up before it overlays the rows: there it must be a token's.
-        placeholder=0 if second_runner else vocab_size,
+        placeholder=0 if _second_runner(config) else card.vocab_size,
         by_priority=config.scheduler_config.policy == "priority",
-        sleeps=bool(model.enable_sleep_mode),
+        sleeps=bool(config.model_config.enable_sleep_mode),
         lora=config.lora_config,
     )
+
+
+def _second_runner(config: Any) -> bool:
+    """Whether vLLM runs its second model runner, as it does on a GPU."""
+    return bool(config.use_v2_model_runner)
 
 
 def _rows_refused(config: Any, model_config: dict[str, Any]) -> str | None:
