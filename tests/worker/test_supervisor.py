@@ -20,6 +20,7 @@ from inlay.plane.local import Arena, Channel, LocalPlane
 from inlay.plane.messages import FromWorker
 from inlay.protocol.work import Command
 from inlay.worker import Backoff, Supervisor, WorkerProcess, spawn
+from inlay.worker.interpreter import Interpreter
 
 SECRET = Secret(bytes(32))
 
@@ -124,7 +125,7 @@ async def test_what_a_worker_started_ends_with_it() -> None:
     assert process.stdout is not None
     left_behind = psutil.Process(int(await process.stdout.readline()))
     channel: Channel[FromWorker] = await Channel.open(ours, Arena(1 << 20), FromWorker, sends_shared=True)
-    worker = WorkerProcess(process, channel)
+    worker = WorkerProcess(process, channel, Interpreter("sh"))
     process.kill()
     await process.wait()
     assert left_behind.is_running()

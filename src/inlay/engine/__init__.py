@@ -26,7 +26,8 @@ def check(settings: EngineSettings) -> None:
 
         if settings.task != "generate":
             raise InvalidRequestError(
-                f"--task {settings.task} is for the built-in engine: behind inlay vLLM generates", param="task"
+                f"--task {settings.task} is for the built-in engine: behind inlay vLLM generates",
+                param="task",
             )
         transfer_config(settings)
         return
