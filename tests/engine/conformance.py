@@ -18,7 +18,14 @@ import torch
 from inlay import engine as engines
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
-from inlay.errors import ContextLengthError, DeadlineExceededError, EmbeddingsError, InvalidRequestError
+from inlay.errors import (
+    ContextLengthError,
+    DeadlineExceededError,
+    EmbeddingsError,
+    InlayError,
+    InvalidRequestError,
+    NotFoundError,
+)
 from inlay.prompt import Prompt, Rows, Tokens
 from inlay.protocol.work import Delta, Generates, Sampling, Task, Work
 from tests.engine import reference
@@ -261,7 +268,7 @@ class EngineConformance:
         limit, hidden = engine.card.limits.max_model_len, engine.card.hidden_size
         text = Prompt.of(Tokens([5]))
         wide = Prompt.of(reference.rows_of(torch.zeros(2, hidden + 1)))
-        cases: list[tuple[type[InvalidRequestError], str, Work]] = [
+        cases: list[tuple[type[InlayError], str, Work]] = [
             (ContextLengthError, "maximum context length", work("x", text, max_tokens=limit)),
             (
                 ContextLengthError,
@@ -271,7 +278,7 @@ class EngineConformance:
             (EmbeddingsError, "size of tensor must match", work("x", wide)),
             (InvalidRequestError, "not in the vocabulary", work("x", Prompt.of(Tokens([10**6])))),
             (InvalidRequestError, "at least one position", work("x", Prompt.of())),
-            (InvalidRequestError, "does not exist", work("x", text, adapter="missing")),
+            (NotFoundError, "does not exist", work("x", text, adapter="missing")),
             (InvalidRequestError, "logprobs", work("x", text, logprobs=10**4)),
             (InvalidRequestError, "prompt_logprobs", work("x", text, prompt_logprobs=10**4)),
             (
