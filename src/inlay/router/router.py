@@ -9,6 +9,7 @@ from inlay.errors import NotFoundError, OverloadedError
 from inlay.protocol.embedding import EmbedWork, Vectors
 from inlay.protocol.work import Adapter, Delta, ModelCard, Plane, Stream, Work, Worker
 from inlay.router.model import ServedModel
+from inlay.router.resume import ResumingStream, Sent
 
 _NAMED = 5
 """Names of served models at most in the error of one that is not."""
@@ -112,12 +113,7 @@ class Router:
     def workers(self, name: str) -> list[Worker]:
         """The ready workers of the model with this name of its own or alias. Raises `NotFoundError`."""
         card = self._base(name)
-        return [
-            worker
-            for worker in self._plane.workers()
-            if (worker.card.name, worker.card.weights_id, worker.card.dtype)
-            == (card.name, card.weights_id, card.dtype)
-        ]
+        return [worker for worker in self._plane.workers() if _same_model(worker.card, card)]
 
     def room(self, num_bytes: int) -> memoryview | None:
         """As `inlay.protocol.work.Plane.room`."""
@@ -125,6 +121,8 @@ class Router:
 
     def send(self, name: str, work: Work) -> Stream:
         """Send `work` to a worker of the model with this name of its own or alias, which has the adapter that the work is for.
+
+        When that worker is gone before the end, others of its pool go on, as `inlay.router.resume` says.
 
         Raises:
             NotFoundError: no such model, or none of its workers has the adapter.
@@ -134,16 +132,28 @@ class Router:
         if not workers:
             raise OverloadedError(f"No worker of the model `{name}` is ready.", retry_after=1)
         if work.adapter is not None:
-            workers = [
-                worker for worker in workers if any(a.name == work.adapter for a in worker.card.adapters)
-            ]
+            workers = [worker for worker in workers if _adapter(worker.card, work.adapter) is not None]
             if not workers:
                 raise self._unknown(work.adapter)
+        sent = self._send(workers, work)
+        like = sent.worker.card
+        return ResumingStream(work, sent, workers=lambda: self._pool(like, work.adapter), send=self._send)
+
+    def _pool(self, like: ModelCard, adapter: str | None) -> list[Worker]:
+        """The ready workers that would answer as the one with this card does."""
+        return [
+            worker
+            for worker in self._plane.workers()
+            if _same_model(worker.card, like)
+            and (adapter is None or _adapter(worker.card, adapter) == _adapter(like, adapter))
+        ]
+
+    def _send(self, workers: Sequence[Worker], work: Work) -> Sent:
         worker = min(workers, key=lambda candidate: self._load[candidate.id])
         weight = len(work.prompt) + work.sampling.max_tokens
         stream = worker.send(work)
         self._load[worker.id] += weight
-        return _Counted(stream, self._load, worker.id, weight)
+        return Sent(worker, _Counted(stream, self._load, worker.id, weight))
 
     async def embed(self, name: str, work: EmbedWork) -> Vectors:
         """Have a worker of the model clients call `name` make the vectors of `work`; one that is full or gone is passed over.
@@ -165,3 +175,12 @@ class Router:
             finally:
                 self._load[worker.id] -= weight
         raise error
+
+
+def _same_model(one: ModelCard, other: ModelCard) -> bool:
+    return (one.name, one.weights_id, one.dtype) == (other.name, other.weights_id, other.dtype)
+
+
+def _adapter(card: ModelCard, name: str) -> str | None:
+    """What the worker with this card knows an adapter's content by; None where it has none of this name."""
+    return next((adapter.content_id for adapter in card.adapters if adapter.name == name), None)

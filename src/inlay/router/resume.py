@@ -1,0 +1,231 @@
+"""A work followed to its end over as many workers as it takes.
+
+What has been shown is never shown again and never changed: the next attempt carries it as `prior_output`, and is made only where the
+worker's card says that the features in use continue exactly. Before anything has been shown, a work may start anew anywhere.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import msgspec
+
+from inlay.errors import DeadlineExceededError, EngineError, InlayError, NotFoundError, OverloadedError
+from inlay.protocol.deltas import after, untold
+from inlay.protocol.work import Delta, Exactness, ModelCard, PromptLogprobs, Stream, Usage, Work, Worker
+
+log = logging.getLogger(__name__)
+
+MAX_ATTEMPTS = 8
+"""Attempts at one work in all. A work that is the death of its workers must not be that of the fleet."""
+MAX_BARREN = 3
+"""Attempts in a row that showed nothing new."""
+WAIT_SECONDS = 10.0
+"""How long to wait for a worker when the last one is gone and there is no other."""
+_LOOK_SECONDS = 0.1
+_PAUSE_SECONDS = 0.5
+"""Before a work goes to a worker again that has lost it once."""
+
+
+def features(work: Work) -> list[str]:
+    """What of an engine the output of `work` depends on, as `ModelCard.resuming` names it."""
+    sampling = work.sampling
+    used = ["greedy" if sampling.temperature == 0 else "sampling"]
+    penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
+    if penalties != (1.0, 0.0, 0.0) or sampling.bad_words or sampling.min_tokens:
+        used.append("penalties")
+    if sampling.logprobs is not None:
+        used.append("logprobs")
+    if sampling.grammar is not None:
+        used.append("grammar")
+    return used
+
+
+def inexact(work: Work, card: ModelCard) -> list[str]:
+    """The features of `work` that an engine does not continue exactly."""
+    return [name for name in features(work) if card.resuming.get(name) != Exactness.EXACT]
+
+
+class Sent:
+    """One attempt: a worker and what it answers."""
+
+    def __init__(self, worker: Worker, stream: Stream) -> None:
+        self.worker = worker
+        self.card = worker.card
+        self.stream = stream
+
+
+class ResumingStream:
+    """`inlay.protocol.work.Stream` over every attempt at a work.
+
+    Args:
+        work: the first attempt, which has been sent.
+        sent: it.
+        workers: those of its pool that are ready now and could take it.
+        send: sends a further attempt to one of the workers it is given.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        sent: Sent,
+        *,
+        workers: Callable[[], Sequence[Worker]],
+        send: Callable[[Sequence[Worker], Work], Sent],
+    ) -> None:
+        self._first = self._work = work
+        self._sent = sent
+        self._workers = workers
+        self._send = send
+        self._began = asyncio.get_running_loop().time()
+        self._cancelled = False
+        self._failed_on: set[str] = set()
+        self._barren = 0
+        self._shown = list(work.prior_output)
+        self._told = 1
+        self._cached: int | None = None
+
+    def cancel(self) -> None:
+        """Stop the work; needs no answer."""
+        self._cancelled = True
+        self._sent.stream.cancel()
+
+    async def __aiter__(self) -> AsyncIterator[Sequence[Delta]]:
+        ended = False
+        while not ended:
+            try:
+                async for deltas in self._sent.stream:
+                    batch, error = self._kept_of(deltas)
+                    if batch:
+                        ended = batch[-1].finish_reason is not None
+                        yield batch
+                    if error is not None:
+                        raise error
+            except OverloadedError as error:
+                if self._cancelled:
+                    yield [self._aborted()]
+                    return
+                await self._resume(error)
+
+    def _kept_of(self, deltas: Sequence[Delta]) -> tuple[list[Delta], InlayError | None]:
+        """(what is to be shown, what ends the attempt after it)."""
+        batch: list[Delta] = []
+        for delta in deltas:
+            try:
+                kept = self._kept(delta)
+            except InlayError as error:
+                return batch, error
+            if kept is not None:
+                batch.append(kept)
+        return batch, None
+
+    def _aborted(self) -> Delta:
+        return Delta(self._work.id, self._work.attempt, len(self._shown), finish_reason="abort")
+
+    def _kept(self, delta: Delta) -> Delta | None:
+        """What of a delta has not been shown.
+
+        Raises:
+            OverloadedError: the worker gave the work up by itself.
+            EngineError: ids are missing before it.
+        """
+        if delta.attempt != self._work.attempt:
+            return None
+        if delta.finish_reason == "abort" and not self._cancelled:
+            raise OverloadedError("the worker gave the request up", retry_after=1)
+        if delta.offset > len(self._shown):
+            raise EngineError(f"the worker left out {delta.offset - len(self._shown)} tokens")
+        if delta.offset < len(self._shown):
+            delta = after(delta, len(self._shown))
+        self._shown += delta.token_ids
+        scores = self._untold(delta.prompt_logprobs)
+        usage = self._as_first(delta.usage)
+        if scores is not delta.prompt_logprobs or usage is not delta.usage:
+            delta = msgspec.structs.replace(delta, prompt_logprobs=scores, usage=usage)
+        if delta.token_ids or scores is not None:
+            self._barren = 0
+        return delta
+
+    def _untold(self, scores: PromptLogprobs | None) -> PromptLogprobs | None:
+        if scores is None:
+            return None
+        rest = untold(scores, self._told)
+        self._told = max(self._told, scores.start + len(scores))
+        return rest
+
+    def _as_first(self, usage: Usage | None) -> Usage | None:
+        """What was cached for the client's prompt is what the first worker had; a later one has the output beside it."""
+        if usage is None:
+            return None
+        if self._cached is None:
+            self._cached = usage.cached_tokens
+        return (
+            usage
+            if usage.cached_tokens == self._cached
+            else msgspec.structs.replace(usage, cached_tokens=self._cached)
+        )
+
+    async def _resume(self, error: OverloadedError) -> None:
+        """Send what is left to another worker, or to the same once it is back. Raises `error` when that cannot be."""
+        self._barren += 1
+        attempt = self._work.attempt + 1
+        if self._barren >= MAX_BARREN or attempt - self._first.attempt >= MAX_ATTEMPTS:
+            raise error
+        lacking = inexact(self._first, self._sent.card) if self._shown else []
+        if lacking:
+            raise OverloadedError(
+                f"the worker is gone in the middle of the answer, and its engine ({self._sent.card.engine}) does not "
+                f"continue {', '.join(lacking)} exactly",
+                retry_after=error.retry_after,
+            ) from error
+        self._failed_on.add(self._sent.worker.id)
+        workers = await self._wait_for_workers(error)
+        log.warning(
+            "work %s goes on elsewhere after %d tokens: %s", self._first.id, len(self._shown), error.message
+        )
+        self._work = msgspec.structs.replace(
+            self._first, attempt=attempt, prior_output=tuple(self._shown), deadline=self._remaining()
+        )
+        try:
+            self._sent = self._send(workers, self._work)
+        except (NotFoundError, OverloadedError):
+            raise error from None
+        if self._cancelled:
+            self._sent.stream.cancel()
+
+    def _remaining(self) -> float | None:
+        """Seconds the work may still take. Raises `DeadlineExceededError` when there are none."""
+        if self._first.deadline is None:
+            return None
+        remaining = self._first.deadline - (asyncio.get_running_loop().time() - self._began)
+        if remaining <= 0:
+            raise DeadlineExceededError("the request's deadline passed")
+        return remaining
+
+    async def _wait_for_workers(self, error: InlayError) -> Sequence[Worker]:
+        """Those that may go on with it, once there are some. Raises `error` when none comes."""
+        until = asyncio.get_running_loop().time() + WAIT_SECONDS
+        while True:
+            fitting = [worker for worker in self._workers() if self._fits(worker.card)]
+            others = [worker for worker in fitting if worker.id not in self._failed_on]
+            if others:
+                return others
+            if fitting and not self._shown:
+                # It is there and refused: waiting would only hide that from the client.
+                raise error
+            if fitting:
+                await asyncio.sleep(_PAUSE_SECONDS)
+                return fitting
+            self._remaining()
+            if self._cancelled or asyncio.get_running_loop().time() > until:
+                raise error
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _fits(self, card: ModelCard) -> bool:
+        """Whether an engine may go on with what another has begun."""
+        if not self._shown:
+            return True
+        mine = self._sent.card
+        return (card.engine, card.engine_version) == (mine.engine, mine.engine_version) and not inexact(
+            self._first, card
+        )

@@ -1,0 +1,432 @@
+"""A work whose worker is lost goes on elsewhere, and nobody can tell from the answer."""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from inlay.digest import Secret, with_digests
+from inlay.engine.echo import EchoEngine
+from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.engine import TorchEngine
+from inlay.errors import DeadlineExceededError, ErrorFrame, InvalidRequestError, OverloadedError
+from inlay.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.protocol.work import (
+    Delta,
+    Emit,
+    Engine,
+    Exactness,
+    Grammar,
+    PromptLogprobs,
+    Sampling,
+    Stream,
+    TokenLogprobs,
+    Usage,
+    Work,
+)
+from inlay.router import Router, resume
+from tests.models import tiny
+from tests.plane.direct import DirectPlane
+
+SECRET = Secret(bytes(32))
+
+
+@dataclass
+class Answer:
+    """All that a client could see of a stream."""
+
+    ids: list[int]
+    logprobs: list[TokenLogprobs]
+    finish: str | None
+    stop: int | None
+    usage: Usage | None
+    prompt_logprobs: list[PromptLogprobs]
+    attempts: set[int]
+
+    @property
+    def visible(self) -> tuple[Any, ...]:
+        ranks = b"".join(scores.ranks for scores in self.prompt_logprobs)
+        usage = self.usage
+        counted = None if usage is None else (usage.prompt_tokens, usage.completion_tokens)
+        return self.ids, self.finish, self.stop, counted, ranks
+
+
+async def read(stream: Stream, each: Callable[[int], None] = lambda seen: None) -> Answer:
+    """Read to the end; `each` is called with the number of ids so far whenever some came."""
+    answer = Answer([], [], None, None, None, [], set())
+    async for deltas in stream:
+        for delta in deltas:
+            assert delta.offset == len(answer.ids) or not delta.token_ids
+            answer.ids += delta.token_ids
+            answer.logprobs += delta.logprobs
+            answer.finish = delta.finish_reason or answer.finish
+            answer.stop = delta.stop_token_id if delta.finish_reason else None
+            answer.usage = delta.usage or answer.usage
+            answer.attempts.add(delta.attempt)
+            if delta.prompt_logprobs is not None:
+                answer.prompt_logprobs.append(delta.prompt_logprobs)
+        each(len(answer.ids))
+    return answer
+
+
+class Killer:
+    """Cuts the connection of whichever worker is at a work, at chosen numbers of ids."""
+
+    def __init__(self, plane: DirectPlane, at: Sequence[int]) -> None:
+        self._plane = plane
+        self._at = sorted(at)
+        self.killed = 0
+
+    def __call__(self, seen: int) -> None:
+        if self._at and seen >= self._at[0]:
+            self._at.pop(0)
+            link = next(link for link in self._plane._links if link._streams)
+            self._plane.worker_ends[self._plane._links.index(link)].close()
+            self.killed += 1
+
+
+GRAMMAR = Grammar("json_schema", json.dumps({"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}, "minItems": 4}}, "required": ["a"], "additionalProperties": False}))  # fmt: skip
+
+SAMPLINGS = {
+    "greedy": Sampling(max_tokens=24, temperature=0.0, ignore_eos=True),
+    "seeded": Sampling(max_tokens=24, temperature=0.9, top_p=0.95, top_k=40, seed=11, ignore_eos=True),
+    "penalties": Sampling(
+        max_tokens=24,
+        seed=3,
+        repetition_penalty=1.2,
+        presence_penalty=0.4,
+        frequency_penalty=0.3,
+        min_tokens=9,
+        bad_words=((5, 6), (7,)),
+    ),
+    "logprobs": Sampling(max_tokens=16, seed=5, logprobs=3, prompt_logprobs=2, ignore_eos=True),
+    "grammar": Sampling(max_tokens=40, seed=8, grammar=GRAMMAR, frequency_penalty=0.2),
+}
+
+
+def prompt(kind: str) -> Prompt:
+    tokens = Tokens([(7 * n) % 200 + 3 for n in range(21)])
+    if kind == "tokens":
+        return Prompt.of(tokens)
+    rows = np.random.default_rng(4).standard_normal((9, 48)).astype(np.float32) * 0.3
+    return with_digests(
+        Prompt.of(tokens, Rows(Buffer(rows.tobytes()), "float32", (9, 48)), Tokens([9, 10])), SECRET
+    )
+
+
+@pytest.fixture(scope="module")
+def torch_settings() -> EngineSettings:
+    return EngineSettings(model=str(tiny("llama")), served_model_name=["m"], dtype="float32", num_threads=1)
+
+
+@pytest.mark.parametrize("kind", ["tokens", "mixed"])
+@pytest.mark.parametrize("name", list(SAMPLINGS))
+async def test_an_answer_whose_workers_die_is_the_answer_of_an_undisturbed_one(
+    torch_settings: EngineSettings, name: str, kind: str
+) -> None:
+    sampling = SAMPLINGS[name]
+    if kind == "mixed":
+        sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
+    plane = await DirectPlane.around(*(TorchEngine(torch_settings, SECRET) for _ in range(3)))
+    router = Router(plane)
+    whole = await read(router.send("m", Work(id="whole", prompt=prompt(kind), sampling=sampling)))
+    assert len(whole.ids) > 8
+    draw = random.Random(f"{name} {kind}")
+    killer = Killer(plane, draw.sample(range(1, len(whole.ids) - 1), 2))
+    disturbed = await read(
+        router.send("m", Work(id="disturbed", prompt=prompt(kind), sampling=sampling)), killer
+    )
+    assert killer.killed == 2
+    assert disturbed.attempts == {0, 1, 2}
+    assert disturbed.visible == whole.visible
+    if sampling.logprobs is not None:
+        # A prompt computed at once and one computed by and by differ in the last bits.
+        one, other = ([one.logprob for one in answer.logprobs] for answer in (whole, disturbed))
+        np.testing.assert_allclose(one, other, atol=1e-4)
+        tops = [(a.top, b.top) for a, b in zip(whole.logprobs, disturbed.logprobs, strict=True)]
+        assert [[id_ for id_, _ in a] for a, _ in tops] == [[id_ for id_, _ in b] for _, b in tops]
+    await plane.close()
+
+
+@pytest.fixture
+def echo_settings(tmp_path: Any) -> EngineSettings:
+    (tmp_path / "config.json").write_text(
+        '{"vocab_size": 999, "hidden_size": 8, "max_position_embeddings": 100000}'
+    )
+    return EngineSettings(model=str(tmp_path), engine="echo", served_model_name=["m"])
+
+
+class Scripted(EchoEngine):
+    """An echo engine that notes what it is sent, and whose card and answers can be made others."""
+
+    def __init__(self, settings: EngineSettings, **changes: object) -> None:
+        super().__init__(settings, SECRET)
+        self._changes = changes
+        self.seen: list[Work] = []
+        self.fail: Callable[[Work, Delta], Delta | None] = lambda work, delta: delta
+
+    async def start(self) -> None:
+        await super().start()
+        self._card = msgspec.structs.replace(self.card, **self._changes)
+
+    def generate(self, work: Work, emit: Emit) -> None:
+        self.seen.append(work)
+
+        def told(delta: Delta) -> None:
+            changed = self.fail(work, delta)
+            if changed is not None:
+                emit(changed)
+                if changed is not delta:
+                    self._running.pop(work.id, None)
+
+        super().generate(work, told)
+
+
+def gives_up_after(count: int, error: ErrorFrame | None = None) -> Callable[[Work, Delta], Delta]:
+    frame = error or ErrorFrame.of(OverloadedError("the engine is gone", retry_after=1))
+
+    def told(work: Work, delta: Delta) -> Delta:
+        if delta.offset - len(work.prior_output) < count:
+            return delta
+        return Delta(work.id, work.attempt, delta.offset, finish_reason="error", error=frame)
+
+    return told
+
+
+Around = Callable[..., Any]
+
+
+@pytest.fixture
+async def around() -> AsyncIterator[Around]:
+    planes: list[DirectPlane] = []
+
+    async def make(*engines: Engine) -> tuple[Router, DirectPlane]:
+        planes.append(await DirectPlane.around(*engines))
+        return Router(planes[-1]), planes[-1]
+
+    yield make
+    for plane in planes:
+        await plane.close()
+
+
+def echo_work(max_tokens: int = 12, **fields: object) -> Work:
+    sampling = Sampling(max_tokens=max_tokens, **fields.pop("sampling", {}))  # type: ignore[arg-type]
+    return Work(id="w", prompt=Prompt.of(Tokens([1, 2, 3, 4, 5])), sampling=sampling, **fields)  # type: ignore[arg-type]
+
+
+async def test_what_was_shown_goes_with_the_next_attempt_and_comes_once(
+    echo_settings: EngineSettings, around: Around
+) -> None:
+    engines = [Scripted(echo_settings) for _ in range(3)]
+    engines[0].fail = gives_up_after(3)
+    engines[1].fail = gives_up_after(4)
+    router, _ = await around(*engines)
+    answer = await read(router.send("m", echo_work()))
+    assert answer.ids == [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2]
+    assert answer.usage == Usage(5, 12)
+    sent = [engine.seen[0] for engine in engines]
+    assert [(work.attempt, len(work.prior_output)) for work in sent] == [(0, 0), (1, 3), (2, 7)]
+    assert all(work.sampling == sent[0].sampling for work in sent)
+
+
+async def test_a_worker_that_gives_up_by_itself_is_as_good_as_lost(
+    echo_settings: EngineSettings, around: Around
+) -> None:
+    engines = [Scripted(echo_settings) for _ in range(2)]
+    router, _ = await around(*engines)
+    stream = router.send("m", echo_work(2000))
+    aborting = iter([True])
+
+    def abort(seen: int) -> None:
+        if seen > 5 and next(aborting, False):
+            engines[0].abort("w")
+
+    answer = await read(stream, abort)
+    assert len(answer.ids) == 2000
+    assert answer.attempts == {0, 1}
+
+
+async def test_a_cancelled_work_is_not_sent_again(echo_settings: EngineSettings, around: Around) -> None:
+    engines = [Scripted(echo_settings) for _ in range(2)]
+    router, plane = await around(*engines)
+    stream = router.send("m", echo_work(50_000))
+
+    def leave(seen: int) -> None:
+        stream.cancel()
+        plane.worker_ends[0].close()
+
+    answer = await read(stream, leave)
+    assert answer.finish == "abort"
+    assert not engines[1].seen
+
+
+async def test_a_bad_request_is_refused_by_the_first_worker_and_asked_of_no_other(
+    echo_settings: EngineSettings, around: Around
+) -> None:
+    engines = [Scripted(echo_settings) for _ in range(3)]
+    router, _ = await around(*engines)
+    with pytest.raises(InvalidRequestError, match="maximum context length"):
+        await read(router.send("m", echo_work(1_000_000)))
+    assert sum(len(engine.seen) for engine in engines) == 1
+
+
+async def test_a_work_that_shows_nothing_is_not_tried_for_ever(
+    echo_settings: EngineSettings, around: Around
+) -> None:
+    engines = [Scripted(echo_settings) for _ in range(6)]
+    for engine in engines:
+        engine.fail = gives_up_after(0)
+    router, _ = await around(*engines)
+    with pytest.raises(OverloadedError, match="the engine is gone"):
+        await read(router.send("m", echo_work()))
+    assert sum(len(engine.seen) for engine in engines) == resume.MAX_BARREN
+
+
+async def test_a_work_that_is_the_death_of_its_workers_is_not_that_of_the_fleet(
+    echo_settings: EngineSettings, around: Around
+) -> None:
+    engines = [Scripted(echo_settings) for _ in range(12)]
+    for engine in engines:
+        engine.fail = gives_up_after(1)
+    router, _ = await around(*engines)
+    with pytest.raises(OverloadedError, match="the engine is gone"):
+        await read(router.send("m", echo_work(100)))
+    assert sum(len(engine.seen) for engine in engines) == resume.MAX_ATTEMPTS
+
+
+async def test_an_answer_that_cannot_go_on_exactly_ends_with_an_error_and_is_never_changed(
+    echo_settings: EngineSettings, around: Around
+) -> None:
+    engines = [Scripted(echo_settings, resuming={"greedy": Exactness.SAMPLED}) for _ in range(2)]
+    engines[0].fail = gives_up_after(3)
+    router, _ = await around(*engines)
+    seen: list[int] = []
+    with pytest.raises(OverloadedError, match="does not continue greedy, logprobs exactly"):
+        await read(router.send("m", echo_work(sampling={"temperature": 0.0, "logprobs": 1})), seen.append)
+    assert seen[-1] == 3
+    assert not engines[1].seen
+
+
+async def test_an_answer_not_begun_may_start_anew_on_any_engine_of_the_pool(
+    echo_settings: EngineSettings, around: Around
+) -> None:
+    engines = [Scripted(echo_settings, resuming={}), Scripted(echo_settings, resuming={}, engine="other")]
+    engines[0].fail = gives_up_after(0)
+    router, _ = await around(*engines)
+    assert (await read(router.send("m", echo_work()))).ids[:3] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "change", [{"engine": "other"}, {"engine_version": "2"}, {"weights_id": "f" * 32}, {"dtype": "bfloat16"}]
+)
+async def test_an_answer_goes_on_only_where_it_would_have_been_the_same(
+    echo_settings: EngineSettings,
+    around: Around,
+    change: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resume, "WAIT_SECONDS", 0.3)
+    engines = [Scripted(echo_settings), Scripted(echo_settings, **change)]
+    router, plane = await around(*engines)
+    first = router.send("m", echo_work(50_000))
+    (begun,) = [n for n, engine in enumerate(engines) if plane._links[n]._streams]
+    with pytest.raises(OverloadedError, match="gone"):
+        await read(first, lambda seen: plane.worker_ends[begun].close())
+    assert not engines[1 - begun].seen
+
+
+async def test_when_the_only_worker_is_gone_the_work_waits_for_the_next(
+    echo_settings: EngineSettings, around: Around
+) -> None:
+    engines = [Scripted(echo_settings) for _ in range(2)]
+    router, plane = await around(*engines)
+    late = plane._links.pop()
+    stream = router.send("m", echo_work(15_000))
+    loop = asyncio.get_running_loop()
+
+    def kill(seen: int) -> None:
+        if plane.worker_ends[0] is not None and not late_comes:
+            plane.worker_ends[0].close()
+            late_comes.append(loop.call_later(0.3, plane._links.append, late))
+
+    late_comes: list[asyncio.TimerHandle] = []
+    answer = await read(stream, kill)
+    assert len(answer.ids) == 15_000
+    assert engines[1].seen[0].prior_output
+
+
+async def test_a_later_attempt_has_the_time_that_is_left(
+    echo_settings: EngineSettings, around: Around
+) -> None:
+    engines = [Scripted(echo_settings) for _ in range(2)]
+    engines[0].fail = gives_up_after(3)
+    router, _ = await around(*engines)
+    await read(router.send("m", echo_work(deadline=60.0)))
+    deadline = engines[1].seen[0].deadline
+    assert deadline is not None
+    assert 0 < deadline < 60.0
+
+
+async def test_a_deadline_passes_while_nobody_is_there(echo_settings: EngineSettings, around: Around) -> None:
+    router, plane = await around(Scripted(echo_settings))
+    stream = router.send("m", echo_work(90_000, deadline=0.5))
+    with pytest.raises(DeadlineExceededError):
+        await read(stream, lambda seen: plane.worker_ends[0].close())
+
+
+async def test_what_was_cached_is_what_the_first_worker_had(
+    echo_settings: EngineSettings, around: Around
+) -> None:
+    engines = [Scripted(echo_settings) for _ in range(2)]
+    for cached, engine in zip((4, 5), engines, strict=True):
+
+        def counted(work: Work, delta: Delta, cached: int = cached) -> Delta | None:
+            if delta.usage is not None:
+                msgspec.structs.force_setattr(
+                    delta, "usage", msgspec.structs.replace(delta.usage, cached_tokens=cached)
+                )
+            return gives_up_after(3)(work, delta) if cached == 4 else delta
+
+        engine.fail = counted
+    router, _ = await around(*engines)
+    assert (await read(router.send("m", echo_work()))).usage == Usage(5, 12, 4)
+
+
+async def test_a_prompt_is_told_of_once_however_often_it_is_computed(
+    echo_settings: EngineSettings, around: Around
+) -> None:
+    engines = [Scripted(echo_settings) for _ in range(2)]
+
+    def half(work: Work, delta: Delta) -> Delta | None:
+        scores = delta.prompt_logprobs
+        if scores is None:
+            return gives_up_after(0)(work, delta)
+        told = PromptLogprobs(1, scores.ids[:8], scores.logprobs[:8], scores.ranks[:8])
+        engines[0].fail = gives_up_after(0)
+        msgspec.structs.force_setattr(delta, "prompt_logprobs", told)
+        msgspec.structs.force_setattr(delta, "token_ids", ())
+        return delta
+
+    engines[0].fail = half
+    router, _ = await around(*engines)
+    answer = await read(router.send("m", echo_work(sampling={"prompt_logprobs": 0})))
+    assert [(scores.start, len(scores)) for scores in answer.prompt_logprobs] == [(1, 2), (3, 2)]
+    assert b"".join(scores.ids for scores in answer.prompt_logprobs) == np.arange(2, 6, dtype="<i4").tobytes()
+
+
+async def test_nothing_counts_as_load_when_all_has_ended(
+    echo_settings: EngineSettings, around: Around
+) -> None:
+    engines = [Scripted(echo_settings) for _ in range(3)]
+    engines[0].fail = gives_up_after(2)
+    router, _ = await around(*engines)
+    await asyncio.gather(
+        *(read(router.send("m", msgspec.structs.replace(echo_work(50), id=str(n)))) for n in range(9))
+    )
+    assert not any(router._load.values())
