@@ -5,8 +5,10 @@ import uuid
 from contextlib import AsyncExitStack
 
 from inlay.digest import Secret
-from inlay.plane.nats import Member, NatsPlane, NatsWorker
+from inlay.plane.nats.frontend import NatsPlane
+from inlay.plane.nats.member import Member
 from inlay.plane.nats.settings import NatsSettings
+from inlay.plane.nats.worker import NatsWorker
 from inlay.protocol.work import PROTOCOL, Engine, ModelCard, Worker, WorkHandler
 from inlay.worker.host import Host
 from tests.plane.nats_server import NatsServer

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from inlay.plane.nats import NatsSettings
+from inlay.plane.nats.settings import NatsSettings
 from tests.serving import free_port
 
 START_SECONDS = 20.0

@@ -15,7 +15,7 @@ from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.errors import ContextLengthError, DeadlineExceededError, InvalidRequestError, OverloadedError
 from inlay.plane.local import LocalPlane
-from inlay.plane.nats import NatsPlane
+from inlay.plane.nats.frontend import NatsPlane
 from inlay.prompt import Buffer, Prompt, Rows, Segment, Tokens
 from inlay.protocol.embedding import EmbedWork, Vectors
 from inlay.protocol.work import Command, Delta, Plane, Sampling, Stream, Work

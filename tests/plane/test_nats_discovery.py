@@ -12,8 +12,10 @@ from inlay.digest import Secret
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError, OverloadedError
-from inlay.plane.nats import Member, NatsPlane, NatsSettings
+from inlay.plane.nats.frontend import NatsPlane
+from inlay.plane.nats.member import Member
 from inlay.plane.nats.messages import Acknowledge, Beat, Submit, ToWorker
+from inlay.plane.nats.settings import NatsSettings
 from inlay.prompt import Prompt, Tokens
 from inlay.protocol.work import PROTOCOL, Command, Sampling, Work
 from tests.plane.fleet import Fleet, FleetWorker, card_of, found

@@ -1,15 +1,20 @@
 """All commands."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 from inlay.cli.command import Command
 from inlay.cli.settings import (
     DemoSettings,
     EncodeSettings,
+    FleetFrontendSettings,
     InspectSettings,
+    NatsServerSettings,
     ServeSettings,
     UploadSettings,
+    WorkerSettings,
 )
+from inlay.errors import InvalidRequestError
 
 
 def _serve(settings: ServeSettings, rest: Sequence[str]) -> int:
@@ -22,6 +27,31 @@ def _demo(settings: DemoSettings, rest: Sequence[str]) -> int:
     from inlay.cli.demo import run
 
     return run(settings)
+
+
+def _nats(settings: NatsServerSettings, rest: Sequence[str]) -> int:
+    from inlay.cli.nats import run
+
+    return run(settings, rest)
+
+
+def _worker(settings: WorkerSettings, rest: Sequence[str]) -> int:
+    _needs_nats()
+    from inlay.cli.worker import run
+
+    return run(settings, rest)
+
+
+def _frontend(settings: FleetFrontendSettings, rest: Sequence[str]) -> int:
+    _needs_nats()
+    from inlay.cli.frontend import run
+
+    return run(settings)
+
+
+def _needs_nats() -> None:
+    if find_spec("nats") is None:
+        raise InvalidRequestError("a fleet needs NATS' client: pip install 'inlay[nats]'")
 
 
 def _encode(settings: EncodeSettings, rest: Sequence[str]) -> int:
@@ -60,6 +90,33 @@ COMMANDS = (
         "soft prompt, each with the server's answer, then keeps serving.",
         settings=DemoSettings,
         run=_demo,
+    ),
+    Command(
+        name="nats",
+        summary="Run a NATS server set up for a fleet.",
+        details="The real server, with JetStream and messages of up to 15 MB. Words after -- go to it untouched: users, "
+        "TLS, clusters. Stops on Ctrl-C or SIGTERM.",
+        settings=NatsServerSettings,
+        run=_nats,
+        takes_rest=True,
+    ),
+    Command(
+        name="worker",
+        summary="Run one engine in a fleet.",
+        details="On Ctrl-C or SIGTERM it takes no more works, and those it has get --drain-timeout seconds to end; what has not "
+        "ended then goes on at another worker, as it does when a worker dies. A second Ctrl-C ends at once.",
+        settings=WorkerSettings,
+        run=_worker,
+        positional=("model",),
+        takes_rest=True,
+    ),
+    Command(
+        name="frontend",
+        summary="Serve a fleet over HTTP.",
+        details="Any number of frontends may serve one fleet. Each needs the models' tokenizers where the workers have "
+        "them: the same directories, or names on the hub. Stops as inlay serve does.",
+        settings=FleetFrontendSettings,
+        run=_frontend,
     ),
     Command(
         name="embeds encode",

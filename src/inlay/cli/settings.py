@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from inlay.engine.settings import EngineSettings
 from inlay.frontend.settings import FrontendSettings
+from inlay.plane.nats.settings import NatsSettings
 from inlay.store.settings import StoreSettings
 
 _MODEL = Field(description="Directory of the model, or its name on the hub.")
@@ -19,6 +20,56 @@ class ServeSettings(BaseModel):
 
     engine: EngineSettings = Field(title="Model and engine")
     frontend: FrontendSettings = Field(title="HTTP")
+    store: StoreSettings = Field(default=StoreSettings(), title="Stored embeddings")
+
+
+class NatsServerSettings(BaseModel):
+    """`inlay nats`: a NATS server with what a fleet needs of one."""
+
+    model_config = ConfigDict(frozen=True)
+
+    host: str = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 for other machines.")
+    port: int = Field(default=4222, ge=1, le=65535, description="Port to listen on.")
+    max_payload: int = Field(
+        default=15 * 1024 * 1024,
+        ge=64 * 1024,
+        le=64 * 1024 * 1024,
+        description="Bytes of a message at most. Prompts of any size go through any value.",
+    )
+    store_dir: Path | None = Field(
+        default=None,
+        description="Directory of what the server keeps: cards, and the namespace's secret. "
+        "$XDG_STATE_HOME/inlay/nats-PORT, or ~/.local/state in its place, unless set.",
+    )
+
+
+class WorkerSettings(BaseModel):
+    """`inlay worker`: one engine in a fleet."""
+
+    model_config = ConfigDict(frozen=True)
+
+    engine: EngineSettings = Field(title="Model and engine")
+    fleet: NatsSettings = Field(default=NatsSettings(), title="Fleet")
+    drain_timeout: float = Field(
+        default=30.0,
+        ge=0,
+        title="Fleet",
+        description="Seconds that works under way may take to end after the first signal; others go on elsewhere.",
+    )
+    secret_file: Path | None = Field(
+        default=None,
+        title="Fleet",
+        description="File of the namespace's 32-byte secret, the same for all; one made and kept in NATS unless set.",
+    )
+
+
+class FleetFrontendSettings(BaseModel):
+    """`inlay frontend`: HTTP in front of a fleet."""
+
+    model_config = ConfigDict(frozen=True)
+
+    fleet: NatsSettings = Field(default=NatsSettings(), title="Fleet")
+    frontend: FrontendSettings = Field(default=FrontendSettings(), title="HTTP")
     store: StoreSettings = Field(default=StoreSettings(), title="Stored embeddings")
 
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 from inlay.errors import InvalidRequestError
 
+DEFAULT_URL = "nats://127.0.0.1:4222"
 _SCHEMES = ("nats", "tls", "ws", "wss")
 _namespace = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
@@ -19,9 +20,9 @@ class NatsSettings(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     nats: list[SecretStr] = Field(
-        default=[SecretStr("nats://127.0.0.1:4222")],
-        min_length=1,
-        description="URLs of NATS servers, nats://[USER:PASSWORD@]HOST:PORT or tls://...; one that answers is enough.",
+        default=[],
+        description="URLs of NATS servers, nats://[USER:PASSWORD@]HOST:PORT or tls://...; one that answers is enough. "
+        f"{DEFAULT_URL} unless set.",
     )
     nats_creds: Path | None = Field(
         default=None, description="File of NATS credentials: a user's JWT and its key."
@@ -59,7 +60,7 @@ class NatsSettings(BaseModel):
     @property
     def urls(self) -> list[str]:
         """The servers, passwords and all."""
-        return [url.get_secret_value() for url in self.nats]
+        return [url.get_secret_value() for url in self.nats] or [DEFAULT_URL]
 
     @property
     def shown_urls(self) -> str:

@@ -124,9 +124,12 @@ class NatsWorker:
             asyncio.create_task(loop()) for loop in (self._publish, self._beat_on, self._ask_stats)
         ]
 
-    async def wait_announced(self) -> None:
-        """Return when frontends can know of it."""
+    async def wait_announced(self) -> ModelCard:
+        """Its card, once frontends can know of it."""
         await self._published.wait()
+        if self._card is None:
+            raise AssertionError("what is published is a card")
+        return self._card
 
     def announce(self, card: ModelCard) -> None:
         """Say what it is, or is by now. After `away` it is a new incarnation."""

@@ -1,0 +1,73 @@
+"""`inlay frontend`: HTTP in front of a fleet."""
+
+import asyncio
+import logging
+import sys
+from contextlib import AsyncExitStack
+
+import uvloop
+
+import inlay
+from inlay.cli.console import Console
+from inlay.cli.serve import EXIT_INTERRUPTED, check_address
+from inlay.cli.settings import FleetFrontendSettings
+from inlay.cli.signals import on_signals
+from inlay.digest import Secret
+from inlay.frontend import build_app, check, serve
+from inlay.plane.nats.frontend import NatsPlane
+from inlay.plane.nats.member import Member
+from inlay.router import Router
+from inlay.store.secret import read_key
+
+
+def run(settings: FleetFrontendSettings) -> int:
+    """Serve until told to stop; the exit status.
+
+    Raises:
+        InlayError: the address is taken, NATS is out of reach, or the namespace has another secret.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_host(settings, Console(sys.stdout, sys.stderr)))
+    except asyncio.CancelledError:
+        return EXIT_INTERRUPTED
+    return 0
+
+
+async def _host(settings: FleetFrontendSettings, console: Console) -> None:
+    main = asyncio.current_task()
+    if main is not None:
+        on_signals(main.cancel)
+    frontend, fleet = settings.frontend, settings.fleet
+    check_address(frontend.host, frontend.port)
+    if frontend.admin_port is not None:
+        check_address(frontend.admin_host, frontend.admin_port)
+    check(frontend)
+    given = settings.store.secret_file
+    own = None if given is None else Secret(read_key(given))
+    member = await Member.join(fleet, "frontend")
+    async with AsyncExitStack() as undo:
+        undo.push_async_callback(member.leave)
+        secret = await member.secret(own)
+        plane = NatsPlane(member, secret_fingerprint=secret.fingerprint)
+        await plane.start()
+        undo.pop_all()
+        undo.push_async_callback(plane.close)
+        store = settings.store.open(secret) if frontend.enable_prompt_embeds else None
+        if store is not None:
+            undo.callback(store.close)
+        app = build_app(Router(plane), frontend, secret=secret, store=store)
+
+        def started(url: str) -> None:
+            console.line(
+                f"inlay {inlay.__version__}: {member.id} serves {fleet.namespace} at {fleet.shown_urls}; HTTP at {url}"
+            )
+
+        def stopping(requests: int) -> None:
+            console.line(
+                f"stopping: {requests} request{'' if requests == 1 else 's'} open, up to {frontend.drain_timeout:g} s; Ctrl-C again ends at once"
+            )
+
+        await serve(app, frontend, on_started=started, on_stopping=stopping)

@@ -1,0 +1,111 @@
+"""`inlay worker`: one engine in a fleet.
+
+Two processes: this one talks to NATS, so that heartbeats and streams never wait for a step, and its child has the engine.
+"""
+
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+import uvloop
+
+import inlay
+from inlay.cli.command import UsageError
+from inlay.cli.console import Console
+from inlay.cli.serve import EXIT_INTERRUPTED
+from inlay.cli.settings import WorkerSettings
+from inlay.cli.signals import on_signals
+from inlay.digest import Secret
+from inlay.plane.local import LocalPlane
+from inlay.plane.nats.member import Member
+from inlay.plane.nats.worker import NatsWorker
+from inlay.store.secret import read_key
+from inlay.tensors.hub import local_directory
+from inlay.tensors.table import config_of
+from inlay.worker import Relay, Supervisor, spawn
+
+
+def run(settings: WorkerSettings, rest: Sequence[str]) -> int:
+    """Work for the fleet until told to stop; the exit status.
+
+    Raises:
+        UsageError: words for an engine that takes none.
+        InlayError: NATS is out of reach, the namespace has another secret, or the engine never became ready.
+    """
+    if rest:
+        raise UsageError(
+            f"the {settings.engine.engine} engine takes no further arguments, got {' '.join(rest)!r} after --"
+        )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_host(settings, Console(sys.stdout, sys.stderr)))
+    except asyncio.CancelledError:
+        return EXIT_INTERRUPTED
+    return 0
+
+
+async def _host(settings: WorkerSettings, console: Console) -> None:
+    main = asyncio.current_task()
+    if main is not None:
+        on_signals(main.cancel)
+    directory = local_directory(settings.engine.model)
+    if directory is not None:
+        config_of(directory)
+    own = None if settings.secret_file is None else Secret(read_key(settings.secret_file))
+    member = await Member.join(settings.fleet, "worker")
+    async with AsyncExitStack() as undo:
+        undo.push_async_callback(member.leave)
+        secret = await member.secret(own)
+        plane = LocalPlane()
+        undo.push_async_callback(plane.close)
+        supervisor = Supervisor(plane, lambda restore: spawn(settings.engine, secret, restore=restore))
+        relay = Relay(plane)
+        worker = NatsWorker(member, relay, room=plane.room)
+        await worker.start()
+        running = asyncio.create_task(supervisor.run())
+        following = asyncio.create_task(relay.follow(worker.away))
+        announcing = asyncio.create_task(_announced(worker, console))
+        undo.push_async_callback(_end, running, following, announcing)
+        # First of all in the end: what is under way goes on elsewhere, and is not told that its engine is gone.
+        undo.push_async_callback(worker.close)
+        console.line(
+            f"inlay {inlay.__version__}: {worker.id} of {settings.fleet.namespace} at {settings.fleet.shown_urls} "
+            f"loads {settings.engine.model} with the {settings.engine.engine} engine"
+        )
+        stop, at_once = asyncio.Event(), asyncio.Event()
+
+        def stopping() -> None:
+            (at_once if stop.is_set() else stop).set()
+
+        on_signals(stopping)
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait({stopped, running}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            stopped.cancel()
+            running.result()
+        console.line(
+            f"stopping: {worker.under_way} works under way, up to {settings.drain_timeout:g} s; Ctrl-C again ends at once"
+        )
+        await _drain(worker, settings.drain_timeout, at_once)
+
+
+async def _announced(worker: NatsWorker, console: Console) -> None:
+    card = await worker.wait_announced()
+    console.line(f"{worker.id} serves {card.name} ({card.dtype}, {card.limits.max_model_len} positions)")
+
+
+async def _drain(worker: NatsWorker, seconds: float, at_once: asyncio.Event) -> None:
+    draining = asyncio.create_task(worker.drain(seconds))
+    impatient = asyncio.create_task(at_once.wait())
+    await asyncio.wait({draining, impatient}, return_when=asyncio.FIRST_COMPLETED)
+    await _end(draining, impatient)
+
+
+async def _end(*tasks: "asyncio.Task[Any]") -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

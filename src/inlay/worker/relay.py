@@ -1,0 +1,126 @@
+"""Offers another plane what a worker process of this machine can do."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+
+from inlay.errors import EngineError, ErrorFrame, InlayError, OverloadedError
+from inlay.prompt import Buffer
+from inlay.protocol.embedding import EmbedWork, EmitVectors, Vectors
+from inlay.protocol.work import Command, Delta, Emit, ModelCard, Plane, Reply, Stream, Work, Worker
+
+log = logging.getLogger(__name__)
+
+NOBODY = "the worker has no engine now"
+_CALL_SECONDS = 600.0
+"""A command has the time that whoever gave it waits; this only ends what nobody waits for any more."""
+
+
+class Relay:
+    """`inlay.protocol.work.WorkHandler` around whichever worker a local plane has now.
+
+    Args:
+        plane: of one worker, which may be another after a while.
+    """
+
+    def __init__(self, plane: Plane) -> None:
+        self._plane = plane
+        self._worker: Worker | None = None
+        self._announce: Callable[[ModelCard], None] | None = None
+        self._streams: dict[str, Stream] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._embeddings: dict[str, asyncio.Task[None]] = {}
+
+    def watch(self, announce: Callable[[ModelCard], None]) -> None:
+        """Have `follow` tell `announce`."""
+        self._announce = announce
+
+    async def follow(self, away: Callable[[], None]) -> None:
+        """Tell of the worker and its card, and `away` when it is gone, until cancelled."""
+        told: ModelCard | None = None
+        while True:
+            worker = next(iter(self._plane.workers()), None)
+            if worker is not self._worker:
+                if self._worker is not None:
+                    away()
+                self._worker, told = worker, None
+            if worker is not None and worker.card != told and self._announce is not None:
+                told = worker.card
+                self._announce(told)
+            await self._plane.changed()
+
+    def generate(self, work: Work, emit: Emit) -> None:
+        """As `Generates.generate`; what is refused is a delta too."""
+        try:
+            if self._worker is None:
+                raise OverloadedError(NOBODY, retry_after=1)
+            stream = self._worker.send(work)
+        except InlayError as error:
+            emit(_failed(work, len(work.prior_output), error))
+            return
+        self._streams[work.id] = stream
+        self._run(self._pass_on(work, stream, emit))
+
+    async def _pass_on(self, work: Work, stream: Stream, emit: Emit) -> None:
+        offset = len(work.prior_output)
+        try:
+            async for deltas in stream:
+                for delta in deltas:
+                    offset = delta.offset + len(delta.token_ids)
+                    emit(delta)
+        except InlayError as error:
+            emit(_failed(work, offset, error))
+        except Exception:
+            # Whoever waits must hear of it; the log keeps the trace.
+            log.exception("the answer to %s was not passed on", work.id)
+            emit(_failed(work, offset, EngineError("the worker failed to pass the answer on")))
+        finally:
+            self._streams.pop(work.id, None)
+
+    def embed(self, work: EmbedWork, emit: EmitVectors) -> None:
+        """As `Embeds.embed`; what is refused is an answer too."""
+        task = self._run(self._embed(work, emit))
+        self._embeddings[work.id] = task
+        task.add_done_callback(lambda _: self._embeddings.pop(work.id, None))
+
+    async def _embed(self, work: EmbedWork, emit: EmitVectors) -> None:
+        try:
+            if self._worker is None:
+                raise OverloadedError(NOBODY, retry_after=1)
+            emit(await self._worker.embed(work))
+        except InlayError as error:
+            emit(_no_vectors(work, error))
+        except asyncio.CancelledError:
+            emit(_no_vectors(work, OverloadedError("the request was given up")))
+            raise
+
+    def abort(self, work_id: str) -> None:
+        """As `Engine.abort`."""
+        stream = self._streams.get(work_id)
+        if stream is not None:
+            stream.cancel()
+        elif work_id in self._embeddings:
+            self._embeddings[work_id].cancel()
+
+    async def call(self, command: Command) -> Reply:
+        """Run a command; failures are a `Reply` with an error."""
+        try:
+            if self._worker is None:
+                raise OverloadedError(NOBODY, retry_after=1)
+            return await self._worker.call(command, _CALL_SECONDS)
+        except InlayError as error:
+            return Reply(error=ErrorFrame.of(error))
+
+    def _run(self, doing: Coroutine[object, object, None]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(doing)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _failed(work: Work, offset: int, error: InlayError) -> Delta:
+    return Delta(work.id, work.attempt, offset, finish_reason="error", error=ErrorFrame.of(error))
+
+
+def _no_vectors(work: EmbedWork, error: InlayError) -> Vectors:
+    return Vectors(work.id, work.attempt, Buffer(b""), error=ErrorFrame.of(error))

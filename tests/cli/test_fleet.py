@@ -1,0 +1,166 @@
+"""`inlay nats`, `inlay worker` and `inlay frontend` as processes of their own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.models import tiny
+from tests.serving import Served, free_port, serving
+
+pytestmark = pytest.mark.slow
+END_SECONDS = 30
+
+
+@contextmanager
+def running(*words: object, until: str) -> Iterator[subprocess.Popen[str]]:
+    """Run `inlay WORDS` until the block ends; yields once it has said `until` on standard error."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "inlay.cli", *map(str, words)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    said = ""
+    try:
+        for line in process.stderr:
+            said += line
+            if until in line:
+                break
+        else:
+            raise RuntimeError(f"inlay {words[0]} ended: {said}")
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+        process.communicate(timeout=END_SECONDS)
+
+
+def refused(*words: object) -> tuple[int, str]:
+    """Status and last line of standard error of a command that does not start."""
+    done = subprocess.run(
+        [sys.executable, "-m", "inlay.cli", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=END_SECONDS,
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stderr.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    port = free_port()
+    store = tmp_path_factory.mktemp("nats")
+    with running("nats", "--port", port, "--store-dir", store, until="NATS at nats://") as process:
+        yield f"nats://127.0.0.1:{port}"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(END_SECONDS) == 0
+
+
+@contextmanager
+def worker(nats: str, *words: object) -> Iterator[subprocess.Popen[str]]:
+    with running(
+        "worker", tiny("llama"), "--engine", "echo", "--nats", nats, *words, until=" serves "
+    ) as process:
+        yield process
+
+
+def ask(server: Served, **fields: object) -> dict[str, Any]:
+    """An answer, once there is a worker."""
+    body = {"model": "m", "prompt": [5, 6, 7], "max_tokens": 4, "return_token_ids": True, **fields}
+    request = urllib.request.Request(
+        server.v1 + "/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=END_SECONDS) as response:
+                answer: dict[str, Any] = json.load(response)
+                return answer
+        except urllib.error.HTTPError as error:
+            assert error.code == 503
+            time.sleep(float(error.headers["Retry-After"]) / 4)
+
+
+def test_a_fleet_answers_through_any_frontend_and_ends_as_told(nats: str) -> None:
+    names = ("--nats", nats, "--namespace", "answers")
+    with (
+        worker(nats, "--namespace", "answers", "--served-model-name", "m") as first,
+        serving(*names, command="frontend") as one,
+        serving(*names, command="frontend") as other,
+    ):
+        answers = [ask(server)["usage"] for server in (one, other)]
+        assert answers[0] == answers[1]
+        assert answers[0]["completion_tokens"] == 4
+        children = psutil.Process(first.pid).children()
+        assert children
+        first.send_signal(signal.SIGTERM)
+        assert first.wait(END_SECONDS) == 0
+        _, alive = psutil.wait_procs(children, END_SECONDS)
+        assert not alive
+        one.process.send_signal(signal.SIGTERM)
+        assert one.process.wait(END_SECONDS) == 0
+
+
+def test_an_engine_that_dies_is_started_again_and_the_worker_stays(nats: str) -> None:
+    names = ("--nats", nats, "--namespace", "restarts")
+    with (
+        worker(nats, "--namespace", "restarts", "--served-model-name", "m") as process,
+        serving(*names, command="frontend") as server,
+    ):
+        (engine,) = psutil.Process(process.pid).children()
+        engine.kill()
+        assert ask(server)["usage"]["completion_tokens"] == 4
+        (again,) = psutil.Process(process.pid).children()
+        assert again.pid != engine.pid
+
+
+def test_a_secret_that_is_not_the_namespaces_is_refused_with_both_fingerprints(
+    nats: str, tmp_path: Path
+) -> None:
+    files = [tmp_path / name for name in ("one", "other")]
+    for number, file in enumerate(files):
+        file.write_text(bytes([number] * 32).hex())
+        file.chmod(0o600)
+    names = ("--namespace", "secret")
+    with worker(nats, *names, "--secret-file", files[0]):
+        for command in (("worker", tiny("llama")), ("frontend",)):
+            given = (*command, "--nats", nats, *names, "--secret-file", files[1])
+            status, line = refused(*given)
+            assert status == 1
+            assert "the namespace secret has the secret" in line
+            status, line = refused(*given[:-2])
+            assert status == 1
+            assert "--secret-file" in line
+
+
+def test_a_port_that_is_taken_is_said_before_a_server_is_started(nats: str) -> None:
+    port = nats.rpartition(":")[2]
+    status, line = refused("nats", "--port", port)
+    assert (status, line) == (1, f"inlay nats: cannot listen on 127.0.0.1:{port}: Address already in use")
+
+
+def test_words_after_two_dashes_go_to_the_server(tmp_path: Path) -> None:
+    port = free_port()
+    words = ("nats", "--port", port, "--store-dir", tmp_path, "--", "--user", "u", "--pass", "p")
+    with running(*words, until="NATS at"):
+        url = f"nats://127.0.0.1:{port}"
+        status, line = refused("frontend", "--port", 0, "--nats", url)
+        assert status == 1
+        assert "does not let us in" in line
+        known = url.replace("//", "//u:p@")
+        with running("frontend", "--port", free_port(), "--nats", known, until="HTTP at") as process:
+            assert "u:p" not in " ".join(psutil.Process(process.pid).cmdline())
