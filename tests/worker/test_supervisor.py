@@ -31,6 +31,7 @@ class Starts:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.processes: list[WorkerProcess] = []
+        self.pids: list[int] = []
         self.times: list[float] = []
         self._more = asyncio.Event()
         (path / "config.json").write_text(
@@ -42,6 +43,7 @@ class Starts:
         settings = EngineSettings(model=str(self.path), engine="echo")
         process = await spawn(settings, SECRET, arena_bytes=1 << 20, restore=restore)
         self.processes.append(process)
+        self.pids.append(process.pid)
         self._more.set()
         return process
 
@@ -69,11 +71,6 @@ async def until_ready(plane: LocalPlane, ready: bool = True) -> None:
         await plane.changed()
 
 
-def workers() -> list[psutil.Process]:
-    """Worker processes this one has started and not ended."""
-    return [child for child in psutil.Process().children() if "inlay.worker" in child.cmdline()]
-
-
 async def test_a_worker_that_dies_comes_back_as_another(tmp_path: Path) -> None:
     starts = Starts(tmp_path)
     async with supervised(starts, Backoff(0.01)) as plane:
@@ -90,7 +87,8 @@ async def test_a_worker_that_dies_comes_back_as_another(tmp_path: Path) -> None:
         starts.processes.clear()
         gc.collect()
         assert arena() is None
-    assert not workers()
+    assert starts.pids
+    assert not any(map(psutil.pid_exists, starts.pids))
 
 
 async def test_starts_that_fail_are_further_and_further_apart(tmp_path: Path) -> None:
@@ -112,7 +110,8 @@ async def test_a_first_start_that_fails_is_the_callers(tmp_path: Path) -> None:
     plane = LocalPlane()
     with pytest.raises(InvalidRequestError, match="no model at"):
         await Supervisor(plane, starts).run()
-    assert not workers()
+    assert starts.pids
+    assert not any(map(psutil.pid_exists, starts.pids))
 
 
 async def test_what_a_worker_started_ends_with_it() -> None:

@@ -129,3 +129,7 @@ class EngineSettings(BaseModel):
         ge=1,
         description="Positions that may wait to be embedded; more are refused with 503.",
     )
+    enable_sleep_mode: bool = Field(
+        default=False,
+        description="Let admins put the worker to sleep, in which it gives its memory back, and wake it.",
+    )

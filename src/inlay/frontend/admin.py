@@ -3,59 +3,133 @@
 import asyncio
 from collections.abc import Sequence
 
-from inlay.errors import InlayError, OverloadedError
-from inlay.frontend.clients import RETRY_AFTER
+from inlay.errors import InlayError, InvalidRequestError
+from inlay.frontend.query import query_of
 from inlay.frontend.server import Call
-from inlay.protocol.openai.admin import PrefixCacheReset, WorkerReset
-from inlay.protocol.work import Command, Reply, Worker
+from inlay.protocol.openai.admin import Asleep, Awake, CacheReset, IsSleeping, WorkerAnswer, WorkerSleep
+from inlay.protocol.work import Command, Worker
 
 WITHIN = 30.0
 """Seconds a worker has to do what it is told."""
+
+SLEEP_WITHIN = 900.0
+"""Seconds it has to fall asleep, beside those it waits for works, and to wake: a model is loaded meanwhile."""
+
+MAX_WAIT = 86_400.0
+
+MIXED = 207
+"""The status when some workers followed and others did not."""
 
 
 async def reset_prefix_cache(call: Call) -> None:
     """Have every worker forget the cached blocks that nothing running uses.
 
     Raises:
-        InlayError: a worker did not; the others have.
+        InvalidRequestError: a query is given.
+        InlayError: as `tell`.
     """
-    workers = call.server.router.ready()
-    replies = await tell_all(workers, Command("reset_prefix_cache"))
-    done = [
-        WorkerReset(worker.id, worker.card.name, int(reply.value["blocks"] or 0))
-        for worker, reply in zip(workers, replies, strict=True)
-    ]
-    await call.json(PrefixCacheReset(done))
+    query_of(call)
+    status, answers = await tell(call, Command("reset_prefix_cache"))
+    await call.json(CacheReset(status != MIXED, answers), status)
 
 
-async def tell_all(workers: Sequence[Worker], command: Command) -> list[Reply]:
-    """Every worker's answer to a command.
+async def sleep(call: Call) -> None:
+    """Put the workers of `model`, or all, to sleep at `level`.
+
+    Raises:
+        InvalidRequestError: the query cannot be read.
+        InlayError: as `tell`.
+    """
+    query = query_of(call, "level", "mode", "wait", "model")
+    try:
+        level, wait = int(query.get("level", ["1"])[-1]), float(query.get("wait", ["30"])[-1])
+    except ValueError as error:
+        raise InvalidRequestError(
+            "level must be 1 or 2, and wait a number of seconds", param="level"
+        ) from error
+    if not 0 <= wait <= MAX_WAIT:
+        raise InvalidRequestError(f"wait must be 0 to {MAX_WAIT:g} seconds, got {wait:g}", param="wait")
+    mode = query.get("mode", ["abort"])[-1]
+    command = Command("sleep", {"level": level, "mode": mode, "wait": wait})
+    status, answers = await tell(call, command, SLEEP_WITHIN + wait, _named(query))
+    await call.json(Asleep("sleeping", level, answers), status)
+
+
+async def wake_up(call: Call) -> None:
+    """Wake `tags` of the workers of `model`, or of all; without tags everything.
+
+    Raises:
+        InvalidRequestError: the query cannot be read.
+        InlayError: as `tell`.
+    """
+    query = query_of(call, "tags", "model")
+    tags = [tag for given in query.get("tags", []) for tag in given.split(",") if tag]
+    status, answers = await tell(
+        call, Command("wake_up", {"tags": ",".join(tags)}), SLEEP_WITHIN, _named(query)
+    )
+    awake = all(answer.awake for answer in answers)
+    await call.json(Awake("awake" if awake else "sleeping", tags or None, answers), status)
+
+
+async def is_sleeping(call: Call) -> None:
+    """Whether any worker, of `model` or of all, is not wholly awake. Raises `InvalidRequestError`, `NotFoundError`."""
+    workers = _workers(call, _named(query_of(call, "model")))
+    levels = [WorkerSleep(worker.id, worker.card.name, worker.card.asleep) for worker in workers]
+    await call.json(IsSleeping(any(worker.level for worker in levels), levels))
+
+
+def _named(query: dict[str, list[str]]) -> str | None:
+    return query.get("model", [None])[-1]
+
+
+def _workers(call: Call, model: str | None) -> Sequence[Worker]:
+    router = call.server.router
+    return router.ready() if model is None else router.workers(router.card(model).name)
+
+
+async def tell(
+    call: Call, command: Command, within: float = WITHIN, model: str | None = None
+) -> tuple[int, list[WorkerAnswer]]:
+    """What every worker, or those of one model, made of a command; with the status of all together.
 
     Raises:
         OverloadedError: there are no workers.
-        InlayError: some failed; the kind is that of the first, the message names them all.
+        NotFoundError: no such model.
+        InlayError: all failed; the kind is that of the first, the message names them all.
     """
+    workers = _workers(call, model)
     if not workers:
-        raise OverloadedError("no worker is ready", retry_after=RETRY_AFTER)
-    answers = await asyncio.gather(*(_tell(worker, command) for worker in workers))
+        raise call.server.router.unready()
+    found = await asyncio.gather(*(_told(worker, command, within) for worker in workers))
     failed = [
-        (worker.id, answer)
-        for worker, answer in zip(workers, answers, strict=True)
-        if isinstance(answer, InlayError)
+        (worker.id, error) for worker, (_, error) in zip(workers, found, strict=True) if error is not None
     ]
-    if failed:
+    if len(failed) == len(workers):
         first = failed[0][1]
         said = "; ".join(f"{name}: {error.message}" for name, error in failed)
         raise type(first)(
             f"{command.name} failed on {len(failed)} of {len(workers)} workers: {said}",
+            param=first.param,
             retry_after=first.retry_after,
         )
-    return [answer for answer in answers if isinstance(answer, Reply)]
+    return MIXED if failed else 200, [answer for answer, _ in found]
 
 
-async def _tell(worker: Worker, command: Command) -> Reply | InlayError:
+async def _told(worker: Worker, command: Command, within: float) -> tuple[WorkerAnswer, InlayError | None]:
+    id_, model = worker.id, worker.card.name
     try:
-        reply = await worker.call(command, WITHIN)
+        reply = await worker.call(command, within)
+        if reply.error is not None:
+            raise reply.error.to_error()
     except InlayError as error:
-        return error
-    return reply if reply.error is None else reply.error.to_error()
+        return WorkerAnswer(id_, model, error.status, error.body()), error
+    value = reply.value
+    blocks, level, awake = value.get("blocks"), value.get("level"), value.get("awake")
+    return WorkerAnswer(
+        id_,
+        model,
+        200,
+        blocks=None if blocks is None else int(blocks),
+        level=None if level is None else int(level),
+        awake=None if awake is None else bool(awake),
+    ), None

@@ -33,7 +33,7 @@ from inlay.frontend.openapi import Operation
 from inlay.frontend.responses import responses
 from inlay.frontend.server import Call, Server
 from inlay.frontend.settings import FrontendSettings
-from inlay.protocol.openai.admin import PrefixCacheReset
+from inlay.protocol.openai.admin import Asleep, Awake, CacheReset, IsSleeping
 from inlay.protocol.openai.chat import ChatChunk, ChatCompletion, ChatRequest
 from inlay.protocol.openai.completions import Completion, CompletionRequest
 from inlay.protocol.openai.models import ModelEntry, ModelList
@@ -109,10 +109,23 @@ _ROUTES: tuple[tuple[Operation, Handler], ...] = (
     (
         Operation(
             "POST", "/reset_prefix_cache", "Have every worker forget what it has cached of prompts.",
-            None, PrefixCacheReset, admin=True,
+            None, CacheReset, admin=True,
         ),
         admin.reset_prefix_cache,
     ),
+    (
+        Operation("POST", "/clear_kv_blocks", "As /reset_prefix_cache.", None, CacheReset, admin=True),
+        admin.reset_prefix_cache,
+    ),
+    (
+        Operation("POST", "/sleep", "Have workers give their memory back: `level`, `mode`, `wait`, `model`.", None, Asleep, admin=True),
+        admin.sleep,
+    ),
+    (
+        Operation("POST", "/wake_up", "Wake workers, or of them what `tags` name: weights, kv_cache.", None, Awake, admin=True),
+        admin.wake_up,
+    ),
+    (Operation("GET", "/is_sleeping", "Whether a worker sleeps.", None, IsSleeping, admin=True), admin.is_sleeping),
     (Operation("GET", "/live", "Whether the process answers.", None, Status, open=True), health.live),
     (Operation("GET", "/ready", "Whether requests are taken.", None, Status, open=True), health.ready),
     (Operation("GET", "/health", "As /ready.", None, Status, open=True), health.ready),

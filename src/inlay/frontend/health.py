@@ -3,9 +3,11 @@
 import msgspec
 
 import inlay
+from inlay.errors import OverloadedError
 from inlay.frontend import metrics
 from inlay.frontend.lifeline import shutting_down
 from inlay.frontend.server import Call
+from inlay.router.router import ASLEEP_RETRY_AFTER
 
 _TEXT = (b"content-type", metrics.CONTENT_TYPE)
 
@@ -28,12 +30,15 @@ async def live(call: Call) -> None:
 
 
 async def ready(call: Call) -> None:
-    """A request for some model would be taken: a worker is ready and the server does not drain."""
+    """A request for some model would be taken: a worker is ready and awake, and the server does not drain."""
     if call.server.inflight.draining:
         raise shutting_down()
     router = call.server.router
-    if not any(router.workers(card.name) for card in router.models()):
+    workers = router.ready()
+    if not workers:
         raise router.unready()
+    if all(worker.card.asleep for worker in workers):
+        raise OverloadedError("all workers are asleep", retry_after=ASLEEP_RETRY_AFTER)
     await call.json(Status("ready"))
 
 

@@ -145,6 +145,7 @@ async def respond(
     stream = EventStream(call.send, framing)
     try:
         async with Lifeline(call.server.inflight, call.receive, call.take_clock()):
+            await call.server.awake(model.card.name)
             generation.start(call.server.router, model.card.name)
             async with aclosing(generation.pieces()) as arriving:
                 async for pieces in arriving:

@@ -85,6 +85,11 @@ class Server:
             raise self.router.unready()
         return ServedModel(cards[0])
 
+    async def awake(self, name: str) -> None:
+        """Wait until a model is awake, where requests are to wait for that. Raises `NotFoundError`."""
+        if self.settings.asleep_requests == "wait":
+            await self.router.wait_awake(name)
+
     def room(self, num_bytes: int) -> memoryview:
         """Writable memory for a tensor file of `num_bytes`, from which the worker reads it where it lies, as long as there is some."""
         shared = self.router.room(num_bytes) if num_bytes >= OFFLOAD_BYTES else None

@@ -86,6 +86,10 @@ class FrontendSettings(BaseModel):
         description="Seconds a request may take in all; no bound unless set. A client may ask for less with the header "
         "X-Request-Timeout.",
     )
+    asleep_requests: Literal["reject", "wait"] = Field(
+        default="reject",
+        description="What becomes of requests for a model that is asleep: 503 at once, or they wait until it is awake.",
+    )
     drain_timeout: float = Field(
         default=5.0, ge=0, description="Seconds open requests get to end after SIGTERM or Ctrl-C."
     )

@@ -1,15 +1,13 @@
 """`/v1/prompt_embeds`: embeddings uploaded once, to be referred to afterwards."""
 
-from urllib.parse import parse_qs
-
 import msgspec
 
-from inlay.errors import InvalidRequestError
 from inlay.frontend import lift
 from inlay.frontend.body import media_of
 from inlay.frontend.errors import from_parser
 from inlay.frontend.incoming import OCTETS, read_tensor
 from inlay.frontend.lift import Parsed
+from inlay.frontend.query import query_of
 from inlay.frontend.references import store_of
 from inlay.frontend.server import OFFLOAD_BYTES, Call
 from inlay.prompt import Buffer
@@ -38,11 +36,7 @@ async def upload(call: Call) -> None:
 
 
 def _model(call: Call) -> str | None:
-    query: bytes = call.scope.get("query_string", b"")
-    try:
-        names = parse_qs(query.decode("latin-1"), max_num_fields=16).get("model")
-    except ValueError as error:
-        raise InvalidRequestError(f"the query cannot be read: {error}", param="model") from error
+    names = query_of(call, "model").get("model")
     return names[0] if names else None
 
 

@@ -11,6 +11,9 @@ from inlay.protocol.work import Adapter, Delta, ModelCard, Plane, Stream, Work, 
 from inlay.router.model import ServedModel
 from inlay.router.resume import ResumingStream, Sent
 
+ASLEEP_RETRY_AFTER = 5.0
+"""Seconds after which to ask again for a model that is asleep: waking takes about that long."""
+
 _NAMED = 5
 """Names of served models at most in the error of one that is not."""
 
@@ -115,6 +118,26 @@ class Router:
         card = self._base(name)
         return [worker for worker in self._plane.workers() if _same_model(worker.card, card)]
 
+    def awake(self, name: str) -> list[Worker]:
+        """Those of `workers` that take works, at least one.
+
+        Raises:
+            NotFoundError: no such model.
+            OverloadedError: no worker of it is ready, or all of them are asleep.
+        """
+        workers = self.workers(name)
+        awake = [worker for worker in workers if not worker.card.asleep]
+        if workers and not awake:
+            raise OverloadedError(f"The model `{name}` is asleep.", retry_after=ASLEEP_RETRY_AFTER)
+        if not awake:
+            raise OverloadedError(f"No worker of the model `{name}` is ready.", retry_after=1)
+        return awake
+
+    async def wait_awake(self, name: str) -> None:
+        """Return when none of the workers of a model is asleep alone: one is awake, or none is ready. Raises `NotFoundError`."""
+        while (workers := self.workers(name)) and all(worker.card.asleep for worker in workers):
+            await self._plane.changed()
+
     def room(self, num_bytes: int) -> memoryview | None:
         """As `inlay.protocol.work.Plane.room`."""
         return self._plane.room(num_bytes)
@@ -128,9 +151,7 @@ class Router:
             NotFoundError: no such model, or none of its workers has the adapter.
             OverloadedError: no worker of it is ready.
         """
-        workers = self.workers(name)
-        if not workers:
-            raise OverloadedError(f"No worker of the model `{name}` is ready.", retry_after=1)
+        workers = self.awake(name)
         if work.adapter is not None:
             workers = [worker for worker in workers if _adapter(worker.card, work.adapter) is not None]
             if not workers:
@@ -163,9 +184,9 @@ class Router:
             OverloadedError: no worker of it is ready, or none has room.
             InlayError: the work was refused or failed.
         """
-        error = OverloadedError(f"No worker of the model `{name}` is ready.", retry_after=1)
+        error = self.unready()
         weight = work.positions
-        workers = sorted(self.workers(name), key=lambda candidate: self._load[candidate.id])
+        workers = sorted(self.awake(name), key=lambda candidate: self._load[candidate.id])
         for attempt, worker in enumerate(workers, work.attempt):
             self._load[worker.id] += weight
             try:

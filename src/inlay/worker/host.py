@@ -15,6 +15,7 @@ from inlay.protocol.embedding import Embeds, EmbedWork, EmitVectors, Vectors
 from inlay.protocol.work import Command, Delta, Emit, Engine, Generates, ModelCard, Reply, Work
 from inlay.worker.adapter_orders import order_of, parse_modules
 from inlay.worker.adapters import Adapters
+from inlay.worker.sleeping import Sleeping, UnderWay
 
 log = logging.getLogger(__name__)
 
@@ -25,20 +26,23 @@ class Host:
     Args:
         engine: started.
         adapters: of the engine; without them works and commands that name one are refused.
+        sleep_mode: whether the engine may be put to sleep.
     """
 
-    def __init__(self, engine: Engine, adapters: Adapters | None = None) -> None:
+    def __init__(self, engine: Engine, adapters: Adapters | None = None, *, sleep_mode: bool = False) -> None:
         self._engine = engine
         self._adapters = adapters
         self._draining = False
         self._announce: Callable[[ModelCard], None] | None = None
+        self._works = UnderWay()
+        self._sleeping = Sleeping(engine, self._works, enabled=sleep_mode, tell=self._tell)
         if adapters is not None:
             adapters.watch(self._tell)
 
     @property
     def card(self) -> ModelCard:
-        """The engine's, with the adapters that take works."""
-        card = self._engine.card
+        """The engine's, with the adapters that take works, and its sleep."""
+        card = replace(self._engine.card, asleep=self._sleeping.level)
         return card if self._adapters is None else replace(card, adapters=self._adapters.ready)
 
     def watch(self, announce: Callable[[ModelCard], None]) -> None:
@@ -52,9 +56,9 @@ class Host:
 
     def generate(self, work: Work, emit: Emit) -> None:
         """Admit `work`, or emit the one delta that says why not."""
+        emit = self._works.deltas(work.id, emit)
         try:
-            if self._draining:
-                raise OverloadedError("the worker is draining", retry_after=1)
+            self._check_open()
             if not isinstance(self._engine, Generates):
                 raise InvalidRequestError(f"the model `{self._engine.card.name}` does not generate text")
             if work.adapter is None:
@@ -83,9 +87,9 @@ class Host:
 
     def embed(self, work: EmbedWork, emit: EmitVectors) -> None:
         """Admit `work`, or emit the answer that says why not."""
+        emit = self._works.vectors(work.id, emit)
         try:
-            if self._draining:
-                raise OverloadedError("the worker is draining", retry_after=1)
+            self._check_open()
             if not isinstance(self._engine, Embeds):
                 raise InvalidRequestError(f"the model `{self._engine.card.name}` does not make embeddings")
             self._engine.embed(work, emit)
@@ -94,6 +98,11 @@ class Host:
         except Exception:
             log.exception("work %s was not admitted", work.id)
             emit(_no_vectors(work, EngineError("the engine failed to admit the request")))
+
+    def _check_open(self) -> None:
+        if self._draining:
+            raise OverloadedError("the worker is draining", retry_after=1)
+        self._sleeping.check_awake()
 
     def abort(self, work_id: str) -> None:
         """Stop a work."""
@@ -114,9 +123,14 @@ class Host:
     async def restore(self, commands: Sequence[Command]) -> None:
         """Run commands that an earlier worker had followed. One that fails now is only logged: the rest can be served."""
         for command in commands:
+            if command.name == "load_adapter" and command.arguments["lora_name"] in self._adapter_names():
+                continue
             reply = await self.call(command)
             if reply.error is not None:
                 log.error("%s %s: %s", command.name, command.arguments, reply.error.message)
+
+    def _adapter_names(self) -> set[str]:
+        return {adapter.name for adapter in self.card.adapters}
 
     async def _run(self, command: Command) -> dict[str, str | int | float | bool | None]:
         match command.name:
@@ -141,6 +155,8 @@ class Host:
                 return {}
             case "list_adapters":
                 return {"adapters": msgspec.json.encode(self._lending().statuses()).decode()}
+            case "sleep" | "wake_up":
+                return await self._sleeping.follow(command)
             case "drain":
                 self._draining = True
                 return {}
@@ -180,4 +196,4 @@ async def host_of(engine: Engine, settings: EngineSettings, secret: Secret) -> H
     )
     for order in parse_modules(settings.lora_modules):
         await adapters.load(order)
-    return Host(engine, adapters)
+    return Host(engine, adapters, sleep_mode=settings.enable_sleep_mode)

@@ -5,30 +5,31 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from inlay import __version__
 from inlay.digest import Secret
 from inlay.engine.admission import Admission
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.adapters import bank_of, read_lows
 from inlay.engine.torch.capacity import available_memory, num_pages
+from inlay.engine.torch.card import card_of
 from inlay.engine.torch.decode_graphs import CudaCapture
 from inlay.engine.torch.grammar_state import PARAM, GrammarState
 from inlay.engine.torch.grammars import KINDS, MAX_SECONDS, Grammars
 from inlay.engine.torch.model import CausalModel
+from inlay.engine.torch.receiver import Receiver
 from inlay.engine.torch.scheduler import Bounds
+from inlay.engine.torch.sleep import TAGS, Bed, together
 from inlay.engine.torch.step import Core
 from inlay.errors import (
     DeadlineExceededError,
     EngineError,
-    ErrorFrame,
     InlayError,
     InvalidRequestError,
     OverloadedError,
@@ -38,15 +39,10 @@ from inlay.protocol.work import (
     Adapter,
     Delta,
     Emit,
-    Exactness,
-    FinishReason,
     Grammar,
-    Limits,
     ModelCard,
     Sampling,
     Stats,
-    Task,
-    Usage,
     Work,
 )
 
@@ -56,30 +52,6 @@ _FIRST = -(2**31) - 1
 """A priority before every client's."""
 
 _T = TypeVar("_T")
-
-
-class _Receiver(NamedTuple):
-    """Who hears of a work, and how a delta about it starts when the engine's thread never saw it."""
-
-    work: Work
-    emit: Emit
-
-    def lost(self, error: InlayError) -> Delta:
-        return self._last("error", ErrorFrame.of(error))
-
-    def aborted(self) -> Delta:
-        return self._last("abort", None)
-
-    def _last(self, reason: FinishReason, error: ErrorFrame | None) -> Delta:
-        done = len(self.work.prior_output)
-        return Delta(
-            self.work.id,
-            self.work.attempt,
-            done,
-            finish_reason=reason,
-            usage=Usage(len(self.work.prompt), done),
-            error=error,
-        )
 
 
 class TorchEngine:
@@ -102,11 +74,14 @@ class TorchEngine:
         self._failing = asyncio.Event()
         self._card: ModelCard | None = None
         self._admission: Admission | None = None
-        self._receivers: dict[str, _Receiver] = {}
+        self._receivers: dict[str, Receiver] = {}
         self._grammars: Grammars | None = None
         self._waits: dict[str, asyncio.TimerHandle] = {}
         self._asked: set[asyncio.Future[Any]] = set()
         self._model: CausalModel | None = None
+        self._bed: Bed | None = None
+        self._held: dict[str, tuple[Adapter, str]] = {}
+        self._before = Stats()
         self._stats = Stats()
         self._probes = count()
 
@@ -129,7 +104,10 @@ class TorchEngine:
         if self._thread is not None:
             raise EngineError("the engine was started before")
         self._loop = asyncio.get_running_loop()
-        ready: asyncio.Future[None] = self._loop.create_future()
+        await self._begin(self._loop)
+
+    async def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        ready: asyncio.Future[None] = loop.create_future()
         self._thread = threading.Thread(target=self._run, args=(ready,), name="inlay-engine", daemon=True)
         self._thread.start()
         await ready
@@ -141,9 +119,55 @@ class TorchEngine:
             self.abort(work_id)
         if self._grammars is not None:
             self._grammars.close()
+        await self._end()
+
+    async def _end(self) -> None:
+        """Stop the thread, which ends every work."""
+        self._closing = True
         self._wake.set()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
+
+    async def sleep(self, level: int) -> None:
+        """Give all memory of model and cache back; level 1 keeps the weights in the host's memory where they were in a GPU's.
+
+        Raises:
+            EngineError: it is not running, or works are under way.
+        """
+        if self._bed is None:
+            if self._receivers:
+                raise EngineError(f"{len(self._receivers)} works are under way")
+            for name in self._held:
+                await self._ask(partial(Core.remove_adapter, name=name))
+            await self._end()
+            self._before, self._stats = together(self._before, self._stats), Stats()
+            self._bed = Bed(partial(CausalModel.load, self._settings), self.card.weights_id)
+        elif level == 1:
+            return
+        model, self._model, self._admission = self._model, None, None
+        await asyncio.to_thread(self._bed.lay, [model], level)
+
+    async def wake_up(self, tags: Sequence[str]) -> bool:
+        """Take back what `tags` name, all if none; the cache is made when the weights are there too. Whether all is awake.
+
+        Raises:
+            InvalidRequestError: the checkpoint cannot be loaded any more, or is another; it sleeps on.
+            EngineError: what it needs does not fit any more; it sleeps on.
+        """
+        if self._bed is None:
+            return True
+        if self._loop is None or not await asyncio.to_thread(self._bed.wake, tags or TAGS):
+            return False
+        self._closing = False
+        try:
+            await self._begin(self._loop)
+        except InlayError:
+            self._closing = True
+            raise
+        self._bed = None
+        for adapter, directory in tuple(self._held.values()):
+            await self.load_adapter(adapter, directory)
+        return True
 
     def generate(self, work: Work, emit: Emit) -> None:
         """Admit `work`.
@@ -154,7 +178,7 @@ class TorchEngine:
             OverloadedError: the engine is closing.
         """
         if self._admission is None:
-            raise EngineError("the engine is not started")
+            raise self._absent()
         if self._failure is not None:
             raise self._failure
         if self._closing:
@@ -162,14 +186,14 @@ class TorchEngine:
         if work.id in self._receivers:
             raise InvalidRequestError(f"a work with id {work.id!r} is under way")
         self._admission.check(work)
-        receiver = self._receivers[work.id] = _Receiver(work, emit)
+        receiver = self._receivers[work.id] = Receiver(work, emit)
         expires = None if work.deadline is None else time.monotonic() + work.deadline
         if work.sampling.grammar is None:
             self._send(partial(_admit, receiver, expires, None))
         else:
             self._wait_for_grammar(receiver, work.sampling.grammar, expires)
 
-    def _wait_for_grammar(self, receiver: _Receiver, grammar: Grammar, expires: float | None) -> None:
+    def _wait_for_grammar(self, receiver: Receiver, grammar: Grammar, expires: float | None) -> None:
         """Admit a work once its grammar is compiled. Until then the core does not know it."""
         work = receiver.work
         if self._grammars is None or self._loop is None:
@@ -240,14 +264,22 @@ class TorchEngine:
             EngineError: the engine is not running.
         """
         if self._model is None:
-            raise EngineError("the engine is not started")
+            raise self._absent()
         model = self._model
         lows = await asyncio.to_thread(read_lows, directory, bank_of(model.lora), model.dtype, model.device)
         await self._ask(lambda core: core.adapters.put(adapter.name, adapter.content_id, lows))
+        self._held[adapter.name] = adapter, directory
 
     async def unload_adapter(self, name: str) -> None:
         """Free an adapter. Raises `NotFoundError` when it is not there, `EngineError` while a work uses it."""
-        await self._ask(lambda core: core.remove_adapter(name))
+        if self._bed is None:
+            await self._ask(lambda core: core.remove_adapter(name))
+        self._held.pop(name, None)
+
+    def _absent(self) -> InlayError:
+        if self._bed is None:
+            return EngineError("the engine is not started")
+        return OverloadedError("the engine is asleep", retry_after=1)
 
     async def _ask(self, question: Callable[[Core], _T]) -> _T:
         """What `question` finds between two steps. Raises what it raises, or `EngineError` when the engine is not running."""
@@ -301,7 +333,7 @@ class TorchEngine:
 
     def stats(self) -> Stats:
         """The counters after the last step."""
-        return self._stats
+        return together(self._before, self._stats)
 
     def _send(self, letter: Callable[[Core], Iterable[Delta]]) -> None:
         self._mail.append(letter)
@@ -388,13 +420,15 @@ class TorchEngine:
 
     def _load(self) -> Core:
         settings = self._settings
-        model = CausalModel.load(settings)
+        model = CausalModel.load(settings) if self._bed is None else self._bed.model()
         bounds = Bounds(
             max_model_len=model.max_model_len,
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
             page_size=settings.block_size,
-            num_pages=num_pages(
+            num_pages=self._card.num_blocks
+            if self._card is not None
+            else num_pages(
                 settings,
                 page_bytes=model.page_bytes(settings.block_size),
                 windows=model.windows,
@@ -411,8 +445,9 @@ class TorchEngine:
             capture=CudaCapture() if graphs else None,
         )
         self._model = model
-        self._grammars = Grammars(Path(model.path), model.vocab_size, model.eos_token_ids)
-        self._card = _card(settings, core, self._secret)
+        if self._card is None:
+            self._grammars = Grammars(Path(model.path), model.vocab_size, model.eos_token_ids)
+            self._card = card_of(settings, core, self._secret)
         self._admission = Admission(
             bounds=core.bounds,
             vocab_size=model.vocab_size,
@@ -426,49 +461,8 @@ class TorchEngine:
         return core
 
 
-def _card(settings: EngineSettings, core: Core, secret: Secret) -> ModelCard:
-    model, bounds = core.model, core.bounds
-    names = settings.served_model_name or [settings.model]
-    max_abs = settings.max_prompt_embeds_abs
-    return ModelCard(
-        name=names[0],
-        aliases=tuple(names[1:]),
-        path=model.path,
-        weights_id=model.weights_id,
-        dtype=core.dtype,
-        vocab_size=model.vocab_size,
-        hidden_size=model.hidden_size,
-        limits=Limits(
-            max_model_len=bounds.max_model_len,
-            max_num_seqs=bounds.max_num_seqs,
-            max_logprobs=settings.max_logprobs,
-            max_prompt_embeds_abs=100 * model.embedding_abs_max if max_abs is None else max_abs,
-        ),
-        engine="torch",
-        engine_version=__version__,
-        tasks=(Task.GENERATE,),
-        embedding_table_id=model.embedding_table_id,
-        embedding_abs_max=model.embedding_abs_max,
-        prompt_embeds=model.refuses_rows,
-        block_size=bounds.page_size,
-        num_blocks=bounds.num_pages,
-        eos_token_ids=model.eos_token_ids,
-        default_sampling=model.default_sampling,
-        resuming={
-            "greedy": Exactness.EXACT,
-            "sampling": Exactness.EXACT,
-            "penalties": Exactness.EXACT,
-            "logprobs": Exactness.EXACT,
-            "grammar": Exactness.EXACT,
-        },
-        grammars=KINDS,
-        shares_text_prefix=True,
-        secret_fingerprint=secret.fingerprint,
-    )
-
-
 def _admit(
-    receiver: _Receiver, expires: float | None, grammar: GrammarState | None, core: Core
+    receiver: Receiver, expires: float | None, grammar: GrammarState | None, core: Core
 ) -> Iterable[Delta]:
     """A failure to take one work is its own."""
     try:

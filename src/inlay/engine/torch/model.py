@@ -163,6 +163,10 @@ class CausalModel:
             device=self.device,
         )
 
+    def forget_workspace(self) -> None:
+        """Let go of the buffers of earlier steps."""
+        self._workspace = Workspace()
+
     def forward(self, batch: Batch, pages: Pages) -> Tensor:
         """`logits` of the positions that `batch` samples: float32 [spans that sample, vocab_size]. Raises as `hidden`."""
         batch = batch.to(self.device)

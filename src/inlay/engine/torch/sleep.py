@@ -1,0 +1,162 @@
+"""What is left of an engine while it sleeps, and how it comes back.
+
+On a CPU nothing is left: packed weights are read and packed again from the checkpoint, which the system may still have in its
+cache. On a GPU, at level 1, weights lie in pinned memory of the host, and every tensor of the model stays where it is with its
+storage emptied, so that what shares memory shares it again; at level 2 they are read from the checkpoint.
+"""
+
+import ctypes
+import ctypes.util
+import gc
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from inlay.engine.torch.model import CausalModel
+from inlay.errors import InvalidRequestError
+from inlay.protocol.work import Stats
+
+TAGS = ("weights", "kv_cache")
+"""What wakes on its own, as vLLM calls it."""
+
+_GAUGES = ("running", "waiting", "blocks_used", "blocks_total")
+
+
+class Bed:
+    """The weights of an engine that sleeps, and what of it is awake.
+
+    Args:
+        load: reads the model from its checkpoint.
+        weights_id: of the model that must come back.
+    """
+
+    def __init__(self, load: Callable[[], CausalModel], weights_id: str) -> None:
+        self._load = load
+        self._weights_id = weights_id
+        self._aside: tuple[CausalModel, Aside] | None = None
+        self._model: CausalModel | None = None
+        self._awake: set[str] = set()
+
+    def lay(self, models: list[CausalModel | None], level: int) -> None:
+        """Give back the memory of the model in `models`, if any, which nobody else may hold; the list is emptied. Blocks."""
+        self._model, self._aside = None, None
+        self._awake.clear()
+        model = models.pop()
+        if model is not None and level == 1 and model.device.type == "cuda":
+            model.forget_workspace()
+            self._aside = model, Aside(storages(model, model.device))
+        del model
+        give_back()
+
+    def wake(self, tags: Sequence[str]) -> bool:
+        """Bring back the weights if `tags` name them; whether all is named by now. Blocks.
+
+        The cache has no content to bring back: it is made when the weights are there too.
+
+        Raises:
+            InvalidRequestError: the checkpoint cannot be loaded any more, or is another.
+        """
+        if "weights" in tags and self._model is None:
+            self._model = self._back()
+        self._awake.update(tags)
+        return self._awake.issuperset(TAGS)
+
+    def _back(self) -> CausalModel:
+        if self._aside is not None:
+            model, aside = self._aside
+            aside.restore()
+            self._aside = None
+            return model
+        model = self._load()
+        if model.weights_id != self._weights_id:
+            raise InvalidRequestError(
+                f"{model.path} is not what it was when the engine fell asleep: start the worker again"
+            )
+        return model
+
+    def model(self) -> CausalModel:
+        """The model, once its weights are awake."""
+        return self._load() if self._model is None else self._model
+
+
+class Aside:
+    """The content of storages, in memory of the host; they themselves take none until `restore`."""
+
+    def __init__(self, storages: Iterable[torch.UntypedStorage]) -> None:
+        self._kept: list[tuple[torch.UntypedStorage, Tensor]] = []
+        for storage in storages:
+            pinned = storage.device.type == "cuda"
+            copy = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=pinned)
+            self._kept.append((storage, copy.copy_(_bytes(storage))))
+            storage.resize_(0)
+
+    def restore(self) -> None:
+        """Bring the content back to where it was. It is kept here no longer."""
+        for storage, copy in self._kept:
+            storage.resize_(copy.nbytes)
+            _bytes(storage).copy_(copy)
+        self._kept.clear()
+
+
+def _bytes(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def storages(root: object, device: torch.device) -> list[torch.UntypedStorage]:
+    """The storages on `device` of every tensor that can be reached from `root`, each once.
+
+    Looked through are modules, containers, and objects of inlay's own: parts of a model may be held by what is no module.
+    """
+    found: dict[int, torch.UntypedStorage] = {}
+    seen: set[int] = set()
+    pending: list[object] = [root]
+    while pending:
+        item = pending.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, Tensor):
+            if item.device == device and item.layout is torch.strided:
+                storage = item.untyped_storage()
+                found[storage.data_ptr()] = storage
+        else:
+            pending.extend(_parts(item))
+    found.pop(0, None)
+    return list(found.values())
+
+
+def _parts(item: object) -> Iterator[object]:
+    if isinstance(item, Mapping):
+        yield from item.values()
+    elif isinstance(item, (Sequence, AbstractSet)) and not isinstance(item, (str, bytes)):
+        yield from item
+    elif isinstance(item, nn.Module) or type(item).__module__.startswith("inlay."):
+        yield from getattr(item, "__dict__", {}).values()
+        yield from (getattr(item, name, None) for name in getattr(item, "__slots__", ()))
+
+
+def give_back() -> None:
+    """Hand memory that is free in this process back to the system, and to other users of the device."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone
+    if trim is not None:
+        trim(0)
+
+
+def together(before: Stats, now: Stats) -> Stats:
+    """The counters of an engine that counted `before`, slept, and has counted `now` since."""
+    earlier = msgspec.structs.asdict(before)
+    totals = {
+        name: value + earlier[name]
+        for name, value in msgspec.structs.asdict(now).items()
+        if name not in _GAUGES
+    }
+    return msgspec.structs.replace(now, **totals)
+
+
+__all__ = ["TAGS", "Aside", "Bed", "give_back", "storages", "together"]

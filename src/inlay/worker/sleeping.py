@@ -1,0 +1,181 @@
+"""Putting a worker's engine to sleep, and waking it."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias
+
+from inlay.errors import EngineError, InvalidRequestError, OverloadedError
+from inlay.protocol.embedding import EmitVectors, Vectors
+from inlay.protocol.work import Command, Delta, Emit, Engine, Sleeps
+
+log = logging.getLogger(__name__)
+
+Mode: TypeAlias = Literal["abort", "wait"]
+"""What becomes of the works under way, as vLLM calls it: they are aborted at once, or when they have not ended in time."""
+
+MODES: tuple[Mode, ...] = ("abort", "wait")
+LEVELS = (1, 2)
+TAGS = ("weights", "kv_cache")
+WAIT_SECONDS = 30.0
+ABORT_SECONDS = 60.0
+"""What an engine gets to end works that were aborted; a step may be long."""
+
+
+class UnderWay:
+    """The works an engine has not ended yet.
+
+    Attributes:
+        ids: of these works.
+    """
+
+    def __init__(self) -> None:
+        self.ids: set[str] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def deltas(self, work_id: str, emit: Emit) -> Emit:
+        """Count a work; `emit` for it, which notices its end. What is not admitted after all ends with a delta too."""
+        self._enter(work_id)
+
+        def noticing(delta: Delta) -> None:
+            if delta.finish_reason is not None:
+                self._leave(work_id)
+            emit(delta)
+
+        return noticing
+
+    def vectors(self, work_id: str, emit: EmitVectors) -> EmitVectors:
+        """As `deltas`, of a work that is answered at once."""
+        self._enter(work_id)
+
+        def noticing(vectors: Vectors) -> None:
+            self._leave(work_id)
+            emit(vectors)
+
+        return noticing
+
+    def _enter(self, work_id: str) -> None:
+        self.ids.add(work_id)
+        self._idle.clear()
+
+    def _leave(self, work_id: str) -> None:
+        self.ids.discard(work_id)
+        if not self.ids:
+            self._idle.set()
+
+    async def none(self, within: float) -> bool:
+        """Whether there is none before `within` seconds have passed."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), within)
+        except TimeoutError:
+            return False
+        return True
+
+
+class Sleeping:
+    """One engine's sleep. Commands are followed one after another.
+
+    Args:
+        engine: started, and awake.
+        works: those it has under way.
+        enabled: whether it may sleep at all.
+        tell: called whenever `level` has changed.
+
+    Attributes:
+        level: of its sleep, from when it takes no more works until it is wholly awake; 0 otherwise.
+    """
+
+    def __init__(self, engine: Engine, works: UnderWay, *, enabled: bool, tell: Callable[[], None]) -> None:
+        self._engine = engine
+        self._works = works
+        self._enabled = enabled
+        self._tell = tell
+        self._turn = asyncio.Lock()
+        self.level = 0
+
+    def check_awake(self) -> None:
+        """Raise `OverloadedError` unless works are taken."""
+        if self.level:
+            raise OverloadedError("the worker is asleep", retry_after=1)
+
+    async def sleep(self, level: int, mode: str, wait: float) -> int:
+        """Take no more works, see those under way end, and let the engine sleep; the level it sleeps at.
+
+        Args:
+            level: 1 or 2; one that sleeps falls deeper but not less deep.
+            mode: one of `MODES`.
+            wait: seconds after which works are aborted that were waited for.
+
+        Raises:
+            InvalidRequestError: a mode that is not known, or an engine that may not or cannot sleep.
+            EngineError: works did not end; the engine is awake.
+        """
+        engine = self._sleeper()
+        if mode not in MODES:
+            raise InvalidRequestError(f"mode must be abort or wait, got {mode!r}", param="mode")
+        async with self._turn:
+            before = self.level
+            if level <= before:
+                return before
+            self._set(level)
+            try:
+                await self._see_end(mode, wait)
+                await engine.sleep(level)
+            except BaseException:
+                self._set(before)
+                raise
+        log.info("asleep, level %d", level)
+        return level
+
+    async def _see_end(self, mode: str, wait: float) -> None:
+        if mode == "wait" and await self._works.none(wait):
+            return
+        for work_id in tuple(self._works.ids):
+            self._engine.abort(work_id)
+        if not await self._works.none(ABORT_SECONDS):
+            raise EngineError(
+                f"{len(self._works.ids)} works did not end within {ABORT_SECONDS:g} s of being aborted"
+            )
+
+    async def wake_up(self, tags: Sequence[str]) -> bool:
+        """Wake what `tags` name, all if none; whether the engine is wholly awake, and takes works.
+
+        Raises:
+            InvalidRequestError: a tag that is not known, or an engine that may not or cannot sleep.
+            InlayError: what the engine says; it sleeps on.
+        """
+        engine = self._sleeper()
+        unknown = [tag for tag in tags if tag not in TAGS]
+        if unknown:
+            raise InvalidRequestError(f"tags must be weights or kv_cache, got {unknown[0]!r}", param="tags")
+        async with self._turn:
+            if self.level and await engine.wake_up(tags):
+                self._set(0)
+                log.info("awake")
+            return not self.level
+
+    async def follow(self, command: Command) -> dict[str, str | int | float | bool | None]:
+        """Follow "sleep" (level, mode, wait) or "wake_up" (tags, with commas). Raises as these do."""
+        given = command.arguments
+        if command.name == "sleep":
+            level, wait = given.get("level", 1), given.get("wait", WAIT_SECONDS)
+            if level not in LEVELS or not isinstance(level, int):
+                raise InvalidRequestError(f"level must be 1 or 2, got {level!r}", param="level")
+            if not isinstance(wait, int | float) or not wait >= 0:
+                raise InvalidRequestError(f"wait must be a number of seconds, got {wait!r}", param="wait")
+            return {"level": await self.sleep(level, str(given.get("mode", "abort")), wait)}
+        tags = str(given.get("tags") or "").split(",")
+        return {"awake": await self.wake_up([tag for tag in tags if tag])}
+
+    def _sleeper(self) -> Sleeps:
+        if not self._enabled:
+            raise InvalidRequestError("You must set --enable-sleep-mode to put a worker to sleep")
+        if not isinstance(self._engine, Sleeps):
+            raise InvalidRequestError(f"the {self._engine.card.engine} engine cannot sleep")
+        return self._engine
+
+    def _set(self, level: int) -> None:
+        if level != self.level:
+            self.level = level
+            self._tell()

@@ -1,0 +1,191 @@
+"""A torch engine that sleeps gives its memory back, and answers afterwards as before."""
+
+import asyncio
+import gc
+import json
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import pytest_asyncio
+import torch
+from torch import nn
+
+from inlay.digest import Secret
+from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.engine import TorchEngine
+from inlay.engine.torch.sleep import Aside, Bed, storages
+from inlay.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
+from inlay.prompt import Prompt, Tokens
+from tests import adapters
+from tests.engine.adapter_conformance import load
+from tests.engine.conformance import Receiver, ids, run, work
+from tests.models import make, tiny
+
+LARGE: dict[str, Any] = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 4}
+
+
+def create(path: Path, **changes: Any) -> TorchEngine:
+    settings: dict[str, Any] = {"device": "cpu", "num_threads": 1, "kv_cache_memory_bytes": 16 << 20}
+    return TorchEngine(EngineSettings(model=str(path), **(settings | changes)), Secret(bytes(32)))
+
+
+@pytest_asyncio.fixture
+async def engine() -> AsyncIterator[TorchEngine]:
+    engine = create(tiny("llama"))
+    await engine.start()
+    yield engine
+    await engine.close()
+
+
+def prompt(seed: int = 1, count: int = 40) -> Prompt:
+    return Prompt.of(Tokens(ids(seed, count)))
+
+
+def resident() -> int:
+    gc.collect()
+    return int(psutil.Process().memory_info().rss)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", [1, 2])
+async def test_memory_returns_and_answers_stay(level: int, tmp_path: Path) -> None:
+    path = make("llama", tmp_path / "model", **LARGE)
+    weights = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    assert weights > 100e6
+    engine = create(path, max_model_len=512)
+    await engine.start()
+    (before,) = await run(engine, work("before", prompt(), 12))
+    awake = resident()
+    await engine.sleep(level)
+    asleep = resident()
+    assert awake - asleep > 0.9 * weights
+    assert await engine.wake_up(())
+    (after,) = await run(engine, work("after", prompt(), 12))
+    assert after.output == before.output
+    assert resident() < awake + 0.3 * weights
+    await engine.sleep(level)
+    assert resident() < asleep + 0.2 * weights
+    await engine.close()
+
+
+async def test_the_cache_is_empty_after_waking_and_counters_go_on(engine: TorchEngine) -> None:
+    await run(engine, work("a", prompt(), 4))
+    await engine.sleep(1)
+    asleep = engine.stats()
+    assert (asleep.generated_tokens, asleep.blocks_total) == (4, 0)
+    assert await engine.wake_up(())
+    blocks = engine.stats().blocks_total
+    (again,) = await run(engine, work("b", prompt(), 4))
+    assert again.last.usage is not None
+    assert again.last.usage.cached_tokens == 0
+    assert engine.stats().generated_tokens == 8
+    assert blocks == engine.stats().blocks_total == engine.card.num_blocks
+    assert engine.stats().steps > asleep.steps
+
+
+@pytest.mark.parametrize("order", [("weights", "kv_cache"), ("kv_cache", "weights")])
+async def test_an_engine_wakes_in_parts_and_takes_nothing_before_all_are(
+    engine: TorchEngine, order: tuple[str, str]
+) -> None:
+    (before,) = await run(engine, work("before", prompt()))
+    await engine.sleep(1)
+    assert not await engine.wake_up(order[:1])
+    assert not await engine.wake_up(order[:1])
+    refused = work("refused", prompt())
+    with pytest.raises(OverloadedError, match="asleep"):
+        engine.generate(refused, Receiver(refused))
+    with pytest.raises(InlayError):
+        await engine.probe()
+    assert await engine.wake_up(order[1:])
+    assert await engine.wake_up(())
+    (after,) = await run(engine, work("after", prompt()))
+    assert after.output == before.output
+
+
+async def test_falling_deeper_and_closing_while_asleep_are_fine(engine: TorchEngine) -> None:
+    await engine.sleep(1)
+    await engine.sleep(2)
+    await engine.sleep(1)
+    assert not await engine.wake_up(("weights",))
+    await engine.sleep(2)
+    assert not await engine.wake_up(("kv_cache",))
+
+
+async def test_it_does_not_sleep_while_a_work_runs(engine: TorchEngine) -> None:
+    running = work("running", prompt(), 300)
+    receiver = Receiver(running)
+    engine.generate(running, receiver)
+    with pytest.raises(EngineError, match="1 works are under way"):
+        await engine.sleep(1)
+    engine.abort("running")
+
+
+async def test_a_checkpoint_that_has_changed_is_not_woken_and_the_engine_sleeps_on(tmp_path: Path) -> None:
+    path = shutil.copytree(tiny("llama"), tmp_path / "model")
+    engine = create(path)
+    await engine.start()
+    (before,) = await run(engine, work("before", prompt()))
+    await engine.sleep(2)
+    config = path / "config.json"
+    kept = config.read_text()
+    config.write_text(json.dumps(json.loads(kept) | {"rope_theta": 500.0, "rms_norm_eps": 0.1}))
+    with pytest.raises(InvalidRequestError, match="is not what it was"):
+        await engine.wake_up(())
+    config.unlink()
+    with pytest.raises(InlayError):
+        await engine.wake_up(())
+    config.write_text(kept)
+    assert await engine.wake_up(())
+    (after,) = await run(engine, work("after", prompt()))
+    assert after.output == before.output
+    await engine.close()
+
+
+async def test_adapters_are_there_again_after_waking(tmp_path: Path) -> None:
+    path = tiny("llama")
+    engine = create(path, enable_lora=True, max_loras=2, max_lora_rank=8)
+    await engine.start()
+    names = ("a", "b")
+    for name in names:
+        await load(engine, name, adapters.make_lora(tmp_path / name, path))
+    before = await run(engine, *(work(name, prompt(), adapter=name) for name in names))
+    await engine.sleep(1)
+    await engine.unload_adapter("b")
+    assert await engine.wake_up(())
+    (after,) = await run(engine, work("c", prompt(), adapter="a"))
+    assert after.output == before[0].output
+    await load(engine, "b", tmp_path / "b")
+    (other,) = await run(engine, work("d", prompt(), adapter="b"))
+    assert other.output == before[1].output
+    await engine.close()
+
+
+class _Holder(nn.Module):
+    """Weights that are shared, viewed, and held by what is no module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.tied = nn.Parameter(self.first.weight.detach(), requires_grad=False)
+        self.rows = {"view": self.first.weight.detach()[2:4]}
+        self.beside = Bed(lambda: None, "")  # type: ignore[arg-type, return-value]
+        self.beside._aside = (torch.arange(5.0),)  # type: ignore[assignment]
+
+
+async def test_what_is_put_aside_comes_back_and_still_shares_memory() -> None:
+    holder = _Holder()
+    found = storages(holder, torch.device("cpu"))
+    assert len(found) == 3  # the weight, its bias, and what the inlay object holds
+    before = holder.first.weight.detach().clone()
+    aside = await asyncio.to_thread(Aside, found)
+    assert not any(storage.nbytes() for storage in found)
+    aside.restore()
+    assert torch.equal(holder.first.weight, before)
+    with torch.no_grad():
+        holder.tied.zero_()
+    assert not holder.first.weight.any()
+    assert not holder.rows["view"].any()
