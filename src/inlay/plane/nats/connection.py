@@ -234,6 +234,9 @@ class Connection:
         self._problem = error
         if _AUTHORIZATION in str(error).lower():
             self._refused.set()
+        if not self._client.is_connected:
+            # The client forgets the connection of an attempt that failed, without closing it.
+            self._abort()
         if self._since is not None and not isinstance(error, OSError | nats.errors.UnexpectedEOF):
             log.warning("NATS: %s", str(error) or type(error).__name__)
 
