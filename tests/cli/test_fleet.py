@@ -91,7 +91,8 @@ def ask(server: Served, **fields: object) -> dict[str, Any]:
                 answer: dict[str, Any] = json.load(response)
                 return answer
         except urllib.error.HTTPError as error:
-            assert error.code == 503
+            if error.code != 503:
+                raise
             time.sleep(float(error.headers["Retry-After"]) / 4)
 
 

@@ -17,6 +17,7 @@ from inlay.plane.nats import frontend as frontend_module
 from inlay.plane.nats.frontend import NatsPlane
 from inlay.plane.nats.member import Member
 from inlay.plane.nats.outgoing import WINDOW_PIECES
+from inlay.plane.nats.stream import NatsStream
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.protocol.work import Command, Delta, Sampling, Stream, Work
 from inlay.router import Router
@@ -222,6 +223,7 @@ async def test_a_client_that_does_not_read_stalls_neither_its_engine_nor_its_nei
     await check(start(Router(plane), 4), TOKENS)
     # All of the slow one's answer is made, and nearly all of it waits at its worker.
     await until_quiet(plane, worker)
+    assert isinstance(slow, NatsStream)
     assert len(slow._waiting) <= WINDOW_PIECES
     told += [delta async for deltas in iterator for delta in deltas]
     ids = [id_ for delta in told for id_ in delta.token_ids]

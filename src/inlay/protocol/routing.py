@@ -147,3 +147,16 @@ class RoutingFeed(Protocol):
     async def kv_snapshot(self, worker_id: str) -> KvSnapshot:
         """Ask a worker for all it has cached. Raises `OverloadedError` when it is gone or does not answer."""
         ...
+
+
+@runtime_checkable
+class TellsCache(Protocol):
+    """A `WorkHandler` whose engine tells what it has cached; its card says `kv_events`."""
+
+    def watch_cache(self, tell: Callable[[KvEvents], None]) -> None:
+        """From now on call `tell` with what changes, in order, on the event loop."""
+        ...
+
+    async def kv_snapshot(self) -> KvSnapshot:
+        """All that is cached now. Raises `OverloadedError` where there is no engine."""
+        ...

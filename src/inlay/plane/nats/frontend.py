@@ -2,18 +2,19 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
 import msgspec
 from nats.aio.msg import Msg
 
-from inlay.errors import InlayError
-from inlay.plane.nats.link import Link
+from inlay.errors import InlayError, OverloadedError
+from inlay.plane.nats.link import GONE, Link
 from inlay.plane.nats.member import Member
-from inlay.plane.nats.messages import Acknowledge, Beat, ToFrontend
+from inlay.plane.nats.messages import Acknowledge, Beat, CacheEvents, ToFrontend
 from inlay.plane.nats.silence import Clock
 from inlay.plane.nats.subjects import last_token
+from inlay.protocol.routing import FrontendLoad, KvEvents, KvSnapshot
 from inlay.protocol.work import PROTOCOL, ModelCard, Worker
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,9 @@ _REMEMBERED_SECONDS = 60.0
 """How long a worker that went away is spoken of."""
 
 _beats = msgspec.msgpack.Decoder(Beat)
+_cache_events = msgspec.msgpack.Decoder(CacheEvents)
+_loads = msgspec.msgpack.Decoder(FrontendLoad)
+_encode = msgspec.msgpack.Encoder().encode
 
 
 class NatsPlane:
@@ -50,17 +54,23 @@ class NatsPlane:
         self._ticks = 0
         self._ticking: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
+        self._on_events: Callable[[str, KvEvents], None] | None = None
+        self._on_load: Callable[[FrontendLoad], None] | None = None
+        self._subscribing: asyncio.Task[None] | None = None
         self._mailbox = member.mailbox(ToFrontend, take=self._take, unheard=self._unheard)
 
     async def start(self) -> None:
         """Begin to learn of workers."""
         await self._mailbox.open()
         await self._member.control.subscribe(self._member.subjects.beats(), self._hear)
+        if self._on_events is not None:
+            await self._subscribe_feed()
         self._ticking = asyncio.create_task(self._tick())
 
     async def close(self) -> None:
         """Give up what is under way and disconnect."""
-        tasks = [*self._learning.values(), *([self._ticking] if self._ticking is not None else [])]
+        beside = (self._ticking, self._subscribing)
+        tasks = [*self._learning.values(), *(task for task in beside if task is not None)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -89,6 +99,51 @@ class NatsPlane:
     def room(self, num_bytes: int) -> memoryview | None:
         """None: everything is copied on its way."""
         return None
+
+    # What routers are told: `inlay.protocol.routing.RoutingFeed`.
+
+    def listen(self, events: Callable[[str, KvEvents], None], loads: Callable[[FrontendLoad], None]) -> None:
+        """As `RoutingFeed.listen`; before or after `start`."""
+        self._on_events, self._on_load = events, loads
+        if self._ticking is not None:
+            self._subscribing = asyncio.create_task(self._subscribe_feed())
+
+    async def _subscribe_feed(self) -> None:
+        control, subjects = self._member.control, self._member.subjects
+        await control.subscribe(subjects.cache_events(), self._hear_cache)
+        await control.subscribe(subjects.loads(), self._hear_load)
+
+    def publish(self, load: FrontendLoad) -> None:
+        """As `RoutingFeed.publish`."""
+        control = self._member.control
+        control.publish(self._member.subjects.loads(self._member.id), _encode(load))
+
+    async def kv_snapshot(self, worker_id: str) -> KvSnapshot:
+        """As `RoutingFeed.kv_snapshot`."""
+        for link in self._links.values():
+            if link.id == worker_id:
+                return await link.kv_snapshot()
+        raise OverloadedError(GONE, retry_after=1)
+
+    def _hear_cache(self, message: Msg) -> None:
+        try:
+            told = _cache_events.decode(message.data)
+        except msgspec.MsgspecError as error:
+            log.warning("what %s tells of its cache is not understood: %s", message.subject, error)
+            return
+        link = self._links.get(last_token(message.subject))
+        if link is not None and link.beat.incarnation == told.incarnation and self._on_events is not None:
+            self._on_events(link.id, told.events)
+
+    def _hear_load(self, message: Msg) -> None:
+        if last_token(message.subject) == self._member.id or self._on_load is None:
+            return
+        try:
+            load = _loads.decode(message.data)
+        except msgspec.MsgspecError as error:
+            log.warning("what %s tells of its load is not understood: %s", message.subject, error)
+            return
+        self._on_load(load)
 
     def _tell(self) -> None:
         self._changed.set()

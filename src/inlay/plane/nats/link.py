@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -13,7 +14,9 @@ from inlay.plane.nats.messages import (
     Acknowledge,
     Again,
     Answer,
+    AskCache,
     Beat,
+    Cache,
     Call,
     Cancel,
     Embed,
@@ -29,6 +32,7 @@ from inlay.plane.nats.transfers import Outbound
 from inlay.prompt import Buffer
 from inlay.protocol import frames
 from inlay.protocol.embedding import EmbedWork, Vectors
+from inlay.protocol.routing import KvSnapshot
 from inlay.protocol.work import Command, Delta, ModelCard, Reply, Stats, Work
 
 GONE = "the worker is gone"
@@ -42,6 +46,9 @@ _REPEAT_SECONDS = 1.0
 _IGNORED_SECONDS = 3.0
 """After how long it is taken for lost."""
 _AGAIN_SECONDS = 0.3
+_CACHE_SECONDS = 10.0
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -110,6 +117,7 @@ class Link:
         self._open: dict[int, NatsStream | _Answered] = {}
         self._sent: dict[int, _Sent] = {}
         self._calls: dict[int, asyncio.Future[Reply]] = {}
+        self._caches: dict[int, asyncio.Future[KvSnapshot]] = {}
         self._telling: asyncio.Handle | None = None
         self._failed = False
 
@@ -174,19 +182,32 @@ class Link:
 
     async def call(self, command: Command, within: float = 30.0) -> Reply:
         """As `Worker.call`."""
-        self._check()
-        number = next(self._numbers)
-        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._calls[number] = answer
-        self._mailbox.send(self.participant, Call(number, command), probe=True)
         try:
-            return await asyncio.wait_for(answer, within)
+            return await self._ask(self._calls, lambda number: Call(number, command), within)
         except TimeoutError:
             raise DeadlineExceededError(
                 f"the worker did not answer {command.name!r} within {within:g} s"
             ) from None
+
+    async def kv_snapshot(self) -> KvSnapshot:
+        """All it has cached. Raises `OverloadedError` when it is gone or does not answer."""
+        try:
+            return await self._ask(self._caches, AskCache, _CACHE_SECONDS)
+        except TimeoutError:
+            raise OverloadedError("the worker does not tell what it has cached", retry_after=1) from None
+
+    async def _ask(
+        self, waiting: "dict[int, asyncio.Future[T]]", question: Callable[[int], object], within: float
+    ) -> T:
+        self._check()
+        number = next(self._numbers)
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        waiting[number] = answer
+        self._mailbox.send(self.participant, question(number), probe=True)
+        try:
+            return await asyncio.wait_for(answer, within)
         finally:
-            self._calls.pop(number, None)
+            waiting.pop(number, None)
 
     def _check(self) -> None:
         if self._failed:
@@ -223,6 +244,14 @@ class Link:
                 waiter = self._calls.get(number)
                 if waiter is not None and not waiter.done():
                     waiter.set_result(reply)
+            case Cache(number, snapshot, error):
+                asked = self._caches.get(number)
+                if asked is not None and not asked.done():
+                    if snapshot is not None:
+                        asked.set_result(snapshot)
+                    else:
+                        failure = None if error is None else error.to_error()
+                        asked.set_exception(failure or OverloadedError("the worker tells of no cache"))
 
     def _feed(self, number: int, index: int, delta: Delta) -> None:
         stream = self._open.get(number)
@@ -349,7 +378,8 @@ class Link:
             stream.fail(error)
             if transfer is not None:
                 self._mailbox.transfers.withdraw(transfer)
-        for waiter in self._calls.values():
+        waiting: list[asyncio.Future[Any]] = [*self._calls.values(), *self._caches.values()]
+        for waiter in waiting:
             if not waiter.done():
                 waiter.set_exception(error)
         if self._telling is not None:

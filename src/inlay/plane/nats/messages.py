@@ -9,7 +9,9 @@ from typing import TypeAlias
 
 import msgspec
 
+from inlay.errors import ErrorFrame
 from inlay.protocol.embedding import EmbedWork, Vectors
+from inlay.protocol.routing import KvEvents, KvSnapshot
 from inlay.protocol.work import PROTOCOL, Command, Delta, Reply, Stats, Work
 
 
@@ -57,6 +59,12 @@ class Call(msgspec.Struct, frozen=True, tag="call", array_like=True):
     command: Command
 
 
+class AskCache(msgspec.Struct, frozen=True, tag="ask-cache", array_like=True):
+    """Tell all that is cached; the answer carries the same number."""
+
+    number: int
+
+
 class Pieces(msgspec.Struct, frozen=True, tag="pieces", array_like=True):
     """(stream, number, delta): the next pieces of some streams. The deltas do not repeat their work's id."""
 
@@ -89,8 +97,23 @@ class Answer(msgspec.Struct, frozen=True, tag="answer", array_like=True):
     reply: Reply
 
 
-ToWorker: TypeAlias = Submit | Embed | Cancel | Acknowledge | Again | Call
-ToFrontend: TypeAlias = Pieces | Embedded | Open | Answer
+class Cache(msgspec.Struct, frozen=True, tag="cache", array_like=True):
+    """What is cached, or why that cannot be told."""
+
+    number: int
+    snapshot: KvSnapshot | None = None
+    error: ErrorFrame | None = None
+
+
+ToWorker: TypeAlias = Submit | Embed | Cancel | Acknowledge | Again | Call | AskCache
+ToFrontend: TypeAlias = Pieces | Embedded | Open | Answer | Cache
+
+
+class CacheEvents(msgspec.Struct, frozen=True, array_like=True):
+    """What changed in the cache of one incarnation of a worker, to all frontends."""
+
+    incarnation: int
+    events: KvEvents
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True):

@@ -40,6 +40,14 @@ class Subjects:
         """Heartbeats of workers."""
         return f"inlay.{self.namespace}.beat.{worker}"
 
+    def cache_events(self, worker: str = "*") -> str:
+        """What workers tell of their caches."""
+        return f"inlay.{self.namespace}.cache.{worker}"
+
+    def loads(self, frontend: str = "*") -> str:
+        """What frontends tell each other of what they have sent."""
+        return f"inlay.{self.namespace}.load.{frontend}"
+
     @property
     def cards(self) -> str:
         """The key-value bucket of cards, by worker."""

@@ -2,19 +2,23 @@
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
 
-from inlay.errors import ErrorFrame, InlayError, OverloadedError
+from inlay.errors import ErrorFrame, InlayError, InvalidRequestError, OverloadedError
 from inlay.plane.nats.cards import CARD_SECONDS
 from inlay.plane.nats.member import Member
 from inlay.plane.nats.messages import (
     Acknowledge,
     Again,
     Answer,
+    AskCache,
     Beat,
+    Cache,
+    CacheEvents,
     Call,
     Cancel,
     Embed,
@@ -29,6 +33,7 @@ from inlay.plane.nats.silence import Clock, Presence
 from inlay.plane.nats.transfers import Room
 from inlay.prompt import Buffer
 from inlay.protocol.embedding import EmbedWork, Vectors
+from inlay.protocol.routing import KvEvents, TellsCache
 from inlay.protocol.work import PROTOCOL, Command, Delta, ModelCard, Stats, Work, WorkHandler
 
 log = logging.getLogger(__name__)
@@ -120,6 +125,8 @@ class NatsWorker:
         await self._member.bulk.settle()
         self._member.control.on_reconnect(self._unpublished.set)
         self._handler.watch(self.announce)
+        if isinstance(self._handler, TellsCache):
+            self._handler.watch_cache(self._tell_cache)
         self._tasks = [
             asyncio.create_task(loop()) for loop in (self._publish, self._beat_on, self._ask_stats)
         ]
@@ -258,17 +265,34 @@ class NatsWorker:
                     stream.outgoing.rewind(start)
                     self._send_soon(peer, number, stream.outgoing)
             case Call() as call:
-                task = asyncio.create_task(self._answer(sender, call))
-                self._calls.add(task)
-                task.add_done_callback(self._calls.discard)
+                self._run(self._answer(sender, call))
+            case AskCache(number):
+                self._run(self._answer_cache(sender, number))
 
     def _unheard(self, participant: str) -> None:
         peer = self._peers.get(participant)
         if peer is not None:
             peer.presence.unheard()
 
+    def _run(self, doing: Coroutine[object, object, None]) -> None:
+        task = asyncio.create_task(doing)
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
     async def _answer(self, sender: str, call: Call) -> None:
         self._mailbox.send(sender, Answer(call.number, await self._handler.call(call.command)))
+
+    async def _answer_cache(self, sender: str, number: int) -> None:
+        try:
+            if not isinstance(self._handler, TellsCache):
+                raise InvalidRequestError("the worker tells of no cache")
+            self._mailbox.send(sender, Cache(number, await self._handler.kv_snapshot()))
+        except InlayError as error:
+            self._mailbox.send(sender, Cache(number, error=ErrorFrame.of(error)))
+
+    def _tell_cache(self, events: KvEvents) -> None:
+        subject = self._member.subjects.cache_events(self.id)
+        self._member.control.publish(subject, _encode(CacheEvents(self._incarnation, events)))
 
     def _register(self, peer: _Peer, number: int, stream: _Stream) -> None:
         peer.streams[number] = stream
