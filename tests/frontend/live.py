@@ -94,7 +94,9 @@ def fleet(path: Path, **engine: Any) -> Iterator[Fleet]:
     up, down = threading.Event(), threading.Event()
 
     async def life() -> None:
-        settings = EngineSettings(model=str(path), served_model_name=["tiny", "org/tiny"], **engine)
+        # Tests look at what engines count.
+        given = {"health_probe_interval": 0, **engine}
+        settings = EngineSettings(model=str(path), served_model_name=["tiny", "org/tiny"], **given)
         process = await spawn(settings, SECRET)
         plane = LocalPlane([process.channel])
         try:

@@ -133,3 +133,13 @@ class EngineSettings(BaseModel):
         default=False,
         description="Let admins put the worker to sleep, in which it gives its memory back, and wake it.",
     )
+    health_probe_interval: float = Field(
+        default=30.0,
+        ge=0,
+        description="Seconds between requests that a worker makes to its own engine, for /health; 0 makes none.",
+    )
+    health_probe_timeout: float = Field(
+        default=60.0,
+        gt=0,
+        description="Seconds after which an engine that has not answered such a request is stuck.",
+    )

@@ -20,6 +20,7 @@ from inlay.frontend.body import Message, Receive, Scope, Send, declared_length, 
 from inlay.frontend.chat import chat_completions
 from inlay.frontend.completions import completions
 from inlay.frontend.cors import Cors
+from inlay.frontend.engine_health import Health
 from inlay.frontend.errors import (
     BodyTimeoutError,
     ClientGone,
@@ -128,7 +129,7 @@ _ROUTES: tuple[tuple[Operation, Handler], ...] = (
     (Operation("GET", "/is_sleeping", "Whether a worker sleeps.", None, IsSleeping, admin=True), admin.is_sleeping),
     (Operation("GET", "/live", "Whether the process answers.", None, Status, open=True), health.live),
     (Operation("GET", "/ready", "Whether requests are taken.", None, Status, open=True), health.ready),
-    (Operation("GET", "/health", "As /ready.", None, Status, open=True), health.ready),
+    (Operation("GET", "/health", "How the workers' engines are.", None, Health, open=True), health.health),
     (Operation("GET", "/version", "inlay's version.", None, Version, open=True), health.version),
     (Operation("GET", "/metrics", "What is counted, for Prometheus.", open=True), health.exposition),
     (Operation("GET", "/openapi.json", "This description.", open=True), _openapi),

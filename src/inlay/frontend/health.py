@@ -5,6 +5,7 @@ import msgspec
 import inlay
 from inlay.errors import OverloadedError
 from inlay.frontend import metrics
+from inlay.frontend.engine_health import health_of, together
 from inlay.frontend.lifeline import shutting_down
 from inlay.frontend.server import Call
 from inlay.router.router import ASLEEP_RETRY_AFTER
@@ -30,16 +31,26 @@ async def live(call: Call) -> None:
 
 
 async def ready(call: Call) -> None:
-    """A request for some model would be taken: a worker is ready and awake, and the server does not drain."""
+    """A request for some model would be taken: the server does not drain, and a worker is ready, awake and well."""
     if call.server.inflight.draining:
         raise shutting_down()
     router = call.server.router
-    workers = router.ready()
-    if not workers:
+    found = [health_of(worker) for worker in router.ready()]
+    if not found:
         raise router.unready()
-    if all(worker.card.asleep for worker in workers):
+    if all(worker.state == "asleep" for worker in found):
         raise OverloadedError("all workers are asleep", retry_after=ASLEEP_RETRY_AFTER)
+    if not any(worker.well and worker.state != "asleep" for worker in found):
+        said = "; ".join(worker.reason for worker in found)
+        raise OverloadedError(f"no worker is well: {said}", retry_after=1)
     await call.json(Status("ready"))
+
+
+async def health(call: Call) -> None:
+    """How every worker's engine was when it was last tried; 503 when a model has none that is well."""
+    router = call.server.router
+    found = together(router.models(), router.ready(), router.missing())
+    await call.json(found, OverloadedError.status if found.error is not None else 200)
 
 
 async def version(call: Call) -> None:

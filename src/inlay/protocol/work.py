@@ -13,6 +13,8 @@ import msgspec
 from inlay.errors import EngineError, ErrorFrame
 from inlay.prompt import Prompt
 from inlay.protocol.embedding import EmbeddingCard, EmbedWork, EmitVectors, Vectors
+from inlay.protocol.health import Probe
+from inlay.protocol.health import Stats as Stats
 from inlay.protocol.refusals import Refusal
 
 PROTOCOL = 1
@@ -106,6 +108,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         salt: separates prefix caches; the tenant or the client's `cache_salt`.
         deadline: seconds the work may still take when it is sent, or None.
         priority: lower is sooner, as in vLLM.
+        trace: W3C `traceparent` of the span it belongs to, where that is recorded.
     """
 
     id: str
@@ -117,6 +120,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     salt: str | None = None
     deadline: float | None = None
     priority: int = 0
+    trace: str | None = None
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -246,6 +250,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
         kv_events: whether the worker tells which blocks it has cached, as `inlay.protocol.routing` says.
         adapters: those that are loaded; it changes while a worker runs.
         asleep: the level of its sleep, 0 while it is awake; only an awake worker is sent works.
+        probe: the last one of its engine; None before the first, while it sleeps, and where it is not probed.
         secret_fingerprint: of the namespace's root secret.
         embedding: of a model that makes vectors or scores.
     """
@@ -275,26 +280,10 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     refusals: tuple[Refusal, ...] = ()
     adapters: tuple[Adapter, ...] = ()
     asleep: int = 0
+    probe: Probe | None = None
     secret_fingerprint: str = ""
     embedding: EmbeddingCard | None = None
     protocol: int = PROTOCOL
-
-
-class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An engine's counters; totals only grow."""
-
-    running: int = 0
-    waiting: int = 0
-    blocks_used: int = 0
-    blocks_total: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    rows_served: int = 0
-    generated_tokens: int = 0
-    preemptions: int = 0
-    steps: int = 0
-    progress: int = 0
-    """Positions computed since the start: grows while the engine lives, even through a long prefill."""
 
 
 class Engine(Protocol):

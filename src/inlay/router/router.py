@@ -1,7 +1,7 @@
 """Chooses a worker for each work and follows it to its end."""
 
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 import msgspec
 
@@ -99,9 +99,13 @@ class Router:
                 found.setdefault(adapter.name, adapter)
         return list(found.values())
 
+    def missing(self) -> Mapping[str, str]:
+        """As `inlay.protocol.work.Plane.missing`."""
+        return self._plane.missing()
+
     def unready(self) -> OverloadedError:
         """The error where no worker is ready; it says what is known of why."""
-        missing = "".join(f"; {name}: {reason}" for name, reason in self._plane.missing().items())
+        missing = "".join(f"; {name}: {reason}" for name, reason in self.missing().items())
         return OverloadedError(f"no worker is ready{missing}", retry_after=1)
 
     def _served(self) -> str:

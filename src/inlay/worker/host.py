@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import msgspec
 from msgspec.structs import replace
@@ -15,6 +16,7 @@ from inlay.protocol.embedding import Embeds, EmbedWork, EmitVectors, Vectors
 from inlay.protocol.work import Command, Delta, Emit, Engine, Generates, ModelCard, Reply, Work
 from inlay.worker.adapter_orders import order_of, parse_modules
 from inlay.worker.adapters import Adapters
+from inlay.worker.probing import Probing
 from inlay.worker.sleeping import Sleeping, UnderWay
 
 log = logging.getLogger(__name__)
@@ -27,22 +29,36 @@ class Host:
         engine: started.
         adapters: of the engine; without them works and commands that name one are refused.
         sleep_mode: whether the engine may be put to sleep.
+        probe_interval: seconds between probes of the engine, 0 for none.
+        probe_timeout: seconds after which an engine that does not answer one is stuck.
     """
 
-    def __init__(self, engine: Engine, adapters: Adapters | None = None, *, sleep_mode: bool = False) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        adapters: Adapters | None = None,
+        *,
+        sleep_mode: bool = False,
+        probe_interval: float = 0,
+        probe_timeout: float = 60,
+    ) -> None:
         self._engine = engine
         self._adapters = adapters
         self._draining = False
         self._announce: Callable[[ModelCard], None] | None = None
         self._works = UnderWay()
         self._sleeping = Sleeping(engine, self._works, enabled=sleep_mode, tell=self._tell)
+        self._probing = Probing(
+            engine, self._sleeping, interval=probe_interval, timeout=probe_timeout, tell=self._tell
+        )
         if adapters is not None:
             adapters.watch(self._tell)
 
     @property
     def card(self) -> ModelCard:
-        """The engine's, with the adapters that take works, and its sleep."""
-        card = replace(self._engine.card, asleep=self._sleeping.level)
+        """The engine's, with the adapters that take works, its sleep and how it is."""
+        level = self._sleeping.level
+        card = replace(self._engine.card, asleep=level, probe=None if level else self._probing.last)
         return card if self._adapters is None else replace(card, adapters=self._adapters.ready)
 
     def watch(self, announce: Callable[[ModelCard], None]) -> None:
@@ -114,6 +130,10 @@ class Host:
             return Reply(await self._run(command))
         except InlayError as error:
             return Reply(error=ErrorFrame.of(error))
+
+    async def probe(self) -> NoReturn:
+        """Try the engine on a timer until cancelled."""
+        await self._probing.run()
 
     async def close(self) -> None:
         """Let go of the adapters' files. The engine is closed by whoever started it."""
@@ -196,4 +216,10 @@ async def host_of(engine: Engine, settings: EngineSettings, secret: Secret) -> H
     )
     for order in parse_modules(settings.lora_modules):
         await adapters.load(order)
-    return Host(engine, adapters, sleep_mode=settings.enable_sleep_mode)
+    return Host(
+        engine,
+        adapters,
+        sleep_mode=settings.enable_sleep_mode,
+        probe_interval=settings.health_probe_interval,
+        probe_timeout=settings.health_probe_timeout,
+    )

@@ -145,7 +145,7 @@ async def run(socket_fd: int, arena_fd: int, arena_bytes: int) -> int:
         return await _fail(channel, EngineError(f"the engine did not start: {type(error).__name__}: {error}"))
     await host.restore(boot.restore)
     try:
-        await _until_first(serve(channel, host), stop.wait(), _failed(runner))
+        await _until_first(serve(channel, host), stop.wait(), _failed(runner), host.probe())
     except EngineError as error:
         return await _fail(channel, error)
     finally:

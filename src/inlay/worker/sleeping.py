@@ -84,6 +84,7 @@ class Sleeping:
 
     Attributes:
         level: of its sleep, from when it takes no more works until it is wholly awake; 0 otherwise.
+        turn: held while the engine falls asleep or wakes.
     """
 
     def __init__(self, engine: Engine, works: UnderWay, *, enabled: bool, tell: Callable[[], None]) -> None:
@@ -91,7 +92,7 @@ class Sleeping:
         self._works = works
         self._enabled = enabled
         self._tell = tell
-        self._turn = asyncio.Lock()
+        self.turn = asyncio.Lock()
         self.level = 0
 
     def check_awake(self) -> None:
@@ -114,7 +115,7 @@ class Sleeping:
         engine = self._sleeper()
         if mode not in MODES:
             raise InvalidRequestError(f"mode must be abort or wait, got {mode!r}", param="mode")
-        async with self._turn:
+        async with self.turn:
             before = self.level
             if level <= before:
                 return before
@@ -149,7 +150,7 @@ class Sleeping:
         unknown = [tag for tag in tags if tag not in TAGS]
         if unknown:
             raise InvalidRequestError(f"tags must be weights or kv_cache, got {unknown[0]!r}", param="tags")
-        async with self._turn:
+        async with self.turn:
             if self.level and await engine.wake_up(tags):
                 self._set(0)
                 log.info("awake")

@@ -1,0 +1,39 @@
+"""What an engine counts, and whether it works."""
+
+import msgspec
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An engine's counters; totals only grow."""
+
+    running: int = 0
+    waiting: int = 0
+    blocks_used: int = 0
+    blocks_total: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    rows_served: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    progress: int = 0
+    """Positions computed since the start: grows while the engine lives, even through a long prefill."""
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker found when it had its engine do something.
+
+    Attributes:
+        at: Unix time, on the worker's clock, when the engine had answered or was given up.
+        seconds: it took until then.
+        error: why it failed, or None.
+        next_within: seconds after `at` in which another is known, or the worker itself is stuck.
+    """
+
+    at: float
+    seconds: float
+    error: str | None = None
+    next_within: float
+
+
+__all__ = ["Probe", "Stats"]
