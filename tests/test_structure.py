@@ -9,11 +9,12 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "inlay"
 
-SHARED = {"prompt", "digest", "errors"}
+SHARED = {"prompt", "digest", "errors", "pace"}
 MAY_IMPORT = {
     "prompt": {"errors"},
     "errors": set[str](),
-    "digest": {"prompt", "errors"},
+    "pace": set[str](),
+    "digest": {"prompt", "errors", "pace"},
     "tensors": SHARED,
     "protocol": SHARED,
     "render": SHARED | {"protocol", "tensors"},

@@ -24,6 +24,7 @@ from inlay.engine.vllm.connectors import transfer_config
 from inlay.errors import InlayError, InvalidRequestError
 from inlay.frontend import build_app, check, serve
 from inlay.frontend.settings import FrontendSettings
+from inlay.pace import keep_for_good
 from inlay.plane.local import LocalPlane
 from inlay.protocol.work import ModelCard
 from inlay.router import Router
@@ -130,6 +131,7 @@ async def host(settings: ServeSettings, console: Console, when_ready: WhenReady 
 
     async def announce() -> None:
         running = await _ready(plane, frontend, await answering, stop)
+        keep_for_good()
         console.line(f"serving {_described(running.card, frontend)} at {running.url}")
         if when_ready is not None:
             await when_ready(running)

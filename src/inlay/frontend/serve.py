@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import signal
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
 from socket import AI_PASSIVE, SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET, getaddrinfo, socket
@@ -21,6 +20,7 @@ from inlay.frontend.keys_file import read_keys
 from inlay.frontend.references import sweep
 from inlay.frontend.settings import FrontendSettings
 from inlay.frontend.tls import Tls
+from inlay.pace import switch_often
 
 _log = logging.getLogger(__name__)
 ASGI: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -29,9 +29,6 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
 KEEP_ALIVE = 30
 """Seconds an idle connection is kept."""
-
-_SWITCH = 0.0005
-"""Seconds after which a thread that prepares a large request lets the event loop go on; Python's own are ten times as many."""
 
 _LAST_WORDS = 0.8
 """Part of the drain time after which open streams are ended; the rest is for their last events to leave."""
@@ -197,7 +194,7 @@ async def serve(
         InvalidRequestError: an address cannot be listened on, or the certificate not be used.
     """
     keep_freed_memory()
-    sys.setswitchinterval(_SWITCH)
+    switch_often()
     async with AsyncExitStack() as stack:
         stack.callback(app.server.close)
         tls = Tls.of(settings)

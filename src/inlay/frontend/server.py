@@ -29,6 +29,7 @@ from inlay.frontend.metrics import Metrics
 from inlay.frontend.renderers import Renderers
 from inlay.frontend.settings import FrontendSettings
 from inlay.frontend.store_metrics import StoreMetrics
+from inlay.pace import background
 from inlay.protocol.work import ModelCard
 from inlay.router import Router, ServedModel
 from inlay.store import PromptStore
@@ -70,7 +71,9 @@ class Server:
         self.limits = EmbedsLimits(settings, router.models)
         self.embeds = EmbedsReader(settings.enable_prompt_embeds, self.limits, secret, self.metrics)
         self.renderers = Renderers(settings.chat_template)
-        self._pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="inlay-prepare")
+        self._pool = ThreadPoolExecutor(
+            min(4, os.cpu_count() or 1), thread_name_prefix="inlay-prepare", initializer=background
+        )
 
     def card(self, model: str | None) -> ModelCard:
         """The card of the model asked for, or of the adapter's. Raises as `Router.card`."""

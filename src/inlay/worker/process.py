@@ -12,6 +12,7 @@ from inlay import engine
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError, ErrorFrame, InlayError
+from inlay.pace import keep_for_good
 from inlay.plane.local import Arena, Channel, serve
 from inlay.plane.messages import Boot, Failed, FromWorker, ToWorker
 from inlay.protocol.work import Command, Fails
@@ -144,6 +145,7 @@ async def run(socket_fd: int, arena_fd: int, arena_bytes: int) -> int:
         log.exception("the engine did not start")
         return await _fail(channel, EngineError(f"the engine did not start: {type(error).__name__}: {error}"))
     await host.restore(boot.restore)
+    keep_for_good()
     try:
         await _until_first(serve(channel, host), stop.wait(), _failed(runner), host.probe())
     except EngineError as error:
