@@ -1,15 +1,24 @@
 """What a small request waits while large prompts of embeddings arrive.
 
-Two processes ask one server: one sends the same small prompt of ids, cached, again and again, and its times are what is
-measured; the other sends the same prompt of embeddings, cached too, back to back, so that what arrives and is taken in is what
-disturbs, and not the model. Each server gets its turns in rounds of four:
+One process asks a server the same small prompt of ids, cached, again and again, and its times are what is measured. Another sends the same
+prompt of embeddings, cached too, back to back, so that what arrives and is taken in is what disturbs, and not the model. Each
+server gets its turns in rounds of four:
 
     quiet    nothing large is sent
     ids      the same large prompts are sent as ids: what they cost the engine
     sink     the large bodies go to a process that reads and drops them: what the machine alone does to the small request
     loud     they go to the server
 
-    python -m benchmarks.stalls [--mb 64] [--seconds 6] [--rounds 3]
+inlay is measured twice, with a model and with the echo engine, which computes nothing: what is waited for there is the way in alone. All
+processes share this machine's cores, so a request may also wait because a thread that serves it waits for a core. Two things tell how
+much that is. After each small request a bystander is asked, a process that answers at once and has nothing to do with the server. And the
+system counts how long each thread was ready to run and did not; `queued` is that of the threads that the longest request went through:
+the asking one, the main thread of each process of the server, and what else runs in its worker.
+
+Large bodies are sent by a process of lower priority, as one on another machine would not take a core from the server, and in pieces, since a
+kernel may not take the core from a process within one call.
+
+    python -m benchmarks.stalls [--mb 64] [--seconds 6] [--rounds 3] [--servers echo,inlay,vllm]
 """
 
 import argparse
@@ -18,14 +27,18 @@ import http.client
 import io
 import json
 import multiprocessing
+import os
 import socket
 import statistics
 import time
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import load_file
@@ -36,6 +49,12 @@ from benchmarks._serving import Server
 HIDDEN = 4096
 PAUSE = 0.002
 """Seconds between one small request's answer and the next one."""
+
+PIECE = 256 * 1024
+"""Bytes of a large body handed to the system in one call."""
+
+POLITE = 10
+"""How much nicer the processes are that send large bodies, and that drop them."""
 
 
 def large_requests(table: torch.Tensor, num_rows: int) -> tuple[bytes, bytes]:
@@ -50,8 +69,9 @@ def large_requests(table: torch.Tensor, num_rows: int) -> tuple[bytes, bytes]:
     )
 
 
-def sink(port: int) -> None:
+def sink(port: int, niceness: int) -> None:
     """Answer every request on `port` once its body has been read and dropped."""
+    os.nice(niceness)
     listening = socket.create_server(("127.0.0.1", port))
     room = bytearray(1 << 20)
     while True:
@@ -67,7 +87,7 @@ def sink(port: int) -> None:
                 if not head:
                     break
                 lines = head.lower().split(b"\r\n")
-                left = next(int(line[15:]) for line in lines if line.startswith(b"content-length:"))
+                left = next((int(line[15:]) for line in lines if line.startswith(b"content-length:")), 0)
                 while left:
                     left -= connection.recv_into(memoryview(room)[: min(left, len(room))])
                 connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
@@ -75,10 +95,13 @@ def sink(port: int) -> None:
 
 def send_large(port: int, body: bytes, stop: Event, sent: "multiprocessing.SimpleQueue[int]") -> None:
     """Send `body` to the completions route on `port` until told to stop; says how often."""
+    os.nice(POLITE)
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+    pieces = [body[start : start + PIECE] for start in range(0, len(body), PIECE)]
+    headers = {"Content-Type": "application/json", "Content-Length": str(len(body))}
     count = 0
     while not stop.is_set():
-        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        connection.request("POST", "/v1/completions", iter(pieces), headers)
         response = connection.getresponse()
         answer = response.read()
         if response.status != 200:
@@ -107,23 +130,71 @@ def arriving(port: int | None, body: bytes) -> Iterator[list[int]]:
     counts.append(sent.get())
 
 
-def small_times(server: Server, seconds: float) -> list[float]:
-    """How long each small request took, in seconds."""
+class Queued:
+    """How long the threads that serve small requests were ready to run and did not.
+
+    Args:
+        server: that is asked.
+    """
+
+    def __init__(self, server: Server) -> None:
+        first, *others = server.every_pid()
+        tasks = [(os.getpid(), os.getpid()), (first, first)]
+        for pid in others:
+            tasks += [(pid, int(task.name)) for task in Path(f"/proc/{pid}/task").iterdir()]
+        self._files = [os.open(f"/proc/{pid}/task/{task}/schedstat", os.O_RDONLY) for pid, task in tasks]
+
+    def seconds(self) -> float:
+        """In all so far."""
+        return sum(int(os.pread(file, 100, 0).split()[1]) for file in self._files) / 1e9
+
+    def close(self) -> None:
+        """Stop counting."""
+        for file in self._files:
+            os.close(file)
+
+
+class Small(NamedTuple):
+    """One small request: seconds it took, seconds its threads were queued, seconds the bystander took after it."""
+
+    took: float
+    queued: float
+    bystander: float
+
+
+def _ask(connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None = None) -> float:
+    start = time.perf_counter()
+    connection.request(method, path, body, {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    answer = response.read()
+    took = time.perf_counter() - start
+    if response.status != 200:
+        raise RuntimeError(f"{response.status} {answer[:300]!r}")
+    return took
+
+
+def small_requests(server: Server, bystander: int, seconds: float) -> list[Small]:
+    """Ask `server` again and again, and in between who listens on the port `bystander`."""
     body = json.dumps({"model": "m", "prompt": list(range(3, 40)), "max_tokens": 1}).encode()
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)
-    times = []
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        start = time.perf_counter()
-        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        answer = response.read()
-        times.append(time.perf_counter() - start)
-        if response.status != 200:
-            raise RuntimeError(f"{response.status} {answer[:300]!r}")
-        time.sleep(PAUSE)
-    connection.close()
-    return times
+    asked = http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)
+    beside = http.client.HTTPConnection("127.0.0.1", bystander, timeout=300)
+    found = []
+    with contextlib.closing(asked), contextlib.closing(beside), contextlib.closing(Queued(server)) as queued:
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            before = queued.seconds()
+            took = _ask(asked, "POST", "/v1/completions", body)
+            waited = queued.seconds() - before
+            time.sleep(PAUSE)
+            found.append(Small(took, waited, _ask(beside, "GET", "/")))
+            time.sleep(PAUSE)
+    return found
+
+
+def _started(port: int, niceness: int) -> BaseProcess:
+    process = multiprocessing.get_context("fork").Process(target=sink, args=(port, niceness), daemon=True)
+    process.start()
+    return process
 
 
 def main() -> None:
@@ -133,25 +204,21 @@ def main() -> None:
     parser.add_argument("--mb", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--servers", default="echo,inlay,vllm")
     options = parser.parse_args()
     with TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
         model = _serving.wide_model(Path(directory) / "model", hidden=HIDDEN)
         table = load_file(model / "model.safetensors")["model.embed_tokens.weight"]
         body, ids = large_requests(table, options.mb * (1 << 20) // (2 * HIDDEN) - 2)
-        servers = [stack.enter_context(_serving.inlay(model, *_serving.wide_limits(options.mb)))]
-        peer = _serving.vllm(model, *_serving.VLLM_ARGUMENTS)
-        if peer is not None:
-            servers.append(stack.enter_context(peer))
-        drain = multiprocessing.get_context("fork").Process(
-            target=sink, args=(sink_port := _serving.free_port(),), daemon=True
-        )
-        drain.start()
-        times: dict[tuple[str, str], list[list[float]]] = {}
+        servers = list(_servers(stack, model, options.mb, options.servers.split(",")))
+        bystander, sink_port = _serving.free_port(), _serving.free_port()
+        drains = [_started(bystander, 0), _started(sink_port, POLITE)]
+        found: dict[tuple[str, str], list[list[Small]]] = {}
         counts: dict[tuple[str, str], int] = {}
         for server in servers:
             for each in (body, ids):
                 server.post("/v1/completions", each)
-            small_times(server, 1.0)
+            small_requests(server, bystander, 1.0)
         for _ in range(options.rounds):
             for server in servers:
                 turns = (
@@ -162,20 +229,47 @@ def main() -> None:
                 )
                 for name, port, sends in turns:
                     with arriving(port, sends) as sent:
-                        times.setdefault((server.name, name), []).append(small_times(server, options.seconds))
+                        found.setdefault((server.name, name), []).append(
+                            small_requests(server, bystander, options.seconds)
+                        )
                     counts[server.name, name] = counts.get((server.name, name), 0) + sum(sent)
-        drain.kill()
+        for drain in drains:
+            drain.kill()
     print(
         f"a small request while prompts of {options.mb} MB arrive: ms; the longest as the median of the rounds' and of all"
     )
-    print("server   while    requests  large     p50     p99  longest       all")
-    for (server_name, name), rounds in times.items():
-        every = sorted(t * 1e3 for each in rounds for t in each)
-        longest = [max(each) * 1e3 for each in rounds]
-        print(
-            f"{server_name:8} {name:8} {len(every):8} {counts[server_name, name]:6} {statistics.median(every):7.1f} "
-            f"{every[int(len(every) * 0.99)]:7.1f} {statistics.median(longest):8.1f}  {max(longest):8.1f}"
-        )
+    print(
+        "server   while    requests  large     p50     p99  longest  queued       all   bystander: p50  longest       all"
+    )
+    for (server_name, name), rounds in found.items():
+        print(f"{server_name:8} {name:8} {_line(rounds, counts[server_name, name])}")
+
+
+def _servers(
+    stack: contextlib.ExitStack, model: Path, megabytes: int, names: Sequence[str]
+) -> Iterator[Server]:
+    limits = _serving.wide_limits(megabytes)
+    if "echo" in names:
+        echo = stack.enter_context(_serving.inlay(model, *limits, "--engine", "echo", "--dtype", "bfloat16"))
+        yield replace(echo, name="echo")
+    if "inlay" in names:
+        yield stack.enter_context(_serving.inlay(model, *limits))
+    peer = _serving.vllm(model, *_serving.VLLM_ARGUMENTS) if "vllm" in names else None
+    if peer is not None:
+        yield stack.enter_context(peer)
+
+
+def _line(rounds: list[list[Small]], num_large: int) -> str:
+    took = sorted(small.took * 1e3 for each in rounds for small in each)
+    longest = [max(each) for each in rounds]
+    beside = [max(small.bystander for small in each) * 1e3 for each in rounds]
+    calm = statistics.median(small.bystander * 1e3 for each in rounds for small in each)
+    return (
+        f"{len(took):8} {num_large:6} {statistics.median(took):7.1f} {took[int(len(took) * 0.99)]:7.1f} "
+        f"{statistics.median(small.took * 1e3 for small in longest):8.1f} "
+        f"{statistics.median(small.queued * 1e3 for small in longest):7.1f} {took[-1]:9.1f} "
+        f"{calm:16.1f} {statistics.median(beside):8.1f} {max(beside):9.1f}"
+    )
 
 
 if __name__ == "__main__":
