@@ -124,6 +124,9 @@ def _routes() -> _Routes:
         def ready(self) -> list[Any]:
             return []
 
+        def workers(self, name: str) -> list[Any]:
+            return []
+
     class InOneThread(Server):
         """A server that waits for no thread, so that no event loop is needed."""
 
