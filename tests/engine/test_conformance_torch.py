@@ -17,3 +17,21 @@ class TestTorchEngine(EngineConformance):
         return EngineSettings(
             model=str(directory), device="cpu", num_threads=1, kv_cache_memory_bytes=8 << 20
         )
+
+
+class TestOverlappingTorchEngine(EngineConformance):
+    """Each step is launched before the results of the last are read, as on a GPU."""
+
+    @pytest.fixture
+    def directory(self) -> Path:
+        return tiny("qwen3")
+
+    @pytest.fixture
+    def settings(self, directory: Path) -> EngineSettings:
+        return EngineSettings(
+            model=str(directory),
+            device="cpu",
+            num_threads=1,
+            kv_cache_memory_bytes=8 << 20,
+            async_scheduling=True,
+        )

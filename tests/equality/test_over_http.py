@@ -35,6 +35,7 @@ VARIANTS = {
     "as it comes": (),
     "without prefix caching": ("--no-enable-prefix-caching",),
     "in chunks of 16": ("--max-num-batched-tokens", 16),
+    "each step launched before the last is read": ("--async-scheduling",),
     # Pages for about 340 positions: the six texts together need more than twice that, so sequences are preempted.
     "preempted": ("--max-model-len", 320, "--kv-cache-memory-bytes", "{pages:22}"),
 }

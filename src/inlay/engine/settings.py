@@ -71,6 +71,10 @@ class EngineSettings(BaseModel):
     enforce_eager: bool = Field(
         default=False, description="Do not capture decoding as CUDA graphs, which only a GPU does."
     )
+    async_scheduling: bool | None = Field(
+        default=None,
+        description="Launch a step before the results of the last are read; on a GPU only unless set.",
+    )
     max_logprobs: int = Field(
         default=20, ge=0, le=1000, description="Alternatives a token that logprobs may ask for."
     )

@@ -3,7 +3,8 @@
 from typing import Any
 
 from inlay.digest import Chain, Secret, root_digest
-from inlay.engine.torch.scheduler import Bounds, Plan, Scheduler
+from inlay.engine.torch.bounds import Bounds
+from inlay.engine.torch.scheduler import Plan, Scheduler, Span
 from inlay.engine.torch.sequence import Sequence
 from inlay.prompt import Buffer, Prompt, Rows, Segment, Tokens
 from inlay.protocol.work import Sampling, Work
@@ -11,6 +12,13 @@ from inlay.protocol.work import Sampling, Work
 SECRET = Secret(bytes(32))
 POISON = 99
 """A token that makes keys and values non-finite."""
+
+
+END = 7
+"""A token that ends an output."""
+
+Flight = list[tuple[Span, bool]]
+"""What a plan has computed, and whether what came out is bad."""
 
 
 def rows(*values: int, atomic: bool = False) -> Rows:
@@ -38,8 +46,33 @@ class Simulation:
     A slot holds the whole prefix up to its position, as keys and values do in effect, for the layers of one page group.
     """
 
-    def __init__(self, limits: Bounds, *, prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        limits: Bounds,
+        *,
+        prefix_caching: bool = True,
+        overlap: bool = False,
+        ends: bool = False,
+        lateness: bool = False,
+    ) -> None:
+        """No sequences yet.
+
+        Args:
+            limits: what fits.
+            prefix_caching: whether pages are named.
+            overlap: whether the results of a plan are read after the next plan has been run.
+            ends: whether outputs end by themselves now and then.
+            lateness: whether now and then nothing is chosen for who could have gone on.
+        """
         self.bounds = limits
+        self.overlap = overlap
+        self.ends = ends
+        self.lateness = lateness
+        self.flight: Flight = []
+        self.chosen: dict[Sequence, int] = {}
+        self.retracted: set[Span] = set()
+        self.again: set[Sequence] = set()
+        self.choices = 0
         self.scheduler = Scheduler(limits, prefix_caching=prefix_caching)
         self.slots: list[list[object]] = [[None] * limits.page_size for _ in range(limits.num_pages + 1)]
         self.tainted: set[int] = set()
@@ -75,9 +108,8 @@ class Simulation:
         assert pages_of(sequence) == []
         assert all(self.scheduler.table.references(page) == 0 for page in held if page not in shared)
 
-    @staticmethod
-    def items(sequence: Sequence) -> list[Any]:
-        """What is at each position."""
+    def items(self, sequence: Sequence) -> list[Any]:
+        """What is at each position, with the token that is chosen and not read."""
         found: list[Any] = []
         for start, segment in sequence.segments(0, sequence.length):
             assert start == len(found)
@@ -86,7 +118,7 @@ class Simulation:
             elif isinstance(segment, Rows):
                 kind = bytes(segment.data.view) if segment.atomic else "row"
                 found.extend((kind, value) for value in bytes(segment.data.view))
-        return found
+        return [*found, self.chosen[sequence]] if sequence.pending else found
 
     def named(self, sequence: Sequence, group: int, index: int) -> list[int]:
         """The page that the cache knows for a page index of `sequence`, if it does."""
@@ -95,58 +127,98 @@ class Simulation:
         return [] if page is None else [page]
 
     def step(self) -> Plan:
-        for page in self.scheduler.table.take_dirty():
-            self.tainted.discard(page)
-            self.slots[page] = [None] * self.bounds.page_size
-        plan = self.scheduler.schedule()
-        self.check(plan)
-        bad = []
-        for span in plan.spans:
-            sequence = span.sequence
-            items = self.items(sequence)
-            for group, run in enumerate(sequence.pages):
-                assert not self.tainted & set(run.since(self.bounds.pages_for(span.start)))
-                for position in range(span.start, span.start + span.count):
-                    index, slot = divmod(position, self.bounds.page_size)
-                    content = (group, sequence.work.salt, tuple(items[: position + 1]))
-                    self.slots[run.pages[index - run.first]][slot] = content
-            if span.samples and POISON in items:
-                bad.append(span)
-                # What is proven good is good whoever failed on it; all else that it wrote is tainted, wherever it is now.
-                first = items.index(POISON) // self.bounds.page_size
-                for group, run in enumerate(sequence.pages):
-                    self.tainted.update(run.since(first))
-                    for index in range(first, run.first):
-                        self.tainted.update(self.named(sequence, group, index))
-                self.scheduler.condemn(span)
-        for span in plan.spans:
-            if span in bad:
-                self.failed.append(span.sequence)
-                self.live.remove(span.sequence)
-                self.scheduler.finish(span.sequence)
-                continue
-            self.scheduler.commit(span)
-            if span.samples:
-                self.scheduler.prove(span.sequence)
-                span.sequence.append(sum(map(hash, self.items(span.sequence))) % 2)
-                if span.sequence.ending(()) is not None:
-                    self.live.remove(span.sequence)
-                    self.ended.append(span.sequence)
-                    self.scheduler.finish(span.sequence)
+        """Plan and run; read the results, with `overlap` those of the step before."""
+        before, self.flight = self.flight, []
+        plan = Plan(())
+        if not (before and self.scheduler.blocked):
+            for page in self.scheduler.table.take_dirty():
+                self.tainted.discard(page)
+                self.slots[page] = [None] * self.bounds.page_size
+            plan = self.scheduler.schedule()
+            self.check(plan, before)
+        flight = [(span, self.run(span)) for span in plan.spans]
+        self.read(before)
+        for span, _ in flight:
+            if span.samples and span.sequence in self.live:
+                self.choose(span)
+        if self.overlap:
+            self.flight = flight
+        else:
+            self.read(flight)
         return plan
 
-    def check(self, plan: Plan) -> None:
+    def choose(self, span: Span) -> None:
+        """What comes after a span, if anything does."""
+        self.choices += 1
+        if self.lateness and self.choices % 7 == 0:
+            self.retracted.add(span)
+            self.again.add(span.sequence)
+            self.scheduler.retract(span)
+            return
+        number = sum(map(hash, self.items(span.sequence)))
+        self.chosen[span.sequence] = END if self.ends and number % 11 == 0 else number % 2
+        span.sequence.pending = True
+
+    def run(self, span: Span) -> bool:
+        """Write what a span computes; whether what comes out is bad."""
+        sequence = span.sequence
+        items = self.items(sequence)
+        for group, run in enumerate(sequence.pages):
+            assert not self.tainted & set(run.since(self.bounds.pages_for(span.start)))
+            for position in range(span.start, span.start + span.count):
+                index, slot = divmod(position, self.bounds.page_size)
+                content = (group, sequence.work.salt, tuple(items[: position + 1]))
+                self.slots[run.pages[index - run.first]][slot] = content
+        return span.samples and POISON in items
+
+    def taint(self, sequence: Sequence) -> None:
+        """What is proven good is good whoever failed on it; all else that it wrote is tainted, wherever it is now."""
+        first = self.items(sequence).index(POISON) // self.bounds.page_size
+        for group, run in enumerate(sequence.pages):
+            self.tainted.update(run.since(first))
+            for index in range(first, run.first):
+                self.tainted.update(self.named(sequence, group, index))
+
+    def read(self, flight: Flight) -> None:
+        """The results of spans arrive."""
+        flight = [(span, bad) for span, bad in flight if span.sequence in self.live]
+        for span, bad in flight:
+            if bad:
+                self.taint(span.sequence)
+                self.scheduler.condemn(span)
+        for span, bad in flight:
+            sequence = span.sequence
+            if bad:
+                self.failed.append(sequence)
+                self.live.remove(sequence)
+                self.scheduler.finish(sequence)
+                continue
+            retracted = span in self.retracted
+            self.retracted.discard(span)
+            self.scheduler.commit(span, retracted=retracted)
+            if span.samples:
+                self.scheduler.prove(span)
+            if span.samples and not retracted:
+                sequence.append(self.chosen.pop(sequence))
+                if sequence.ending((END,)) is not None:
+                    self.live.remove(sequence)
+                    self.ended.append(sequence)
+                    self.scheduler.finish(sequence)
+
+    def check(self, plan: Plan, before: Flight) -> None:
         limits = self.bounds
         assert sum(span.count for span in plan.spans) <= limits.max_num_batched_tokens
         assert len(plan.spans) <= limits.max_num_seqs
         assert len({span.sequence for span in plan.spans}) == len(plan.spans)
-        assert bool(plan.spans) == bool(self.live)
+        assert before or bool(plan.spans) == bool(self.live)
         for span in plan.spans:
             sequence, stop = span.sequence, span.start + span.count
+            unread = sum(other.count for other, _ in before if other.sequence is sequence)
             assert span.count > 0
-            assert span.start == sequence.computed
-            assert stop <= sequence.length
-            assert span.samples == (stop == sequence.length)
+            assert stop == sequence.computed
+            assert stop <= sequence.length + sequence.pending
+            assert stop < len(sequence.prompt) + sequence.sampling.max_tokens
+            assert span.samples == (stop == sequence.length + sequence.pending)
             assert not any(first < stop < end for first, end in sequence.atomic)
             items = self.items(sequence)
             for group, (run, window) in enumerate(zip(sequence.pages, limits.windows, strict=True)):
@@ -161,7 +233,7 @@ class Simulation:
                 for page in run.since(span.start // limits.page_size):
                     assert self.scheduler.table.references(page) == 1
                 if window is not None:
-                    assert len(run.pages) <= (window - 1 + span.count) / limits.page_size + 2
+                    assert len(run.pages) <= (window - 1 + unread + span.count) / limits.page_size + 2
 
     def consistent(self) -> None:
         scheduler, table = self.scheduler, self.scheduler.table
@@ -175,13 +247,17 @@ class Simulation:
         assert len(scheduler) == len(self.live)
         assert len(scheduler.running) <= self.bounds.max_num_seqs
         for sequence in self.live:
-            assert sequence.computed < sequence.length
+            unread = [span for span, _ in self.flight if span.sequence is sequence]
+            again = sequence in self.again
+            assert unread or sequence.computed < sequence.length
             for run, window in zip(sequence.pages, self.bounds.windows, strict=True):
-                assert run.end == self.bounds.pages_for(sequence.computed)
+                ends = [self.bounds.pages_for(sequence.computed + extra) for extra in range(1 + again)]
+                assert run.end in ends
                 if window is not None:
-                    assert len(run.pages) <= (window - 1) / self.bounds.page_size + 2
+                    seen = window - 1 + sum(span.count for span in unread)
+                    assert len(run.pages) <= seen / self.bounds.page_size + 2
             assert len({page for run in sequence.pages for page in run.pages}) == len(pages_of(sequence))
-            assert not any(first < sequence.computed < end for first, end in sequence.atomic)
+            assert again or not any(first < sequence.computed < end for first, end in sequence.atomic)
         for sequences in (scheduler.running, scheduler.waiting):
             assert sequences == sorted(sequences, key=lambda sequence: sequence.order)
         assert all(not pages_of(sequence) for sequence in scheduler.waiting)

@@ -17,10 +17,10 @@ from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import attention, decode_graphs, linear, model
 from inlay.engine.torch.batch import Batch, Stretch
+from inlay.engine.torch.bounds import Bounds
 from inlay.engine.torch.decode_graphs import DecodeGraphs, obstacle, sizes
 from inlay.engine.torch.linear import FusedPart
 from inlay.engine.torch.model import CausalModel
-from inlay.engine.torch.scheduler import Bounds
 from inlay.engine.torch.step import Core
 from inlay.engine.torch.table import PageRun
 from inlay.engine.torch.varlen_attention import Lengths, VarlenAttention, reads_pages
@@ -29,6 +29,8 @@ from inlay.protocol.work import Delta, Sampling, Work
 from tests.engine import reference
 from tests.engine.torch.varlen import kernel_on_cpu
 from tests.models import FAMILIES, VOCAB_SIZE, make, tiny
+
+pytestmark = pytest.mark.usefixtures("overlap")
 
 NOT_FLASH = {"gemma2", "deepseek_v2", "deepseek_v3"}
 """Families whose scores are capped, or whose keys and values differ in size."""
@@ -206,7 +208,7 @@ def test_a_step_neither_looks_at_the_device_nor_copies_from_the_host(
     pages = loaded.new_pages(4, 16)
     own = torch.zeros(2, dtype=torch.int64, device=meta)
     slots = own.expand(len(loaded.page_groups), 2).contiguous()
-    batch = Batch(own, own[:0], own[:0], own, slots, own, slots[..., None].int(), (1, 1), (9, 9))
+    batch = Batch(own, own[:0], own[:0], own, slots, own, own[:0], slots[..., None].int(), (1, 1), (9, 9))
     lengths = Lengths(torch.zeros(3, dtype=torch.int32, device=meta), own.int(), 1, 9)
     with torch.inference_mode(), _Hosted() as hosted:
         logits = loaded.logits(loaded.hidden(batch, pages, VarlenAttention(batch, pages, lengths)))

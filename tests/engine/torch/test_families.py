@@ -15,11 +15,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from inlay.client import PromptEmbedder
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.bounds import Bounds
 from inlay.engine.torch.families import FAMILIES as SERVED
 from inlay.engine.torch.families import REFUSED, family_of
 from inlay.engine.torch.layers import LayerShape
 from inlay.engine.torch.model import CausalModel
-from inlay.engine.torch.scheduler import Bounds
 from inlay.engine.torch.step import Core
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import prompt_logprobs
+from inlay.engine.torch.bounds import Bounds
 from inlay.engine.torch.model import CausalModel
-from inlay.engine.torch.scheduler import Bounds
 from inlay.engine.torch.step import Core
 from inlay.errors import EngineError
 from inlay.prompt import Prompt, Tokens
@@ -21,6 +21,8 @@ from tests.engine import reference
 from tests.engine.torch.test_step import SECRET, Outcome, core, ids, noise, run, work
 from tests.equality.reference import model_of
 from tests.models import FAMILIES, tiny
+
+pytestmark = pytest.mark.usefixtures("overlap")
 
 TOP = 3
 TOLERANCE = 1e-4

@@ -20,7 +20,16 @@ from transformers import (
 )
 
 from inlay.engine.torch.grammar_state import GrammarState
-from inlay.engine.torch.sampler import LOOK_UP_BLOCK, WIDTHS, Choice, Sampler, look_up, ranked, uniform
+from inlay.engine.torch.sampler import (
+    LOOK_UP_BLOCK,
+    WIDTHS,
+    Choice,
+    Sampler,
+    look_up,
+    ranked,
+    ranked_by_key,
+    uniform,
+)
 from inlay.protocol.work import Sampling
 
 VOCAB = 400
@@ -453,3 +462,50 @@ def test_the_uniform_numbers_are_pinned_and_uniform() -> None:
 
 
 PINNED = [0.044677981169000125, 0.9898504479606106, 0.9034437813307019, 0.7941932349525695]
+
+
+@settings(max_examples=200)
+@given(
+    rows=st.lists(
+        st.lists(
+            st.one_of(
+                st.floats(width=32, allow_nan=False),
+                st.sampled_from([0.0, -0.0, torch.inf, -torch.inf, 1.0, -1.0]),
+            ),
+            min_size=12,
+            max_size=12,
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    count=st.integers(1, 12),
+)
+def test_ranks_as_integers_are_those_of_values_and_ids(rows: list[list[float]], count: int) -> None:
+    values = torch.tensor(rows)
+    assert ranked_by_key(values, count).tolist() == ranked(values, count).tolist()
+
+
+ALIKE: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "drawn": {"temperature": 0.7},
+    "of the best": {"top_k": 20, "top_p": 0.9, "min_p": 0.01},
+    "penalised": {"repetition_penalty": 1.2, "frequency_penalty": 0.5},
+    "with logprobs": {"logprobs": 5},
+    "held back": {"min_tokens": 9, "logit_bias": {7: 2.0}, "bad_words": ((3, 4), (5,))},
+    "of a list": {"allowed_token_ids": (1, 2, 3)},
+}
+
+
+@pytest.mark.parametrize("kind", ALIKE)
+def test_drawing_does_not_wait_for_the_device(kind: str) -> None:
+    """A meta tensor has no data: whatever looked at any would raise."""
+    device = torch.device("meta")
+    batch = [sequence((3, 9), (3,), **ALIKE[kind]), sequence(temperature=0.0)]
+    drawn = Sampler(VOCAB, EOS, device).draw(torch.empty(2, VOCAB, device=device), batch)
+    assert (drawn.ids.shape, drawn.ids.device) == ((2,), device)
+
+
+def test_drawing_waits_where_nobody_can_say_how_many_candidates_are_enough() -> None:
+    device = torch.device("meta")
+    with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
+        Sampler(VOCAB, EOS, device).draw(torch.empty(1, VOCAB, device=device), [sequence(top_p=0.9)])

@@ -29,10 +29,19 @@ def build(parts: list[tuple[str, int, int]]) -> list[Segment]:
 class SchedulerMachine(RuleBasedStateMachine):
     limits = bounds(num_pages=9, max_model_len=144)
     prefix_caching = True
+    overlap = False
+    ends = False
+    lateness = False
 
     def __init__(self) -> None:
         super().__init__()
-        self.simulation = Simulation(self.limits, prefix_caching=self.prefix_caching)
+        self.simulation = Simulation(
+            self.limits,
+            prefix_caching=self.prefix_caching,
+            overlap=self.overlap,
+            ends=self.ends,
+            lateness=self.lateness,
+        )
 
     @rule(
         parts=st.lists(part, min_size=1, max_size=4),
@@ -118,6 +127,40 @@ class NarrowMachine(SchedulerMachine):
     )
 
 
+class OverlapMachine(SchedulerMachine):
+    """The next plan is made before the results of the last are read, which may be that an output has ended."""
+
+    overlap = True
+    ends = True
+    lateness = True
+
+
+class CrowdedOverlapMachine(CrowdedMachine):
+    overlap = True
+    ends = True
+
+
+class WindowedOverlapMachine(WindowedMachine):
+    overlap = True
+    lateness = True
+
+
+class MixedOverlapMachine(MixedMachine):
+    overlap = True
+    ends = True
+
+
+class NarrowOverlapMachine(NarrowMachine):
+    overlap = True
+    ends = True
+    lateness = True
+
+
+class LateMachine(SchedulerMachine):
+    ends = True
+    lateness = True
+
+
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(max_examples=80, stateful_step_count=25)
 TestUncached = UncachedMachine.TestCase
@@ -132,3 +175,15 @@ TestUncachedWindow = UncachedWindowMachine.TestCase
 TestUncachedWindow.settings = settings(max_examples=20, stateful_step_count=20)
 TestNarrow = NarrowMachine.TestCase
 TestNarrow.settings = settings(max_examples=30, stateful_step_count=25)
+TestOverlap = OverlapMachine.TestCase
+TestOverlap.settings = settings(max_examples=60, stateful_step_count=25)
+TestCrowdedOverlap = CrowdedOverlapMachine.TestCase
+TestCrowdedOverlap.settings = settings(max_examples=30, stateful_step_count=25)
+TestWindowedOverlap = WindowedOverlapMachine.TestCase
+TestWindowedOverlap.settings = settings(max_examples=40, stateful_step_count=25)
+TestMixedOverlap = MixedOverlapMachine.TestCase
+TestMixedOverlap.settings = settings(max_examples=40, stateful_step_count=25)
+TestNarrowOverlap = NarrowOverlapMachine.TestCase
+TestNarrowOverlap.settings = settings(max_examples=30, stateful_step_count=25)
+TestLate = LateMachine.TestCase
+TestLate.settings = settings(max_examples=20, stateful_step_count=25)

@@ -15,11 +15,12 @@ from torch import Tensor
 from inlay.engine.torch.lora import BASE
 from inlay.engine.torch.page_groups import pages_for
 from inlay.engine.torch.table import PageRun
+from inlay.engine.torch.transfers import upload
 from inlay.errors import EngineError
 from inlay.prompt import Rows, Segment, Tokens
 
 if TYPE_CHECKING:
-    from inlay.engine.torch.scheduler import Plan
+    from inlay.engine.torch.scheduler import Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Stretch:
         pages: the sequence's pages in each page group, covering what positions from `start` on see, and their own.
         samples: whether the last position's logits are wanted.
         adapter: slot of the adapter the positions go through, or `lora.BASE`.
+        pending: whether the last position's token is only known to the device; the segments end before it.
     """
 
     segments: Iterable[tuple[int, Segment]]
@@ -41,6 +43,7 @@ class Stretch:
     pages: Sequence[PageRun]
     samples: bool
     adapter: int = BASE
+    pending: bool = False
 
 
 class Batch(NamedTuple):
@@ -53,6 +56,7 @@ class Batch(NamedTuple):
         positions: [T] int64, absolute in each sequence.
         slots: [N, T] int64, where keys and values go: page number * page size + offset.
         sampled: [number of spans that sample] int64, positions in the batch whose logits are wanted.
+        pending: [number of pending sequences] int64, positions in the batch whose tokens only the device knows; 0 in `token_ids`.
         block_table: [N, S, longest] int32, page numbers of each sequence; 0, the null page, where it has none.
         counts: positions of each span.
         contexts: positions of each sequence up to and with the span's last.
@@ -65,13 +69,14 @@ class Batch(NamedTuple):
     positions: Tensor
     slots: Tensor
     sampled: Tensor
+    pending: Tensor
     block_table: Tensor
     counts: tuple[int, ...]
     contexts: tuple[int, ...]
     adapters: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, plan: "Plan", page_size: int) -> "Batch":
+    def of(cls, spans: "Iterable[Span]", page_size: int) -> "Batch":
         """The batch of a scheduler's plan; raises as `pack` does."""
         return cls.pack(
             (
@@ -82,8 +87,9 @@ class Batch(NamedTuple):
                     span.sequence.pages,
                     span.samples,
                     span.sequence.adapter,
+                    span.sequence.pending,
                 )
-                for span in plan.spans
+                for span in spans
             ),
             page_size,
         )
@@ -128,6 +134,7 @@ class Batch(NamedTuple):
             first += stretch.count
         ends = np.cumsum([stretch.count for stretch in stretches], dtype=np.int64) - 1
         sampled = ends[np.fromiter((stretch.samples for stretch in stretches), dtype=np.bool_)]
+        pending = ends[np.fromiter((stretch.pending for stretch in stretches), dtype=np.bool_)]
         row_index, row_values = _rows(rows)
         adapters = tuple(stretch.adapter for stretch in stretches)
         return cls(
@@ -137,6 +144,7 @@ class Batch(NamedTuple):
             torch.from_numpy(positions),
             torch.from_numpy(slots),
             torch.from_numpy(sampled),
+            torch.from_numpy(pending),
             torch.from_numpy(table),
             tuple(stretch.count for stretch in stretches),
             tuple(stretch.start + stretch.count for stretch in stretches),
@@ -147,20 +155,15 @@ class Batch(NamedTuple):
         """The batch on `device`. Copies to CUDA are made from pinned memory, so that nobody waits for them."""
         if self.token_ids.device == device:
             return self
-
-        def moved(tensor: Tensor) -> Tensor:
-            # torch keeps pinned memory from being used again before its copy is done.
-            source = tensor.pin_memory() if device.type == "cuda" else tensor
-            return source.to(device, non_blocking=True)
-
         return Batch(
-            moved(self.token_ids),
-            moved(self.row_index),
-            moved(self.row_values),
-            moved(self.positions),
-            moved(self.slots),
-            moved(self.sampled),
-            moved(self.block_table),
+            upload(self.token_ids, device),
+            upload(self.row_index, device),
+            upload(self.row_values, device),
+            upload(self.positions, device),
+            upload(self.slots, device),
+            upload(self.sampled, device),
+            upload(self.pending, device),
+            upload(self.block_table, device),
             self.counts,
             self.contexts,
             self.adapters,

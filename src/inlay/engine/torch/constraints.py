@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inlay.engine.torch.grammar_state import GrammarState, Mask
+from inlay.engine.torch.transfers import upload
 from inlay.protocol.work import Sampling
 
 
@@ -56,7 +57,7 @@ class Constraints:
         allowed = {row: mask for row, of in enumerate(sequences) if (mask := self._allowed(of)) is not None}
         if not allowed:
             return constrained_SV
-        banned_KV = torch.from_numpy(~np.stack(list(allowed.values()))).to(self._device)
+        banned_KV = upload(torch.from_numpy(~np.stack(list(allowed.values()))), self._device)
         if constrained_SV is logits_SV:
             constrained_SV = logits_SV.clone()
         # Row by row in place: a gathered copy of the rows costs several times as much as the masks.
@@ -76,10 +77,10 @@ class Constraints:
             return logits_SV
         rows, ids, values = zip(*cells, strict=True)
         place = (
-            torch.as_tensor(rows, dtype=torch.int64).to(self._device),
-            torch.as_tensor(ids, dtype=torch.int64).to(self._device),
+            upload(torch.as_tensor(rows, dtype=torch.int64), self._device),
+            upload(torch.as_tensor(ids, dtype=torch.int64), self._device),
         )
-        added = torch.as_tensor(values, dtype=torch.float32).to(self._device)
+        added = upload(torch.as_tensor(values, dtype=torch.float32), self._device)
         # Adding -inf bans a token whatever its bias; the sum is the same in any order of the cells but for rounding.
         return logits_SV.index_put(place, added, accumulate=True)
 

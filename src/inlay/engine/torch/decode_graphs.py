@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from inlay.engine.torch.batch import Batch
+from inlay.engine.torch.bounds import Bounds
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.page_groups import pages_for
 from inlay.engine.torch.paged_attention import Scoring
 from inlay.engine.torch.pages import Pages
-from inlay.engine.torch.scheduler import Bounds
+from inlay.engine.torch.transfers import upload
 from inlay.engine.torch.varlen_attention import Lengths, VarlenAttention, does, reads_pages
 from inlay.errors import EngineError
 
@@ -183,11 +184,12 @@ class DecodeGraphs:
         whole = len(batch.sampled) == len(batch.counts) == count <= len(self._hidden)
         return whole and not len(batch.row_index) and not batch.adapters
 
-    def run(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def run(self, batch: Batch, chosen: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Compute a batch that `fits`.
 
         Args:
             batch: on the host.
+            chosen: [number of pending sequences] int64, on the device: their tokens; None where nobody's are pending.
 
         Returns:
             As `CausalModel.hidden` and `CausalModel.logits`; memory that the next step overwrites.
@@ -197,6 +199,8 @@ class DecodeGraphs:
         graph = self._graphs[size]
         # New pinned memory for each step: torch keeps it from being used again before its copy is done.
         graph.inputs.memory.copy_(self._filled(size, batch).memory, non_blocking=True)
+        if chosen is not None:
+            graph.inputs.token_ids.index_copy_(0, upload(batch.pending, chosen.device), chosen)
         graph.replay()
         return self._hidden[:count], self._logits[:count]
 
@@ -271,6 +275,7 @@ def _batch(inputs: _Inputs, pages: Pages, max_context: int) -> tuple[Batch, _Fla
         inputs.positions,
         inputs.slots,
         torch.arange(size, device=device),
+        torch.empty(0, dtype=torch.int64, device=device),
         inputs.block_table,
         (1,) * size,
         (max_context,) * size,

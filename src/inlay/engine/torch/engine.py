@@ -17,6 +17,7 @@ from inlay.digest import Secret
 from inlay.engine.admission import Admission
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.adapters import bank_of, read_lows
+from inlay.engine.torch.bounds import Bounds
 from inlay.engine.torch.capacity import available_memory, num_pages
 from inlay.engine.torch.card import card_of
 from inlay.engine.torch.decode_graphs import CudaCapture
@@ -24,7 +25,6 @@ from inlay.engine.torch.grammar_state import PARAM, GrammarState
 from inlay.engine.torch.grammars import KINDS, MAX_SECONDS, Grammars
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.receiver import Receiver
-from inlay.engine.torch.scheduler import Bounds
 from inlay.engine.torch.sleep import TAGS, Bed, together
 from inlay.engine.torch.step import Core
 from inlay.errors import (
@@ -436,13 +436,14 @@ class TorchEngine:
                 available=available_memory(model.device),
             ),
         )
-        graphs = model.device.type == "cuda" and not settings.enforce_eager
+        on_gpu = model.device.type == "cuda"
         core = Core(
             model,
             bounds,
             self._secret,
             prefix_caching=settings.enable_prefix_caching,
-            capture=CudaCapture() if graphs else None,
+            capture=CudaCapture() if on_gpu and not settings.enforce_eager else None,
+            overlap=on_gpu if settings.async_scheduling is None else settings.async_scheduling,
         )
         self._model = model
         if self._card is None:

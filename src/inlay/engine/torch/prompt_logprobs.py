@@ -13,13 +13,32 @@ from torch import Tensor
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.sampler import ranked
 from inlay.engine.torch.scheduler import Span
+from inlay.engine.torch.transfers import Download, upload
 from inlay.protocol.work import PromptLogprobs
 
 MAX_LOGITS = 2**24
 """Logits made at a time, 64 MiB of float32: a long chunk of a prompt is scored in pieces of so many."""
 
 
-def score(model: CausalModel, hidden: Tensor, spans: Sequence[Span]) -> dict[Span, PromptLogprobs | None]:
+class Scored:
+    """Logprobs of prompt positions on their way to the host."""
+
+    __slots__ = ("_first", "_told")
+
+    def __init__(self, first: int, pieces: Sequence[tuple[Tensor, ...]]) -> None:
+        """`pieces` as `_piece` makes them, of the positions from `first` on."""
+        self._first = first
+        self._told = Download(*(torch.cat(column) for column in zip(*pieces, strict=True)))
+
+    def read(self) -> PromptLogprobs | None:
+        """Them; None where logits are not finite. Waits for the device."""
+        good, *columns = self._told.wait()
+        if not bool(good.all()):
+            return None
+        return PromptLogprobs(self._first, *(column.numpy().tobytes() for column in columns))
+
+
+def score(model: CausalModel, hidden: Tensor, spans: Sequence[Span]) -> dict[Span, Scored]:
     """What a step can say of the prompts it computes, for those that ask.
 
     Args:
@@ -28,9 +47,9 @@ def score(model: CausalModel, hidden: Tensor, spans: Sequence[Span]) -> dict[Spa
         spans: of the step.
 
     Returns:
-        By span; None for one whose logits are not finite.
+        By span.
     """
-    found: dict[Span, PromptLogprobs | None] = {}
+    found: dict[Span, Scored] = {}
     for span, offset in zip(spans, accumulate((span.count for span in spans), initial=0), strict=False):
         sequence = span.sequence
         first = max(sequence.scored, span.start + 1)
@@ -42,31 +61,26 @@ def score(model: CausalModel, hidden: Tensor, spans: Sequence[Span]) -> dict[Spa
     return found
 
 
-def _scored(
-    model: CausalModel, hidden: Tensor, ids: Sequence[int], first: int, top: int
-) -> PromptLogprobs | None:
+def _scored(model: CausalModel, hidden: Tensor, ids: Sequence[int], first: int, top: int) -> Scored:
     rows = max(1, MAX_LOGITS // model.vocab_size)
-    targets = torch.tensor(ids, device=hidden.device)
-    pieces: list[tuple[Tensor, Tensor, Tensor]] = []
-    for start in range(0, len(ids), rows):
-        piece = _piece(model.logits(hidden[start : start + rows]), targets[start : start + rows], top)
-        if piece is None:
-            return None
-        pieces.append(piece)
-    columns = [torch.cat(column).cpu().numpy().tobytes() for column in zip(*pieces, strict=True)]
-    return PromptLogprobs(first, *columns)
+    targets = upload(torch.tensor(ids), hidden.device)
+    pieces = [
+        _piece(model.logits(hidden[start : start + rows]), targets[start : start + rows], top)
+        for start in range(0, len(ids), rows)
+    ]
+    return Scored(first, pieces)
 
 
-def _piece(logits_NV: Tensor, targets_N: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Ids [N, 1 + K] int32, logprobs [N, 1 + K] float32 and ranks [N] int32; None where logits are not finite."""
+def _piece(logits_NV: Tensor, targets_N: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Whether logits are finite [N] bool, ids [N, 1 + K] int32, logprobs [N, 1 + K] float32 and ranks [N] int32."""
     total_N1 = logits_NV.logsumexp(dim=-1, keepdim=True)
-    if not bool(total_N1.isfinite().all()):
-        return None
+    good_N = total_N1.isfinite()[:, 0]
     ids_NK = targets_N[:, None]
     ranks_N = 1 + (logits_NV > logits_NV.gather(1, ids_NK)).sum(dim=-1)
     if top:
-        ids_NK = torch.cat((ids_NK, ranked(logits_NV, min(top, logits_NV.shape[1]))), dim=1)
-    return ids_NK.to(torch.int32), logits_NV.gather(1, ids_NK) - total_N1, ranks_N.to(torch.int32)
+        orderly_NV = logits_NV.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        ids_NK = torch.cat((ids_NK, ranked(orderly_NV, min(top, logits_NV.shape[1]))), dim=1)
+    return good_N, ids_NK.to(torch.int32), logits_NV.gather(1, ids_NK) - total_N1, ranks_N.to(torch.int32)
 
 
 __all__ = ["score"]

@@ -16,7 +16,7 @@ Suffixes of tensors: S sequences in the batch, R those of them that need somethi
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from inlay.engine.torch.constraints import Constrained, Constraints
 from inlay.engine.torch.native import kernels
+from inlay.engine.torch.transfers import Download, upload
 from inlay.errors import InlayError, InvalidRequestError
 from inlay.protocol.work import Sampling, TokenLogprobs
 
@@ -47,6 +48,41 @@ class Choice(NamedTuple):
 
     token_id: int
     logprobs: TokenLogprobs | None
+
+
+class Drawn(NamedTuple):
+    """What is chosen for the sequences of a step. The device knows it at once, the host when it reads it.
+
+    Attributes:
+        ids: int64 (S,), on the device.
+        bound: rows whose constraints may leave nothing.
+        wanted: rows to numbers of the best tokens that logprobs were asked of.
+        told: ids; their logits; what `Sampler._logprobs` found.
+    """
+
+    ids: Tensor
+    bound: Sequence[int]
+    wanted: Mapping[int, int]
+    told: Download
+
+    def read(self) -> list[Choice | InlayError]:
+        """The next token of each sequence, or why none is left to choose. Waits for the device."""
+        ids_S, best_S, *alternatives = self.told.wait()
+        logprobs: dict[int, TokenLogprobs] = {}
+        if self.wanted:
+            own, ids, values = (tensor.tolist() for tensor in alternatives)
+            for index, (row, count) in enumerate(self.wanted.items()):
+                top = tuple(zip(ids[index][:count], values[index][:count], strict=True))
+                logprobs[row] = TokenLogprobs(own[index], top)
+        found: list[Choice | InlayError] = [
+            Choice(id_, logprobs.get(row)) for row, id_ in enumerate(ids_S.tolist())
+        ]
+        for row in self.bound:
+            if best_S[row] == -torch.inf:
+                found[row] = InvalidRequestError(
+                    "no token is left to choose: what bad_words, allowed_token_ids and the grammar allow has nothing in common"
+                )
+        return found
 
 
 class Sampled(Constrained, Protocol):
@@ -71,6 +107,8 @@ def ranked(values_RV: Tensor, count: int) -> Tensor:
     maxima of blocks is no larger than the `count`-th largest value; what reaches it is little more than `count` and is sorted.
     """
     num_rows, size = values_RV.shape
+    if values_RV.device.type != "cpu":
+        return ranked_by_key(values_RV, count)
     if count == size:
         return values_RV.sort(dim=-1, descending=True, stable=True).indices
     block = max(1, size // (4 * count))
@@ -85,6 +123,15 @@ def ranked(values_RV: Tensor, count: int) -> Tensor:
     values_RN = values_RV.new_full(shape, -torch.inf).index_put((rows, places), values_RV[rows, ids])
     order_RC = values_RN.sort(dim=-1, descending=True, stable=True).indices[:, :count]
     return found_RN.gather(1, order_RC)
+
+
+def ranked_by_key(values_RV: Tensor, count: int) -> Tensor:
+    """As `ranked`, without looking at the data: the ranks as integers, of which no two are equal."""
+    # Without -0.0, which equals 0.0 and has other bits; of negative floats the larger has the smaller bits.
+    bits_RV = (values_RV + 0.0).view(torch.int32)
+    order_RV = torch.where(bits_RV < 0, bits_RV ^ 0x7FFFFFFF, bits_RV).to(torch.int64)
+    ids_V = torch.arange(values_RV.shape[1], device=values_RV.device)
+    return ((order_RV << 32) - ids_V).topk(count, dim=-1).indices
 
 
 class Tally:
@@ -173,10 +220,11 @@ class Sampler:
         self._constraints = Constraints(vocab_size, eos_token_ids, device)
         self._tallies: dict[int, Tally] = {}
 
-    def sample(self, logits_SV: Tensor, sequences: Sequence[Sampled]) -> list[Choice | InlayError]:
-        """The next token of each sequence, or why none is left to choose. `logits_SV` is left as it is.
+    def draw(self, logits_SV: Tensor, sequences: Sequence[Sampled]) -> Drawn:
+        """Choose the next token of each sequence. `logits_SV` is left as it is.
 
-        A row whose largest logit is not finite (all are -inf, or one is NaN) gets the token `argmax` names.
+        A row whose largest logit is not finite (all are -inf, or one is NaN) gets the token `argmax` names. Waits for the
+        device only where no bound on candidates is known beforehand: top_p or min_p without top_k.
 
         Args:
             logits_SV: float32 (S, V).
@@ -190,27 +238,19 @@ class Sampler:
         else:
             ids_S = torch.zeros(len(samplings), dtype=torch.int64, device=self._device)
         if drawn:
-            rows_R = self._tensor(drawn, torch.int64)
-            every = len(drawn) == len(samplings)
-            values_RV = processed_SV if every else processed_SV[rows_R]
             uniforms = [uniform(samplings[row].seed, len(sequences[row].output)) for row in drawn]
+            values_RV, rows_R = self._rows(processed_SV, drawn)
             ids_S[rows_R] = self._draw(values_RV, [samplings[row] for row in drawn], uniforms)
-        chosen = ids_S.tolist()
-        logprobs = self._logprobs(logits_SV, samplings, ids_S, chosen)
-        found: list[Choice | InlayError] = [Choice(id_, logprobs.get(row)) for row, id_ in enumerate(chosen)]
-        for row in self._empty(processed_SV, samplings, ids_S):
-            found[row] = InvalidRequestError(
-                "no token is left to choose: what bad_words, allowed_token_ids and the grammar allow has nothing in common"
-            )
-        return found
+        bound = [row for row, sampling in enumerate(samplings) if self._constraints.binds(sampling)]
+        # What is chosen from a row whose constraints leave nothing has a logit of -inf too.
+        best_S = processed_SV.gather(1, ids_S[:, None])[:, 0] if bound else ids_S
+        asked = [(row, sampling.logprobs) for row, sampling in enumerate(samplings)]
+        wanted = {row: min(count, self._vocab_size) for row, count in asked if count is not None}
+        return Drawn(ids_S, bound, wanted, Download(ids_S, best_S, *self._logprobs(logits_SV, ids_S, wanted)))
 
-    def _empty(self, processed_SV: Tensor, samplings: Sequence[Sampling], ids_S: Tensor) -> list[int]:
-        """The rows whose constraints leave nothing: what was chosen from them has a logit of -inf too."""
-        rows = [row for row, sampling in enumerate(samplings) if self._constraints.binds(sampling)]
-        if not rows:
-            return []
-        values = processed_SV.gather(1, ids_S[:, None])[:, 0].tolist()
-        return [row for row in rows if values[row] == -torch.inf]
+    def sample(self, logits_SV: Tensor, sequences: Sequence[Sampled]) -> list[Choice | InlayError]:
+        """What `draw` chooses, at once."""
+        return self.draw(logits_SV, sequences).read()
 
     def forget(self, sequence: Sampled) -> None:
         """Drop what was kept for `sequence` between steps; nothing happens when nothing was."""
@@ -221,7 +261,7 @@ class Sampler:
         return len(self._tallies)
 
     def _tensor(self, values: Sequence[float] | np.ndarray, dtype: torch.dtype) -> Tensor:
-        return torch.as_tensor(values, dtype=dtype).to(self._device)
+        return upload(torch.as_tensor(values, dtype=dtype), self._device)
 
     def _penalised(self, logits_SV: Tensor, sequences: Sequence[Sampled]) -> Tensor:
         """With repetition, frequency and presence penalties; a copy if anything changed."""
@@ -258,61 +298,71 @@ class Sampler:
         tally.catch_up(self._vocab_size)
         return tally
 
+    def _rows(self, values_SV: Tensor, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Rows by number, without a copy where they are all; and their numbers on the device."""
+        rows_R = self._tensor(rows, torch.int64)
+        return (values_SV if len(rows) == len(values_SV) else values_SV[rows_R]), rows_R
+
     def _draw(self, values_RV: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]) -> Tensor:
         """Ids (R,) drawn after temperature, min_p, top_k and top_p."""
         temperatures = [sampling.temperature for sampling in samplings]
         scaled_RV = values_RV / self._tensor(temperatures, torch.float32)[:, None]
-        bounds = Bounds.of(samplings, self._vocab_size, self._device)
         uniform_R = self._tensor(uniforms, torch.float64)
-        finite_R = scaled_RV.amax(dim=-1).isfinite()
-        ids_R = torch.zeros(len(samplings), dtype=torch.int64, device=self._device)
-        if not bool(finite_R.all()):
-            ids_R[~finite_R] = scaled_RV[~finite_R].argmax(dim=-1)
+        best_R = _argmax(scaled_RV)
+        finite_R = scaled_RV.gather(1, best_R[:, None])[:, 0].isfinite()
+        if self._device.type != "cpu" or not bool(finite_R.all()):
+            # So that no place is looked up outside of the row; what is drawn there is not used.
+            scaled_RV.masked_fill_(~finite_R[:, None], 0.0)
+        ids_R = torch.zeros_like(best_R)
 
         # On a row nothing truncates, the candidates are the vocabulary and need no ranking.
-        free_R = finite_R & ~bounds.truncates_R
-        if bool(free_R.any()):
-            ids_R[free_R] = look_up(_rows(scaled_RV, free_R).softmax(dim=-1), uniform_R[free_R])
+        free = [row for row, sampling in enumerate(samplings) if not self._truncates(sampling)]
+        if free:
+            open_RV, open_R = self._rows(scaled_RV, free)
+            ids_R[open_R] = look_up(open_RV.softmax(dim=-1), uniform_R[open_R])
 
-        open_R = (finite_R & bounds.truncates_R).nonzero()[:, 0]
-        open_RV = _rows(scaled_RV, finite_R & bounds.truncates_R)
+        cut = [row for row, sampling in enumerate(samplings) if self._truncates(sampling)]
+        if cut:
+            open_RV, open_R = self._rows(scaled_RV, cut)
+            bounds = Bounds.of([samplings[row] for row in cut], self._vocab_size, self._device)
+            ids_R[open_R] = self._draw_cut(open_RV, uniform_R[open_R], bounds)
+        return torch.where(finite_R, ids_R, best_R)
+
+    def _truncates(self, sampling: Sampling) -> bool:
+        return 0 < sampling.top_k < self._vocab_size or sampling.top_p < 1 or sampling.min_p > 0
+
+    def _draw_cut(self, values_RV: Tensor, uniform_R: Tensor, bounds: "Bounds") -> Tensor:
+        """Ids (R,) drawn within bounds, from more and more candidates while it is not sure that there are none beyond."""
+        ids_R = torch.zeros(len(values_RV), dtype=torch.int64, device=self._device)
+        open_R = torch.arange(len(values_RV), device=self._device)
         for width in (*WIDTHS, self._vocab_size):
-            if not len(open_R):
-                break
             count = min(width, self._vocab_size)
-            candidates_RC = ranked(open_RV, count)
-            weights_RC, settled_R = bounds.select(open_R).weigh(open_RV, candidates_RC)
+            candidates_RC = ranked(values_RV, count)
+            weights_RC, settled_R = bounds.weigh(values_RV, candidates_RC)
             by_id_RC, order_RC = candidates_RC.sort(dim=-1)
             places_R = look_up(weights_RC.gather(1, order_RC), uniform_R[open_R])
-            drawn_R = by_id_RC.gather(1, places_R[:, None])[:, 0]
-            ids_R[open_R[settled_R]] = drawn_R[settled_R]
-            open_R, open_RV = open_R[~settled_R], _rows(open_RV, ~settled_R)
+            ids_R[open_R] = by_id_RC.gather(1, places_R[:, None])[:, 0]
+            if count >= bounds.widest or bool(settled_R.all()):
+                break
+            open_R, values_RV, bounds = open_R[~settled_R], values_RV[~settled_R], bounds.select(~settled_R)
         return ids_R
 
-    def _logprobs(
-        self, logits_SV: Tensor, samplings: Sequence[Sampling], ids_S: Tensor, chosen: Sequence[int]
-    ) -> dict[int, TokenLogprobs]:
-        """By row, where asked for: of the distribution in `logits_SV`."""
-        asked = [(row, sampling.logprobs) for row, sampling in enumerate(samplings)]
-        wanted = {row: min(count, self._vocab_size) for row, count in asked if count is not None}
+    def _logprobs(self, logits_SV: Tensor, ids_S: Tensor, wanted: Mapping[int, int]) -> tuple[Tensor, ...]:
+        """Of the distribution in `logits_SV`: of what is chosen (R,), and ids and logprobs (R, C) of the best; none for no rows.
+
+        Args:
+            logits_SV: of the model.
+            ids_S: what is chosen.
+            wanted: row to number of the best.
+        """
         if not wanted:
-            return {}
-        rows_R = self._tensor(list(wanted), torch.int64)
-        logits_RV = logits_SV[rows_R]
+            return ()
+        logits_RV, rows_R = self._rows(logits_SV, list(wanted))
         logprobs_RV = logits_RV.log_softmax(dim=-1)
-        own = logprobs_RV.gather(1, ids_S[rows_R][:, None])[:, 0].tolist()
+        own_R = logprobs_RV.gather(1, ids_S[rows_R][:, None])[:, 0]
         widest = max(1, *wanted.values())
         ids_RC = ranked(logits_RV.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf), widest)
-        ids, values = ids_RC.tolist(), logprobs_RV.gather(1, ids_RC).tolist()
-        return {
-            row: TokenLogprobs(own[index], tuple(zip(ids[index][:count], values[index][:count], strict=True)))
-            for index, (row, count) in enumerate(wanted.items())
-        }
-
-
-def _rows(values_RV: Tensor, mask_R: Tensor) -> Tensor:
-    """The rows `mask_R` names, without a copy where it names all."""
-    return values_RV if bool(mask_R.all()) else values_RV[mask_R]
+        return own_R, ids_RC, logprobs_RV.gather(1, ids_RC)
 
 
 def look_up(weights_RC: Tensor, uniform_R: Tensor) -> Tensor:
@@ -353,12 +403,17 @@ class Bounds(NamedTuple):
         top_k_R: int64, at least 1, at most the vocabulary.
         top_p_R: float64; 1 or more means all.
         min_p_R: float64, share of the likeliest token's probability.
+        vocab_size: of the model.
+        widest: candidates that are enough for each row, whatever its logits.
+        uncut: whether in some rows top_p alone may cut anything off.
     """
 
     top_k_R: Tensor
     top_p_R: Tensor
     min_p_R: Tensor
     vocab_size: int
+    widest: int
+    uncut: bool
 
     @classmethod
     def of(cls, samplings: Sequence[Sampling], vocab_size: int, device: torch.device) -> "Bounds":
@@ -369,20 +424,21 @@ class Bounds(NamedTuple):
         top_p = [sampling.top_p for sampling in samplings]
         min_p = [sampling.min_p for sampling in samplings]
         return cls(
-            torch.as_tensor(top_k, dtype=torch.int64).to(device),
-            torch.as_tensor(top_p, dtype=torch.float64).to(device),
-            torch.as_tensor(min_p, dtype=torch.float64).to(device),
+            upload(torch.as_tensor(top_k, dtype=torch.int64), device),
+            upload(torch.as_tensor(top_p, dtype=torch.float64), device),
+            upload(torch.as_tensor(min_p, dtype=torch.float64), device),
             vocab_size,
+            max(top_k),
+            any(
+                sampling.min_p <= 0 and k == vocab_size for sampling, k in zip(samplings, top_k, strict=True)
+            ),
         )
-
-    @property
-    def truncates_R(self) -> Tensor:
-        """Of shape (R,): whether anything is cut off at all."""
-        return (self.top_k_R < self.vocab_size) | (self.top_p_R < 1) | (self.min_p_R > 0)
 
     def select(self, rows: Tensor) -> "Bounds":
         """Those of `rows`."""
-        return Bounds(self.top_k_R[rows], self.top_p_R[rows], self.min_p_R[rows], self.vocab_size)
+        return self._replace(
+            top_k_R=self.top_k_R[rows], top_p_R=self.top_p_R[rows], min_p_R=self.min_p_R[rows]
+        )
 
     def weigh(self, scaled_RV: Tensor, candidates_RC: Tensor) -> tuple[Tensor, Tensor]:
         """Weights of candidates, and for which rows they are all that may be drawn.
@@ -407,7 +463,7 @@ class Bounds(NamedTuple):
         # What top_p is a share of: the weights that min_p and top_k leave, or, where they leave all, all of them.
         uncut_R = (self.top_k_R == self.vocab_size) & (self.min_p_R <= 0)
         total_R = cumulated_RC.gather(1, kept_R[:, None] - 1)[:, 0]
-        if bool(uncut_R.any()):
+        if self.uncut:
             everything_R = 1 / scaled_RV.softmax(dim=-1).amax(dim=-1).to(torch.float64)
             total_R = torch.where(uncut_R, everything_R, total_R)
         short_RC = cumulated_RC < (self.top_p_R * total_R)[:, None]

@@ -9,21 +9,24 @@ one for a sequence that decodes, many for one that is new or was preempted. A st
    those with the fewest positions remaining, so that a short prompt does not wait for a long one.
 
 Order is (priority, arrival). The scheme of computed positions that catch up with known ones is vLLM's.
+
+A plan may be made before the results of the last are read. Then a sequence may have one position more than is known of it,
+that of the token which the last plan chose. Until its results are read a span is unread: its pages have no digests, and its
+sequence is not preempted; pages that it was written to are scrubbed if its sequence ends meanwhile.
 """
 
-from bisect import bisect_right, insort
+from bisect import insort
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from operator import attrgetter
 
-from inlay.engine.torch.page_groups import first_page, most_pages, pages_for
+from inlay.engine.torch.bounds import Bounds
 from inlay.engine.torch.prefix_cache import PrefixCache
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.table import PageTable
-from inlay.errors import ContextLengthError, InvalidRequestError
 from inlay.prompt import split_point
-from inlay.protocol.work import Work
 
 PATIENCE = 8
 """Steps in a row in which a sequence may be passed over before it goes first."""
@@ -48,80 +51,6 @@ class Plan:
     spans: tuple[Span, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """What fits into the engine at all.
-
-    Attributes:
-        max_model_len: positions of one sequence, prompt and output together.
-        max_num_seqs: sequences in one step.
-        max_num_batched_tokens: positions in one step.
-        page_size: positions in a page, a multiple of `inlay.digest.BLOCK_SIZE`.
-        num_pages: pages there are, for all page groups.
-        windows: of each page group, None where all positions are kept; `Core` takes them from its model.
-    """
-
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    page_size: int
-    num_pages: int
-    windows: tuple[int | None, ...] = (None,)
-
-    def pages_for(self, positions: int) -> int:
-        """Pages of one group that hold the first `positions`."""
-        return pages_for(positions, self.page_size)
-
-    def first_page(self, group: int, computed: int) -> int:
-        """Index of the first page in `group` that a sequence still needs once `computed` positions are."""
-        return first_page(self.windows[group], computed, self.page_size)
-
-    def most_pages(self, length: int, chunk: int) -> int:
-        """Pages of all groups that a sequence of `length` positions holds at most, computed by `chunk` or fewer a step."""
-        return sum(most_pages(window, length, chunk, self.page_size) for window in self.windows)
-
-    def lacking(self, computed: int, length: int) -> int:
-        """Pages that a sequence of which `computed` positions have theirs still takes until `length` are, at most."""
-        end, have = self.pages_for(length), self.pages_for(computed)
-        total = 0
-        for group, window in enumerate(self.windows):
-            most = end
-            if window is not None:
-                most = most_pages(window, length, self.max_num_batched_tokens, self.page_size)
-                most = min(end, self.first_page(group, computed) + most)
-            total += most - have
-        return total
-
-    def check(self, work: Work) -> None:
-        """Refuse what could never run, however long it waited.
-
-        Raises:
-            ContextLengthError: prompt and output are longer than the model or the pages can take.
-            InvalidRequestError: nothing to start from, or a segment that may not be split is larger than a step.
-        """
-        prompt = len(work.prompt)
-        if not prompt:
-            raise InvalidRequestError("a prompt needs at least one position, got none", param="prompt")
-        total = prompt + work.sampling.max_tokens
-        atomic = work.prompt.atomic_bounds()
-        chunk = max((stop - start for start, stop in atomic), default=1)
-        if total > self.max_model_len or self.most_pages(total, chunk) > self.num_pages:
-            lengths = range(self.max_model_len + 1)
-            limit = (
-                bisect_right(lengths, self.num_pages, key=lambda length: self.most_pages(length, chunk)) - 1
-            )
-            raise ContextLengthError(
-                f"the maximum context length is {limit} positions; got a prompt of {prompt} and "
-                f"max_tokens of {work.sampling.max_tokens}, together {total}"
-            )
-        for start, stop in atomic:
-            if stop - start > self.max_num_batched_tokens:
-                raise InvalidRequestError(
-                    f"positions {start} to {stop} must be computed in one step of at most "
-                    f"{self.max_num_batched_tokens} positions, and are {stop - start}"
-                )
-
-
 @dataclass(frozen=True, slots=True)
 class _Hits:
     """Cached pages with which a sequence can go on up to page index `stop`: in each group the last before it that are needed."""
@@ -143,7 +72,7 @@ class _Draft:
 
 
 class Scheduler:
-    """Sequences, and the pages they hold. `schedule`, run the plan, `commit`; `finish` whoever ended.
+    """Sequences, and the pages they hold. `schedule`, run the plan, `commit` or `condemn`; `finish` whoever ended.
 
     Attributes:
         table: who holds which pages; changed by the scheduler alone, but for scrubbing.
@@ -151,6 +80,7 @@ class Scheduler:
         running: sequences that hold pages or may take them, in order.
         waiting: the others, in order.
         preemptions: how often a sequence lost its pages.
+        blocked: somebody must lose pages for the next plan to be what it should be, and has unread spans.
     """
 
     def __init__(self, bounds: Bounds, *, prefix_caching: bool = True) -> None:
@@ -160,6 +90,8 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.preemptions = 0
+        self.blocked = False
+        self._unread: dict[Sequence, deque[Span]] = {}
         self._prefix_caching = prefix_caching
         self._makers: dict[bytes, Sequence] = {}
 
@@ -171,7 +103,8 @@ class Scheduler:
         insort(self.waiting, sequence, key=_by_order)
 
     def schedule(self) -> Plan:
-        """The next step. Its spans have their pages; it is empty only when there are no sequences."""
+        """The next step. Its spans have their pages and are unread; it is empty only when no sequence has anything but unread spans."""
+        self.blocked = False
         self._start_waiting()
         for sequence in self.running:
             self._skip_cached(sequence)
@@ -182,30 +115,45 @@ class Scheduler:
                 self._plan(draft, sequence, 1)
         self._plan_catching_up(draft)
         for sequence in self.running:
-            sequence.passed_over = 0 if sequence in draft.spans else sequence.passed_over + 1
+            stays = sequence.remaining and sequence not in draft.spans
+            sequence.passed_over = sequence.passed_over + 1 if stays else 0
+        for sequence, span in draft.spans.items():
+            sequence.computed = span.start + span.count
+            self._unread.setdefault(sequence, deque()).append(span)
         return Plan(tuple(draft.spans.values()))
 
-    def commit(self, span: Span) -> None:
-        """The keys and values of `span` are in its pages: name the pages it filled."""
+    def retract(self, span: Span) -> None:
+        """Nothing is chosen from `span`, the last that was planned of its sequence: its last position is computed again."""
+        span.sequence.computed -= 1
+
+    def commit(self, span: Span, *, retracted: bool = False) -> None:
+        """The keys and values of `span`, the first unread of its sequence, are good: name the pages it filled.
+
+        Args:
+            span: of a plan.
+            retracted: whether its last position is computed again.
+        """
         sequence = span.sequence
-        stop, size = span.start + span.count, self.bounds.page_size
+        self._read(sequence)
+        stop, size = span.start + span.count - retracted, self.bounds.page_size
         for index in range(span.start // size, stop // size) if self._prefix_caching else ():
             digest = sequence.page_digest(index, size)
             if digest is not None:
                 for group, run in enumerate(sequence.pages):
                     self.cache.insert(digest, run.pages[index - run.first], group)
                 self._unmake(digest, sequence)
-        self._advance(sequence, stop)
+        self._pass(sequence, stop)
 
-    def prove(self, sequence: Sequence) -> None:
-        """Finite logits came out of all of the sequence's pages."""
+    def prove(self, span: Span) -> None:
+        """Finite logits came out of the pages of its sequence up to the end of `span`."""
+        sequence, end = span.sequence, self.bounds.pages_for(span.start + span.count)
         for run in sequence.pages:
-            self.table.prove(run.since(sequence.proven))
+            self.table.prove(run.since(sequence.proven, end))
         # The last page may be filled further, and is proven again then.
-        sequence.proven = max(0, sequence.pages[0].end - 1)
+        sequence.proven = max(0, end - 1)
 
     def condemn(self, span: Span) -> None:
-        """Non-finite logits came out of `span`: its pages are scrubbed before anyone else has them. Not committed."""
+        """What came out of `span` is not finite: its pages are scrubbed before anyone else has them. Not committed; its sequence is finished next."""
         sequence, written = span.sequence, span.start // self.bounds.page_size
         for group, run in enumerate(sequence.pages):
             self.table.condemn(run.since(written), spare_proven=False)
@@ -266,13 +214,17 @@ class Scheduler:
         for other, gain in zip(worse, gains, strict=True):
             if surplus <= 0 and missing <= 0:
                 break
-            self._preempt(other)
+            if not self._preempt(other):
+                return False
             surplus -= 1
             missing -= gain
         return True
 
-    def _preempt(self, sequence: Sequence) -> None:
-        """Take the pages away; what was computed of full pages stays in the cache while there is room."""
+    def _preempt(self, sequence: Sequence) -> bool:
+        """Take the pages away; what was computed of full pages stays in the cache while there is room. Not while some are unread."""
+        if sequence in self._unread:
+            self.blocked = True
+            return False
         self._stop(sequence)
         sequence.computed = 0
         sequence.proven = 0
@@ -281,20 +233,31 @@ class Scheduler:
         sequence.preemptions += 1
         self.preemptions += 1
         self.admit(sequence)
+        return True
+
+    def _read(self, sequence: Sequence) -> None:
+        """The first unread span of `sequence` is read."""
+        spans = self._unread[sequence]
+        spans.popleft()
+        if not spans:
+            del self._unread[sequence]
 
     def _stop(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         for digest in self._uncomputed_digests(sequence):
             self._unmake(digest, sequence)
+        for span in self._unread.pop(sequence, ()):
+            first, end = span.start // self.bounds.page_size, self.bounds.pages_for(span.start + span.count)
+            for run in sequence.pages:
+                self.table.condemn(run.since(first, end), spare_proven=False)
         self.table.release(sequence.pages)
 
     def _outstanding(self, sequence: Sequence) -> int:
         """Pages a running sequence lacks for the positions that are known."""
-        return self.bounds.lacking(sequence.computed, sequence.length)
+        return self.bounds.lacking(sequence.computed, max(sequence.computed, sequence.length))
 
-    def _advance(self, sequence: Sequence, computed: int) -> None:
-        """Positions up to `computed` are: pages that windows have passed are free, or idle in the cache."""
-        sequence.computed = computed
+    def _pass(self, sequence: Sequence, computed: int) -> None:
+        """Positions up to `computed` are, and are read: pages that windows have passed are free, or idle in the cache."""
         for group, run in enumerate(sequence.pages):
             self.table.advance(run, self.bounds.first_page(group, computed))
 
@@ -363,7 +326,8 @@ class Scheduler:
     def _take(self, sequence: Sequence, hits: _Hits) -> None:
         size = self.bounds.page_size
         first = sequence.computed // size
-        self._advance(sequence, hits.stop * size)
+        sequence.computed = hits.stop * size
+        self._pass(sequence, sequence.computed)
         sequence.taken = hits.stop
         for run, pages in zip(sequence.pages, hits.pages, strict=True):
             self.table.share(run, pages)
@@ -377,7 +341,7 @@ class Scheduler:
 
     def _skip_cached(self, sequence: Sequence) -> None:
         """Another may have computed what comes next since `sequence` started."""
-        if sequence.remaining > 1:
+        if sequence.remaining > 1 and sequence not in self._unread:
             hits = self._hits(sequence)
             if hits is not None:
                 self._take(sequence, hits)
@@ -404,8 +368,9 @@ class Scheduler:
             del self._makers[digest]
 
     def _uncomputed_digests(self, sequence: Sequence) -> Iterable[bytes]:
-        size = self.bounds.page_size
-        for index in range(sequence.computed // size, sequence.length // size):
+        size, unread = self.bounds.page_size, self._unread.get(sequence)
+        computed = unread[0].start if unread else sequence.computed
+        for index in range(computed // size, sequence.length // size):
             digest = sequence.page_digest(index, size)
             if digest is not None:
                 yield digest
@@ -420,7 +385,7 @@ class Scheduler:
                 self._plan(draft, sequence, self.bounds.max_num_batched_tokens // 4)
 
     def _plan_catching_up(self, draft: _Draft) -> None:
-        line = [sequence for sequence in self.running if draft.lacks(sequence)]
+        line = [sequence for sequence in self.running if sequence.remaining and draft.lacks(sequence)]
         if not line or not draft.left:
             return
         first, *others = line
@@ -464,7 +429,7 @@ class Scheduler:
         if not count or not self.table.grow(sequence.pages, missing):
             return
         draft.left -= count
-        draft.spans[sequence] = Span(sequence, start, count, start + count == sequence.length)
+        draft.spans[sequence] = Span(sequence, start, count, count == sequence.remaining)
 
     def _make_room(self, draft: _Draft, sequence: Sequence, missing: int) -> None:
         """Preempt those that come after `sequence` and are not planned, last first, until `missing` pages are available."""
@@ -472,8 +437,9 @@ class Scheduler:
             if other.order <= sequence.order or self.table.available >= missing:
                 return
             if other not in draft.spans:
-                self._preempt(other)
+                if not self._preempt(other):
+                    return
                 draft.preempted.add(other)
 
 
-__all__ = ["PATIENCE", "Bounds", "Plan", "Scheduler", "Span"]
+__all__ = ["PATIENCE", "Plan", "Scheduler", "Span"]

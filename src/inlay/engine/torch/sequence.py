@@ -28,7 +28,8 @@ class Sequence:
         output: ids so far, those of earlier attempts included.
         prompt_token_ids: ids of the prompt's token positions: what penalties may see.
         pages: a run of pages in each page group, all with the same end; `PageTable` alone changes them.
-        computed: positions whose keys and values are, or were, in the pages.
+        computed: positions whose keys and values are, or were, in the pages, or will be when what is launched has run.
+        pending: whether its next token is chosen on the device and not read yet.
         proven: page index up to which finite logits have come from the pages.
         taken: page index up to which it found pages in the cache since it started.
         cached_tokens: prompt positions that came from the prefix cache before the first preemption.
@@ -56,6 +57,7 @@ class Sequence:
         "output",
         "pages",
         "passed_over",
+        "pending",
         "preemptions",
         "prompt",
         "prompt_token_ids",
@@ -93,6 +95,7 @@ class Sequence:
         self.prompt_token_ids = self.prompt.token_ids()
         self.pages = tuple(PageRun() for _ in range(page_groups))
         self.computed = 0
+        self.pending = False
         self.proven = 0
         self.taken = 0
         self.cached_tokens = 0
@@ -127,8 +130,12 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Positions to compute before the next token can be chosen; at least 1 until the sequence ends."""
-        return self.length - self.computed
+        """Positions that can be computed before the next token is chosen, that of a pending one among them.
+
+        0 only while it waits for what is launched: it could go no further, or must not.
+        """
+        goes_on = self.pending and len(self.output) + 1 < self.work.sampling.max_tokens
+        return self.length + goes_on - self.computed
 
     @property
     def skippable(self) -> int:
@@ -136,12 +143,12 @@ class Sequence:
         return (self.length if self.scored >= self._prompt_length else self.scored) - 1
 
     def segments(self, start: int, stop: int) -> Iterator[tuple[int, Segment]]:
-        """(first position, part) of each segment between positions `start` and `stop`; output comes as tokens."""
+        """(first position, part) of each segment between positions `start` and `stop`; output comes as tokens, if not pending."""
         base = self._prompt_length
         if start < base:
             yield from self.prompt.spans(start, min(stop, base))
         low = max(start, base)
-        if stop > low:
+        if min(stop, self.length) > low:
             yield low, Tokens(tuple(self.output[low - base : stop - base]))
 
     def page_digest(self, index: int, page_size: int) -> bytes | None:
@@ -153,6 +160,7 @@ class Sequence:
 
     def append(self, token_id: int) -> None:
         """Take the next output token."""
+        self.pending = False
         self.output.append(token_id)
         if self._chain is not None:
             self._chain.extend_tokens((token_id,))

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Sequence as Run
 from dataclasses import replace
-from itertools import compress, islice
 
 import torch
 from torch import Tensor
@@ -12,13 +11,16 @@ from inlay.digest import Chain, Secret, root_digest
 from inlay.engine.torch import prompt_logprobs
 from inlay.engine.torch.adapters import LoraAdapters
 from inlay.engine.torch.batch import Batch
+from inlay.engine.torch.bounds import Bounds
 from inlay.engine.torch.decode_graphs import Capture, DecodeGraphs
+from inlay.engine.torch.flight import Flight
 from inlay.engine.torch.grammar_state import GrammarState
 from inlay.engine.torch.masks import Masks
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.sampler import Choice, Sampler
-from inlay.engine.torch.scheduler import Bounds, Scheduler, Span
+from inlay.engine.torch.scheduler import Scheduler, Span
 from inlay.engine.torch.sequence import Sequence
+from inlay.engine.torch.transfers import upload
 from inlay.errors import DeadlineExceededError, EmbeddingsError, EngineError, InlayError
 from inlay.prompt import Rows
 from inlay.protocol.work import Delta, FinishReason, PromptLogprobs, Stats, Work
@@ -48,8 +50,18 @@ class Core:
         *,
         prefix_caching: bool = True,
         capture: Capture | None = None,
+        overlap: bool = False,
     ) -> None:
-        """Make room; with `capture`, decode by graphs if the model can be captured."""
+        """Make room.
+
+        Args:
+            model: what computes.
+            bounds: what fits.
+            secret: keys the digests.
+            prefix_caching: whether prefixes are looked up.
+            capture: given, decode by graphs if the model can be captured.
+            overlap: whether a step is launched before the results of the last are read.
+        """
         self.bounds = bounds = replace(bounds, windows=model.windows)
         self.dtype = str(model.dtype).removeprefix("torch.")
         self.model = model
@@ -60,6 +72,8 @@ class Core:
         self.adapters = LoraAdapters(model.lora)
         self.sampler = Sampler(model.vocab_size, model.eos_token_ids, model.device)
         self._masks = Masks()
+        self._overlap = overlap
+        self._flight: Flight | None = None
         self._secret = secret
         self._prefix_caching = prefix_caching
         self._sequences: dict[str, Sequence] = {}
@@ -151,55 +165,27 @@ class Core:
 
     @torch.inference_mode()
     def step(self) -> list[Delta]:
-        """Compute one plan. Nothing happens when there are no works.
+        """Launch a step and read the results of one: with overlap, of the step before. Nothing happens when there are no works.
+
+        The device computes a step while the host reads the last, and its model is launched before that: what the last step
+        chose is taken from the device. The next tokens are chosen after it, so that they may depend on all tokens before.
 
         Raises:
             Exception: what the model raised; nothing but `fail_all` may be asked of the core afterwards.
         """
+        before, self._flight = self._flight, None
         if not self._sequences:
             return []
-        dirty = self.scheduler.table.take_dirty()
-        if dirty:
-            self.pages.scrub(dirty)
-        plan = self.scheduler.schedule()
-        if not plan.spans:
+        flight = None if before is not None and self.scheduler.blocked else self._launch(before)
+        if flight is None and before is None:
             raise EngineError(f"none of {len(self._sequences)} works could be scheduled")
-        sampling = [span for span in plan.spans if span.samples]
-        self._masks.prepare(span.sequence for span in sampling)
-        batch = Batch.of(plan, self.bounds.page_size)
-        hidden, logits = self._forward(batch)
-        scores = prompt_logprobs.score(self.model, hidden, plan.spans)
-        self._steps += 1
-        self._progress += sum(span.count for span in plan.spans)
-
-        late = self._masks.late([span.sequence for span in sampling])
-        bad = {span for span, good in zip(sampling, _finite(logits), strict=True) if not good}
-        bad |= {span for span, told in scores.items() if told is None}
-        # At once, and for every position: a value that is not finite spoils the whole span, its tokens before that value
-        # too (zero times NaN is NaN), and others share the pages of tokens as soon as they are committed.
-        states = iter(_finite(hidden))
-        bad |= {span for span in plan.spans if not all(list(islice(states, span.count)))}
-        for span in plan.spans:
-            if span not in bad:
-                # Whoever waits for its mask computes its last position again, for logits to choose from.
-                waits = span.samples and span.sequence in late
-                self.scheduler.commit(replace(span, count=span.count - 1, samples=False) if waits else span)
-                self.scheduler.prove(span.sequence)
-        deltas = [self._condemn(span) for span in plan.spans if span in bad]
-        deltas += [
-            self._tell(span.sequence, told) for span, told in scores.items() if told and span not in bad
-        ]
-        deltas += [
-            self._end(sequence, error=error)
-            for sequence, error in late.items()
-            if error is not None and sequence.work.id in self._sequences
-        ]
-        going = [span.sequence.work.id in self._sequences and span.sequence not in late for span in sampling]
-        if not all(going):
-            sampling = list(compress(sampling, going))
-            logits = logits[torch.tensor(going, device=logits.device)]
-        for span, choice in zip(sampling, self._sample(logits, sampling), strict=True):
-            deltas.append(self._take(span.sequence, choice))
+        deltas = [] if before is None else self._collect(before)
+        if flight is not None:
+            self._choose(flight)
+            if self._overlap:
+                self._flight = flight
+            else:
+                deltas += self._collect(flight)
         return deltas
 
     def remove_adapter(self, name: str) -> None:
@@ -229,13 +215,96 @@ class Core:
             progress=self._progress,
         )
 
-    def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """All hidden states of a batch, and the logits of what it samples."""
+    def _launch(self, before: Flight | None) -> Flight | None:
+        """Have the next plan computed; None when there is nothing to compute before the results of `before` are read."""
+        dirty = self.scheduler.table.take_dirty()
+        if dirty:
+            self.pages.scrub(dirty)
+        spans = self.scheduler.schedule().spans
+        if not spans:
+            return None
+        self._masks.prepare(span.sequence for span in spans if span.samples and not span.sequence.pending)
+        hidden, logits = self._forward(spans, before)
+        self._steps += 1
+        self._progress += sum(span.count for span in spans)
+        return Flight(spans, hidden, logits, prompt_logprobs.score(self.model, hidden, spans))
+
+    def _forward(self, spans: Run[Span], before: Flight | None) -> tuple[Tensor, Tensor]:
+        """All hidden states of a plan, and the logits of what it samples."""
+        batch = Batch.of(spans, self.bounds.page_size)
+        pending = [span.sequence for span in spans if span.sequence.pending]
+        chosen = None if before is None or not pending else before.chosen(pending)
         if self.graphs is not None and self.graphs.fits(batch):
-            return self.graphs.run(batch)
+            return self.graphs.run(batch, chosen)
         batch = batch.to(self.model.device)
+        if chosen is not None:
+            batch.token_ids.index_copy_(0, batch.pending, chosen)
         hidden = self.model.hidden(batch, self.pages)
         return hidden, self.model.logits(hidden[batch.sampled])
+
+    def _choose(self, flight: Flight) -> None:
+        """Choose what comes next, for those of a step who go on. All tokens before are known."""
+        going = [span for span in flight.sampling if self._goes_on(span.sequence)]
+        self._masks.prepare(span.sequence for span in going)
+        late = self._masks.late([span.sequence for span in going])
+        for span in going:
+            if span.sequence in late:
+                error = late[span.sequence]
+                if error is not None:
+                    flight.failures[span] = error
+                else:
+                    # Whoever waits for its mask computes its last position again, for logits to choose from.
+                    flight.retracted.add(span)
+                    self.scheduler.retract(span)
+        going = [span for span in going if span.sequence not in late]
+        logits = flight.logits
+        if len(going) < len(flight.sampling):
+            rows = {span: row for row, span in enumerate(flight.sampling)}
+            logits = logits[upload(torch.tensor([rows[span] for span in going]).long(), logits.device)]
+        self._draw(flight, logits, going)
+
+    def _draw(self, flight: Flight, logits: Tensor, spans: Run[Span]) -> None:
+        """Choose for each span, or note why that cannot be: one work's settings must not fail its neighbours."""
+        if not spans:
+            return
+        try:
+            flight.choose(spans, self.sampler.draw(logits, [span.sequence for span in spans]))
+            return
+        except Exception:
+            log.exception("sampling %d works together failed; trying them one by one", len(spans))
+        for row, span in enumerate(spans):
+            # What the sampler keeps of a work can be made again from its output, and may be half changed.
+            self.sampler.forget(span.sequence)
+            try:
+                flight.choose([span], self.sampler.draw(logits[row : row + 1], [span.sequence]))
+            except Exception as error:
+                log.exception("sampling for work %s failed", span.sequence.work.id)
+                message = f"the next token could not be chosen: {type(error).__name__}"
+                flight.failures[span] = EngineError(message)
+
+    def _collect(self, flight: Flight) -> list[Delta]:
+        """Read a step: commit what is good, end what is not, tell the rest. Who ended meanwhile is passed over."""
+        outcomes = [(span, of) for span, of in flight.read().items() if self._is_live(span.sequence)]
+        for span, outcome in outcomes:
+            if outcome.good:
+                self.scheduler.commit(span, retracted=span in flight.retracted)
+                self.scheduler.prove(span)
+        deltas: list[Delta] = []
+        for span, (good, scores, choice) in outcomes:
+            if not good:
+                deltas.append(self._condemn(span))
+                continue
+            if scores:
+                deltas.append(self._tell(span.sequence, scores))
+            if choice is not None:
+                deltas.append(self._take(span.sequence, choice))
+        return deltas
+
+    def _is_live(self, sequence: Sequence) -> bool:
+        return self._sequences.get(sequence.work.id) is sequence
+
+    def _goes_on(self, sequence: Sequence) -> bool:
+        return self._is_live(sequence) and len(sequence.output) < sequence.sampling.max_tokens
 
     def _tell(self, sequence: Sequence, told: PromptLogprobs) -> Delta:
         """Logprobs of a prompt; the end where nothing else was asked for."""
@@ -252,26 +321,6 @@ class Core:
         if span.sequence.prompt.has_rows:
             error = EmbeddingsError("the model's output for these embeddings is not finite")
         return self._end(span.sequence, error=error)
-
-    def _sample(self, logits: Tensor, spans: Run[Span]) -> list[Choice | InlayError]:
-        """A choice for each span, or why there is none: one work's settings must not fail its neighbours."""
-        sequences = [span.sequence for span in spans]
-        if not sequences:
-            return []
-        try:
-            return list(self.sampler.sample(logits, sequences))
-        except Exception:
-            log.exception("sampling %d works together failed; trying them one by one", len(sequences))
-        found: list[Choice | InlayError] = []
-        for index, sequence in enumerate(sequences):
-            # What the sampler keeps of a work can be made again from its output, and may be half changed.
-            self.sampler.forget(sequence)
-            try:
-                found.extend(self.sampler.sample(logits[index : index + 1], [sequence]))
-            except Exception as error:
-                log.exception("sampling for work %s failed", sequence.work.id)
-                found.append(EngineError(f"the next token could not be chosen: {type(error).__name__}"))
-        return found
 
     def _take(self, sequence: Sequence, choice: Choice | InlayError) -> Delta:
         """The outcome of a step for one work: its next token and perhaps its end, or its failure."""
@@ -304,13 +353,6 @@ class Core:
         self.scheduler.finish(sequence)
         self.sampler.forget(sequence)
         del self._sequences[sequence.work.id]
-
-
-def _finite(rows: Tensor) -> list[bool]:
-    """For each row whether all of it is finite."""
-    # A sum is not finite if one of them is not, and reads them once; a sum may also overflow, so look again.
-    good: list[bool] = torch.isfinite(rows.sum(dim=-1)).tolist()
-    return [finite or bool(torch.isfinite(row).all()) for finite, row in zip(good, rows, strict=True)]
 
 
 __all__ = ["Core"]

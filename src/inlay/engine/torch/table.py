@@ -26,9 +26,9 @@ class PageRun:
         """One more than the last index."""
         return self.first + len(self.pages)
 
-    def since(self, index: int) -> list[int]:
-        """The pages held from page index `index` on."""
-        return self.pages[max(0, index - self.first) :]
+    def since(self, index: int, stop: int | None = None) -> list[int]:
+        """The pages held from page index `index` on, up to index `stop` if given."""
+        return self.pages[max(0, index - self.first) : None if stop is None else max(0, stop - self.first)]
 
 
 class PageTable:
