@@ -28,6 +28,7 @@ _AT_A_TIME = 64
 """Rows digested before others may have their turn."""
 
 _TOKEN, _ROW, _ATOMIC = b"\x00", b"\x01", b"\x02"
+_WHOLE = b"whole prompt"
 _token = struct.Struct("<cI")
 _atomic = struct.Struct("<c16sI")
 
@@ -232,12 +233,30 @@ def chain(prompt: Prompt, root: bytes, secret: Secret) -> list[bytes]:
     return running.blocks
 
 
+def prompt_digest(prompt: Prompt, root: bytes, secret: Secret, *, second_from: int | None = None) -> bytes:
+    """The digest of a whole prompt, 16 bytes: equal exactly where all its positions are, under equal roots.
+
+    Args:
+        prompt: any.
+        root: as `root_digest` makes it.
+        secret: the namespace's secret.
+        second_from: where its second text begins, of a pair of texts.
+    """
+    hasher = blake3(_WHOLE, key=secret.blocks)
+    hasher.update(root)
+    hasher.update(struct.pack("<q", -1 if second_from is None else second_from))
+    for segment in prompt.segments:
+        hasher.update(_items(segment, secret)[0])
+    return hasher.digest(BLOCK_DIGEST_SIZE)
+
+
 __all__ = [
     "BLOCK_DIGEST_SIZE",
     "BLOCK_SIZE",
     "Chain",
     "Secret",
     "chain",
+    "prompt_digest",
     "root_digest",
     "row_digests",
     "with_digests",

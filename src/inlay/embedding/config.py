@@ -16,6 +16,8 @@ PoolingMode: TypeAlias = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "
 
 POOLING_MODES: tuple[PoolingMode, ...] = get_args(PoolingMode)
 
+_ENDLESS = 1 << 31
+
 _FLAGS: dict[str, PoolingMode] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -105,11 +107,17 @@ class EmbeddingConfig:
             pooling=_pooling(_object(named[1][1] / "config.json"), directory) if named else None,
             dense=tuple(_dense(path) for kind, path in named if kind == "Dense"),
             normalize="Normalize" in kinds or not named,
-            max_length=settings.get("max_seq_length"),
+            max_length=_max_length(settings, _object(transformer / "tokenizer_config.json")),
             lower_case=bool(settings.get("do_lower_case", False)),
             prompts={str(name): str(text) for name, text in (prompts.get("prompts") or {}).items() if text},
             default_prompt=prompts.get("default_prompt_name"),
         )
+
+
+def _max_length(settings: dict[str, Any], tokenizer: dict[str, Any]) -> int | None:
+    """The model's own word, else its tokenizer's, which says 1e30 where it knows none."""
+    length = settings.get("max_seq_length") or tokenizer.get("model_max_length")
+    return int(length) if length is not None and length < _ENDLESS else None
 
 
 def _json(path: Path, default: Any) -> Any:

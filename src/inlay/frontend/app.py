@@ -20,6 +20,7 @@ from inlay.frontend.body import Message, Receive, Scope, Send, declared_length, 
 from inlay.frontend.chat import chat_completions
 from inlay.frontend.completions import completions
 from inlay.frontend.cors import Cors
+from inlay.frontend.embeddings import embeddings
 from inlay.frontend.engine_health import Health
 from inlay.frontend.errors import (
     BodyTimeoutError,
@@ -32,11 +33,20 @@ from inlay.frontend.errors import (
 from inlay.frontend.health import Status, Version
 from inlay.frontend.openapi import Operation
 from inlay.frontend.responses import responses
+from inlay.frontend.scoring import rerank, score
 from inlay.frontend.server import Call, Server
 from inlay.frontend.settings import FrontendSettings
 from inlay.protocol.openai.admin import Asleep, Awake, CacheReset, IsSleeping
 from inlay.protocol.openai.chat import ChatChunk, ChatCompletion, ChatRequest
 from inlay.protocol.openai.completions import Completion, CompletionRequest
+from inlay.protocol.openai.embeddings import (
+    EmbeddingRequest,
+    EmbeddingResponse,
+    RerankRequest,
+    RerankResponse,
+    ScoreRequest,
+    ScoreResponse,
+)
 from inlay.protocol.openai.models import ModelEntry, ModelList
 from inlay.protocol.openai.prompt_embeds import (
     PinRequest,
@@ -90,6 +100,18 @@ _ROUTES: tuple[tuple[Operation, Handler], ...] = (
         ),
         responses,
     ),
+    (
+        Operation(
+            "POST", "/v1/embeddings", "The embeddings of texts, ids or rows.",
+            EmbeddingRequest, EmbeddingResponse, multipart=True,
+        ),
+        embeddings,
+    ),
+    (Operation("POST", "/v1/score", "How well texts go together, pair by pair.", ScoreRequest, ScoreResponse), score),
+    (Operation("POST", "/score", "As /v1/score.", ScoreRequest, ScoreResponse), score),
+    (Operation("POST", "/v1/rerank", "Documents by how well they fit a query.", RerankRequest, RerankResponse), rerank),
+    (Operation("POST", "/v2/rerank", "As /v1/rerank, where Cohere's clients ask.", RerankRequest, RerankResponse), rerank),
+    (Operation("POST", "/rerank", "As /v1/rerank.", RerankRequest, RerankResponse), rerank),
     (
         Operation(
             "POST", "/v1/prompt_embeds", "Store embeddings, raw (application/octet-stream) or in JSON.",

@@ -13,6 +13,7 @@ from inlay.frontend.metrics import Metrics
 from inlay.frontend.sources import Source
 from inlay.prompt import DTYPE_SIZES, Buffer, Rows
 from inlay.protocol.openai.completions import CompletionRequest
+from inlay.protocol.openai.embeddings import EmbeddingRequest
 from inlay.protocol.work import ModelCard
 from inlay.store import Target
 from inlay.tensors import ReadLimits, Tensor, prompts_of, read, to_rows
@@ -51,6 +52,10 @@ class EmbedsReader:
     def in_completion(self, request: CompletionRequest) -> list[str]:
         """The strings of `request` that are tensor data. Raises `InvalidRequestError` when they are not allowed."""
         return self.tensors(sources.in_completion(request))
+
+    def in_embedding(self, request: EmbeddingRequest) -> list[str]:
+        """The strings of `request` that are tensor data. Raises `InvalidRequestError` when they are not allowed."""
+        return self.tensors(sources.in_prompt_embeds(request.prompt_embeds))
 
     def in_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[str]:
         """The strings of a chat that are tensor data. Raises `InvalidRequestError` when they are not allowed."""

@@ -81,6 +81,20 @@ async def read_request(
     return Incoming(parsed, size, parts)
 
 
+async def read_json(call: Call, decoder: msgspec.json.Decoder[T]) -> T:
+    """A request that is JSON and brings no embeddings. Raises as `read_request`."""
+    server = call.server
+    body = await call.body()
+    parsed: Parsed[T] = await server.prepare(
+        len(body), lift.parse, body, decoder, _nothing, limits=server.embeds.limits, intake=call.intake
+    )
+    return parsed.request
+
+
+def _nothing(_: object) -> Sequence[str]:
+    return ()
+
+
 async def _read_form(call: Call, media: Media) -> Form:
     server = call.server
     server.embeds.require_enabled()

@@ -76,6 +76,7 @@ class Metrics:
         self._whole = histogram("vllm:e2e_request_latency_seconds", "From request to last token.", _SECONDS)
         self._lengths = histogram("vllm:request_prompt_tokens", "Prompt positions of a request.", _LENGTHS)
         self._outputs = histogram("vllm:request_generation_tokens", "Tokens of a choice.", _LENGTHS)
+        self._texts = counter("inlay:embedded_texts", "Texts embedded, or pairs scored.")
         self._http = counter("inlay:http_requests", "Answers, by route and status.", ("route", "status"))
         self._gone = counter("inlay:client_disconnects", "Clients that left before the end.", ())
         self._bytes = counter("inlay:prompt_embeds_bytes", "Container bytes of embeddings read.")
@@ -104,6 +105,13 @@ class Metrics:
         """Count embeddings that were read."""
         self._bytes.labels(model).inc(size)
         self._rows.labels(model).inc(rows)
+
+    def embedded(self, model: str, texts: int, positions: int, began: float) -> None:
+        """Count a request that came in at `began` (`time.perf_counter`) and has been answered with `texts` vectors or scores."""
+        self._prompt_tokens.labels(model).inc(positions)
+        self._lengths.labels(model).observe(positions)
+        self._texts.labels(model).inc(texts)
+        self._whole.labels(model).observe(time.perf_counter() - began)
 
     def request(self, model: str, prompt_tokens: int, began: float) -> "RequestTimes":
         """Begin to measure a request that came in at `began` (`time.perf_counter`)."""

@@ -1,7 +1,12 @@
 """`GET /v1/models` and `GET /v1/models/{id}`."""
 
+from typing import Literal
+
+import msgspec
+
 from inlay.frontend.server import Call
-from inlay.protocol.openai.models import ModelEntry, ModelLimits, ModelList
+from inlay.protocol.embedding import EmbeddingCard
+from inlay.protocol.openai.models import EmbeddingFacts, ModelEntry, ModelLimits, ModelList
 from inlay.protocol.work import Task
 from inlay.router import ServedModel
 
@@ -24,16 +29,27 @@ async def one_model(call: Call) -> None:
     await call.json(_entry(call, call.server.router.model(name), name))
 
 
+def _embedding(card: EmbeddingCard | None) -> EmbeddingFacts | msgspec.UnsetType:
+    if card is None:
+        return msgspec.UNSET
+    dimensions: list[int] | Literal["any"] = (
+        "any" if card.any_dimensions else sorted({*card.dimensions, card.size})
+    )
+    return EmbeddingFacts(card.size, card.normalize, dimensions, card.prompts, card.default_prompt)
+
+
 def _entry(call: Call, model: ServedModel, name: str) -> ModelEntry:
     card, adapter = model
     settings = call.server.settings
     capabilities = []
     if Task.GENERATE in card.tasks:
         capabilities += ["completions", "chat", "responses"]
-        if settings.enable_prompt_embeds and card.prompt_embeds is None:
-            capabilities.append("prompt_embeds")
     if Task.EMBED in card.tasks:
         capabilities.append("embeddings")
+    if Task.SCORE in card.tasks:
+        capabilities += ["score", "rerank"]
+    if settings.enable_prompt_embeds and card.prompt_embeds is None:
+        capabilities.append("prompt_embeds")
     return ModelEntry(
         id=name,
         created=call.server.created,
@@ -57,5 +73,6 @@ def _entry(call: Call, model: ServedModel, name: str) -> ModelEntry:
             max_body_bytes=settings.max_body_bytes,
         ),
         refusals=card.refusals,
+        embedding=_embedding(card.embedding),
         adapters=[] if adapter else [found.name for found in call.server.router.adapters(card)],
     )

@@ -8,6 +8,7 @@ from inlay.frontend.sampling import check_ids
 from inlay.frontend.sources import in_completion, part_source
 from inlay.prompt import Prompt, Segment, Tokens, split_point
 from inlay.protocol.openai.completions import CompletionRequest, PromptPart, TextPart, TokenIdsPart
+from inlay.protocol.openai.embeddings import TextsRequest
 from inlay.protocol.openai.generation import GenerationRequest
 from inlay.protocol.work import ModelCard
 from inlay.render import Renderer
@@ -100,7 +101,9 @@ class PromptReader:
         return Tokens(ids)
 
 
-def truncated(prompt: Prompt, request: GenerationRequest, limit: int, max_tokens: int | None) -> Prompt:
+def truncated(
+    prompt: Prompt, request: GenerationRequest | TextsRequest, limit: int, max_tokens: int | None
+) -> Prompt:
     """What `request` keeps of a prompt, which shares its memory. Atomic segments are kept whole or not at all.
 
     Args:

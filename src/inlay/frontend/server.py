@@ -12,10 +12,12 @@ from typing import Any, ParamSpec, TypeVar
 import msgspec
 
 from inlay.digest import Secret
+from inlay.embedding.cache import ResultCache
 from inlay.errors import DeadlineExceededError
 from inlay.frontend.admission import ByteBudget, Reservation
 from inlay.frontend.auth import ANYONE, Caller, Tenant
 from inlay.frontend.body import Receive, Scope, Send, read_body
+from inlay.frontend.cache_metrics import CacheMetrics
 from inlay.frontend.clients import Clients
 from inlay.frontend.embeds import EmbedsReader
 from inlay.frontend.engine_metrics import EngineMetrics
@@ -41,7 +43,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _encode = msgspec.json.Encoder().encode
-_JSON = (b"content-type", b"application/json")
+
+JSON = (b"content-type", b"application/json")
+"""The header of an answer in JSON."""
 
 
 class Server:
@@ -50,6 +54,8 @@ class Server:
     Attributes:
         created: Unix time it came up; what `/v1/models` shows.
         store: of uploaded embeddings, or None; closed with this.
+        secret: of the namespace.
+        results: embeddings that were computed, and those that are.
     """
 
     def __init__(
@@ -58,6 +64,7 @@ class Server:
         self.router = router
         self.settings = settings
         self.store = store
+        self.secret = secret
         self.created = int(time.time())
         self.keys = Keys(settings)
         self.clients = Clients(settings)
@@ -68,6 +75,8 @@ class Server:
         self.metrics.registry.register(self.engines)
         if store is not None:
             self.metrics.registry.register(StoreMetrics(store))
+        self.results = ResultCache(settings.embedding_cache_bytes)
+        self.metrics.registry.register(CacheMetrics(self.results))
         self.limits = EmbedsLimits(settings, router.models)
         self.embeds = EmbedsReader(settings.enable_prompt_embeds, self.limits, secret, self.metrics)
         self.renderers = Renderers(settings.chat_template)
@@ -187,7 +196,7 @@ class Call:
 
     async def json(self, answer: msgspec.Struct | dict[str, Any], status: int = 200) -> None:
         """Answer with `answer` as JSON."""
-        await self.bytes(_encode(answer), _JSON, status)
+        await self.bytes(_encode(answer), JSON, status)
 
     async def bytes(self, body: bytes, media: tuple[bytes, bytes], status: int = 200) -> None:
         """Answer with `body`."""

@@ -96,6 +96,15 @@ class FrontendSettings(BaseModel):
     max_choices: int = Field(
         default=128, ge=1, description="Choices one request may ask for, over all its prompts."
     )
+    max_embedding_inputs: int = Field(
+        default=2048, ge=1, description="Texts, or pairs of texts, one request may have embedded or scored."
+    )
+    embedding_cache_bytes: int = Field(
+        default=0,
+        ge=0,
+        description="Bytes of embeddings kept for texts that come again; 0 keeps none. Equal texts that are under way at a time are "
+        "computed once in any case.",
+    )
     scheduling_policy: Literal["fcfs", "priority"] = Field(
         default="fcfs",
         description="Whose turn it is: first come, first served, or by the priority that requests give. Every client may give one, "

@@ -26,12 +26,9 @@ class Source(NamedTuple):
 
 def in_completion(request: CompletionRequest) -> list[Source]:
     """The sources of a completions request, in order."""
-    embeds = request.prompt_embeds
-    if embeds is not None and embeds != []:
-        if not isinstance(embeds, list):
-            return [_embeds(embeds, "prompt_embeds")]
-        return [_embeds(item, f"prompt_embeds[{index}]") for index, item in enumerate(embeds)]
-    found: list[Source] = []
+    found = in_prompt_embeds(request.prompt_embeds)
+    if found:
+        return found
     if isinstance(request.prompt, list):
         for index, item in enumerate(request.prompt):
             where = f"prompt[{index}]"
@@ -44,6 +41,15 @@ def in_completion(request: CompletionRequest) -> list[Source]:
                     if isinstance(part, PromptEmbedsPart)
                 ]
     return found
+
+
+def in_prompt_embeds(embeds: str | EmbedsSource | list[str | EmbedsSource] | None) -> list[Source]:
+    """The sources of a request's field `prompt_embeds`, in order."""
+    if embeds is None:
+        return []
+    if not isinstance(embeds, list):
+        return [_embeds(embeds, "prompt_embeds")]
+    return [_embeds(item, f"prompt_embeds[{index}]") for index, item in enumerate(embeds)]
 
 
 def _embeds(item: str | EmbedsSource, param: str) -> Source:

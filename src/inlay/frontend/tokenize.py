@@ -6,8 +6,7 @@ from typing import Any
 import msgspec
 
 from inlay.errors import InvalidRequestError
-from inlay.frontend import lift
-from inlay.frontend.lift import Parsed
+from inlay.frontend.incoming import read_json
 from inlay.frontend.messages import check_depth, with_rows
 from inlay.frontend.sampling import check_ids
 from inlay.frontend.server import Call
@@ -26,21 +25,13 @@ _tokenize = msgspec.json.Decoder(TokenizeRequest)
 _detokenize = msgspec.json.Decoder(DetokenizeRequest)
 
 
-def _nothing(_: object) -> Sequence[str]:
-    return ()
-
-
 async def tokenize(call: Call) -> None:
     """Answer with the ids of a text or of a chat."""
     server = call.server
-    body = await call.body()
-    parsed: Parsed[TokenizeRequest] = await server.prepare(
-        len(body), lift.parse, body, _tokenize, _nothing, limits=server.embeds.limits, intake=call.intake
-    )
-    request = parsed.request
+    request = await read_json(call, _tokenize)
     card = server.card(request.model)
     renderer = await server.renderers.of(card)
-    await call.json(await server.prepare(len(body), _tokens, request, card, renderer))
+    await call.json(await server.prepare(call.intake.json, _tokens, request, card, renderer))
 
 
 def _tokens(request: TokenizeRequest, card: ModelCard, renderer: Renderer) -> TokenizeResponse:
@@ -79,18 +70,15 @@ def _no_rows(_: Source) -> Rows:
 async def detokenize(call: Call) -> None:
     """Answer with the text of ids."""
     server = call.server
-    body = await call.body()
-    parsed: Parsed[DetokenizeRequest] = await server.prepare(
-        len(body), lift.parse, body, _detokenize, _nothing, limits=server.embeds.limits, intake=call.intake
-    )
-    card = server.card(parsed.request.model)
+    request = await read_json(call, _detokenize)
+    card = server.card(request.model)
     renderer = await server.renderers.of(card)
-    ids = parsed.request.tokens
+    ids = request.tokens
     if len(ids) > card.limits.max_model_len:
         raise InvalidRequestError(
             f"tokens has {len(ids)} ids; at most {card.limits.max_model_len} are allowed, the model's maximum context length",
             param="tokens",
         )
     check_ids(ids, card.vocab_size, "tokens")
-    text = await server.prepare(len(body), renderer.decode, ids, skip_special_tokens=False)
+    text = await server.prepare(call.intake.json, renderer.decode, ids, skip_special_tokens=False)
     await call.json(DetokenizeResponse(text))

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tokenizers import AddedToken, Tokenizer
 
@@ -14,6 +14,7 @@ from inlay.prompt import Prompt, Rows, Segment, Tokens
 from inlay.render.conversation import Marks, template_messages
 from inlay.render.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
 from inlay.render.template import ChatTemplates
+from inlay.render.texts import Pair, TextEncoder
 from inlay.render.tokenizer import load_tokenizer
 from inlay.render.vocabulary import Vocabulary
 
@@ -44,6 +45,7 @@ class Renderer:
         self._max_positions = max_positions
         self._vocabulary = Vocabulary(tokenizer)
         self._with_rows: _RowsTokenizer | None = None
+        self._texts: TextEncoder | None = None
         self._lock = threading.Lock()
 
     @classmethod
@@ -92,6 +94,27 @@ class Renderer:
         """
         self._check_length(text)
         return _encode(self._tokenizer, text, add_special_tokens=add_special_tokens)
+
+    def encode_texts(
+        self,
+        texts: Sequence[str],
+        *,
+        add_special_tokens: bool = True,
+        keep: int | None = None,
+        side: Literal["left", "right"] = "right",
+    ) -> list[tuple[int, ...]]:
+        """The ids of each of many texts; arguments and errors as `TextEncoder.encode`, and `ContextLengthError` as `encode`."""
+        if keep is None:
+            for text in texts:
+                self._check_length(text)
+        return self._text_encoder().encode(texts, add_special_tokens=add_special_tokens, keep=keep, side=side)
+
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]], *, keep: int | None = None) -> list[Pair]:
+        """The ids of each of many pairs; arguments and errors as `TextEncoder.pairs`, and `ContextLengthError` as `encode`."""
+        if keep is None:
+            for text in (text for pair in pairs for text in pair):
+                self._check_length(text)
+        return self._text_encoder().pairs(pairs, keep=keep)
 
     def chat(
         self,
@@ -221,6 +244,12 @@ class Renderer:
     def token_bytes(self, id_: int) -> list[int]:
         """The bytes of an id, also where they are a part of a character; empty for an id without a token."""
         return list(self._vocabulary.data(id_))
+
+    def _text_encoder(self) -> TextEncoder:
+        with self._lock:
+            if self._texts is None:
+                self._texts = TextEncoder(self._tokenizer)
+            return self._texts
 
     def _rows_tokenizer(self) -> "_RowsTokenizer":
         with self._lock:

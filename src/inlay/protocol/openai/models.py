@@ -18,14 +18,33 @@ class ModelLimits(msgspec.Struct, frozen=True):
     max_body_bytes: int
 
 
+class EmbeddingFacts(msgspec.Struct, frozen=True):
+    """What requests may ask of a model that makes vectors or scores.
+
+    Attributes:
+        size: elements of a vector, or labels of a pair.
+        normalize: whether vectors have length 1 unless asked otherwise.
+        dimensions: the numbers of elements that may be asked for, or "any" up to `size`.
+        prompts: what may be put before texts, by name.
+        default_prompt: name of the one that is unless another is named.
+    """
+
+    size: int
+    normalize: bool
+    dimensions: list[int] | Literal["any"]
+    prompts: dict[str, str]
+    default_prompt: str | None
+
+
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One served model.
 
     Attributes:
-        capabilities: "completions", "chat", "responses", "prompt_embeds", "embeddings".
+        capabilities: "completions", "chat", "responses", "prompt_embeds", "embeddings", "score", "rerank".
         embedding_table_id: identity of the input embedding table, as clients stamp it into what they send.
         embedding_abs_max: largest absolute value in that table.
         refusals: what its engine does not do, and why.
+        embedding: of a model that makes vectors or scores.
         adapters: names of the adapters that may be asked for.
     """
 
@@ -46,6 +65,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     capabilities: list[str]
     limits: ModelLimits
     refusals: tuple[Refusal, ...] = ()
+    embedding: EmbeddingFacts | msgspec.UnsetType = msgspec.UNSET
     adapters: list[str] = []
 
 

@@ -1,0 +1,150 @@
+"""Texts and pairs of texts to ids for models that embed or score them: many at a time, cut where they are too long."""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from tokenizers import Tokenizer
+
+from inlay.errors import InvalidRequestError
+
+_CHARACTERS = 32
+"""Characters per kept token of which a text is cut before it is tokenized; what is cut off takes time and memory for nothing."""
+
+_MARGIN = 32
+"""Tokens from a cut on which it has no influence."""
+
+_PROBE = "a"
+
+
+class Pair(NamedTuple):
+    """A pair of texts as ids; the second text's part begins at `second_from`."""
+
+    ids: tuple[int, ...]
+    second_from: int
+
+
+class TextEncoder:
+    """Tokenizes many texts at once, off Python's lock. Safe to call from any thread."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        bare = tokenizer.encode(_PROBE, add_special_tokens=False).ids
+        whole = tokenizer.encode(_PROBE, add_special_tokens=True).ids
+        start = next(
+            (n for n in range(len(whole) - len(bare) + 1) if whole[n : n + len(bare)] == bare), len(whole)
+        )
+        self._before, self._after = whole[:start], whole[start + len(bare) :]
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        *,
+        add_special_tokens: bool = True,
+        keep: int | None = None,
+        side: Literal["left", "right"] = "right",
+    ) -> list[tuple[int, ...]]:
+        """The ids of each text.
+
+        Args:
+            texts: any.
+            add_special_tokens: with those the tokenizer puts around a text; they stay when it is cut.
+            keep: ids at most, or None for all.
+            side: which side of a text is cut off.
+
+        Raises:
+            InvalidRequestError: a text holds unpaired surrogates.
+        """
+        if keep is None:
+            return [tuple(ids) for ids in self._ids(texts, add_special_tokens=add_special_tokens)]
+        before, after = (self._before, self._after) if add_special_tokens else ([], [])
+        room = max(0, keep - len(before) - len(after))
+        found = []
+        for ids in self._cut(texts, room, side):
+            kept = ids if len(ids) <= room else ids[:room] if side == "right" else ids[len(ids) - room :]
+            found.append((*before, *kept, *after)[:keep])
+        return found
+
+    def _cut(self, texts: Sequence[str], room: int, side: Literal["left", "right"]) -> list[list[int]]:
+        """The ids of each text without special tokens, `room` of them at least, on the side that is kept, where there are as many."""
+        short = [_end(text, room, side) for text in texts]
+        found = self._ids(short, add_special_tokens=False)
+        for index, (text, part) in enumerate(zip(texts, short, strict=True)):
+            # Near where a text was cut its tokens may differ from those it has whole.
+            if part is not text and len(found[index]) < room + _MARGIN:
+                found[index] = self._ids([text], add_special_tokens=False)[0]
+        return found
+
+    def pairs(self, pairs: Sequence[tuple[str, str]], *, keep: int | None = None) -> list[Pair]:
+        """The ids of each pair of texts, with the special tokens around and between them.
+
+        Args:
+            pairs: any.
+            keep: ids at most, or None for all; what is over is taken from the longer text first.
+
+        Raises:
+            InvalidRequestError: a text holds unpaired surrogates.
+        """
+        short = [
+            pair if keep is None else (_end(pair[0], keep, "right"), _end(pair[1], keep, "right"))
+            for pair in pairs
+        ]
+        try:
+            encodings = self._tokenizer.encode_batch_fast(short)
+        except TypeError as error:
+            raise _surrogates() from error
+        found = []
+        for (first, second), encoding in zip(pairs, encodings, strict=True):
+            if keep is None or len(encoding.ids) <= keep:
+                found.append(_pair(encoding.ids, encoding.type_ids))
+            else:
+                found.append(self._shortened(first, second, keep))
+        return found
+
+    def _shortened(self, first: str, second: str, keep: int) -> Pair:
+        # A tokenizer's own way to truncate is a setting of the whole tokenizer, which other threads use.
+        room = max(0, keep - self._tokenizer.num_special_tokens_to_add(True))
+        one, two = (
+            self._tokenizer.encode(_end(text, room, "right"), add_special_tokens=False)
+            for text in (first, second)
+        )
+        first_length, second_length = _shared(len(one.ids), len(two.ids), room)
+        one.truncate(first_length)
+        two.truncate(second_length)
+        encoding = self._tokenizer.post_process(one, two)
+        return _pair(encoding.ids, encoding.type_ids)
+
+    def _ids(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        try:
+            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        except TypeError as error:
+            raise _surrogates() from error
+        return [encoding.ids for encoding in encodings]
+
+
+def _end(text: str, room: int, side: Literal["left", "right"]) -> str:
+    """What of `text` certainly holds the `room` ids that are kept, unless its tokens are very long."""
+    most = _CHARACTERS * (room + _MARGIN)
+    if len(text) <= most:
+        return text
+    return text[:most] if side == "right" else text[-most:]
+
+
+def _shared(one: int, two: int, room: int) -> tuple[int, int]:
+    """What two texts of `one` and `two` ids, too many together, keep of `room`: as the tokenizers library's "longest_first"."""
+    small, large = sorted((one, two))
+    large = small if small > room else max(small, room - small)
+    if small + large > room:
+        small = room // 2
+        large = small + room % 2
+    return (large, small) if one > two else (small, large)
+
+
+def _pair(ids: list[int], types: list[int]) -> Pair:
+    return Pair(tuple(ids), types.index(1) if 1 in types else len(ids))
+
+
+def _surrogates() -> InvalidRequestError:
+    return InvalidRequestError("text must be valid Unicode, without unpaired surrogates", param="input")
+
+
+__all__ = ["Pair", "TextEncoder"]
