@@ -1,6 +1,5 @@
 """Nobody waits long for another's computation: threads in the background give way, and collections look at little."""
 
-import os
 import subprocess
 import sys
 import threading
@@ -57,7 +56,7 @@ def test_a_thread_in_the_background_gives_way_once_a_turn(pauses: list[float]) -
             pace.give_way()
 
     in_background(often)
-    assert 10 < len(pauses) < 25
+    assert 5 < len(pauses) < 15
     assert min(np.diff(pauses)) > pace.TURN
 
 
@@ -89,11 +88,12 @@ def test_digests_checks_and_casts_of_a_large_prompt_give_way_and_come_out_the_sa
     assert here[0] == b"".join(one_by_one)
 
 
-@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux tells such threads apart")
-def test_large_requests_are_prepared_in_the_background(llama: Fleet) -> None:
+def test_large_requests_are_prepared_in_the_background(llama: Fleet, pauses: list[float]) -> None:
     server = llama.apps[llama.serve()].server
-    assert llama.run(server.prepare(OFFLOAD_BYTES, lambda: os.sched_getscheduler(0))) == os.SCHED_BATCH
-    assert llama.run(server.prepare(1, lambda: os.sched_getscheduler(0))) == os.SCHED_OTHER
+    llama.run(server.prepare(1, pace.give_way))
+    assert not pauses
+    llama.run(server.prepare(OFFLOAD_BYTES, pace.give_way))
+    assert len(pauses) == 1
 
 
 def test_what_a_process_has_loaded_is_not_collected_again() -> None:
