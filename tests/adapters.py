@@ -9,6 +9,7 @@ from typing import Any
 
 import peft
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig
 
@@ -25,6 +26,18 @@ def _calmly() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+@cache
+def base(model: Path) -> Any:
+    """The model itself."""
+    return _base(model).eval()
+
+
+def prompt_rows(adapter: Path) -> Tensor:
+    """The rows of a prompt-tuning adapter, (positions, hidden)."""
+    rows: Tensor = load_file(adapter / "adapter_model.safetensors")["prompt_embeddings"]
+    return rows
 
 
 def _base(model: Path) -> Any:

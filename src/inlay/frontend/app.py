@@ -13,7 +13,7 @@ from starlette.routing import Router as PathRouter
 import inlay
 from inlay.digest import Secret
 from inlay.errors import InlayError, NotFoundError
-from inlay.frontend import admin, health, models, openapi, pages, tokenize, uploads
+from inlay.frontend import adapters, admin, health, models, openapi, pages, tokenize, uploads
 from inlay.frontend.access import caller_of, timeout_of
 from inlay.frontend.admission import Reservation
 from inlay.frontend.body import Message, Receive, Scope, Send, declared_length, discard_body, header
@@ -37,6 +37,7 @@ from inlay.frontend.scoring import rerank, score
 from inlay.frontend.server import Call, Server
 from inlay.frontend.settings import FrontendSettings
 from inlay.protocol.openai.admin import Asleep, Awake, CacheReset, IsSleeping
+from inlay.protocol.openai.adapters import AdapterList, LoadLoraAdapterRequest, UnloadLoraAdapterRequest
 from inlay.protocol.openai.chat import ChatChunk, ChatCompletion, ChatRequest
 from inlay.protocol.openai.completions import Completion, CompletionRequest
 from inlay.protocol.openai.embeddings import (
@@ -149,6 +150,20 @@ _ROUTES: tuple[tuple[Operation, Handler], ...] = (
         admin.wake_up,
     ),
     (Operation("GET", "/is_sleeping", "Whether a worker sleeps.", None, IsSleeping, admin=True), admin.is_sleeping),
+        Operation(
+            "POST", "/v1/load_lora_adapter", "Load an adapter, which is a model of its own from then on.",
+            LoadLoraAdapterRequest, admin=True,
+        ),
+        adapters.load_lora_adapter,
+    ),
+    (
+        Operation(
+            "POST", "/v1/unload_lora_adapter", "Unload an adapter once its running requests have ended.",
+            UnloadLoraAdapterRequest, admin=True,
+        ),
+        adapters.unload_lora_adapter,
+    ),
+    (Operation("GET", "/v1/loras", "All adapters on all workers.", None, AdapterList, admin=True), adapters.list_loras),
     (Operation("GET", "/live", "Whether the process answers.", None, Status, open=True), health.live),
     (Operation("GET", "/ready", "Whether requests are taken.", None, Status, open=True), health.ready),
     (Operation("GET", "/health", "How the workers' engines are.", None, Health, open=True), health.health),

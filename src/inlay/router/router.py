@@ -92,10 +92,10 @@ class Router:
         )
 
     def adapters(self, card: ModelCard) -> list[Adapter]:
-        """The adapters that some worker of a model can use now."""
+        """The adapters that some worker of a model can use now; while none is ready, those there were."""
         found: dict[str, Adapter] = {}
-        for worker in self.workers(card.name):
-            for adapter in worker.card.adapters:
+        for known in [worker.card for worker in self.workers(card.name)] or [card]:
+            for adapter in known.adapters:
                 found.setdefault(adapter.name, adapter)
         return list(found.values())
 

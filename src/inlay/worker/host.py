@@ -174,7 +174,8 @@ class Host:
                 )
                 return {}
             case "list_adapters":
-                return {"adapters": msgspec.json.encode(self._lending().statuses()).decode()}
+                statuses = [] if self._adapters is None else self._adapters.statuses()
+                return {"adapters": msgspec.json.encode(statuses).decode()}
             case "sleep" | "wake_up":
                 return await self._sleeping.follow(command)
             case "drain":
