@@ -80,7 +80,7 @@ def models(url: str) -> dict[str, dict[str, Any]]:
     return {entry["id"]: entry for entry in listed}
 
 
-def complete(url: str, model: str, prompt: Any, count: int = 8, **more: Any) -> httpx.Response:
+def complete(url: str, model: str, prompt: Any, count: int | None = 8, **more: Any) -> httpx.Response:
     body = {
         "model": model,
         "prompt": prompt,
@@ -235,12 +235,13 @@ def test_adapters_are_for_admins(url: str, lora: Path) -> None:
     assert httpx.get(url + "/v1/loras", headers=plain).status_code == 403
 
 
+@pytest.mark.slow
 def test_unloading_lets_a_stream_end_and_takes_no_new_request(url: str, lora: Path) -> None:
     load(url, "a", lora)
     began, gone = threading.Event(), threading.Event()
 
     def stream() -> int:
-        body = {"model": "a", "prompt": [1, 2, 3], "max_tokens": 400, "ignore_eos": True, "stream": True}
+        body = {"model": "a", "prompt": [1, 2, 3], "max_tokens": 200, "ignore_eos": True, "stream": True}
         count = 0
         headers = {"authorization": "Bearer plain"}
         with httpx.stream("POST", url + "/v1/completions", json=body, headers=headers, timeout=60) as answer:
@@ -362,6 +363,7 @@ class TestTrainedPrompts:
         refused = complete(url, "p", [5, 6, 7], 1, prompt_logprobs=1)
         assert (refused.status_code, error(refused)["param"]) == (400, "prompt_logprobs")
 
+    @pytest.mark.slow
     def test_they_need_no_embeddings_from_clients_and_no_room_for_lora(self, soft: Path) -> None:
         with fleet(tiny("llama"), lora_modules=[f"p={soft}"]) as plain:
             bare = plain.serve()

@@ -36,8 +36,8 @@ from inlay.frontend.responses import responses
 from inlay.frontend.scoring import rerank, score
 from inlay.frontend.server import Call, Server
 from inlay.frontend.settings import FrontendSettings
-from inlay.protocol.openai.admin import Asleep, Awake, CacheReset, IsSleeping
 from inlay.protocol.openai.adapters import AdapterList, LoadLoraAdapterRequest, UnloadLoraAdapterRequest
+from inlay.protocol.openai.admin import Asleep, Awake, CacheReset, IsSleeping
 from inlay.protocol.openai.chat import ChatChunk, ChatCompletion, ChatRequest
 from inlay.protocol.openai.completions import Completion, CompletionRequest
 from inlay.protocol.openai.embeddings import (
@@ -150,6 +150,7 @@ _ROUTES: tuple[tuple[Operation, Handler], ...] = (
         admin.wake_up,
     ),
     (Operation("GET", "/is_sleeping", "Whether a worker sleeps.", None, IsSleeping, admin=True), admin.is_sleeping),
+    (
         Operation(
             "POST", "/v1/load_lora_adapter", "Load an adapter, which is a model of its own from then on.",
             LoadLoraAdapterRequest, admin=True,

@@ -125,7 +125,7 @@ def tensors_in(file: Path, max_header: int = _MAX_HEADER) -> Iterator[StoredTens
             header = msgspec.json.decode(stream.read(length), type=dict[str, msgspec.Raw])
         header.pop("__metadata__", None)
         entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in header.items()}
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(f"{file} is not a safetensors file: {error}") from error
     for name, entry in entries.items():
         start, stop = entry.data_offsets

@@ -23,7 +23,7 @@ from inlay.adapter import LoraFiles, PromptFiles
 from inlay.adapter.files import dtype_of, elements
 from inlay.adapter.library import Opened
 from inlay.digest import Secret, row_digests
-from inlay.errors import EngineError, InlayError, InvalidRequestError, NotFoundError, OverloadedError
+from inlay.errors import EngineError, InlayError, InvalidRequestError, NotFoundError
 from inlay.prompt import Buffer, Prompt, Rows
 from inlay.protocol.work import Adapter, Adapts, Delta, Emit, Engine, Work
 from inlay.tensors.rows import to_rows
@@ -177,7 +177,6 @@ class Adapters:
             InvalidRequestError: the name is taken, there is no room, or the adapter will not do.
             NotFoundError: no adapter at the address.
             EngineError: the engine failed to load it.
-            OverloadedError: the engine is asleep.
         """
         if order.name in self._loading:
             held, task = self._loading[order.name]
@@ -283,8 +282,6 @@ class Adapters:
                 f"There is room for {self._most} adapters (--max-loras), and {count} are loaded or on their way; unload one first",
                 param="lora_name",
             )
-        if card.asleep:
-            raise OverloadedError("the engine is asleep: wake it up to load an adapter", retry_after=1)
 
     async def _load(self, held: _Held) -> Adapter:
         order = held.order

@@ -165,6 +165,7 @@ class Host:
                 )
                 return stats
             case "load_adapter":
+                self._sleeping.check_awake()
                 adapter = await self._lending().load(order_of(command.arguments))
                 return {"content_id": adapter.content_id}
             case "unload_adapter":
