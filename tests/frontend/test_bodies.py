@@ -3,6 +3,7 @@
 import json
 import socket
 import time
+from collections.abc import Hashable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -124,9 +125,11 @@ def test_what_is_kept_of_a_request_is_held_as_long_as_its_answer_takes(
     budget = llama.apps[plain_url].server.budget
     start, held = Generation.start, list[int]()
 
-    def started(generation: Generation, router: Router, name: str) -> None:
+    async def started(
+        generation: Generation, router: Router, name: str, *, session: str | None, client: Hashable
+    ) -> None:
         held.append(budget.used)
-        start(generation, router, name)
+        await start(generation, router, name, session=session, client=client)
 
     monkeypatch.setattr(Generation, "start", started)
     limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"

@@ -33,6 +33,7 @@ from inlay.protocol.work import (
 from inlay.router import Router, resume
 from tests.models import tiny
 from tests.plane.direct import DirectPlane
+from tests.router.sending import IDLE, First, send
 
 SECRET = Secret(bytes(32))
 
@@ -134,13 +135,13 @@ async def test_an_answer_whose_workers_die_is_the_answer_of_an_undisturbed_one(
     if kind == "mixed":
         sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
     plane = await DirectPlane.around(*(TorchEngine(torch_settings, SECRET) for _ in range(3)))
-    router = Router(plane)
-    whole = await read(router.send("m", Work(id="whole", prompt=prompt(kind), sampling=sampling)))
+    router = Router(plane, random=First())
+    whole = await read(await send(router, Work(id="whole", prompt=prompt(kind), sampling=sampling)))
     assert len(whole.ids) > 8
     draw = random.Random(f"{name} {kind}")
     killer = Killer(plane, draw.sample(range(1, len(whole.ids) - 1), 2))
     disturbed = await read(
-        router.send("m", Work(id="disturbed", prompt=prompt(kind), sampling=sampling)), killer
+        await send(router, Work(id="disturbed", prompt=prompt(kind), sampling=sampling)), killer
     )
     assert killer.killed == 2
     assert disturbed.attempts == {0, 1, 2}
@@ -208,7 +209,7 @@ async def around() -> AsyncIterator[Around]:
 
     async def make(*engines: Engine) -> tuple[Router, DirectPlane]:
         planes.append(await DirectPlane.around(*engines))
-        return Router(planes[-1]), planes[-1]
+        return Router(planes[-1], random=First()), planes[-1]
 
     yield make
     for plane in planes:
@@ -227,7 +228,7 @@ async def test_what_was_shown_goes_with_the_next_attempt_and_comes_once(
     engines[0].fail = gives_up_after(3)
     engines[1].fail = gives_up_after(4)
     router, _ = await around(*engines)
-    answer = await read(router.send("m", echo_work()))
+    answer = await read(await send(router, echo_work()))
     assert answer.ids == [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2]
     assert answer.usage == Usage(5, 12)
     sent = [engine.seen[0] for engine in engines]
@@ -240,7 +241,7 @@ async def test_a_worker_that_gives_up_by_itself_is_as_good_as_lost(
 ) -> None:
     engines = [Scripted(echo_settings) for _ in range(2)]
     router, _ = await around(*engines)
-    stream = router.send("m", echo_work(2000))
+    stream = await send(router, echo_work(2000))
     aborting = iter([True])
 
     def abort(seen: int) -> None:
@@ -255,7 +256,7 @@ async def test_a_worker_that_gives_up_by_itself_is_as_good_as_lost(
 async def test_a_cancelled_work_is_not_sent_again(echo_settings: EngineSettings, around: Around) -> None:
     engines = [Scripted(echo_settings) for _ in range(2)]
     router, plane = await around(*engines)
-    stream = router.send("m", echo_work(50_000))
+    stream = await send(router, echo_work(50_000))
 
     def leave(seen: int) -> None:
         stream.cancel()
@@ -272,7 +273,7 @@ async def test_a_bad_request_is_refused_by_the_first_worker_and_asked_of_no_othe
     engines = [Scripted(echo_settings) for _ in range(3)]
     router, _ = await around(*engines)
     with pytest.raises(InvalidRequestError, match="maximum context length"):
-        await read(router.send("m", echo_work(1_000_000)))
+        await read(await send(router, echo_work(1_000_000)))
     assert sum(len(engine.seen) for engine in engines) == 1
 
 
@@ -284,7 +285,7 @@ async def test_a_work_that_shows_nothing_is_not_tried_for_ever(
         engine.fail = gives_up_after(0)
     router, _ = await around(*engines)
     with pytest.raises(OverloadedError, match="the engine is gone"):
-        await read(router.send("m", echo_work()))
+        await read(await send(router, echo_work()))
     assert sum(len(engine.seen) for engine in engines) == resume.MAX_BARREN
 
 
@@ -296,7 +297,7 @@ async def test_a_work_that_is_the_death_of_its_workers_is_not_that_of_the_fleet(
         engine.fail = gives_up_after(1)
     router, _ = await around(*engines)
     with pytest.raises(OverloadedError, match="the engine is gone"):
-        await read(router.send("m", echo_work(100)))
+        await read(await send(router, echo_work(100)))
     assert sum(len(engine.seen) for engine in engines) == resume.MAX_ATTEMPTS
 
 
@@ -308,7 +309,7 @@ async def test_an_answer_that_cannot_go_on_exactly_ends_with_an_error_and_is_nev
     router, _ = await around(*engines)
     seen: list[int] = []
     with pytest.raises(OverloadedError, match="does not continue greedy, logprobs exactly"):
-        await read(router.send("m", echo_work(sampling={"temperature": 0.0, "logprobs": 1})), seen.append)
+        await read(await send(router, echo_work(sampling={"temperature": 0.0, "logprobs": 1})), seen.append)
     assert seen[-1] == 3
     assert not engines[1].seen
 
@@ -319,7 +320,7 @@ async def test_an_answer_not_begun_may_start_anew_on_any_engine_of_the_pool(
     engines = [Scripted(echo_settings, resuming={}), Scripted(echo_settings, resuming={}, engine="other")]
     engines[0].fail = gives_up_after(0)
     router, _ = await around(*engines)
-    assert (await read(router.send("m", echo_work()))).ids[:3] == [1, 2, 3]
+    assert (await read(await send(router, echo_work()))).ids[:3] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -334,7 +335,7 @@ async def test_an_answer_goes_on_only_where_it_would_have_been_the_same(
     monkeypatch.setattr(resume, "WAIT_SECONDS", 0.3)
     engines = [Scripted(echo_settings), Scripted(echo_settings, **change)]
     router, plane = await around(*engines)
-    first = router.send("m", echo_work(50_000))
+    first = await send(router, echo_work(50_000))
     (begun,) = [n for n, engine in enumerate(engines) if plane._links[n]._streams]
     with pytest.raises(OverloadedError, match="gone"):
         await read(first, lambda seen: plane.worker_ends[begun].close())
@@ -347,7 +348,7 @@ async def test_when_the_only_worker_is_gone_the_work_waits_for_the_next(
     engines = [Scripted(echo_settings) for _ in range(2)]
     router, plane = await around(*engines)
     late = plane._links.pop()
-    stream = router.send("m", echo_work(15_000))
+    stream = await send(router, echo_work(15_000))
     loop = asyncio.get_running_loop()
 
     def kill(seen: int) -> None:
@@ -367,7 +368,7 @@ async def test_a_later_attempt_has_the_time_that_is_left(
     engines = [Scripted(echo_settings) for _ in range(2)]
     engines[0].fail = gives_up_after(3)
     router, _ = await around(*engines)
-    await read(router.send("m", echo_work(deadline=60.0)))
+    await read(await send(router, echo_work(deadline=60.0)))
     deadline = engines[1].seen[0].deadline
     assert deadline is not None
     assert 0 < deadline < 60.0
@@ -375,7 +376,7 @@ async def test_a_later_attempt_has_the_time_that_is_left(
 
 async def test_a_deadline_passes_while_nobody_is_there(echo_settings: EngineSettings, around: Around) -> None:
     router, plane = await around(Scripted(echo_settings))
-    stream = router.send("m", echo_work(90_000, deadline=0.5))
+    stream = await send(router, echo_work(90_000, deadline=0.5))
     with pytest.raises(DeadlineExceededError):
         await read(stream, lambda seen: plane.worker_ends[0].close())
 
@@ -395,7 +396,7 @@ async def test_what_was_cached_is_what_the_first_worker_had(
 
         engine.fail = counted
     router, _ = await around(*engines)
-    assert (await read(router.send("m", echo_work()))).usage == Usage(5, 12, 4)
+    assert (await read(await send(router, echo_work()))).usage == Usage(5, 12, 4)
 
 
 async def test_a_prompt_is_told_of_once_however_often_it_is_computed(
@@ -415,7 +416,7 @@ async def test_a_prompt_is_told_of_once_however_often_it_is_computed(
 
     engines[0].fail = half
     router, _ = await around(*engines)
-    answer = await read(router.send("m", echo_work(sampling={"prompt_logprobs": 0})))
+    answer = await read(await send(router, echo_work(sampling={"prompt_logprobs": 0})))
     assert [(scores.start, len(scores)) for scores in answer.prompt_logprobs] == [(1, 2), (3, 2)]
     assert b"".join(scores.ids for scores in answer.prompt_logprobs) == np.arange(2, 6, dtype="<i4").tobytes()
 
@@ -427,6 +428,6 @@ async def test_nothing_counts_as_load_when_all_has_ended(
     engines[0].fail = gives_up_after(2)
     router, _ = await around(*engines)
     await asyncio.gather(
-        *(read(router.send("m", msgspec.structs.replace(echo_work(50), id=str(n)))) for n in range(9))
+        *[read(await send(router, msgspec.structs.replace(echo_work(50), id=str(n)))) for n in range(9)]
     )
-    assert not any(router._load.values())
+    assert set(router.loads().values()) <= {IDLE}

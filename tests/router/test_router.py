@@ -14,6 +14,7 @@ from inlay.prompt import Prompt, Tokens
 from inlay.protocol.work import Command, Sampling, Stream, Work
 from inlay.router import Router
 from tests.plane.direct import DirectPlane
+from tests.router.sending import IDLE, send
 
 SECRET = Secret(bytes(32))
 
@@ -48,12 +49,12 @@ async def test_a_model_is_found_by_its_name_and_by_its_aliases(plane: DirectPlan
     with pytest.raises(NotFoundError, match=r"`other` does not exist; served: `m`, `alias`$"):
         router.card("other")
     with pytest.raises(NotFoundError):
-        router.send("other", work("x"))
+        await send(router, work("x"), "other")
 
 
 async def test_works_go_to_the_worker_with_the_least_under_way(plane: DirectPlane) -> None:
     router = Router(plane)
-    streams = [router.send("m", work(str(n), 1000)) for n in range(9)]
+    streams = [await send(router, work(str(n), 1000)) for n in range(9)]
     counts = Counter[int]()
     for index, worker in enumerate(plane.workers()):
         reply = await worker.call(Command("stats"))
@@ -63,16 +64,16 @@ async def test_works_go_to_the_worker_with_the_least_under_way(plane: DirectPlan
     assert set(counts.values()) == {3}
     for stream in streams:
         await finish(stream)
-    assert not any(router._load.values())
+    assert set(router.loads().values()) == {IDLE}
 
 
 async def test_a_cancelled_stream_no_longer_counts(plane: DirectPlane) -> None:
     router = Router(plane)
-    stream = router.send("m", work("c", 50_000))
+    stream = await send(router, work("c", 50_000))
     stream.cancel()
-    assert not any(router._load.values())
+    assert set(router.loads().values()) == {IDLE}
     await finish(stream)
-    assert not any(router._load.values())
+    assert set(router.loads().values()) == {IDLE}
 
 
 async def test_a_model_whose_workers_are_gone_is_overloaded_not_unknown(settings: EngineSettings) -> None:
@@ -84,5 +85,5 @@ async def test_a_model_whose_workers_are_gone_is_overloaded_not_unknown(settings
         await plane.changed()
     assert router.card("m").name == "m"
     with pytest.raises(OverloadedError, match="No worker"):
-        router.send("m", work("x"))
+        await send(router, work("x"))
     await plane.close()

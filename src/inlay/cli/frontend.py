@@ -58,7 +58,10 @@ async def _host(settings: FleetFrontendSettings, console: Console) -> None:
         store = settings.store.open(secret) if frontend.enable_prompt_embeds else None
         if store is not None:
             undo.callback(store.close)
-        app = build_app(Router(plane), frontend, secret=secret, store=store)
+        router = Router(plane, settings.router, secret=secret)
+        await router.start()
+        undo.push_async_callback(router.close)
+        app = build_app(router, frontend, secret=secret, store=store)
 
         def started(url: str) -> None:
             console.line(

@@ -125,7 +125,8 @@ async def host(settings: ServeSettings, console: Console, when_ready: WhenReady 
     store = settings.store.open(secret) if frontend.enable_prompt_embeds else None
     plane = LocalPlane()
     supervisor = Supervisor(plane, lambda restore: spawn(engine, secret, restore=restore))
-    app = build_app(Router(plane), frontend, secret=secret, store=store)
+    router = Router(plane, settings.router, secret=secret)
+    app = build_app(router, frontend, secret=secret, store=store)
     stop = asyncio.Event()
     answering: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 

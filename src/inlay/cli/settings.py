@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from inlay.engine.settings import EngineSettings
 from inlay.frontend.settings import FrontendSettings
 from inlay.plane.nats.settings import NatsSettings
+from inlay.router.settings import RouterSettings
 from inlay.store.settings import StoreSettings
 
 _MODEL = Field(description="Directory of the model, or its name on the hub.")
@@ -20,6 +21,7 @@ class ServeSettings(BaseModel):
 
     engine: EngineSettings = Field(title="Model and engine")
     frontend: FrontendSettings = Field(title="HTTP")
+    router: RouterSettings = Field(default=RouterSettings(), title="Routing")
     store: StoreSettings = Field(default=StoreSettings(), title="Stored embeddings")
 
 
@@ -70,6 +72,7 @@ class FleetFrontendSettings(BaseModel):
 
     fleet: NatsSettings = Field(default=NatsSettings(), title="Fleet")
     frontend: FrontendSettings = Field(default=FrontendSettings(), title="HTTP")
+    router: RouterSettings = Field(default=RouterSettings(), title="Routing")
     store: StoreSettings = Field(default=StoreSettings(), title="Stored embeddings")
 
 

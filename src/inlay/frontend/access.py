@@ -13,6 +13,10 @@ ADMIN_PORT = "inlay.admin_port"
 """Key of a scope whose request came in on the admin port."""
 
 TIMEOUT_HEADER = b"x-request-timeout"
+SESSION_HEADER = b"x-session-id"
+
+_MAX_SESSION = 512
+"""Characters of a session's name."""
 
 
 def caller_of(server: Server, operation: Operation, scope: Scope) -> Caller:
@@ -74,3 +78,22 @@ def timeout_of(headers: Headers, settings: FrontendSettings) -> float | None:
             param="X-Request-Timeout",
         )
     return asked if bound is None else min(asked, bound)
+
+
+def session_of(headers: Headers, prompt_cache_key: str | None, tenant: str) -> str | None:
+    """The session a request belongs to, apart from all other tenants'; None where it names none. The body's word goes first.
+
+    Raises:
+        InvalidRequestError: the name is empty or too long.
+    """
+    named, param = prompt_cache_key, "prompt_cache_key"
+    if named is None:
+        value = header(headers, SESSION_HEADER)
+        if value is None:
+            return None
+        named, param = value.decode("latin-1"), "X-Session-Id"
+    if not 0 < len(named) <= _MAX_SESSION:
+        raise InvalidRequestError(
+            f"{param} must have 1 to {_MAX_SESSION} characters, got {len(named)}", param=param
+        )
+    return f"{tenant}/{named}"

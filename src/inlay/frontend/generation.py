@@ -1,7 +1,7 @@
 """The works of one request under way together."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Hashable, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -53,7 +53,7 @@ class Generation:
         self._times = times
         self._scores = scores
         self.bulk = bulk
-        self._streams: list[Stream] = []
+        self._sending: Sequence[asyncio.Future[list[Stream]]] = []
         self._tasks: list[asyncio.Task[None]] = []
 
     def scores_of(self, choice: Choice) -> PromptScores | None:
@@ -65,10 +65,22 @@ class Generation:
         each = self._per_prompt
         return [self.choices[start : start + each] for start in range(0, len(self.choices), each)]
 
-    def start(self, router: Router, name: str) -> None:
-        """Send the works. Raises `OverloadedError` when no worker can take one."""
-        for choice in self.choices:
-            self._streams.append(router.send(name, choice.work))
+    async def start(self, router: Router, name: str, *, session: str | None, client: Hashable) -> None:
+        """Send the works, those of each prompt to one worker, or wait until there is room for the first prompt's.
+
+        Arguments and errors as `Router.send`.
+        """
+        prompts = [[choice.work for choice in choices] for choices in self.by_prompt()]
+        if len(prompts) == 1:
+            # As nearly always; a task for it would cost a turn of the event loop.
+            sent: asyncio.Future[list[Stream]] = asyncio.get_running_loop().create_future()
+            sent.set_result(await router.send(name, prompts[0], session=session, client=client))
+            self._sending = [sent]
+            return
+        self._sending = [
+            asyncio.create_task(router.send(name, works, session=session, client=client)) for works in prompts
+        ]
+        await self._sending[0]
 
     async def pieces(self) -> AsyncGenerator[Pieces, None]:
         """What comes, all that has arrived at a time, until every choice has ended.
@@ -77,14 +89,11 @@ class Generation:
             InlayError: a work was refused or failed.
         """
         if len(self.choices) == 1:
-            async for piece in self._follow(self.choices[0], self._streams[0]):
+            async for piece in self._follow(self.choices[0]):
                 yield [(self.choices[0], piece)]
             return
         queue: asyncio.Queue[tuple[Choice, Piece] | BaseException] = asyncio.Queue(_QUEUED)
-        self._tasks = [
-            asyncio.create_task(self._pump(choice, stream, queue))
-            for choice, stream in zip(self.choices, self._streams, strict=True)
-        ]
+        self._tasks = [asyncio.create_task(self._pump(choice, queue)) for choice in self.choices]
         open_ = len(self.choices)
         while open_:
             batch: Pieces = []
@@ -100,15 +109,17 @@ class Generation:
             yield batch
 
     async def _pump(
-        self, choice: Choice, stream: Stream, queue: "asyncio.Queue[tuple[Choice, Piece] | BaseException]"
+        self, choice: Choice, queue: "asyncio.Queue[tuple[Choice, Piece] | BaseException]"
     ) -> None:
         try:
-            async for piece in self._follow(choice, stream):
+            async for piece in self._follow(choice):
                 await queue.put((choice, piece))
         except Exception as error:  # handed on: raised where the pieces are read
             await queue.put(error)
 
-    async def _follow(self, choice: Choice, stream: Stream) -> AsyncGenerator[Piece, None]:
+    async def _follow(self, choice: Choice) -> AsyncGenerator[Piece, None]:
+        prompt, number = divmod(choice.index, self._per_prompt)
+        stream = (await self._sending[prompt])[number]
         async for deltas in stream:
             piece = self._taken(choice, deltas)
             if choice.finish_reason is not None:
@@ -141,9 +152,13 @@ class Generation:
         """Cancel what is still under way."""
         for task in self._tasks:
             task.cancel()
-        for choice, stream in zip(self.choices, self._streams, strict=False):
-            if choice.finish_reason is None:
-                stream.cancel()
+        for choices, sending in zip(self.by_prompt(), self._sending, strict=False):
+            if not sending.done():
+                sending.cancel()
+            elif not sending.cancelled() and sending.exception() is None:
+                for choice, stream in zip(choices, sending.result(), strict=True):
+                    if choice.finish_reason is None:
+                        stream.cancel()
         self._times.finished(self._cached_tokens())
 
     def _cached_tokens(self) -> int:

@@ -8,6 +8,7 @@ from typing import Protocol
 import msgspec
 
 from inlay.errors import InlayError, InvalidRequestError
+from inlay.frontend.access import session_of
 from inlay.frontend.choices import Choice, Display
 from inlay.frontend.errors import ClientGone, internal_error
 from inlay.frontend.generation import Generation, Pieces
@@ -143,10 +144,13 @@ async def respond(
         ClientGone: the client left; the works are cancelled.
     """
     stream = EventStream(call.send, framing)
+    session = session_of(call.scope["headers"], request.prompt_cache_key, call.tenant.id)
     try:
         async with Lifeline(call.server.inflight, call.receive, call.take_clock()):
             await call.server.awake(model.card.name)
-            generation.start(call.server.router, model.card.name)
+            await generation.start(
+                call.server.router, model.card.name, session=session, client=call.reservation.client
+            )
             async with aclosing(generation.pieces()) as arriving:
                 async for pieces in arriving:
                     if request.stream:

@@ -30,3 +30,8 @@ class ServedModel(NamedTuple):
     def max_len(self) -> int:
         """Positions of a client's prompt and its output together."""
         return self.card.limits.max_model_len - self.positions_before
+
+
+def content_of(card: ModelCard, adapter: str) -> str | None:
+    """What the worker with this card knows an adapter's content by; None where it has none of this name."""
+    return next((known.content_id for known in card.adapters if known.name == adapter), None)

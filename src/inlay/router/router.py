@@ -1,61 +1,97 @@
 """Chooses a worker for each work and follows it to its end."""
 
-from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+import asyncio
+import time
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from random import Random
+from typing import NamedTuple
 
 import msgspec
 
-from inlay.errors import NotFoundError, OverloadedError
+from inlay.digest import Secret
+from inlay.errors import DeadlineExceededError, OverloadedError
 from inlay.protocol.embedding import EmbedWork, Vectors
-from inlay.protocol.work import Adapter, Delta, ModelCard, Plane, Stream, Work, Worker
+from inlay.protocol.routing import WorkerLoad, routing_chain
+from inlay.protocol.work import Adapter, ModelCard, Plane, Stream, Work, Worker
+from inlay.router.catalog import Catalog
+from inlay.router.fleet import Fleet
+from inlay.router.followed import Charge, Followed
+from inlay.router.key_table import Keys
+from inlay.router.kv_index import keys_of
+from inlay.router.member import Member
 from inlay.router.model import ServedModel
+from inlay.router.pool import Pool
 from inlay.router.resume import ResumingStream, Sent
+from inlay.router.settings import RouterSettings
+from inlay.router.waiting import WaitingRoom
 
 ASLEEP_RETRY_AFTER = 5.0
 """Seconds after which to ask again for a model that is asleep: waking takes about that long."""
 
-_NAMED = 5
-"""Names of served models at most in the error of one that is not."""
+_LONG = 8192
+"""Positions of a prompt from which on its chain is made off the event loop."""
+
+_DEFAULTS = RouterSettings()
 
 
-class _Counted:
-    """A stream that tells when it has ended, however it ends."""
+class _Placed(NamedTuple):
+    """A work, as it was sent, and what it answers."""
 
-    def __init__(self, stream: Stream, load: Counter[str], worker_id: str, weight: int) -> None:
-        self._stream = stream
-        self._load = load
-        self._worker_id = worker_id
-        self._weight = weight
-
-    async def __aiter__(self) -> AsyncIterator[Sequence[Delta]]:
-        try:
-            async for deltas in self._stream:
-                yield deltas
-        finally:
-            self._release()
-
-    def _release(self) -> None:
-        self._load[self._worker_id] -= self._weight
-        self._weight = 0
-
-    def cancel(self) -> None:
-        self._stream.cancel()
-        self._release()
+    work: Work
+    sent: Sent
 
 
 class Router:
-    """Least-loaded choice among the workers of a model, by positions under way."""
+    """Sends works to the workers of a plane.
 
-    def __init__(self, plane: Plane) -> None:
+    Args:
+        plane: knows the workers.
+        settings: how to choose, and how many may wait.
+        secret: of the namespace. Without it nothing is known of what is cached where.
+        random: chooses among equals.
+        clock: seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        plane: Plane,
+        settings: RouterSettings = _DEFAULTS,
+        *,
+        secret: Secret | None = None,
+        random: Random | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._plane = plane
-        self._load: Counter[str] = Counter()
-        self._known: dict[str, ModelCard] = {}
+        self._secret = secret
+        self._clock = clock
+        self._catalog = Catalog(plane)
+        self._fleet = Fleet(plane, settings, random or Random(), clock)
+        self._waiting: WaitingRoom[list[_Placed]] = WaitingRoom(settings, _cancel, clock)
+        self._watching: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Listen to what workers and other frontends tell, where the plane carries it."""
+        self._fleet.start(self._waiting.call)
+
+    async def close(self) -> None:
+        """Tell the other frontends that nothing is under way here any more, and stop listening."""
+        self._stop_watching()
+        await self._fleet.close()
+
+    @property
+    def num_waiting(self) -> int:
+        """Works that wait because all workers are full."""
+        return self._waiting.num_works
+
+    def loads(self) -> dict[str, WorkerLoad]:
+        """What all frontends, as far as is known here, have under way at each worker, by its id."""
+        return self._fleet.loads()
+
+    # Which models there are.
 
     def models(self) -> list[ModelCard]:
         """The card of each model that is, or was, served: one a name, aliases apart."""
-        for worker in self._plane.workers():
-            self._known[worker.card.name] = worker.card
-        return list(self._known.values())
+        return self._catalog.models()
 
     def card(self, name: str) -> ModelCard:
         """The card of the model clients call `name`, or of the one whose adapter is called so.
@@ -64,40 +100,15 @@ class Router:
             NotFoundError: no such model.
             OverloadedError: no worker has been ready yet, so nobody knows.
         """
-        return self.model(name).card
+        return self._catalog.model(name).card
 
     def model(self, name: str) -> ServedModel:
         """The model, or the adapter, that clients call `name`. Raises as `card`."""
-        try:
-            return ServedModel(self._base(name))
-        except NotFoundError:
-            for card in self.models():
-                for adapter in self.adapters(card):
-                    if name == adapter.name:
-                        return ServedModel(card, adapter)
-            raise
-
-    def _base(self, name: str) -> ModelCard:
-        models = self.models()
-        for card in models:
-            if name == card.name or name in card.aliases:
-                return card
-        if not models:
-            raise self.unready()
-        raise self._unknown(name)
-
-    def _unknown(self, name: str) -> NotFoundError:
-        return NotFoundError(
-            f"The model `{name}` does not exist{self._served()}", param="model", code="model_not_found"
-        )
+        return self._catalog.model(name)
 
     def adapters(self, card: ModelCard) -> list[Adapter]:
         """The adapters that some worker of a model can use now; while none is ready, those there were."""
-        found: dict[str, Adapter] = {}
-        for known in [worker.card for worker in self.workers(card.name)] or [card]:
-            for adapter in known.adapters:
-                found.setdefault(adapter.name, adapter)
-        return list(found.values())
+        return self._catalog.adapters(card)
 
     def missing(self) -> Mapping[str, str]:
         """As `inlay.protocol.work.Plane.missing`."""
@@ -105,13 +116,7 @@ class Router:
 
     def unready(self) -> OverloadedError:
         """The error where no worker is ready; it says what is known of why."""
-        missing = "".join(f"; {name}: {reason}" for name, reason in self.missing().items())
-        return OverloadedError(f"no worker is ready{missing}", retry_after=1)
-
-    def _served(self) -> str:
-        names = [name for card in self.models() for name in (card.name, *card.aliases)]
-        more = ", ..." if len(names) > _NAMED else ""
-        return "; served: " + ", ".join(f"`{name}`" for name in names[:_NAMED]) + more
+        return self._catalog.unready()
 
     def ready(self) -> Sequence[Worker]:
         """Every ready worker, of whatever model."""
@@ -119,23 +124,7 @@ class Router:
 
     def workers(self, name: str) -> list[Worker]:
         """The ready workers of the model with this name of its own or alias. Raises `NotFoundError`."""
-        card = self._base(name)
-        return [worker for worker in self._plane.workers() if _same_model(worker.card, card)]
-
-    def awake(self, name: str) -> list[Worker]:
-        """Those of `workers` that take works, at least one.
-
-        Raises:
-            NotFoundError: no such model.
-            OverloadedError: no worker of it is ready, or all of them are asleep.
-        """
-        workers = self.workers(name)
-        awake = [worker for worker in workers if not worker.card.asleep]
-        if workers and not awake:
-            raise OverloadedError(f"The model `{name}` is asleep.", retry_after=ASLEEP_RETRY_AFTER)
-        if not awake:
-            raise OverloadedError(f"No worker of the model `{name}` is ready.", retry_after=1)
-        return awake
+        return self._catalog.workers(self._catalog.base(name))
 
     async def wait_awake(self, name: str) -> None:
         """Return when none of the workers of a model is asleep alone: one is awake, or none is ready. Raises `NotFoundError`."""
@@ -146,66 +135,234 @@ class Router:
         """As `inlay.protocol.work.Plane.room`."""
         return self._plane.room(num_bytes)
 
-    def send(self, name: str, work: Work) -> Stream:
-        """Send `work` to a worker of the model with this name of its own or alias, which has the adapter that the work is for.
+    # Works.
+
+    async def send(
+        self,
+        name: str,
+        works: Sequence[Work],
+        *,
+        session: str | None = None,
+        client: Hashable = None,
+    ) -> list[Stream]:
+        """Send works of one prompt to one worker of the model with this name of its own or alias, when there is room at one.
 
         When that worker is gone before the end, others of its pool go on, as `inlay.router.resume` says.
 
+        Args:
+            name: of the model.
+            works: equal but for id, seed and the like; at least one.
+            session: that they belong to: those of one session go to one worker, if it has not much more to do than others.
+            client: whose they are: clients take turns.
+
+        Returns:
+            Their streams, each of which must be iterated to its end or cancelled.
+
         Raises:
             NotFoundError: no such model, or none of its workers has the adapter.
-            OverloadedError: no worker of it is ready.
+            OverloadedError: no worker of it is ready, all are asleep, or too much waits for one.
+            RateLimitedError: too much of the client's waits.
+            DeadlineExceededError: the works' time was over before there was room.
         """
-        workers = self.awake(name)
-        if work.adapter is not None:
-            workers = [worker for worker in workers if _adapter(worker.card, work.adapter) is not None]
-            if not workers:
-                raise self._unknown(work.adapter)
-        sent = self._send(workers, work)
-        like = sent.worker.card
-        return ResumingStream(work, sent, workers=lambda: self._pool(like, work.adapter), send=self._send)
+        pool = self._pool(name)
+        first = works[0]
+        self._check(name, pool, first.adapter)
+        keys = await self._keys(pool, first)
+        came = self._clock()
 
-    def _pool(self, like: ModelCard, adapter: str | None) -> list[Worker]:
-        """The ready workers that would answer as the one with this card does."""
+        def place() -> list[_Placed] | None:
+            self._check(name, pool, first.adapter)
+            return self._place(pool, works, keys, session, self._clock() - came)
+
+        line = (name, first.adapter)
+        placed = None if self._waiting.waits(line) else place()
+        if placed is None:
+            placed = await self._wait(line, place, works, client)
         return [
-            worker
-            for worker in self._plane.workers()
-            if _same_model(worker.card, like)
-            and (adapter is None or _adapter(worker.card, adapter) == _adapter(like, adapter))
+            ResumingStream(work, sent, workers=self._alike(sent.card, work.adapter), send=self._go_on)
+            for work, sent in placed
         ]
 
-    def _send(self, workers: Sequence[Worker], work: Work) -> Sent:
-        worker = min(workers, key=lambda candidate: self._load[candidate.id])
-        weight = len(work.prompt) + work.sampling.max_tokens
-        stream = worker.send(work)
-        self._load[worker.id] += weight
-        return Sent(worker, _Counted(stream, self._load, worker.id, weight))
+    async def _wait(
+        self,
+        line: Hashable,
+        place: Callable[[], list[_Placed] | None],
+        works: Sequence[Work],
+        client: Hashable,
+    ) -> list[_Placed]:
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch())
+        try:
+            return await self._waiting.wait(
+                line, place, num_works=len(works), client=client, priority=works[0].priority
+            )
+        finally:
+            self._stop_watching()
+
+    def _alike(self, card: ModelCard, adapter: str | None) -> Callable[[], Sequence[Worker]]:
+        return lambda: self._catalog.alike(card, adapter)
+
+    def _go_on(self, workers: Sequence[Worker], work: Work) -> Sent:
+        """Send a further attempt to one of some workers, without waiting: it has had its turn.
+
+        Raises:
+            OverloadedError: they are gone.
+        """
+        pool = self._pool(workers[0].card.name)
+        secret, card = self._secret, pool.card
+        keys = None if secret is None or card is None else self._chain(pool, card, secret, work)
+        placed = self._place(pool, [work], keys, None, 0, only=[worker.id for worker in workers])
+        if placed is None:
+            raise OverloadedError(f"No worker of the model `{workers[0].card.name}` is ready.", retry_after=1)
+        return placed[0].sent
 
     async def embed(self, name: str, work: EmbedWork) -> Vectors:
         """Have a worker of the model clients call `name` make the vectors of `work`; one that is full or gone is passed over.
 
         Raises:
             NotFoundError: no such model.
-            OverloadedError: no worker of it is ready, or none has room.
+            OverloadedError: no worker of it is ready, all are asleep, or none has room.
             InlayError: the work was refused or failed.
         """
+        pool = self._pool(name)
+        self._check(name, pool, work.adapter)
         error = self.unready()
-        weight = work.positions
-        workers = sorted(self.awake(name), key=lambda candidate: self._load[candidate.id])
-        for attempt, worker in enumerate(workers, work.attempt):
-            self._load[worker.id] += weight
+        avoid: set[str] = set()
+        length = work.positions
+        while True:
+            # What makes vectors says itself when it is full: it gathers works of many requests into one step.
+            chosen = pool.choose(length, None, adapter=work.adapter, avoid=avoid, full_too=True)
+            if chosen is None:
+                raise error
+            member = chosen.member
+            attempt = work.attempt + len(avoid)
+            charge = Charge(pool, member, prefill=length, length=length, ended=self._ended)
             try:
-                return await worker.embed(msgspec.structs.replace(work, attempt=attempt))
+                return await member.worker.embed(msgspec.structs.replace(work, attempt=attempt))
             except OverloadedError as full:
                 error = full
+                avoid.add(member.id)
             finally:
-                self._load[worker.id] -= weight
-        raise error
+                charge.end()
+
+    def _pool(self, name: str) -> Pool:
+        """The pool of the model with this name of its own or alias. Raises as `Catalog.base`."""
+        self._fleet.refresh()
+        return self._fleet.pool(self._catalog.base(name))
+
+    def _check(self, name: str, pool: Pool, adapter: str | None) -> None:
+        """Raise unless some worker could take a work now, had it room."""
+        if pool.can_serve(adapter):
+            return
+        if pool.asleep:
+            raise OverloadedError(f"The model `{name}` is asleep.", retry_after=ASLEEP_RETRY_AFTER)
+        if adapter is not None and len(pool) and not pool.has_adapter(adapter):
+            raise self._catalog.unknown(adapter)
+        raise OverloadedError(f"No worker of the model `{name}` is ready.", retry_after=1)
+
+    async def _keys(self, pool: Pool, work: Work) -> Keys | None:
+        """The blocks of a prompt, where it matters what is cached where."""
+        secret, card = self._secret, pool.card
+        if secret is None or card is None or not pool.asks_for_chain(work.adapter):
+            return None
+        if len(work.prompt) < _LONG:
+            return self._chain(pool, card, secret, work)
+        return await asyncio.to_thread(self._chain, pool, card, secret, work)
+
+    @staticmethod
+    def _chain(pool: Pool, card: ModelCard, secret: Secret, work: Work) -> Keys:
+        adapter = None if work.adapter is None else pool.content_id(work.adapter)
+        return keys_of(
+            routing_chain(
+                work.prompt, card, secret, adapter=adapter, salt=work.salt, output=work.prior_output
+            )
+        )
+
+    def _place(
+        self,
+        pool: Pool,
+        works: Sequence[Work],
+        keys: Keys | None,
+        session: str | None,
+        waited: float,
+        *,
+        only: Collection[str] | None = None,
+    ) -> list[_Placed] | None:
+        """Send the works now; None where no worker has room. Whoever turns out to be gone is passed over.
+
+        With `only`, they go to one of these, whether it has room or not.
+        """
+        first = works[0]
+        length = len(first.prompt) + len(first.prior_output)
+        gone: set[str] = set()
+        while True:
+            chosen = pool.choose(
+                length,
+                keys,
+                adapter=first.adapter,
+                session=session,
+                only=only,
+                avoid=gone,
+                full_too=only is not None,
+            )
+            if chosen is None:
+                return None
+            member = chosen.member
+            try:
+                placed = self._sent(pool, member, works, length, length - chosen.cached, waited)
+            except OverloadedError:
+                gone.add(member.id)
+                continue
+            if keys is not None:
+                self._fleet.sent(pool, member, keys)
+            return placed
+
+    def _sent(
+        self, pool: Pool, member: Member, works: Sequence[Work], length: int, prefill: int, waited: float
+    ) -> list[_Placed]:
+        """Send the works to a worker. Raises `OverloadedError` when it is gone; nothing is under way there then."""
+        placed: list[_Placed] = []
+        try:
+            for work in works:
+                work = _later(work, waited)
+                stream = member.worker.send(work)
+                # The prompt is computed once for all of them.
+                charge = Charge(
+                    pool, member, prefill=0 if placed else prefill, length=length, ended=self._ended
+                )
+                placed.append(_Placed(work, Sent(member.worker, Followed(stream, charge))))
+        except BaseException:
+            _cancel(placed)
+            raise
+        return placed
+
+    def _ended(self) -> None:
+        self._waiting.ended()
+        if self._waiting.num_works:
+            self._waiting.call()
+
+    def _stop_watching(self) -> None:
+        if self._watching is not None and not self._waiting.num_works:
+            self._watching.cancel()
+            self._watching = None
+
+    async def _watch(self) -> None:
+        """As long as anything waits, see whether a worker comes or wakes up, or none is left to wait for."""
+        while True:
+            await self._plane.changed()
+            self._fleet.refresh()
+            self._waiting.call()
 
 
-def _same_model(one: ModelCard, other: ModelCard) -> bool:
-    return (one.name, one.weights_id, one.dtype) == (other.name, other.weights_id, other.dtype)
+def _later(work: Work, waited: float) -> Work:
+    """A work that has waited so many seconds. Raises `DeadlineExceededError` when its time is over."""
+    if work.deadline is None or not waited:
+        return work
+    if work.deadline <= waited:
+        raise DeadlineExceededError(f"all workers were full for the {work.deadline:g} s that were left")
+    return msgspec.structs.replace(work, deadline=work.deadline - waited)
 
 
-def _adapter(card: ModelCard, name: str) -> str | None:
-    """What the worker with this card knows an adapter's content by; None where it has none of this name."""
-    return next((adapter.content_id for adapter in card.adapters if adapter.name == name), None)
+def _cancel(placed: Sequence[_Placed]) -> None:
+    for _, sent in placed:
+        sent.stream.cancel()

@@ -30,6 +30,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
         model: served name; the only model served when absent.
         seed: choice `i` of the request draws from `seed + i`; each choice draws its own when absent.
         cache_salt: prompts share cached prefixes only under equal salts.
+        prompt_cache_key: requests with the same go to the same worker, where that is possible.
         priority: lower is sooner.
         echo: show the prompt before the output; of completions only.
         prompt_logprobs: alternatives a token of the prompt.
@@ -67,6 +68,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     add_special_tokens: bool | None = None
     user: str | None = None
     cache_salt: str | None = None
+    prompt_cache_key: str | None = None
     priority: int | None = None
     response_format: Any = None
     prompt_logprobs: int | None = None

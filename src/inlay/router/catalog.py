@@ -1,0 +1,87 @@
+"""Which models there are, by whatever name."""
+
+from inlay.errors import NotFoundError, OverloadedError
+from inlay.protocol.work import Adapter, ModelCard, Plane, Worker
+from inlay.router.model import ServedModel, content_of
+from inlay.router.pool import PoolKey
+
+_NAMED = 5
+"""Names of served models at most in the error of one that is not."""
+
+
+class Catalog:
+    """The models and adapters of a plane's workers."""
+
+    def __init__(self, plane: Plane) -> None:
+        self._plane = plane
+        self._known: dict[str, ModelCard] = {}
+
+    def models(self) -> list[ModelCard]:
+        """The card of each model that is, or was, served: one a name, aliases apart."""
+        for worker in self._plane.workers():
+            self._known[worker.card.name] = worker.card
+        return list(self._known.values())
+
+    def model(self, name: str) -> ServedModel:
+        """The model, or the adapter, that clients call `name`.
+
+        Raises:
+            NotFoundError: no such model.
+            OverloadedError: no worker has been ready yet, so nobody knows.
+        """
+        try:
+            return ServedModel(self.base(name))
+        except NotFoundError:
+            for card in self.models():
+                for adapter in self.adapters(card):
+                    if name == adapter.name:
+                        return ServedModel(card, adapter)
+            raise
+
+    def base(self, name: str) -> ModelCard:
+        """The model with this name of its own or alias. Raises as `model`."""
+        models = self.models()
+        for card in models:
+            if name == card.name or name in card.aliases:
+                return card
+        if not models:
+            raise self.unready()
+        raise self.unknown(name)
+
+    def adapters(self, card: ModelCard) -> list[Adapter]:
+        """The adapters that some worker of a model can use now; while none is ready, those there were."""
+        found: dict[str, Adapter] = {}
+        for known in [worker.card for worker in self.workers(card)] or [card]:
+            for adapter in known.adapters:
+                found.setdefault(adapter.name, adapter)
+        return list(found.values())
+
+    def workers(self, card: ModelCard) -> list[Worker]:
+        """The ready workers of a model's pool."""
+        pool = PoolKey.of(card)
+        return [worker for worker in self._plane.workers() if PoolKey.of(worker.card) == pool]
+
+    def alike(self, card: ModelCard, adapter: str | None) -> list[Worker]:
+        """The ready workers that would answer as the one with this card does."""
+        content = None if adapter is None else content_of(card, adapter)
+        return [
+            worker
+            for worker in self.workers(card)
+            if adapter is None or content_of(worker.card, adapter) == content
+        ]
+
+    def unknown(self, name: str) -> NotFoundError:
+        """The error of a model or adapter that is not there."""
+        return NotFoundError(
+            f"The model `{name}` does not exist{self._served()}", param="model", code="model_not_found"
+        )
+
+    def _served(self) -> str:
+        names = [name for card in self.models() for name in (card.name, *card.aliases)]
+        more = ", ..." if len(names) > _NAMED else ""
+        return "; served: " + ", ".join(f"`{name}`" for name in names[:_NAMED]) + more
+
+    def unready(self) -> OverloadedError:
+        """The error where no worker is ready; it says what is known of why."""
+        missing = "".join(f"; {name}: {reason}" for name, reason in self._plane.missing().items())
+        return OverloadedError(f"no worker is ready{missing}", retry_after=1)

@@ -1,0 +1,66 @@
+"""What waits, and whose turn it is."""
+
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Iterator
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class FairQueue(Generic[T]):
+    """Items in order of priority, lower first; of equal priority the clients take turns, and each client's come in their order.
+
+    Adding, removing and taking cost the same however many wait, but for the number of different priorities.
+    """
+
+    __slots__ = ("_lines", "_size")
+
+    def __init__(self) -> None:
+        self._lines: dict[int, OrderedDict[Hashable, deque[T]]] = {}
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[T]:
+        """All, by priority and client."""
+        for priority in sorted(self._lines):
+            for line in self._lines[priority].values():
+                yield from line
+
+    def push(self, item: T, client: Hashable, priority: int) -> None:
+        """Add an item, which is equal to no other."""
+        self._lines.setdefault(priority, OrderedDict()).setdefault(client, deque()).append(item)
+        self._size += 1
+
+    def first(self) -> T:
+        """The item whose turn it is. Raises `IndexError` when none waits."""
+        if not self._lines:
+            raise IndexError("nothing waits")
+        lines = self._lines[min(self._lines)]
+        return next(iter(lines.values()))[0]
+
+    def take(self) -> T:
+        """Take out the item whose turn it is; its client's next turn is after the others'. Raises as `first`."""
+        if not self._lines:
+            raise IndexError("nothing waits")
+        priority = min(self._lines)
+        lines = self._lines[priority]
+        client, line = next(iter(lines.items()))
+        item = line.popleft()
+        lines.move_to_end(client)
+        self._taken(client, priority)
+        return item
+
+    def remove(self, item: T, client: Hashable, priority: int) -> None:
+        """Take an item out that was pushed so. Raises `KeyError` or `ValueError` when it does not wait."""
+        self._lines[priority][client].remove(item)
+        self._taken(client, priority)
+
+    def _taken(self, client: Hashable, priority: int) -> None:
+        lines = self._lines[priority]
+        if not lines[client]:
+            del lines[client]
+        if not lines:
+            del self._lines[priority]
+        self._size -= 1

@@ -1,0 +1,126 @@
+"""All pools of a plane, and what workers and other frontends tell of them."""
+
+import time
+from collections.abc import Callable
+from operator import is_
+from random import Random
+
+from inlay.protocol.routing import RoutingFeed, WorkerLoad
+from inlay.protocol.work import ModelCard, Plane, Worker
+from inlay.router.caches import Caches
+from inlay.router.key_table import Keys
+from inlay.router.member import Member
+from inlay.router.peers import Peers
+from inlay.router.policies import policy_of
+from inlay.router.pool import Pool, PoolKey
+from inlay.router.settings import RouterSettings
+
+
+class Fleet:
+    """Keeps the pools as the plane's workers are now.
+
+    Args:
+        plane: knows the workers.
+        settings: of the router.
+        random: chooses among equals.
+        clock: seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        plane: Plane,
+        settings: RouterSettings,
+        random: Random,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._plane = plane
+        self._settings = settings
+        self._policy = policy_of(settings, random)
+        self._clock = clock
+        self._pools: dict[PoolKey, Pool] = {}
+        self._pool_of: dict[str, Pool] = {}
+        self._workers: list[Worker] = []
+        self._cards: list[ModelCard] = []
+        feed = plane if isinstance(plane, RoutingFeed) else None
+        self._feed = feed
+        self._peers = None if feed is None else Peers(feed.publish, self._set_others, self._routed)
+        self._caches = None if feed is None else Caches(feed.kv_snapshot)
+        self._changed: Callable[[], None] = lambda: None
+
+    def start(self, changed: Callable[[], None]) -> None:
+        """Listen to what is told, if the plane carries it; `changed` is called when a worker has less to do by it."""
+        self._changed = changed
+        if self._feed is not None and self._peers is not None and self._caches is not None:
+            self._feed.listen(self._caches.take, self._peers.take)
+            self._peers.start()
+            self.refresh()
+
+    async def close(self) -> None:
+        """Stop listening."""
+        if self._peers is not None:
+            await self._peers.close()
+        if self._caches is not None:
+            await self._caches.close()
+
+    def pool(self, card: ModelCard) -> Pool:
+        """The pool of a model."""
+        key = PoolKey.of(card)
+        pool = self._pools.get(key)
+        if pool is None:
+            pool = self._pools[key] = Pool(self._policy(), self._settings, self._clock)
+        return pool
+
+    def refresh(self) -> None:
+        """See which workers there are now. Costs little where nothing has changed."""
+        workers = self._plane.workers()
+        cards = [worker.card for worker in workers]
+        if (
+            len(workers) == len(self._workers)
+            and all(map(is_, workers, self._workers))
+            and all(map(is_, cards, self._cards))
+        ):
+            return
+        self._workers, self._cards = list(workers), cards
+        grouped: dict[PoolKey, list[Worker]] = {key: [] for key in self._pools}
+        for worker, card in zip(workers, cards, strict=True):
+            grouped.setdefault(PoolKey.of(card), []).append(worker)
+        self._pool_of = {}
+        for key, some in grouped.items():
+            if not some and not len(self._pools[key]):
+                continue
+            pool = self._pools.get(key) or self.pool(some[0].card)
+            new = pool.take(some, self._others)
+            self._pool_of |= dict.fromkeys(pool.members, pool)
+            for member in new:
+                if self._caches is not None:
+                    self._caches.follow(pool, member)
+                if self._peers is not None:
+                    self._peers.watch(member)
+
+    def loads(self) -> dict[str, WorkerLoad]:
+        """What all frontends have under way at each worker, by its id."""
+        return {id_: member.load for pool in self._pools.values() for id_, member in pool.members.items()}
+
+    def sent(self, pool: Pool, member: Member, keys: Keys) -> None:
+        """A worker was sent a prompt of these blocks."""
+        pool.sent(member, keys)
+        if self._peers is not None:
+            self._peers.sent(member, keys)
+
+    def _others(self, worker_id: str) -> WorkerLoad:
+        return WorkerLoad() if self._peers is None else self._peers.load(worker_id)
+
+    def _set_others(self, worker_id: str, load: WorkerLoad) -> None:
+        pool = self._pool_of.get(worker_id)
+        if pool is None:
+            return
+        member = pool.members[worker_id]
+        fewer = load.works < member.others.works
+        pool.set_others(member, load)
+        if fewer:
+            self._changed()
+
+    def _routed(self, worker_id: str, keys: Keys) -> None:
+        pool = self._pool_of.get(worker_id)
+        if pool is not None:
+            pool.sent(pool.members[worker_id], keys)

@@ -1,0 +1,82 @@
+"""What is under way at a worker, counted from its beginning to its end."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from inlay.protocol.work import Delta, Stream
+from inlay.router.member import Member
+from inlay.router.pool import Pool
+
+_GROWS_BY = 16
+"""Output tokens after which a sequence counts as longer: not each is worth the arithmetic."""
+
+
+class Charge:
+    """A work's part of its worker's load.
+
+    Args:
+        pool: of the worker.
+        member: the worker.
+        prefill: positions it has to compute before the first token.
+        length: positions of the prompt.
+        ended: called once it has ended.
+    """
+
+    __slots__ = ("_decode", "_ended", "_length", "_member", "_new", "_pool", "_prefill")
+
+    def __init__(
+        self, pool: Pool, member: Member, *, prefill: int, length: int, ended: Callable[[], None]
+    ) -> None:
+        self._pool = pool
+        self._member = member
+        self._prefill = prefill
+        self._length = length
+        self._ended: Callable[[], None] | None = ended
+        self._decode = 0
+        self._new = 0
+        pool.change(member, works=1, prefill=prefill)
+
+    def take(self, deltas: Sequence[Delta]) -> None:
+        """The worker has said so much."""
+        if self._ended is None:
+            return
+        for delta in deltas:
+            self._new += len(delta.token_ids)
+        if not self._decode and self._new:
+            self._decode = self._length
+            self._pool.change(self._member, prefill=-self._prefill, decode=self._length)
+            self._prefill = 0
+        elif self._new >= _GROWS_BY:
+            self._decode += self._new
+            self._pool.change(self._member, decode=self._new)
+            self._new = 0
+
+    def end(self) -> None:
+        """It is under way no more. May be said again."""
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            self._pool.change(self._member, works=-1, prefill=-self._prefill, decode=-self._decode)
+            ended()
+
+
+class Followed:
+    """A stream that counts until it has ended, however it ends."""
+
+    __slots__ = ("_charge", "_stream")
+
+    def __init__(self, stream: Stream, charge: Charge) -> None:
+        self._stream = stream
+        self._charge = charge
+
+    async def __aiter__(self) -> AsyncIterator[Sequence[Delta]]:
+        """As `inlay.protocol.work.Stream`."""
+        try:
+            async for deltas in self._stream:
+                self._charge.take(deltas)
+                yield deltas
+        finally:
+            self._charge.end()
+
+    def cancel(self) -> None:
+        """As `inlay.protocol.work.Stream`."""
+        self._stream.cancel()
+        self._charge.end()

@@ -1,0 +1,117 @@
+"""One worker as a router knows it: what it has under way and what it has cached."""
+
+import math
+
+from inlay.digest import BLOCK_SIZE
+from inlay.protocol.routing import WorkerLoad
+from inlay.protocol.work import ModelCard, Worker
+from inlay.router.key_table import Keys
+from inlay.router.kv_index import KvIndex
+from inlay.router.sessions import hash_of
+
+BRIDGED_SECONDS = 10.0
+"""Of a worker that tells what it has cached: how long what it was sent counts as cached before it has said so."""
+
+_NOTHING = WorkerLoad()
+
+
+class Member:
+    """A worker of a pool.
+
+    What it has cached is known in three holdings of the pool's index. `told` is what its events said. `young` and `old` are what it was
+    sent: what was sent lately is young; when the young are half of what the worker can hold, or half of their time is over, the old are
+    forgotten and the young are old. So nothing is kept for each block, and what was sent is thought to be there for at least half of
+    what the worker can hold or of the time, and for no more than the whole.
+
+    Attributes:
+        seat: its place in the pool's arrays; None while it has none.
+        turns_at: when half of the time of what it was sent is over, if it was sent anything.
+        own: what this frontend has under way there.
+        others: what the other frontends have.
+        hash: of its id, for sessions.
+    """
+
+    __slots__ = (
+        "_index", "_num_old", "_num_young", "card", "hash", "old", "others", "own", "seat", "told", "turns_at", "worker", "young",
+    )  # fmt: skip
+
+    def __init__(self, worker: Worker, index: KvIndex) -> None:
+        self.worker = worker
+        self.card: ModelCard = worker.card
+        self.seat: int | None = None
+        self.own = _NOTHING
+        self.others = _NOTHING
+        self.hash = hash_of(worker.id)
+        self._index = index
+        self.told = index.add_holder()
+        self.young = index.add_holder()
+        self.old = index.add_holder()
+        self._num_young = self._num_old = 0
+        self.turns_at: float | None = None
+
+    @property
+    def id(self) -> str:
+        """Of the worker."""
+        return self.worker.id
+
+    @property
+    def load(self) -> WorkerLoad:
+        """What all frontends have under way there."""
+        own, others = self.own, self.others
+        return WorkerLoad(own.works + others.works, own.prefill + others.prefill, own.decode + others.decode)
+
+    def capacity(self, backlog: float) -> int:
+        """Works it may have at a time, `backlog` times as many waiting as running."""
+        return max(1, math.ceil(self.card.limits.max_num_seqs * (1 + backlog)))
+
+    def has_adapter(self, name: str | None) -> bool:
+        """Whether it can do works for an adapter; None is none."""
+        return name is None or any(adapter.name == name for adapter in self.card.adapters)
+
+    def sent(self, keys: Keys, now: float, ttl: float) -> bool:
+        """It was sent a prompt of these blocks, some `ttl` seconds of which it may keep it. Whether it must be looked at again later."""
+        self._num_young += self._index.store(self.young, keys)
+        half = self.card.num_blocks * self.card.block_size // BLOCK_SIZE // 2
+        if half and self._num_young >= half:
+            self.turn()
+        if self.turns_at is not None or not self._num_young + self._num_old:
+            return False
+        self._turn_later(now, ttl)
+        return True
+
+    def _turn_later(self, now: float, ttl: float) -> None:
+        self.turns_at = now + (min(ttl, BRIDGED_SECONDS) if self.card.kv_events else ttl) / 2
+
+    def turn_due(self, due: float, ttl: float) -> bool:
+        """Half of the time was over at `due`. Whether it must be looked at again."""
+        self.turns_at = None
+        if self.seat is None:
+            return False
+        self.turn()
+        if not self._num_old:
+            return False
+        self._turn_later(due, ttl)
+        return True
+
+    def turn(self) -> None:
+        """Forget the old; the young are old now."""
+        self._index.drop(self.old)
+        self.old, self.young = self.young, self._index.add_holder()
+        self._num_old, self._num_young = self._num_young, 0
+
+    def forget_told(self) -> None:
+        """Nothing is known any more of what it said."""
+        self._index.drop(self.told)
+        self.told = self._index.add_holder()
+
+    def forget(self) -> None:
+        """It has nothing cached any more."""
+        self.forget_told()
+        self.turn()
+        self.turn()
+
+    def leave(self) -> None:
+        """It is gone, and so is all it had."""
+        self.seat = None
+        for holder in (self.told, self.young, self.old):
+            self._index.drop(holder)

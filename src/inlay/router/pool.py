@@ -1,0 +1,254 @@
+"""The workers that can do each other's works: what each has under way and cached, and which of them is next."""
+
+import heapq
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+
+from inlay.digest import BLOCK_SIZE
+from inlay.protocol.routing import WorkerLoad
+from inlay.protocol.work import ModelCard, Worker
+from inlay.router.key_table import Keys
+from inlay.router.kv_index import KvIndex
+from inlay.router.member import Member
+from inlay.router.model import content_of
+from inlay.router.policies import Policy, Positions, View
+from inlay.router.sessions import Hashes, home
+from inlay.router.settings import RouterSettings
+
+
+class PoolKey(NamedTuple):
+    """What workers of a pool have in common; routing and resuming never leave it."""
+
+    name: str
+    weights_id: str
+    dtype: str
+
+    @classmethod
+    def of(cls, card: ModelCard) -> "PoolKey":
+        """Of the pool that a card's worker belongs to."""
+        return cls(card.name, card.weights_id, card.dtype)
+
+
+class Chosen(NamedTuple):
+    """The worker for a prompt, and the positions of it that it has cached as far as is known."""
+
+    member: Member
+    cached: int
+
+
+class Pool:
+    """Keeps the numbers of all its workers in arrays, so that a choice among thousands is a few operations on them.
+
+    Args:
+        policy: chooses.
+        settings: of the router.
+        clock: seconds that only grow.
+    """
+
+    def __init__(
+        self, policy: Policy, settings: RouterSettings, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.index = KvIndex()
+        self._policy = policy
+        self._settings = settings
+        self._clock = clock
+        self._members: dict[str, Member] = {}
+        self._seated: list[Member] = []
+        self._turning: list[tuple[float, int, Member]] = []
+        self._numbers = count()
+        self._able: dict[str | None, Positions] = {}
+        self._seat()
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    @property
+    def members(self) -> Mapping[str, Member]:
+        """By id of the worker."""
+        return self._members
+
+    def take(self, workers: Sequence[Worker], others: Callable[[str], WorkerLoad]) -> list[Member]:
+        """These are the workers now, with the cards they have now; those that are new.
+
+        Args:
+            workers: of this pool.
+            others: what the other frontends have under way at a worker.
+        """
+        before, self._members = self._members, {}
+        new: list[Member] = []
+        for worker in workers:
+            member = before.pop(worker.id, None)
+            if member is None:
+                member = Member(worker, self.index)
+                member.others = others(worker.id)
+                new.append(member)
+            elif member.card.asleep < worker.card.asleep:
+                member.forget()  # whoever sleeps gives the memory of its cache back
+            member.card = worker.card
+            self._members[worker.id] = member
+        for member in before.values():
+            member.leave()
+        self._seat()
+        return new
+
+    def _seat(self) -> None:
+        """Give every member its place in the arrays."""
+        members = self._seated = list(self._members.values())
+        for seat, member in enumerate(members):
+            member.seat = seat
+        backlog = self._settings.router_worker_backlog
+        self._capacity: Positions = np.array([member.capacity(backlog) for member in members], np.int64)
+        self._hashes: Hashes = np.array([member.hash for member in members], np.uint64)
+        loads = [member.load for member in members]
+        self._works: Positions = np.array([load.works for load in loads], np.int64)
+        self._prefill: Positions = np.array([load.prefill for load in loads], np.int64)
+        self._decode: Positions = np.array([load.decode for load in loads], np.int64)
+        holders = [(member.told, member.young, member.old) for member in members]
+        self._holders: Positions = np.array(holders, np.int64).reshape(-1, 3).T.copy()
+        self._able = {}
+
+    def _seats_able(self, adapter: str | None) -> Positions:
+        """The seats of those that are awake and have the adapter."""
+        able = self._able.get(adapter)
+        if able is None:
+            able = self._able[adapter] = np.array(
+                [
+                    seat
+                    for seat, member in enumerate(self._seated)
+                    if not member.card.asleep and member.has_adapter(adapter)
+                ],
+                np.int64,
+            )
+        return able
+
+    def has_adapter(self, adapter: str) -> bool:
+        """Whether any of its workers has it, awake or not."""
+        return any(member.has_adapter(adapter) for member in self._seated)
+
+    def content_id(self, adapter: str) -> str | None:
+        """The identity of an adapter's content, or None where no worker has it."""
+        contents = (content_of(member.card, adapter) for member in self._seated)
+        return next((content for content in contents if content is not None), None)
+
+    @property
+    def card(self) -> ModelCard | None:
+        """A card of the pool, for what its workers have in common; None where it has none."""
+        return self._seated[0].card if self._seated else None
+
+    @property
+    def asleep(self) -> bool:
+        """Whether it has workers, and all of them are asleep."""
+        return bool(self._seated) and all(member.card.asleep for member in self._seated)
+
+    def can_serve(self, adapter: str | None) -> bool:
+        """Whether any of its workers could be sent a work now, had it room."""
+        return len(self._seats_able(adapter)) > 0
+
+    def asks_for_chain(self, adapter: str | None) -> bool:
+        """Whether a choice depends on what is cached where."""
+        return self._policy.asks_for_cached and len(self._seats_able(adapter)) > 1
+
+    def choose(
+        self,
+        length: int,
+        keys: Keys | None,
+        *,
+        adapter: str | None = None,
+        session: str | None = None,
+        only: Collection[str] | None = None,
+        avoid: Collection[str] = (),
+        full_too: bool = False,
+    ) -> Chosen | None:
+        """The worker for a prompt, or None where none can take it now.
+
+        Args:
+            length: positions of the prompt.
+            keys: of its blocks, where `asks_for_chain`.
+            adapter: that it needs.
+            session: that it belongs to.
+            only: ids of workers that may have it; None for all.
+            avoid: ids of workers that must not.
+            full_too: workers count that have all they may have.
+        """
+        seats = self._seats_able(adapter)
+        if not full_too:
+            seats = seats[self._works[seats] < self._capacity[seats]]
+        if only is not None:
+            seats = seats[np.isin(seats, self._seats_of(only))]
+        if avoid:
+            seats = seats[~np.isin(seats, self._seats_of(avoid))]
+        if not len(seats):
+            return None
+        cached = None if keys is None else self._cached(keys)[seats]
+        if len(seats) == 1:
+            chosen = 0
+        elif session is not None:
+            slack = self._settings.router_session_slack
+            chosen = home(session, self._hashes[seats], self._works[seats], slack)
+        else:
+            chosen = self._policy.choose(
+                View(seats, self._prefill[seats], self._decode[seats], cached, length)
+            )
+        return Chosen(self._seated[int(seats[chosen])], 0 if cached is None else int(cached[chosen]))
+
+    def _seats_of(self, ids: Collection[str]) -> Positions:
+        members = map(self._members.get, ids)
+        return np.array([member.seat for member in members if member is not None], np.int64)
+
+    def _cached(self, keys: Keys) -> Positions:
+        """Positions of a prompt that each worker has, by seat."""
+        self._turn_due()
+        blocks: Positions = self.index.overlap(keys)[self._holders].max(axis=0).astype(np.int64)
+        return blocks * BLOCK_SIZE
+
+    # What becomes known.
+
+    def sent(self, member: Member, keys: Keys) -> None:
+        """A worker was sent a prompt of these blocks."""
+        if member.sent(keys, self._clock(), self._settings.router_cache_ttl):
+            self._look_again(member)
+        self.renumbered(member)
+
+    def _look_again(self, member: Member) -> None:
+        if member.turns_at is not None:
+            heapq.heappush(self._turning, (member.turns_at, next(self._numbers), member))
+
+    def _turn_due(self) -> None:
+        now = self._clock()
+        while self._turning and self._turning[0][0] <= now:
+            due, _, member = heapq.heappop(self._turning)
+            if member.turn_due(due, self._settings.router_cache_ttl):
+                self._look_again(member)
+            self.renumbered(member)
+
+    def renumbered(self, member: Member) -> None:
+        """A member's holdings may have other numbers."""
+        if member.seat is not None:
+            self._holders[:, member.seat] = (member.told, member.young, member.old)
+
+    def change(self, member: Member, works: int = 0, prefill: int = 0, decode: int = 0) -> None:
+        """What this frontend has under way at a worker is so much more."""
+        own = member.own
+        member.own = WorkerLoad(own.works + works, own.prefill + prefill, own.decode + decode)
+        self._add(member, works, prefill, decode)
+
+    def set_others(self, member: Member, load: WorkerLoad) -> None:
+        """What the other frontends have under way at a worker is so much."""
+        before, member.others = member.others, load
+        self._add(
+            member,
+            load.works - before.works,
+            load.prefill - before.prefill,
+            load.decode - before.decode,
+        )
+
+    def _add(self, member: Member, works: int, prefill: int, decode: int) -> None:
+        seat = member.seat
+        if seat is not None:
+            self._works[seat] += works
+            self._prefill[seat] += prefill
+            self._decode[seat] += decode

@@ -1,0 +1,203 @@
+"""Where works wait while all workers that could do them are full."""
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable
+from itertools import count
+from typing import Generic, TypeVar
+
+from inlay.errors import InlayError, OverloadedError, RateLimitedError
+from inlay.router.fair_queue import FairQueue
+from inlay.router.settings import RouterSettings
+
+P = TypeVar("P")
+
+_REMEMBERED_SECONDS = 10.0
+_LONGEST_RETRY = 60.0
+
+
+class _Rate:
+    """How often something has happened lately, as a mean that forgets."""
+
+    __slots__ = ("_at", "_clock", "_value")
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._at = clock()
+        self._value = 0.0
+
+    def count(self, number: int = 0) -> float:
+        """It happened so many times more. Times a second."""
+        now = self._clock()
+        self._value *= math.exp((self._at - now) / _REMEMBERED_SECONDS)
+        self._value += number / _REMEMBERED_SECONDS
+        self._at = now
+        return self._value
+
+
+class _Ticket(Generic[P]):
+    """Someone who waits."""
+
+    __slots__ = ("client", "line", "num_works", "number", "place", "placed", "priority")
+
+    def __init__(
+        self,
+        line: Hashable,
+        number: int,
+        place: Callable[[], P | None],
+        *,
+        num_works: int,
+        client: Hashable,
+        priority: int,
+    ) -> None:
+        self.line = line
+        self.number = number
+        self.place = place
+        self.num_works = num_works
+        self.client = client
+        self.priority = priority
+        self.placed: asyncio.Future[P] = asyncio.get_running_loop().create_future()
+
+
+class WaitingRoom(Generic[P]):
+    """Bounded lines of works, one for each kind of place they may have; whoever is placed gets a `P`.
+
+    Args:
+        settings: of the router.
+        undo: what becomes of a place whose owner left before it took it.
+        clock: seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        undo: Callable[[P], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._undo = undo
+        self._lines: dict[Hashable, FairQueue[_Ticket[P]]] = {}
+        self._works_of: Counter[Hashable] = Counter()
+        self._ended = _Rate(clock)
+        self._numbers = count()
+
+    @property
+    def num_works(self) -> int:
+        """Works that wait."""
+        return self._works_of.total()
+
+    def waits(self, line: Hashable) -> bool:
+        """Whether anyone waits in a line."""
+        return line in self._lines
+
+    async def wait(
+        self,
+        line: Hashable,
+        place: Callable[[], P | None],
+        *,
+        num_works: int,
+        client: Hashable,
+        priority: int,
+    ) -> P:
+        """Wait for a place.
+
+        Args:
+            line: those in one line want the same kind of place.
+            place: takes one; None where there is none.
+            num_works: that want it.
+            client: clients take turns.
+            priority: lower is sooner.
+
+        Raises:
+            RateLimitedError: so much of the client's waits that it has to wait with its asking.
+            OverloadedError: too much waits, or it has waited too long.
+            InlayError: of `place`.
+        """
+        self._check(num_works, client)
+        ticket = _Ticket(
+            line, next(self._numbers), place, num_works=num_works, client=client, priority=priority
+        )
+        self._lines.setdefault(line, FairQueue()).push(ticket, client, priority)
+        self._works_of[client] += num_works
+        timeout = self._settings.router_queue_timeout
+        timer = (
+            None
+            if timeout is None
+            else asyncio.get_running_loop().call_later(timeout, self._expire, ticket, timeout)
+        )
+        try:
+            return await ticket.placed
+        except asyncio.CancelledError:
+            if ticket.placed.cancelled():
+                self._leave(ticket)
+            elif ticket.placed.exception() is None:
+                self._undo(ticket.placed.result())
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _check(self, num_works: int, client: Hashable) -> None:
+        size, waiting = self._settings.router_queue_size, self.num_works
+        share = max(1, size // 2)
+        own = self._works_of[client]
+        if own and own + num_works > share and waiting + num_works <= size:
+            raise RateLimitedError(
+                f"{own} of your requests' choices wait for a worker; {num_works} more would pass your share of {share}",
+                retry_after=self.retry_after(),
+            )
+        if waiting + num_works > size and (waiting or not size):
+            raise OverloadedError(
+                f"all workers are full and {waiting} choices wait; {num_works} more would pass the limit of {size}",
+                retry_after=self.retry_after(),
+            )
+
+    def retry_after(self) -> float:
+        """Seconds until what waits has been placed, going by the last seconds; whole, from 1 to 60."""
+        rate = self._ended.count()
+        return min(_LONGEST_RETRY, max(1.0, math.ceil((self.num_works + 1) / rate))) if rate else 1.0
+
+    def _expire(self, ticket: _Ticket[P], timeout: float) -> None:
+        if not ticket.placed.done():
+            self._leave(ticket)
+            ticket.placed.set_exception(
+                OverloadedError(f"all workers were full for {timeout:g} s", retry_after=self.retry_after())
+            )
+
+    def _leave(self, ticket: _Ticket[P]) -> None:
+        queue = self._lines[ticket.line]
+        queue.remove(ticket, ticket.client, ticket.priority)
+        self._left(ticket, queue)
+
+    def _left(self, ticket: _Ticket[P], queue: FairQueue[_Ticket[P]]) -> None:
+        if not queue:
+            del self._lines[ticket.line]
+        self._works_of[ticket.client] -= ticket.num_works
+        if not self._works_of[ticket.client]:
+            del self._works_of[ticket.client]
+
+    def ended(self, num_works: int = 1) -> None:
+        """Works have ended; what that makes room for is told by `call`."""
+        self._ended.count(num_works)
+
+    def call(self) -> None:
+        """There may be room: place whoever's turn it is, for as long as there is."""
+        stuck: set[Hashable] = set()
+        while True:
+            heads = [(queue.first(), queue) for line, queue in self._lines.items() if line not in stuck]
+            if not heads:
+                return
+            ticket, queue = min(heads, key=lambda head: (head[0].priority, head[0].number))
+            try:
+                placed = ticket.place()
+            except InlayError as error:
+                ticket.placed.set_exception(error)
+            else:
+                if placed is None:
+                    stuck.add(ticket.line)
+                    continue
+                ticket.placed.set_result(placed)
+            queue.take()
+            self._left(ticket, queue)

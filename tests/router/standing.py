@@ -1,0 +1,30 @@
+"""Workers that are there and do nothing, for what only looks at who is there."""
+
+from dataclasses import dataclass
+
+from inlay.errors import OverloadedError
+from inlay.protocol.embedding import EmbedWork, Vectors
+from inlay.protocol.work import Command, Limits, ModelCard, Reply, Stream, Work
+
+CARD = ModelCard(
+    name="m", path="m", weights_id="w", dtype="float32", vocab_size=9, hidden_size=4,
+    limits=Limits(max_model_len=99_999, max_num_seqs=4), engine="echo", engine_version="1",
+    block_size=16, num_blocks=1000,
+)  # fmt: skip
+
+
+@dataclass
+class Standing:
+    """A worker."""
+
+    id: str
+    card: ModelCard = CARD
+
+    def send(self, work: Work) -> Stream:
+        raise OverloadedError("it does nothing")
+
+    async def embed(self, work: EmbedWork) -> Vectors:
+        raise OverloadedError("it does nothing")
+
+    async def call(self, command: Command, within: float = 30.0) -> Reply:
+        return Reply()

@@ -1,0 +1,173 @@
+"""A pool chooses only among those that may have a work, and knows what each was sent and has under way."""
+
+from random import Random
+
+import msgspec
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inlay.digest import BLOCK_SIZE
+from inlay.protocol.routing import WorkerLoad
+from inlay.protocol.work import Adapter, ModelCard
+from inlay.router.key_table import Keys
+from inlay.router.kv_index import keys_of
+from inlay.router.member import BRIDGED_SECONDS, Member
+from inlay.router.policies import policy_of
+from inlay.router.pool import Pool
+from inlay.router.settings import RouterSettings
+from tests.router.standing import CARD, Standing
+
+ADAPTER = Adapter(name="a", content_id="0" * 32, path="a")
+IDLE = WorkerLoad()
+
+
+class Made:
+    """A pool of workers with such cards, and a clock."""
+
+    def __init__(self, *cards: ModelCard, **routing: object) -> None:
+        self.now = 0.0
+        given = RouterSettings.model_validate(routing)
+        self.pool = Pool(policy_of(given, Random(1))(), given, lambda: self.now)
+        self.workers = [Standing(f"w{n}", card) for n, card in enumerate(cards)]
+        self.take()
+
+    def take(self) -> list[Member]:
+        return self.pool.take(self.workers, lambda _: IDLE)
+
+    def member(self, number: int) -> Member:
+        return self.pool.members[f"w{number}"]
+
+    def chosen(self, length: int = 160, keys: Keys | None = None, **how: object) -> str | None:
+        chosen = self.pool.choose(length, keys, **how)  # type: ignore[arg-type]
+        return None if chosen is None else chosen.member.id
+
+
+def card(**changes: object) -> ModelCard:
+    return msgspec.structs.replace(CARD, **changes)
+
+
+def blocks(seed: int, number: int = 10) -> Keys:
+    return keys_of(np.random.default_rng(seed).bytes(8 * number))
+
+
+cards = st.builds(
+    lambda asleep, adapter: card(asleep=asleep, adapters=(ADAPTER,) if adapter else ()),
+    st.integers(0, 2),
+    st.booleans(),
+)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(cards, st.integers(0, 9)), min_size=1, max_size=6),
+    st.booleans(),
+    st.sampled_from([None, "s"]),
+    st.sampled_from(["kv", "least-loaded", "power-of-two", "round-robin"]),
+)
+def test_nobody_is_chosen_who_sleeps_lacks_the_adapter_or_is_full(
+    workers: list[tuple[ModelCard, int]], adapter: bool, session: str | None, policy: str
+) -> None:
+    made = Made(*(one for one, _ in workers), router_policy=policy)
+    for number, (_, works) in enumerate(workers):
+        made.pool.change(made.member(number), works=works)
+    may = {
+        f"w{number}"
+        for number, (one, works) in enumerate(workers)
+        if not one.asleep and works < 8 and (not adapter or one.adapters)
+    }
+    name = "a" if adapter else None
+    for seed in range(3):
+        chosen = made.chosen(keys=blocks(seed), adapter=name, session=session)
+        assert chosen in may if may else chosen is None
+
+
+def test_of_those_named_only_and_never_those_to_avoid() -> None:
+    made = Made(*[CARD] * 5)
+    for _ in range(20):
+        assert made.chosen(only=["w1", "w3", "gone"], avoid=["w3"]) == "w1"
+    assert made.chosen(only=["gone"]) is None
+
+
+def test_who_is_full_is_chosen_only_when_that_does_not_matter() -> None:
+    made = Made(CARD, router_worker_backlog=0)
+    made.pool.change(made.member(0), works=4)
+    assert made.chosen() is None
+    assert made.chosen(full_too=True) == "w0"
+
+
+def test_what_was_sent_is_known_until_its_time_is_over() -> None:
+    made = Made(CARD, CARD, CARD, router_cache_ttl=100)
+    keys = blocks(1)
+    made.pool.sent(made.member(1), keys)
+    assert made.chosen(keys=keys) == "w1"
+    made.now = 99.0
+    assert made.pool._cached(keys).tolist() == [0, 160, 0]
+    made.now = 101.0
+    assert made.pool._cached(keys).tolist() == [0, 0, 0]
+
+
+def test_of_a_worker_that_tells_what_it_has_what_was_sent_is_believed_for_a_short_time() -> None:
+    made = Made(card(kv_events=True), CARD)
+    keys = blocks(1)
+    made.pool.sent(made.member(0), keys)
+    assert made.pool._cached(keys).tolist() == [160, 0]
+    made.now = BRIDGED_SECONDS + 0.1
+    assert made.pool._cached(keys).tolist() == [0, 0]
+    made.pool.index.store(made.member(0).told, keys[:4])
+    made.now = 1000.0
+    assert made.pool._cached(keys).tolist() == [64, 0]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 400), st.integers(1, 30)), max_size=60))
+def test_no_more_is_thought_cached_than_fits_and_the_last_that_was_sent_always_is(
+    sent: list[tuple[int, int]],
+) -> None:
+    made = Made(card(num_blocks=128), CARD)
+    member = made.member(0)
+    for seed, number in sent:
+        made.pool.sent(member, blocks(seed, number))
+        assert made.pool._cached(blocks(seed, number)).tolist() == [number * BLOCK_SIZE, 0]
+    distinct = dict(sent)
+    known = sum(
+        int(made.pool._cached(blocks(seed, number))[0]) // BLOCK_SIZE for seed, number in distinct.items()
+    )
+    assert known <= 128 + 30
+
+
+def test_who_falls_asleep_has_nothing_cached_when_it_wakes() -> None:
+    made = Made(CARD, CARD)
+    keys = blocks(1)
+    made.pool.sent(made.member(0), keys)
+    made.workers[0].card = card(asleep=1)
+    made.take()
+    made.workers[0].card = CARD
+    made.take()
+    assert made.pool._cached(keys).tolist() == [0, 0]
+
+
+def test_those_who_stay_keep_what_they_have_when_others_come_and_go() -> None:
+    made = Made(CARD, CARD, CARD)
+    keys = blocks(1)
+    made.pool.sent(made.member(2), keys)
+    made.pool.change(made.member(2), works=1, prefill=160)
+    gone = made.member(0)
+    made.pool.change(gone, works=1, decode=5)
+    made.workers = [Standing("new"), *made.workers[1:]]
+    assert [member.id for member in made.take()] == ["new"]
+    assert made.pool._cached(keys).tolist() == [0, 0, 160]
+    assert made.member(2).load == WorkerLoad(1, 160, 0)
+    made.pool.change(gone, works=-1, decode=-5)  # its last work ends after it has left
+    assert [member.load for member in made.pool.members.values()] == [IDLE, IDLE, WorkerLoad(1, 160, 0)]
+
+
+def test_other_frontends_works_count() -> None:
+    made = Made(CARD, CARD)
+    made.pool.set_others(made.member(0), WorkerLoad(1, 1000, 0))
+    assert all(made.chosen() == "w1" for _ in range(5))
+    made.pool.set_others(made.member(0), WorkerLoad(8, 0, 0))
+    made.pool.set_others(made.member(1), WorkerLoad(8, 0, 0))
+    assert made.chosen() is None
+    made.pool.set_others(made.member(0), IDLE)
+    assert made.chosen() == "w0"

@@ -1,0 +1,271 @@
+"""Works go where their prefix is, wait when all are full, and never go where they must not."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from inlay.digest import Secret
+from inlay.engine.echo import EchoEngine
+from inlay.engine.settings import EngineSettings
+from inlay.errors import DeadlineExceededError, NotFoundError, OverloadedError, RateLimitedError
+from inlay.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.protocol.work import Adapter, Delta, Emit, Limits, ModelCard, Sampling, Stream, Work
+from inlay.router import Router
+from inlay.router.settings import RouterSettings
+from tests.plane.direct import DirectPlane
+from tests.router.sending import IDLE, First, send
+
+SECRET = Secret(bytes(32))
+
+
+class Held(EchoEngine):
+    """Keeps works until it is told to let one go."""
+
+    def __init__(self, settings: EngineSettings, **card: object) -> None:
+        super().__init__(settings, SECRET)
+        self._changes = card
+        self.seen: list[Work] = []
+        self._held: dict[str, tuple[Work, Emit]] = {}
+
+    @property
+    def card(self) -> ModelCard:
+        return msgspec.structs.replace(super().card, **self._changes)
+
+    def generate(self, work: Work, emit: Emit) -> None:
+        self.seen.append(work)
+        self._held[work.id] = (work, emit)
+
+    def abort(self, work_id: str) -> None:
+        held = self._held.pop(work_id, None)
+        if held is not None:
+            held[1](Delta(work_id, held[0].attempt, 0, finish_reason="abort"))
+
+    def let_go(self) -> None:
+        work, emit = self._held.pop(next(iter(self._held)))
+        super().generate(work, emit)
+
+
+@dataclass
+class Fleet:
+    """Engines on a plane, and a router."""
+
+    path: Path
+    plane: DirectPlane | None = None
+    engines: list[Held] = field(default_factory=list)
+
+    async def router(self, *cards: dict[str, object], **settings: object) -> Router:
+        engine = EngineSettings(model=str(self.path), engine="echo", served_model_name=["m"])
+        self.engines = [Held(engine, **card) for card in cards]
+        self.plane = await DirectPlane.around(*self.engines)
+        return Router(self.plane, RouterSettings.model_validate(settings), secret=SECRET, random=First())
+
+    def where(self) -> dict[str, int]:
+        """Which engine has seen each work."""
+        return {work.id: number for number, engine in enumerate(self.engines) for work in engine.seen}
+
+    async def until_seen(self, number: int) -> None:
+        async with asyncio.timeout(20):
+            while len(self.where()) < number:  # noqa: ASYNC110 - engines in this process, on this loop
+                await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
+    (tmp_path / "config.json").write_text(
+        '{"vocab_size": 99, "hidden_size": 4, "max_position_embeddings": 100000}'
+    )
+    fleet = Fleet(tmp_path)
+    yield fleet
+    if fleet.plane is not None:
+        await fleet.plane.close()
+
+
+def text(family: int, length: int, rest: int = 0) -> Prompt:
+    """Prompts of a family begin alike; the last 16 positions are `rest`'s."""
+    return Prompt.of(Tokens([family] * (length - 16) + [rest] * 16))
+
+
+def rows(family: int, length: int) -> Prompt:
+    return Prompt.of(Rows(Buffer(bytes([family]) * 16 * length), "float32", (length, 4)), Tokens([1] * 16))
+
+
+def work(id_: str, prompt: Prompt | None = None, **more: object) -> Work:
+    made = Work(id=id_, prompt=prompt or text(1, 32), sampling=Sampling(max_tokens=2, ignore_eos=True))
+    return msgspec.structs.replace(made, **more)
+
+
+async def finish(stream: Stream) -> int:
+    return sum([len(delta.token_ids) async for deltas in stream for delta in deltas])
+
+
+SMALL = Limits(max_model_len=10_000, max_num_seqs=1)
+
+
+@pytest.mark.parametrize("make", [lambda family: text(family, 800), lambda family: rows(family, 800)])
+async def test_a_prompt_goes_where_a_like_one_went_be_it_text_or_rows(fleet: Fleet, make: object) -> None:
+    assert callable(make)
+    router = await fleet.router({}, {}, {})
+    for number in range(9):
+        stream = await send(router, work(str(number), make(number % 3)))
+        await fleet.until_seen(number + 1)
+        fleet.engines[fleet.where()[str(number)]].let_go()
+        await finish(stream)
+    by_family = {family: {fleet.where()[str(n)] for n in range(family, 9, 3)} for family in range(3)}
+    assert all(len(workers) == 1 for workers in by_family.values())
+    assert set(router.loads().values()) == {IDLE}
+
+
+async def test_a_prefix_is_left_for_a_worker_with_less_to_do(fleet: Fleet) -> None:
+    router = await fleet.router({}, {})
+    streams = [await send(router, work(str(n), text(1, 320, n))) for n in range(6)]
+    await fleet.until_seen(6)
+    assert set(Counter(fleet.where().values()).values()) != {6}
+    for stream in streams:
+        stream.cancel()
+    assert set(router.loads().values()) == {IDLE}
+
+
+async def test_what_is_cached_is_not_counted_as_work(fleet: Fleet) -> None:
+    router = await fleet.router({}, {})
+    first = await send(router, work("a", text(1, 320)))
+    assert {load.prefill for load in router.loads().values()} == {320, 0}
+    await fleet.until_seen(1)
+    fleet.engines[0].let_go()
+    await finish(first)
+    second = await send(router, work("b", text(1, 336)))
+    assert {load.prefill for load in router.loads().values()} == {32, 0}
+    second.cancel()
+
+
+async def test_choices_of_one_prompt_go_to_one_worker_and_compute_it_once(fleet: Fleet) -> None:
+    router = await fleet.router({}, {}, {})
+    streams = await router.send("m", [work(str(n), text(1, 64)) for n in range(5)])
+    await fleet.until_seen(5)
+    assert len(set(fleet.where().values())) == 1
+    (load,) = [load for load in router.loads().values() if load != IDLE]
+    assert (load.works, load.prefill) == (5, 64)
+    for stream in streams:
+        stream.cancel()
+    assert set(router.loads().values()) == {IDLE}
+
+
+async def test_a_session_goes_to_one_worker_whatever_its_prompts(fleet: Fleet) -> None:
+    router = await fleet.router({}, {}, {}, {})
+    for number in range(40):
+        stream = await send(router, work(str(number), text(number, 64)), session=f"s{number % 8}")
+        await fleet.until_seen(number + 1)
+        stream.cancel()
+    homes = {n: {fleet.where()[str(k)] for k in range(n, 40, 8)} for n in range(8)}
+    assert all(len(workers) == 1 for workers in homes.values())
+    assert len(set.union(*homes.values())) > 1
+
+
+async def test_a_work_for_an_adapter_goes_where_it_is(fleet: Fleet) -> None:
+    adapter = Adapter(name="a", content_id="0" * 32, path="a")
+    router = await fleet.router({"adapters": (adapter,)}, {}, {})
+    streams = [await send(router, work(str(n), text(n, 64), adapter="a")) for n in range(6)]
+    assert [load.works for load in router.loads().values()] == [6, 0, 0]
+    with pytest.raises(NotFoundError, match="`b` does not exist"):
+        await send(router, work("x", adapter="b"))
+    for stream in streams:
+        stream.cancel()
+
+
+async def test_works_wait_in_the_router_when_all_are_full_and_go_where_there_is_room_first(
+    fleet: Fleet,
+) -> None:
+    router = await fleet.router({"limits": SMALL}, {"limits": SMALL}, router_worker_backlog=0)
+    placed = [await send(router, work(str(n))) for n in range(2)]
+    await fleet.until_seen(2)
+    assert set(fleet.where().values()) == {0, 1}
+    waiting = [asyncio.create_task(send(router, work(f"w{n}", priority=-n))) for n in range(3)]
+    await asyncio.sleep(0)
+    assert router.num_waiting == 3
+    fleet.engines[1].let_go()
+    await finish(placed[1 if fleet.where()["1"] == 1 else 0])
+    await fleet.until_seen(3)
+    assert fleet.where()["w2"] == 1
+    assert router.num_waiting == 2
+    placed[0 if fleet.where()["1"] == 1 else 1].cancel()
+    await fleet.until_seen(4)
+    assert fleet.where()["w1"] == 0
+    for task in waiting[1:]:
+        (await task).cancel()
+    (await waiting[0]).cancel()
+    assert set(router.loads().values()) == {IDLE}
+    assert router.num_waiting == 0
+
+
+async def test_a_client_that_leaves_while_it_waits_takes_no_room(fleet: Fleet) -> None:
+    router = await fleet.router({"limits": SMALL}, router_worker_backlog=0)
+    first = await send(router, work("first"))
+    waiting = asyncio.create_task(send(router, work("waiting")))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    first.cancel()
+    assert router.num_waiting == 0
+    await fleet.until_seen(1)
+    assert set(fleet.where()) == {"first"}
+
+
+async def test_a_full_queue_is_503_and_a_clients_own_part_429(fleet: Fleet) -> None:
+    router = await fleet.router({"limits": SMALL}, router_worker_backlog=0, router_queue_size=4)
+    first = await send(router, work("first"))
+    waiting = [asyncio.create_task(router.send("m", [work(str(n))], client="mine")) for n in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(RateLimitedError, match="share of 2"):
+        await router.send("m", [work("x")], client="mine")
+    waiting += [asyncio.create_task(router.send("m", [work(f"o{n}")], client=n)) for n in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(OverloadedError, match="limit of 4") as caught:
+        await router.send("m", [work("y")], client="new")
+    assert caught.value.retry_after is not None
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    first.cancel()
+
+
+async def test_time_spent_waiting_is_taken_from_the_deadline(fleet: Fleet) -> None:
+    router = await fleet.router({"limits": SMALL}, router_worker_backlog=0)
+    first = await send(router, work("first"))
+    late = asyncio.create_task(send(router, work("late", deadline=0.001)))
+    in_time = asyncio.create_task(send(router, work("in time", deadline=1000.0)))
+    await asyncio.sleep(0.01)
+    first.cancel()
+    with pytest.raises(DeadlineExceededError):
+        await late
+    stream = await in_time
+    await fleet.until_seen(2)
+    left = fleet.engines[0].seen[-1].deadline
+    assert left is not None
+    assert 900 < left < 1000 - 0.005
+    stream.cancel()
+
+
+async def test_works_that_wait_for_a_worker_that_dies_are_told(fleet: Fleet) -> None:
+    router = await fleet.router({"limits": SMALL}, router_worker_backlog=0)
+    first = await send(router, work("first"))
+    waiting = asyncio.create_task(send(router, work("waiting")))
+    await asyncio.sleep(0)
+    assert fleet.plane is not None
+    fleet.plane.worker_ends[0].close()
+    with pytest.raises(OverloadedError, match="No worker"):
+        await waiting
+    first.cancel()
+
+
+async def test_one_worker_needs_no_chain(fleet: Fleet) -> None:
+    router = await fleet.router({})
+    pool = router._pool("m")
+    assert not pool.asks_for_chain(None)
+    stream = await send(router, work("x", text(1, 1600)))
+    stream.cancel()
+    assert pool.index.num_sets == 1
