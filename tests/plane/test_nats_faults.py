@@ -24,6 +24,7 @@ from inlay.router import Router
 from tests.plane.fleet import found
 from tests.plane.nats_server import NatsServer
 from tests.plane.paced import SECRET, PacedWorker
+from tests.router.sending import send
 
 pytestmark = pytest.mark.slow
 
@@ -98,8 +99,12 @@ async def read(stream: Stream, seen: "list[Delta] | None" = None) -> list[int]:
     return ids
 
 
+async def answer(router: Router, work: Work, seen: "list[Delta] | None" = None) -> list[int]:
+    return await read(await send(router, work), seen)
+
+
 def start(router: Router, count: int = STREAMS, tokens: int = TOKENS) -> "list[asyncio.Task[list[int]]]":
-    return [asyncio.create_task(read(router.send("m", work(n, tokens)))) for n in range(count)]
+    return [asyncio.create_task(answer(router, work(n, tokens))) for n in range(count)]
 
 
 async def check(tasks: "list[asyncio.Task[list[int]]]", tokens: int = TOKENS) -> None:
@@ -167,7 +172,7 @@ async def test_nats_is_restarted_and_streams_go_on_where_they_were(place: Place)
     await found(plane, 2)
     seen: list[list[Delta]] = [[] for _ in range(STREAMS)]
     router = Router(plane)
-    tasks = [asyncio.create_task(read(router.send("m", work(n)), told)) for n, told in enumerate(seen)]
+    tasks = [asyncio.create_task(answer(router, work(n), told)) for n, told in enumerate(seen)]
     await asyncio.sleep(0.5)
     place.server.kill()
     await asyncio.sleep(1)
@@ -210,7 +215,7 @@ async def test_when_nats_does_not_come_back_streams_fail_within_a_bound(
         ends = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(end, OverloadedError) for end in ends)
     with pytest.raises(OverloadedError):
-        router.send("m", work(0))
+        await send(router, work(0))
 
 
 async def test_a_client_that_does_not_read_stalls_neither_its_engine_nor_its_neighbours(place: Place) -> None:
@@ -259,9 +264,9 @@ async def test_a_large_prompt_whose_worker_dies_on_the_way_is_sent_elsewhere(pla
     rows = Rows(Buffer(os.urandom(64 * 4 * 100_000)), "float32", (100_000, 64))
     router = Router(plane)
     big = Work(id="big", prompt=Prompt.of(rows), sampling=Sampling(max_tokens=30))
-    whole = await read(router.send("m", big))
+    whole = await answer(router, big)
     for each in range(2):
-        stream = router.send("m", Work(id=f"big {each}", prompt=big.prompt, sampling=big.sampling))
+        stream = await send(router, Work(id=f"big {each}", prompt=big.prompt, sampling=big.sampling))
         if place.at(plane, first):
             break
     task = asyncio.create_task(read(stream))
