@@ -19,6 +19,7 @@ from inlay.protocol.work import Command, Delta, ModelCard, Sampling, Work
 from inlay.worker.adapter_orders import Order, parse_modules
 from inlay.worker.adapters import Adapters
 from inlay.worker.host import Host, host_of
+from inlay.worker.supervisor import restoring
 from tests.worker.echoing import AdaptingEcho
 
 SECRET = Secret(bytes(32))
@@ -249,14 +250,15 @@ async def test_another_content_takes_a_names_place_while_the_first_still_runs(
 ) -> None:
     host = Host(engine, adapters)
     first = await adapters.load(Order("a", str(write_lora(tmp_path / "a"))))
-    running = Client(host, "1", "a", 2000)
+    running = Client(host, "1", "a")
     second = await adapters.load(Order("a", str(write_lora(tmp_path / "b", seed=2)), in_place=True))
     assert second.content_id != first.content_id
     assert [adapter.content_id for adapter in adapters.ready] == [second.content_id]
     assert len(engine.held) == 2
     later = Client(host, "2", "a", 1)
     assert (await later.last()).finish_reason == "length"
-    assert (await running.last()).finish_reason == "length"
+    host.abort("1")
+    assert (await running.last()).finish_reason == "abort"
     await asyncio.gather(*adapters._leaving.values())
     assert list(engine.held) == [f"a@{second.content_id}"]
 
@@ -365,3 +367,31 @@ async def test_commands_load_list_and_unload(
         refused = await host.call(Command("load_adapter", dict(arguments)))
         assert refused.error is not None
         assert refused.error.message == "Both 'lora_name' and 'lora_path' must be provided."
+
+
+async def test_a_lora_for_a_model_of_other_sizes_never_reaches_the_engine(
+    engine: AdaptingEcho, adapters: Adapters, tmp_path: Path
+) -> None:
+    name = "model.layers.0.self_attn.q_proj.weight"
+    save_file({name: np.ones((HIDDEN, HIDDEN * 2), np.float32)}, tmp_path / "model.safetensors")
+    with pytest.raises(InvalidRequestError, match="made for another model"):
+        await adapters.load(Order("a", str(write_lora(tmp_path / "a"))))
+    assert engine.loads == 0
+    assert not adapters.statuses()
+
+
+async def test_a_worker_that_takes_anothers_place_has_its_adapters(
+    engine: AdaptingEcho, adapters: Adapters, settings: EngineSettings, tmp_path: Path
+) -> None:
+    modules = [f"a={write_lora(tmp_path / 'a')}"]
+    await adapters.load(Order("a", str(tmp_path / "a")))
+    await adapters.load(Order("p", str(write_prompt(tmp_path / "p"))))
+    before = Host(engine, adapters).card
+    successor = AdaptingEcho(settings, SECRET)
+    await successor.start()
+    host = await host_of(successor, settings.model_copy(update={"lora_modules": modules}), SECRET)
+    await host.restore(restoring(before))
+    assert set(host.card.adapters) == set(before.adapters)
+    assert successor.loads == 1
+    await host.close()
+    await successor.close()

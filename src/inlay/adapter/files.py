@@ -20,7 +20,7 @@ from inlay.adapter.config import MAX_CONFIG_BYTES, LoraConfig, PromptConfig, par
 from inlay.errors import InvalidRequestError, NotFoundError
 from inlay.prompt import DTYPE_SIZES
 from inlay.tensors.cast import NON_FINITE, largest_magnitude
-from inlay.tensors.table import StoredTensor, tensors_in
+from inlay.tensors.table import StoredTensor, stored_tensors, tensors_in
 from inlay.tensors.tensor import BITS_DTYPES, NUMPY_DTYPES, quoted
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -162,6 +162,15 @@ def check_fits(files: LoraFiles, shapes: Mapping[str, tuple[int, ...]]) -> None:
                 f"the adapter was made for another model: {name} has {shape[1]} inputs and {shape[0]} outputs here, the adapter "
                 f"takes {pair.down.shape[1]} and gives {pair.up.shape[0]}"
             )
+
+
+def shapes_of(model: Path) -> dict[str, tuple[int, ...]]:
+    """(outputs, inputs) of each linear module that a model's checkpoint has a weight of; none where it cannot be read here."""
+    try:
+        stored = [tensor for tensor in stored_tensors(model) if tensor.name.endswith(".weight")]
+    except InvalidRequestError:
+        return {}
+    return {tensor.name.removesuffix(".weight"): tensor.shape for tensor in stored if len(tensor.shape) == 2}
 
 
 def elements(tensor: StoredTensor) -> npt.NDArray[Any]:

@@ -15,12 +15,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
 from inlay.adapter import LoraFiles, PromptFiles
-from inlay.adapter.files import dtype_of, elements
+from inlay.adapter.files import check_fits, dtype_of, elements, shapes_of
 from inlay.adapter.library import Opened
 from inlay.digest import Secret, row_digests
 from inlay.errors import EngineError, InlayError, InvalidRequestError, NotFoundError
@@ -300,6 +301,7 @@ class Adapters:
             if isinstance(opened.files, PromptFiles):
                 held.rows = await asyncio.to_thread(self._rows, opened.files)
             else:
+                await asyncio.to_thread(self._check_fits, opened)
                 await self._into_engine(held, adapter, opened)
         except BaseException:
             held.close()
@@ -315,6 +317,11 @@ class Adapters:
         if before is not None:
             self._leave(before, self._drain_seconds)
         return adapter
+
+    def _check_fits(self, opened: Opened) -> None:
+        """Hold a LoRA against the checkpoint; not every engine looks before it copies."""
+        if isinstance(opened.files, LoraFiles):
+            check_fits(opened.files, shapes_of(Path(self._engine.card.path)))
 
     async def _into_engine(self, held: _Held, adapter: Adapter, opened: Opened) -> None:
         engine = self._engine

@@ -85,7 +85,7 @@ class Supervisor:
         """
         clock = asyncio.get_running_loop().time
         ready_at: float | None = None
-        process = self._process = await self._start(_restoring(self.card))
+        process = self._process = await self._start(restoring(self.card))
         link = self._plane.add(process.channel)
         try:
             await link.wait_settled()
@@ -109,7 +109,7 @@ def _reason(process: WorkerProcess, link: Link) -> str:
     return said if link.failure is None else f"{said}: {link.failure.message}"
 
 
-def _restoring(card: ModelCard | None) -> list[Command]:
+def restoring(card: ModelCard | None) -> list[Command]:
     """What makes a new worker what the one was that announced `card` last."""
     if card is None:
         return []
