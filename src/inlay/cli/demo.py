@@ -39,7 +39,9 @@ def run(settings: DemoSettings) -> int:
     served = ServeSettings(
         # Its answers were checked in float32, with the weights as they are stored.
         engine=EngineSettings(model=str(demo.model_dir()), served_model_name=[MODEL_NAME], dtype="float32"),
-        frontend=FrontendSettings(host=settings.host, port=_port(settings), enable_prompt_embeds=True),
+        frontend=FrontendSettings(
+            host=settings.host, port=_port(settings), enable_prompt_embeds=True, log_requests=False
+        ),
     )
 
     async def show(running: Running) -> None:

@@ -1,7 +1,6 @@
 """`inlay frontend`: HTTP in front of a fleet."""
 
 import asyncio
-import logging
 import sys
 from contextlib import AsyncExitStack
 
@@ -18,6 +17,7 @@ from inlay.plane.nats.frontend import NatsPlane
 from inlay.plane.nats.member import Member
 from inlay.router import Router
 from inlay.store.secret import read_key
+from inlay.telemetry import Tracing, configure
 
 
 def run(settings: FleetFrontendSettings) -> int:
@@ -26,8 +26,7 @@ def run(settings: FleetFrontendSettings) -> int:
     Raises:
         InlayError: the address is taken, NATS is out of reach, or the namespace has another secret.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    configure(settings.telemetry.log_format)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_host(settings, Console(sys.stdout, sys.stderr)))
@@ -58,10 +57,11 @@ async def _host(settings: FleetFrontendSettings, console: Console) -> None:
         store = settings.store.open(secret) if frontend.enable_prompt_embeds else None
         if store is not None:
             undo.callback(store.close)
+        tracing = Tracing.open(settings.telemetry.otlp_traces_endpoint, "inlay-frontend")
         router = Router(plane, settings.router, secret=secret)
         await router.start()
         undo.push_async_callback(router.close)
-        app = build_app(router, frontend, secret=secret, store=store)
+        app = build_app(router, frontend, secret=secret, store=store, tracing=tracing)
 
         def started(url: str) -> None:
             console.line(

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 import signal
 import socket
 import sys
@@ -28,6 +27,7 @@ from inlay.pace import keep_for_good
 from inlay.plane.local import LocalPlane
 from inlay.protocol.work import ModelCard
 from inlay.router import Router
+from inlay.telemetry import Tracing, configure
 from inlay.tensors.hub import local_directory
 from inlay.tensors.table import config_of
 from inlay.worker import Supervisor, spawn
@@ -94,9 +94,7 @@ def _with_rest(settings: ServeSettings, rest: Sequence[str]) -> ServeSettings:
 
 def run_host(settings: ServeSettings, console: Console, when_ready: WhenReady | None = None) -> int:
     """`host` in an event loop of its own; the exit status."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # Its lines about starting and stopping say what ours say.
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    configure(settings.telemetry.log_format)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(host(settings, console, when_ready))
@@ -121,12 +119,14 @@ async def host(settings: ServeSettings, console: Console, when_ready: WhenReady 
     if main is not None:
         _on_signals(main.cancel)
     console.line(f"inlay {inlay.__version__}: loading {engine.model} with the {engine.engine} engine")
+    tracing = Tracing.open(settings.telemetry.otlp_traces_endpoint, "inlay-frontend")
     secret = settings.store.secret()
     store = settings.store.open(secret) if frontend.enable_prompt_embeds else None
     plane = LocalPlane()
-    supervisor = Supervisor(plane, lambda restore: spawn(engine, secret, restore=restore))
+    start = partial(spawn, engine, secret, telemetry=settings.telemetry)
+    supervisor = Supervisor(plane, lambda restore: start(restore=restore))
     router = Router(plane, settings.router, secret=secret)
-    app = build_app(router, frontend, secret=secret, store=store)
+    app = build_app(router, frontend, secret=secret, store=store, tracing=tracing)
     stop = asyncio.Event()
     answering: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 

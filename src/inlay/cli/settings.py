@@ -10,6 +10,7 @@ from inlay.frontend.settings import FrontendSettings
 from inlay.plane.nats.settings import NatsSettings
 from inlay.router.settings import RouterSettings
 from inlay.store.settings import StoreSettings
+from inlay.telemetry import TelemetrySettings
 
 _MODEL = Field(description="Directory of the model, or its name on the hub.")
 
@@ -23,6 +24,7 @@ class ServeSettings(BaseModel):
     frontend: FrontendSettings = Field(title="HTTP")
     router: RouterSettings = Field(default=RouterSettings(), title="Routing")
     store: StoreSettings = Field(default=StoreSettings(), title="Stored embeddings")
+    telemetry: TelemetrySettings = Field(default=TelemetrySettings(), title="Logs and traces")
 
 
 class NatsServerSettings(BaseModel):
@@ -63,6 +65,7 @@ class WorkerSettings(BaseModel):
         title="Fleet",
         description="File of the namespace's 32-byte secret, the same for all; one made and kept in NATS unless set.",
     )
+    telemetry: TelemetrySettings = Field(default=TelemetrySettings(), title="Logs and traces")
 
 
 class FleetFrontendSettings(BaseModel):
@@ -74,6 +77,7 @@ class FleetFrontendSettings(BaseModel):
     frontend: FrontendSettings = Field(default=FrontendSettings(), title="HTTP")
     router: RouterSettings = Field(default=RouterSettings(), title="Routing")
     store: StoreSettings = Field(default=StoreSettings(), title="Stored embeddings")
+    telemetry: TelemetrySettings = Field(default=TelemetrySettings(), title="Logs and traces")
 
 
 class DemoSettings(BaseModel):

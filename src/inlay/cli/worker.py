@@ -4,10 +4,10 @@ Two processes: this one talks to NATS, so that heartbeats and streams never wait
 """
 
 import asyncio
-import logging
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 import uvloop
@@ -23,6 +23,7 @@ from inlay.plane.local import LocalPlane
 from inlay.plane.nats.member import Member
 from inlay.plane.nats.worker import NatsWorker
 from inlay.store.secret import read_key
+from inlay.telemetry import configure
 from inlay.tensors.hub import local_directory
 from inlay.tensors.table import config_of
 from inlay.worker import Relay, Supervisor, spawn
@@ -39,7 +40,7 @@ def run(settings: WorkerSettings, rest: Sequence[str]) -> int:
         raise UsageError(
             f"the {settings.engine.engine} engine takes no further arguments, got {' '.join(rest)!r} after --"
         )
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure(settings.telemetry.log_format)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_host(settings, Console(sys.stdout, sys.stderr)))
@@ -62,7 +63,8 @@ async def _host(settings: WorkerSettings, console: Console) -> None:
         secret = await member.secret(own)
         plane = LocalPlane()
         undo.push_async_callback(plane.close)
-        supervisor = Supervisor(plane, lambda restore: spawn(settings.engine, secret, restore=restore))
+        start = partial(spawn, settings.engine, secret, telemetry=settings.telemetry)
+        supervisor = Supervisor(plane, lambda restore: start(restore=restore))
         relay = Relay(plane)
         worker = NatsWorker(member, relay, room=plane.room)
         await worker.start()

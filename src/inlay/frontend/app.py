@@ -32,6 +32,7 @@ from inlay.frontend.errors import (
 )
 from inlay.frontend.health import Status, Version
 from inlay.frontend.openapi import Operation
+from inlay.frontend.record import begin_span, tell_of
 from inlay.frontend.responses import responses
 from inlay.frontend.scoring import rerank, score
 from inlay.frontend.server import Call, Server
@@ -65,6 +66,7 @@ from inlay.protocol.openai.tokenize import (
 )
 from inlay.router import Router
 from inlay.store import PromptStore
+from inlay.telemetry import Tracing
 
 Handler: TypeAlias = Callable[[Call], Awaitable[None]]
 
@@ -198,6 +200,9 @@ class _Endpoint:
         operation, handler = self.find(scope)
         scope["inlay.route"] = self.path
         server = call.server
+        call.quiet = operation.open
+        if not operation.open:
+            begin_span(call, self.path)
         call.caller = caller_of(server, operation, scope)
         if operation.method == "GET" or operation.admin:
             await handler(call)
@@ -280,20 +285,27 @@ class App:
             return
         call = Call(server, scope, receive, tagged, request_id.decode(), Reservation(server.budget))
         scope["inlay.call"] = call
+        failed: BaseException | None = None
         try:
             await self._route(scope, receive, tagged)
-        except ClientGone:
+        except ClientGone as error:
+            failed = error
             server.metrics.left()
-            return
         except InlayError as error:
+            failed = error
             server.metrics.failed(error)
             await _refuse(call, error)
-        except Exception:
+        except Exception as error:
+            failed = error
             _log.exception("request %s to %s failed", call.request_id, scope["path"])
             if status:
                 raise
             await _refuse(call, internal_error(call.request_id))
-        server.metrics.answered(scope.get("inlay.route", "other"), status)
+        finally:
+            route = scope.get("inlay.route", "other")
+            if not isinstance(failed, ClientGone):
+                server.metrics.answered(route, status)
+            tell_of(call, route, status, failed or call.failed)
 
 
 async def _refuse(call: Call, error: InlayError) -> None:
@@ -319,7 +331,12 @@ async def _refuse(call: Call, error: InlayError) -> None:
 
 
 def build_app(
-    router: Router, settings: FrontendSettings, *, secret: Secret, store: PromptStore | None = None
+    router: Router,
+    settings: FrontendSettings,
+    *,
+    secret: Secret,
+    store: PromptStore | None = None,
+    tracing: Tracing | None = None,
 ) -> App:
     """The HTTP side of inlay, as an ASGI app.
 
@@ -328,8 +345,9 @@ def build_app(
         settings: of the frontend.
         secret: of the namespace; row digests are made with it, so it must be the workers' own.
         store: of uploaded embeddings, made with the same secret and closed with the app; None where there are no references.
+        tracing: makes spans, closed with the app; None for none.
 
     Raises:
         InvalidRequestError: a file named in the settings cannot be read.
     """
-    return App(Server(router, settings, secret, store))
+    return App(Server(router, settings, secret, store, tracing))

@@ -117,7 +117,7 @@ class Metrics:
         """Begin to measure a request that came in at `began` (`time.perf_counter`)."""
         self._prompt_tokens.labels(model).inc(prompt_tokens)
         self._lengths.labels(model).observe(prompt_tokens)
-        return RequestTimes(self, model, began)
+        return RequestTimes(self, model, prompt_tokens, began)
 
 
 class RequestTimes:
@@ -126,12 +126,18 @@ class RequestTimes:
     Times are taken once a write, not once a token: the tokens of one write share the time since the last.
     """
 
-    __slots__ = ("_began", "_between", "_last", "_metrics", "_model")
+    __slots__ = (
+        "_began", "_between", "_cached", "_first", "_last", "_metrics", "_model", "_output", "_prompt",
+    )  # fmt: skip
 
-    def __init__(self, metrics: Metrics, model: str, began: float) -> None:
+    def __init__(self, metrics: Metrics, model: str, prompt_tokens: int, began: float) -> None:
         self._metrics = metrics
         self._model = model
         self._began = began
+        self._prompt = prompt_tokens
+        self._cached = 0
+        self._output = 0
+        self._first: float | None = None
         self._last: dict[int, float] = {}
         self._between = metrics._between.labels(model)
 
@@ -140,6 +146,9 @@ class RequestTimes:
         if not count:
             return
         now = time.perf_counter()
+        self._output += count
+        if self._first is None:
+            self._first = now
         last = self._last.get(choice)
         if last is None:
             self._metrics._first.labels(self._model).observe(now - self._began)
@@ -155,5 +164,18 @@ class RequestTimes:
 
     def finished(self, cached_tokens: int) -> None:
         """The request ended."""
+        self._cached = cached_tokens
         self._metrics._cached.labels(self._model).inc(cached_tokens)
         self._metrics._whole.labels(self._model).observe(time.perf_counter() - self._began)
+
+    def told(self) -> dict[str, str | int | float | bool]:
+        """What logs and spans tell of it."""
+        told: dict[str, str | int | float | bool] = {
+            "model": self._model,
+            "prompt_tokens": self._prompt,
+            "cached_tokens": self._cached,
+            "output_tokens": self._output,
+        }
+        if self._first is not None:
+            told["ttft_ms"] = round((self._first - self._began) * 1000, 3)
+        return told

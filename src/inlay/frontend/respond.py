@@ -1,6 +1,7 @@
 """From a request's works to its response, streamed or whole."""
 
 import logging
+import time
 from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Protocol
@@ -100,11 +101,12 @@ def generation_of(
                 salt=call.tenant.salted(request.cache_salt),
                 deadline=remaining,
                 priority=request.priority or 0,
+                trace=None if call.span is None else call.span.traceparent,
             )
             _check_served(model, work, request)
             choices.append(Choice(index, work, renderer, display))
     total = sum(len(prompt) + model.positions_before for prompt in prompts)
-    times = call.server.metrics.request(model.card.name, total, call.began)
+    times = call.times = call.server.metrics.request(model.card.name, total, call.began)
     scores = [] if sampling.prompt_logprobs is None else [PromptScores(prompt) for prompt in prompts]
     return Generation(choices, total, len(prompts), times, scores=scores, bulk=bulk)
 
@@ -148,6 +150,7 @@ async def respond(
     try:
         async with Lifeline(call.server.inflight, call.receive, call.take_clock()):
             await call.server.awake(model.card.name)
+            call.sent = time.perf_counter()
             await generation.start(
                 call.server.router, model.card.name, session=session, client=call.reservation.client
             )
@@ -162,12 +165,14 @@ async def respond(
             _named_as_asked(error, request)
         if not stream.started or isinstance(error, ClientGone):
             raise
+        call.failed = error
         call.server.metrics.failed(error)
         await stream.finish(shape.failure_events(error))
         return
-    except Exception:
+    except Exception as error:
         if not stream.started:
             raise
+        call.failed = error
         _log.exception("request %s failed in its stream", call.request_id)
         await stream.finish(shape.failure_events(internal_error(call.request_id)))
         return

@@ -16,7 +16,7 @@ from inlay.embedding.cache import ResultCache
 from inlay.errors import DeadlineExceededError
 from inlay.frontend.admission import ByteBudget, Reservation
 from inlay.frontend.auth import ANYONE, Caller, Tenant
-from inlay.frontend.body import Receive, Scope, Send, read_body
+from inlay.frontend.body import Receive, Scope, Send, header, read_body
 from inlay.frontend.cache_metrics import CacheMetrics
 from inlay.frontend.clients import Clients
 from inlay.frontend.embeds import EmbedsReader
@@ -27,7 +27,7 @@ from inlay.frontend.lifeline import Deadline, Inflight
 from inlay.frontend.lift import Lifted
 from inlay.frontend.limits import EmbedsLimits
 from inlay.frontend.memory import Room, private
-from inlay.frontend.metrics import Metrics
+from inlay.frontend.metrics import Metrics, RequestTimes
 from inlay.frontend.renderers import Renderers
 from inlay.frontend.settings import FrontendSettings
 from inlay.frontend.store_metrics import StoreMetrics
@@ -35,6 +35,7 @@ from inlay.pace import background
 from inlay.protocol.work import ModelCard
 from inlay.router import Router, ServedModel
 from inlay.store import PromptStore
+from inlay.telemetry import Span, Tracing
 
 OFFLOAD_BYTES = 16 * 1024
 """Bytes of a body from which on it is parsed and prepared off the event loop; below, the change of thread costs more."""
@@ -56,15 +57,22 @@ class Server:
         store: of uploaded embeddings, or None; closed with this.
         secret: of the namespace.
         results: embeddings that were computed, and those that are.
+        tracing: makes spans, or None; closed with this.
     """
 
     def __init__(
-        self, router: Router, settings: FrontendSettings, secret: Secret, store: PromptStore | None = None
+        self,
+        router: Router,
+        settings: FrontendSettings,
+        secret: Secret,
+        store: PromptStore | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.router = router
         self.settings = settings
         self.store = store
         self.secret = secret
+        self.tracing = tracing
         self.created = int(time.time())
         self.keys = Keys(settings)
         self.clients = Clients(settings)
@@ -119,6 +127,8 @@ class Server:
         self._pool.shutdown(wait=False)
         if self.store is not None:
             self.store.close()
+        if self.tracing is not None:
+            self.tracing.close()
 
 
 @dataclass(slots=True)
@@ -132,6 +142,11 @@ class Call:
         began: `time.perf_counter` when it came.
         clock: ends the call when its time is up, until `take_clock`.
         body_read: nothing of the body is left on the connection.
+        quiet: it is of no interest to those who read logs: a probe, or the metrics.
+        times: what is counted of it, once that has begun.
+        sent: `time.perf_counter` when its works were sent.
+        span: of the request, where spans are made.
+        failed: what ended its stream after the answer had begun.
     """
 
     server: Server
@@ -145,7 +160,16 @@ class Call:
     began: float = field(default_factory=time.perf_counter)
     body_read: bool = False
     clock: asyncio.Timeout | None = None
+    quiet: bool = False
+    times: RequestTimes | None = None
+    sent: float | None = None
+    span: Span | None = None
+    failed: BaseException | None = None
     _intake: Intake | None = None
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first header of that name, in lower case, if there is one."""
+        return header(self.scope["headers"], name)
 
     async def body(self, room: Room = private) -> Lifted:
         """The whole body; arguments and errors as `inlay.frontend.body.read_body`."""

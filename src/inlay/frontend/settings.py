@@ -153,6 +153,10 @@ class FrontendSettings(BaseModel):
     metrics_public: bool = Field(
         default=True, description="Show /metrics to everyone; otherwise it is an admin route."
     )
+    log_requests: bool = Field(
+        default=True,
+        description="Log one line a request: counts and times, never what was asked or answered.",
+    )
     allowed_origins: list[Origin] = Field(
         default=[], description="Web origins whose pages may call the API; * for all, none unless set."
     )

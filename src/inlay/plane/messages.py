@@ -15,12 +15,14 @@ class Boot(msgspec.Struct, frozen=True, tag="boot", array_like=True):
     On the connection, so that the secret is in no argument and no environment.
 
     Attributes:
+        telemetry: settings of logs and traces, as JSON.
         restore: commands to run before it announces itself: they make it what a worker was whose place it takes.
     """
 
     settings: str
     secret: bytes
     restore: tuple[Command, ...] = ()
+    telemetry: str = "{}"
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):

@@ -150,11 +150,15 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):
-    """Positions counted by the engine; `cached_tokens` is what of the prompt came from the prefix cache."""
+    """Positions counted by the engine; `cached_tokens` is what of the prompt came from the prefix cache.
+
+    `queued_seconds` is how long the work waited for its first step, where the engine says so.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    queued_seconds: float = 0.0
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):

@@ -14,10 +14,12 @@ from inlay.errors import EngineError, ErrorFrame, InlayError, InvalidRequestErro
 from inlay.prompt import Buffer
 from inlay.protocol.embedding import Embeds, EmbedWork, EmitVectors, Vectors
 from inlay.protocol.work import Command, Delta, Emit, Engine, Generates, ModelCard, Reply, Work
+from inlay.telemetry import Tracing
 from inlay.worker.adapter_orders import order_of, parse_modules
 from inlay.worker.adapters import Adapters
 from inlay.worker.probing import Probing
 from inlay.worker.sleeping import Sleeping, UnderWay
+from inlay.worker.spans import traced
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +33,7 @@ class Host:
         sleep_mode: whether the engine may be put to sleep.
         probe_interval: seconds between probes of the engine, 0 for none.
         probe_timeout: seconds after which an engine that does not answer one is stuck.
+        tracing: makes spans of works that belong to one, or None.
     """
 
     def __init__(
@@ -41,12 +44,14 @@ class Host:
         sleep_mode: bool = False,
         probe_interval: float = 0,
         probe_timeout: float = 60,
+        tracing: Tracing | None = None,
     ) -> None:
         self._engine = engine
         self._adapters = adapters
         self._draining = False
         self._announce: Callable[[ModelCard], None] | None = None
         self._works = UnderWay()
+        self._tracing = tracing
         self._sleeping = Sleeping(engine, self._works, enabled=sleep_mode, tell=self._tell)
         self._probing = Probing(
             engine, self._sleeping, interval=probe_interval, timeout=probe_timeout, tell=self._tell
@@ -73,6 +78,8 @@ class Host:
     def generate(self, work: Work, emit: Emit) -> None:
         """Admit `work`, or emit the one delta that says why not."""
         emit = self._works.deltas(work.id, emit)
+        if self._tracing is not None and work.trace is not None:
+            emit = traced(self._tracing, work, emit, self._engine.card.engine)
         try:
             self._check_open()
             if not isinstance(self._engine, Generates):
@@ -196,13 +203,16 @@ def _no_vectors(work: EmbedWork, error: InlayError) -> Vectors:
     return Vectors(work.id, work.attempt, Buffer(b""), error=ErrorFrame.of(error))
 
 
-async def host_of(engine: Engine, settings: EngineSettings, secret: Secret) -> Host:
+async def host_of(
+    engine: Engine, settings: EngineSettings, secret: Secret, tracing: Tracing | None = None
+) -> Host:
     """A host for a started engine, with the adapters that its settings name.
 
     Args:
         engine: started.
         settings: it was made with.
         secret: of the namespace.
+        tracing: makes spans, or None.
 
     Raises:
         InlayError: one of them cannot be loaded.
@@ -224,4 +234,5 @@ async def host_of(engine: Engine, settings: EngineSettings, secret: Secret) -> H
         sleep_mode=settings.enable_sleep_mode,
         probe_interval=settings.health_probe_interval,
         probe_timeout=settings.health_probe_timeout,
+        tracing=tracing,
     )

@@ -16,6 +16,7 @@ from inlay.pace import keep_for_good
 from inlay.plane.local import Arena, Channel, serve
 from inlay.plane.messages import Boot, Failed, FromWorker, ToWorker
 from inlay.protocol.work import Command, Fails
+from inlay.telemetry import TelemetrySettings, Tracing, configure
 from inlay.worker.host import host_of
 from inlay.worker.interpreter import Interpreter, interpreter
 
@@ -89,6 +90,7 @@ async def spawn(
     *,
     arena_bytes: int = ARENA_BYTES,
     restore: Sequence[Command] = (),
+    telemetry: TelemetrySettings | None = None,
 ) -> WorkerProcess:
     """Start a worker process for `settings`. It loads its model meanwhile: `LocalPlane.wait_ready` says when it can work.
 
@@ -97,6 +99,7 @@ async def spawn(
         secret: of the namespace.
         arena_bytes: memory for prompts, shared with it.
         restore: commands it runs before it is ready.
+        telemetry: how it logs, and where its spans go.
 
     Raises:
         InvalidRequestError: it cannot run in the Python the settings name.
@@ -115,7 +118,8 @@ async def spawn(
         )
     channel: Channel[FromWorker] = await Channel.open(ours, arena, FromWorker, sends_shared=True)
     # What nobody gave stays so: engines have defaults of their own.
-    channel.send(Boot(settings.model_dump_json(exclude_unset=True), secret.root, tuple(restore)))
+    told = (telemetry or TelemetrySettings()).model_dump_json()
+    channel.send(Boot(settings.model_dump_json(exclude_unset=True), secret.root, tuple(restore), told))
     return WorkerProcess(process, channel, python)
 
 
@@ -134,11 +138,14 @@ async def run(socket_fd: int, arena_fd: int, arena_bytes: int) -> int:
     if not isinstance(boot, Boot):
         raise TypeError(f"the first message must be Boot, got {type(boot).__name__}")
     settings = EngineSettings.model_validate_json(boot.settings)
+    telemetry = TelemetrySettings.model_validate_json(boot.telemetry)
+    configure(telemetry.log_format)
     try:
+        tracing = Tracing.open(telemetry.otlp_traces_endpoint, "inlay-worker")
         secret = Secret(boot.secret)
         runner = engine.create(settings, secret)
         await _start(runner, channel, stop)
-        host = await host_of(runner, settings, secret)
+        host = await host_of(runner, settings, secret, tracing)
     except InlayError as error:
         return await _fail(channel, error)
     except Exception as error:
@@ -153,6 +160,8 @@ async def run(socket_fd: int, arena_fd: int, arena_bytes: int) -> int:
     finally:
         await host.close()
         await runner.close()
+        if tracing is not None:
+            await asyncio.to_thread(tracing.close)
     return 0
 
 

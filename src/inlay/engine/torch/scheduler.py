@@ -199,6 +199,7 @@ class Scheduler:
             self.waiting.remove(sequence)
             insort(self.running, sequence, key=_by_order)
             sequence.passed_over = 0
+            sequence.start()
             if hits is not None:
                 self._take(sequence, hits)
             self._announce(sequence)

@@ -1,5 +1,6 @@
 """One work under way: its output, its pages, and how far it has been computed. Counters, no states."""
 
+import time
 from collections.abc import Iterator
 
 from inlay.digest import BLOCK_SIZE, Chain
@@ -44,9 +45,11 @@ class Sequence:
     """
 
     __slots__ = (
+        "_admitted",
         "_announced",
         "_chain",
         "_prompt_length",
+        "_queued",
         "adapter",
         "atomic",
         "cached_tokens",
@@ -99,6 +102,8 @@ class Sequence:
         self.proven = 0
         self.taken = 0
         self.cached_tokens = 0
+        self._admitted = time.monotonic()
+        self._queued = 0.0
         self.passed_over = 0
         self.preemptions = 0
         self.order = (work.priority, arrival)
@@ -158,6 +163,11 @@ class Sequence:
         block = (index + 1) * (page_size // BLOCK_SIZE) - 1
         return self._chain.blocks[block] if block < len(self._chain.blocks) else None
 
+    def start(self) -> None:
+        """It takes part in steps from now on; how long it waited for that is told in its usage."""
+        if not self._queued:
+            self._queued = time.monotonic() - self._admitted
+
     def append(self, token_id: int) -> None:
         """Take the next output token."""
         self.pending = False
@@ -197,7 +207,7 @@ class Sequence:
         reason: FinishReason | None = "error" if error is not None else finish_reason
         usage = None
         if reason is not None or not self._announced:
-            usage = Usage(self._prompt_length, len(self.output), self.cached_tokens)
+            usage = Usage(self._prompt_length, len(self.output), self.cached_tokens, self._queued)
         self._announced = True
         return Delta(
             work_id=self.work.id,

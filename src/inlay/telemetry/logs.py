@@ -1,0 +1,56 @@
+"""Lines of log, as text or as JSON, on standard error."""
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from typing import Literal
+
+FIELDS = "inlay_fields"
+"""Attribute of a record that holds the fields of a structured line."""
+
+_TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class TextLines(logging.Formatter):
+    """A record as text, its fields after the message."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line, without what was raised."""
+        line = super().formatMessage(record)
+        return " ".join([line, *(f"{name}={value}" for name, value in getattr(record, FIELDS, {}).items())])
+
+
+class JsonLines(logging.Formatter):
+    """A record as a JSON object on one line: `time` (UTC), `level`, `logger`, `message`, its fields, and `exception`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line: dict[str, object] = {
+            "time": f"{when}.{int(record.msecs):03d}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, FIELDS, {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def configure(form: Literal["text", "json"]) -> None:
+    """Have everything from INFO on written to standard error in one of the two forms, in place of what was set before."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(TextLines(_TEXT) if form == "text" else JsonLines())
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    # Its lines about starting and stopping say what ours say.
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+def tell(logger: logging.Logger, level: int, message: str, fields: Mapping[str, object]) -> None:
+    """Log `message` with `fields`: in JSON members of the object, in text after it as `name=value`."""
+    logger.log(level, message, extra={FIELDS: fields})
+
+
+__all__ = ["FIELDS", "JsonLines", "TextLines", "configure", "tell"]

@@ -1,0 +1,21 @@
+"""Settings of logs and traces, the same for every process of a command."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class TelemetrySettings(BaseModel):
+    """What is told of requests, and how."""
+
+    model_config = ConfigDict(frozen=True)
+
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="Lines of log as text, or each a JSON object."
+    )
+    otlp_traces_endpoint: str | None = Field(
+        default=None,
+        pattern="^https?://",
+        description="URL that takes OpenTelemetry traces over HTTP, such as http://localhost:4318/v1/traces; needs the extra "
+        "inlay[otel]. None are made unless set.",
+    )
