@@ -1,7 +1,6 @@
 """`inlay nats`, `inlay worker` and `inlay frontend` as processes of their own."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -17,36 +16,11 @@ import psutil
 import pytest
 
 from tests.models import tiny
+from tests.parts import Part, running
 from tests.serving import Served, free_port, serving
 
 pytestmark = pytest.mark.slow
 END_SECONDS = 30
-
-
-@contextmanager
-def running(*words: object, until: str) -> Iterator[subprocess.Popen[str]]:
-    """Run `inlay WORDS` until the block ends; yields once it has said `until` on standard error."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "inlay.cli", *map(str, words)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    said = ""
-    try:
-        for line in process.stderr:
-            said += line
-            if until in line:
-                break
-        else:
-            raise RuntimeError(f"inlay {words[0]} ended: {said}")
-        yield process
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-        process.communicate(timeout=END_SECONDS)
 
 
 def refused(*words: object) -> tuple[int, str]:
@@ -65,18 +39,18 @@ def refused(*words: object) -> tuple[int, str]:
 def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     port = free_port()
     store = tmp_path_factory.mktemp("nats")
-    with running("nats", "--port", port, "--store-dir", store, until="NATS at nats://") as process:
+    with running("nats", "--port", port, "--store-dir", store, until="NATS at nats://") as part:
         yield f"nats://127.0.0.1:{port}"
-        process.send_signal(signal.SIGINT)
-        assert process.wait(END_SECONDS) == 0
+        part.send(signal.SIGINT)
+        assert part.wait() == 0
 
 
 @contextmanager
-def worker(nats: str, *words: object) -> Iterator[subprocess.Popen[str]]:
+def worker(nats: str, *words: object) -> Iterator[Part]:
     with running(
         "worker", tiny("llama"), "--engine", "echo", "--nats", nats, *words, until=" serves "
-    ) as process:
-        yield process
+    ) as part:
+        yield part
 
 
 def ask(server: Served, **fields: object) -> dict[str, Any]:
@@ -106,10 +80,10 @@ def test_a_fleet_answers_through_any_frontend_and_ends_as_told(nats: str) -> Non
         answers = [ask(server)["usage"] for server in (one, other)]
         assert answers[0] == answers[1]
         assert answers[0]["completion_tokens"] == 4
-        children = psutil.Process(first.pid).children()
+        children = psutil.Process(first.process.pid).children()
         assert children
-        first.send_signal(signal.SIGTERM)
-        assert first.wait(END_SECONDS) == 0
+        first.send(signal.SIGTERM)
+        assert first.wait() == 0
         _, alive = psutil.wait_procs(children, END_SECONDS)
         assert not alive
         one.process.send_signal(signal.SIGTERM)
@@ -119,13 +93,13 @@ def test_a_fleet_answers_through_any_frontend_and_ends_as_told(nats: str) -> Non
 def test_an_engine_that_dies_is_started_again_and_the_worker_stays(nats: str) -> None:
     names = ("--nats", nats, "--namespace", "restarts")
     with (
-        worker(nats, "--namespace", "restarts", "--served-model-name", "m") as process,
+        worker(nats, "--namespace", "restarts", "--served-model-name", "m") as part,
         serving(*names, command="frontend") as server,
     ):
-        (engine,) = psutil.Process(process.pid).children()
+        (engine,) = psutil.Process(part.process.pid).children()
         engine.kill()
         assert ask(server)["usage"]["completion_tokens"] == 4
-        (again,) = psutil.Process(process.pid).children()
+        (again,) = psutil.Process(part.process.pid).children()
         assert again.pid != engine.pid
 
 
@@ -163,5 +137,5 @@ def test_words_after_two_dashes_go_to_the_server(tmp_path: Path) -> None:
         assert status == 1
         assert "does not let us in" in line
         known = url.replace("//", "//u:p@")
-        with running("frontend", "--port", free_port(), "--nats", known, until="HTTP at") as process:
-            assert "u:p" not in " ".join(psutil.Process(process.pid).cmdline())
+        with running("frontend", "--port", free_port(), "--nats", known, until="HTTP at") as part:
+            assert "u:p" not in " ".join(psutil.Process(part.process.pid).cmdline())
