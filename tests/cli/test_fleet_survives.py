@@ -173,7 +173,7 @@ async def test_for_a_minute_nobody_notices_what_becomes_of_the_parts(
     fleet: Fleet, clients: list[openai.AsyncOpenAI]
 ) -> None:
     asked = requests()
-    expected = [await answer(clients[0], request) for request in asked]
+    expected = await asyncio.gather(*(answer(clients[0], request) for request in asked))
     assert all(len(ids) == request["max_tokens"] for (ids, *_), request in zip(expected, asked, strict=True))
     until = asyncio.get_running_loop().time() + SECONDS
     ended = 0
