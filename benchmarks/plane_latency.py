@@ -1,0 +1,151 @@
+"""What NATS adds to the plane of one machine: from sending a work to its first token, and CPU a token of many streams.
+
+    python -m benchmarks.plane_latency [--rounds N]
+
+The engine is echo, in a process of its own behind both planes; NATS' server and the worker that bridges to it are processes too.
+Prints one line a case: the median and the smallest milliseconds to the first token, for a prompt of tokens and for rows of
+1 MB and 10 MB, new rows each time; then thousands of tokens a CPU-second of all processes but this one's.
+"""
+
+import argparse
+import asyncio
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import uvloop
+from pydantic import SecretStr
+from tests.parts import Part
+from tests.serving import free_port
+
+from inlay.digest import Secret, with_digests
+from inlay.engine.settings import EngineSettings
+from inlay.plane.local import LocalPlane
+from inlay.plane.nats.frontend import NatsPlane
+from inlay.plane.nats.member import Member
+from inlay.plane.nats.settings import NatsSettings
+from inlay.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.protocol.work import Plane, Sampling, Work
+from inlay.worker import spawn
+
+HIDDEN = 1024
+CASES = {"tokens": 0, "1 MB": 1 << 20, "10 MB": 10 << 20}
+STREAMS, TOKENS = 32, 2000
+
+
+@asynccontextmanager
+async def local(settings: EngineSettings) -> AsyncIterator[tuple[Plane, Secret, list[int]]]:
+    """The plane of one machine."""
+    secret = Secret.random()
+    process = await spawn(settings, secret)
+    plane = LocalPlane([process.channel])
+    await plane.start()
+    await plane.wait_ready()
+    yield plane, secret, [process.pid]
+    await plane.close()
+    await process.close()
+
+
+@asynccontextmanager
+async def over_nats(settings: EngineSettings) -> AsyncIterator[tuple[Plane, Secret, list[int]]]:
+    """The same engine as a worker of a fleet."""
+    port = free_port()
+    with tempfile.TemporaryDirectory() as store:
+        server = Part("nats", "--port", port, "--store-dir", store, until="NATS at").wait_ready()
+        url = f"nats://127.0.0.1:{port}"
+        words = (settings.model, "--engine", "echo", "--served-model-name", "m", "--nats", url)
+        worker = Part("worker", *words, until=" serves ").wait_ready()
+        member = await Member.join(NatsSettings(nats=[SecretStr(url)]), "frontend")
+        secret = await member.secret(None)
+        plane = NatsPlane(member, secret_fingerprint=secret.fingerprint)
+        await plane.start()
+        while not plane.workers():
+            await plane.changed()
+        pids = [
+            child.pid
+            for part in (server, worker)
+            for child in (
+                psutil.Process(part.process.pid),
+                *psutil.Process(part.process.pid).children(recursive=True),
+            )
+        ]
+        yield plane, secret, pids
+        await plane.close()
+        worker.end()
+        server.end()
+
+
+def prompt(num_bytes: int, secret: Secret) -> Prompt:
+    """A new prompt of tokens, or of so many bytes of rows."""
+    if not num_bytes:
+        return Prompt.of(Tokens([n % 900 for n in range(200)]))
+    rows = Rows(Buffer(os.urandom(num_bytes)), "bfloat16", (num_bytes // HIDDEN // 2, HIDDEN))
+    return with_digests(Prompt.of(rows), secret)
+
+
+async def first_token(plane: Plane, work: Work) -> float:
+    """Seconds until it has come."""
+    began = time.perf_counter()
+    stream = plane.workers()[0].send(work)
+    async for _ in stream:
+        took = time.perf_counter() - began
+        stream.cancel()
+    return took
+
+
+async def tokens_a_cpu_second(plane: Plane, pids: list[int]) -> float:
+    """Of many streams at once, counting the processes `pids` and this one."""
+
+    def used() -> float:
+        times = [psutil.Process(pid).cpu_times() for pid in (*pids, os.getpid())]
+        return sum(each.user + each.system for each in times)
+
+    async def read(number: int) -> None:
+        work = Work(
+            id=f"s{number}", prompt=Prompt.of(Tokens([1, 2, 3])), sampling=Sampling(max_tokens=TOKENS)
+        )
+        async for _ in plane.workers()[0].send(work):
+            pass
+
+    before = used()
+    await asyncio.gather(*(read(number) for number in range(STREAMS)))
+    return STREAMS * TOKENS / (used() - before)
+
+
+async def measure(settings: EngineSettings, rounds: int) -> None:
+    """Print all figures."""
+    for name, opened in (("local", local), ("nats", over_nats)):
+        async with opened(settings) as (plane, secret, pids):
+            for case, num_bytes in CASES.items():
+                seconds = []
+                for number in range(rounds):
+                    sampling = Sampling(max_tokens=2)
+                    work = Work(id=f"{case}{number}", prompt=prompt(num_bytes, secret), sampling=sampling)
+                    seconds.append(await first_token(plane, work))
+                print(
+                    f"{name:6} {case:7} median {statistics.median(seconds) * 1e3:7.2f} ms, "
+                    f"least {min(seconds) * 1e3:7.2f} ms"
+                )
+            print(f"{name:6} {await tokens_a_cpu_second(plane, pids) / 1e3:.1f} thousand tokens a CPU-second")
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20)
+    rounds = parser.parse_args().rounds
+    with tempfile.TemporaryDirectory() as model:
+        Path(model, "config.json").write_text(
+            f'{{"vocab_size": 1000, "hidden_size": {HIDDEN}, "max_position_embeddings": 100000}}'
+        )
+        settings = EngineSettings(model=model, engine="echo", served_model_name=["m"])
+        uvloop.run(measure(settings, rounds))
+
+
+if __name__ == "__main__":
+    main()
