@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.router.policies import Kv, LeastLoaded, Policy, PowerOfTwo, RoundRobin, View, policy_of
+from inlay.router.policies import Kv, LeastLoaded, Policy, PowerOfTwo, RoundRobin, View, Weights, policy_of
 from inlay.router.sessions import hash_of, home
 from inlay.router.settings import RouterSettings
+
+WEIGHTS = Weights(1, 1)
 
 
 @st.composite
@@ -44,21 +46,23 @@ def test_in_turn_everybody_is_chosen_once_before_anybody_is_again(view: View) ->
 
 @given(views())
 def test_the_least_loaded_has_no_more_than_any(view: View) -> None:
-    chosen = LeastLoaded(Random(1)).choose(view)
-    assert view.load[chosen] == view.load.min()
+    chosen = LeastLoaded(Random(1), WEIGHTS).choose(view)
+    load = view.load(WEIGHTS)
+    assert load[chosen] == load.min()
 
 
 @given(views())
 def test_of_two_the_most_loaded_of_all_is_never_chosen(view: View) -> None:
-    chosen = PowerOfTwo(Random(1)).choose(view)
-    if len(set(view.load.tolist())) == len(view.seats) > 1:
-        assert view.load[chosen] < view.load.max()
+    chosen = PowerOfTwo(Random(1), WEIGHTS).choose(view)
+    load = view.load(WEIGHTS)
+    if len(set(load.tolist())) == len(view.seats) > 1:
+        assert load[chosen] < load.max()
 
 
 @given(views())
 def test_nobody_would_cost_less_than_who_is_chosen(view: View) -> None:
     assert view.cached is not None
-    chosen = Kv(Random(1), prefill_weight=2, decode_weight=3).choose(view)
+    chosen = Kv(Random(1), Weights(2, 3)).choose(view)
     costs = [
         2 * (prefill + view.length - cached) + 3 * decode
         for prefill, decode, cached in zip(
@@ -74,7 +78,7 @@ def idle(cached: list[int], length: int) -> View:
 
 
 def test_a_work_goes_where_its_prefix_is_until_that_worker_has_too_much_to_do() -> None:
-    policy: Policy = Kv(Random(1), prefill_weight=1, decode_weight=1)
+    policy: Policy = Kv(Random(1), WEIGHTS)
     view = idle([0, 512, 0], 600)
     assert policy.choose(view) == 1
     assert policy.choose(view._replace(decode=np.array([0, 511, 0]))) == 1
@@ -82,12 +86,12 @@ def test_a_work_goes_where_its_prefix_is_until_that_worker_has_too_much_to_do() 
 
 
 def test_equals_share_what_comes() -> None:
-    policy = Kv(Random(1), prefill_weight=1, decode_weight=1)
+    policy = Kv(Random(1), WEIGHTS)
     counts = np.bincount([policy.choose(idle([0] * 4, 100)) for _ in range(400)], minlength=4)
     assert counts.min() > 60
 
 
-@pytest.mark.parametrize("policy", [LeastLoaded(Random(2)), PowerOfTwo(Random(2))])
+@pytest.mark.parametrize("policy", [LeastLoaded(Random(2), WEIGHTS), PowerOfTwo(Random(2), WEIGHTS)])
 def test_imbalance_stays_bounded(policy: Policy) -> None:
     loads = np.zeros(20, np.int64)
     for _ in range(2000):

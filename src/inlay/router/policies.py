@@ -10,6 +10,14 @@ import numpy.typing as npt
 from inlay.router.settings import RouterSettings
 
 Positions: TypeAlias = npt.NDArray[np.int64]
+Costs: TypeAlias = npt.NDArray[np.float64]
+
+
+class Weights(NamedTuple):
+    """What a position costs: of a prompt that is to be computed, and of a sequence that is being decoded."""
+
+    prefill: float
+    decode: float
 
 
 class View(NamedTuple):
@@ -29,10 +37,9 @@ class View(NamedTuple):
     cached: Positions | None
     length: int
 
-    @property
-    def load(self) -> Positions:
-        """Positions each has under way."""
-        return self.prefill + self.decode
+    def load(self, weights: Weights) -> Costs:
+        """What each has under way."""
+        return weights.prefill * self.prefill + weights.decode * self.decode
 
 
 class Policy(Protocol):
@@ -64,16 +71,17 @@ class RoundRobin:
 
 
 class LeastLoaded:
-    """The one with the fewest positions under way; any of several."""
+    """The one with the least under way; any of several."""
 
     asks_for_cached = False
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random: Random, weights: Weights) -> None:
         self._random = random
+        self._weights = weights
 
     def choose(self, view: View) -> int:
         """The least loaded."""
-        return lowest(view.load, self._random)
+        return lowest(view.load(self._weights), self._random)
 
 
 class PowerOfTwo:
@@ -85,42 +93,42 @@ class PowerOfTwo:
 
     asks_for_cached = False
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random: Random, weights: Weights) -> None:
         self._random = random
+        self._weights = weights
 
     def choose(self, view: View) -> int:
         """The less loaded of two."""
         if len(view.seats) == 1:
             return 0
         one, two = self._random.sample(range(len(view.seats)), 2)
-        load = view.load
+        load = view.load(self._weights)
         return one if load[one] <= load[two] else two
 
 
 class Kv:
     """The one where the work is expected to cost least.
 
-    Cost, in positions: `prefill_weight` times those the worker would have to compute before this prompt's first token (what waits
-    there, and of this prompt what it has not cached), and `decode_weight` times those of the sequences it decodes, which every step
-    reads again. The form is Dynamo's (overlap weight times prefill blocks, plus decode blocks); embeddings are positions like any.
+    Cost is what each has under way, and of this prompt the positions that the worker has not cached, at the price of positions to be
+    computed. The form is Dynamo's router's (overlap weight times prefill blocks, plus decode blocks), which weighs both alike; here a
+    position that is decoded is cheap beside one that is computed (docs/scaling.md). Embeddings are positions like any.
     """
 
     asks_for_cached = True
 
-    def __init__(self, random: Random, *, prefill_weight: float, decode_weight: float) -> None:
+    def __init__(self, random: Random, weights: Weights) -> None:
         self._random = random
-        self._prefill_weight = prefill_weight
-        self._decode_weight = decode_weight
+        self._weights = weights
 
     def choose(self, view: View) -> int:
         """The cheapest."""
-        to_compute = view.prefill + view.length
+        cost = view.load(self._weights)
         if view.cached is not None:
-            to_compute -= view.cached
-        return lowest(self._prefill_weight * to_compute + self._decode_weight * view.decode, self._random)
+            cost -= self._weights.prefill * view.cached
+        return lowest(cost, self._random)
 
 
-def lowest(values: npt.NDArray[np.float64] | Positions, random: Random) -> int:
+def lowest(values: Costs, random: Random) -> int:
     """The index of the lowest value, any of several: many frontends would else all choose the first."""
     best = np.flatnonzero(values == values.min())
     return int(best[0]) if len(best) == 1 else int(best[random.randrange(len(best))])
@@ -128,16 +136,13 @@ def lowest(values: npt.NDArray[np.float64] | Positions, random: Random) -> int:
 
 def policy_of(settings: RouterSettings, random: Random) -> Callable[[], Policy]:
     """What makes the policy that is set, one for each pool of workers."""
+    weights = Weights(settings.router_prefill_weight, settings.router_decode_weight)
     match settings.router_policy:
         case "round-robin":
             return RoundRobin
         case "least-loaded":
-            return lambda: LeastLoaded(random)
+            return lambda: LeastLoaded(random, weights)
         case "power-of-two":
-            return lambda: PowerOfTwo(random)
+            return lambda: PowerOfTwo(random, weights)
         case "kv":
-            return lambda: Kv(
-                random,
-                prefill_weight=settings.router_prefill_weight,
-                decode_weight=settings.router_decode_weight,
-            )
+            return lambda: Kv(random, weights)

@@ -13,18 +13,19 @@ class RouterSettings(BaseModel):
     router_policy: Literal["kv", "least-loaded", "power-of-two", "round-robin"] = Field(
         default="kv",
         description="How a worker is chosen: kv weighs what each has cached of the prompt against its load; least-loaded and "
-        "power-of-two (the less loaded of two at random) look at the load in positions alone, round-robin at nothing.",
+        "power-of-two (the less loaded of two at random) look at the load alone, round-robin at nothing.",
     )
     router_prefill_weight: float = Field(
         default=1.0,
         ge=0,
-        description="Of kv: what a position costs that a worker has to compute of this prompt and of those before it. Higher "
-        "values follow the caches more, lower ones spread the load more.",
+        description="What a position costs that a worker still has to compute of a prompt: of this one, where it has not cached "
+        "it, and of those before it.",
     )
     router_decode_weight: float = Field(
-        default=1.0,
+        default=0.05,
         ge=0,
-        description="Of kv: what a position costs of a sequence that a worker is decoding.",
+        description="What a position costs of a sequence that a worker is decoding. Higher values spread sequences more evenly and "
+        "follow the caches less.",
     )
     router_session_slack: float = Field(
         default=0.25,
