@@ -54,7 +54,20 @@ def test_a_worker_that_does_not_answer_is_missing_and_not_zero(
         raise DeadlineExceededError(f"no answer within {within} s")
 
     monkeypatch.setattr(worker, "call", silent)
-    assert values(url) == {"inlay:worker_answers": 0}
+    found = values(url)
+    assert found.pop("inlay:worker_answers") == 0
+    # What is known without an answer.
+    assert found == {"inlay:worker_well": 1}
+
+
+def test_how_workers_are_is_shown(llama: Fleet) -> None:
+    text = httpx.get(llama.serve() + "/metrics").text
+    for line in (
+        'vllm:engine_sleep_state{engine="local-0",model_name="tiny",sleep_state="awake"} 1.0',
+        'vllm:engine_sleep_state{engine="local-0",model_name="tiny",sleep_state="weights_offloaded"} 0.0',
+        "inlay:workers_missing 0.0",
+    ):
+        assert line in text
 
 
 async def test_many_who_look_at_once_ask_the_workers_once() -> None:

@@ -83,13 +83,24 @@ class Choice:
         work: what is generated from.
         completion_tokens: tokens shown; those past a stop string are not counted.
         cached_tokens: of the prompt, as the engine said.
+        queued_seconds: until its first step, as the engine said; 0 where it did not.
         calls_tools: it has called a tool.
         finish_reason: once it has ended.
     """
 
     __slots__ = (
-        "_detokenizer", "_include_stop", "_parser", "_reasoning", "_stops",
-        "cached_tokens", "calls_tools", "completion_tokens", "finish_reason", "index", "work",
+        "_detokenizer",
+        "_include_stop",
+        "_parser",
+        "_reasoning",
+        "_stops",
+        "cached_tokens",
+        "calls_tools",
+        "completion_tokens",
+        "finish_reason",
+        "index",
+        "queued_seconds",
+        "work",
     )  # fmt: skip
 
     def __init__(self, index: int, work: Work, renderer: Renderer, display: Display) -> None:
@@ -97,6 +108,7 @@ class Choice:
         self.work = work
         self.completion_tokens = 0
         self.cached_tokens = 0
+        self.queued_seconds = 0.0
         self.calls_tools = False
         self.finish_reason: str | None = None
         self._detokenizer: Detokenizer = renderer.detokenizer(
@@ -128,6 +140,7 @@ class Choice:
                 raise OverloadedError("the worker gave the request up", retry_after=1.0)
             if delta.usage is not None:
                 self.cached_tokens = delta.usage.cached_tokens
+                self.queued_seconds = delta.usage.queued_seconds
             shown, count, stop = self._show(delta)
             ids += delta.token_ids[:count]
             logprobs += delta.logprobs[:count]

@@ -1,5 +1,6 @@
 """Tensor data in requests: whether it is taken, and how its bytes become rows of a model."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -101,6 +102,7 @@ class EmbedsReader:
             EmbeddingsError: not an acceptable tensor for this model.
             InlayError: what `hold` refuses.
         """
+        began = time.perf_counter()
         tensor = read(data, limits=self._limits.of(card))
         if tensor.dtype != card.dtype:
             hold(len(tensor.data) // DTYPE_SIZES[tensor.dtype] * DTYPE_SIZES[card.dtype])
@@ -108,7 +110,8 @@ class EmbedsReader:
             msgspec.structs.replace(rows, digests=row_digests(rows, self._secret))
             for rows in self.check(tensor, card)
         ]
-        self._metrics.embeds_read(card.name, len(data), sum(map(len, prompts)))
+        seconds = time.perf_counter() - began
+        self._metrics.embeds_read(card.name, len(data), sum(map(len, prompts)), seconds)
         return prompts
 
 

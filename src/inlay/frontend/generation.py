@@ -145,7 +145,9 @@ class Generation:
                 scores.check()
         self._times.tokens(choice.index, len(piece.token_ids))
         if piece.finish_reason is not None:
-            self._times.ended(piece.finish_reason, choice.completion_tokens)
+            self._times.ended(
+                choice.index, piece.finish_reason, choice.completion_tokens, choice.queued_seconds
+            )
         return piece
 
     def close(self) -> None:

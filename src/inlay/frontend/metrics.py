@@ -74,10 +74,27 @@ class Metrics:
         self._first = histogram("vllm:time_to_first_token_seconds", "From request to first token.", _SECONDS)
         self._between = histogram("vllm:inter_token_latency_seconds", "Between tokens of a choice.", _SECONDS)
         self._whole = histogram("vllm:e2e_request_latency_seconds", "From request to last token.", _SECONDS)
+        self._each = histogram(
+            "vllm:request_time_per_output_token_seconds",
+            "Decoding of a choice, divided by its tokens after the first.",
+            _SECONDS,
+        )
+        self._queued = histogram(
+            "vllm:request_queue_time_seconds", "Of a choice, from its worker to its first step.", _SECONDS
+        )
+        self._decoding = histogram(
+            "vllm:request_decode_time_seconds", "Of a choice, from its first token to its last.", _SECONDS
+        )
         self._lengths = histogram("vllm:request_prompt_tokens", "Prompt positions of a request.", _LENGTHS)
         self._outputs = histogram("vllm:request_generation_tokens", "Tokens of a choice.", _LENGTHS)
         self._texts = counter("inlay:embedded_texts", "Texts embedded, or pairs scored.")
         self._http = counter("inlay:http_requests", "Answers, by route and status.", ("route", "status"))
+        self._bodies = counter("inlay:http_body_bytes", "Bytes of request bodies, by route.", ("route",))
+        self._reading = histogram(
+            "inlay:prompt_embeds_decode_seconds",
+            "Of one tensor: reading, checking, casting and hashing its rows, once it is there as bytes.",
+            _SECONDS,
+        )
         self._gone = counter("inlay:client_disconnects", "Clients that left before the end.", ())
         self._bytes = counter("inlay:prompt_embeds_bytes", "Container bytes of embeddings read.")
         self._rows = counter("inlay:prompt_embeds_rows", "Rows of embeddings read.")
@@ -101,8 +118,13 @@ class Metrics:
         """Count a client that left."""
         self._gone.inc()
 
-    def embeds_read(self, model: str, size: int, rows: int) -> None:
-        """Count embeddings that were read."""
+    def body_read(self, route: str, size: int) -> None:
+        """Count a body that has come."""
+        self._bodies.labels(route).inc(size)
+
+    def embeds_read(self, model: str, size: int, rows: int, seconds: float) -> None:
+        """Count embeddings that were read, in so many seconds."""
+        self._reading.labels(model).observe(seconds)
         self._bytes.labels(model).inc(size)
         self._rows.labels(model).inc(rows)
 
@@ -127,7 +149,7 @@ class RequestTimes:
     """
 
     __slots__ = (
-        "_began", "_between", "_cached", "_first", "_last", "_metrics", "_model", "_output", "_prompt",
+        "_began", "_between", "_cached", "_first", "_firsts", "_last", "_metrics", "_model", "_output", "_prompt",
     )  # fmt: skip
 
     def __init__(self, metrics: Metrics, model: str, prompt_tokens: int, began: float) -> None:
@@ -138,6 +160,7 @@ class RequestTimes:
         self._cached = 0
         self._output = 0
         self._first: float | None = None
+        self._firsts: dict[int, float] = {}
         self._last: dict[int, float] = {}
         self._between = metrics._between.labels(model)
 
@@ -151,13 +174,21 @@ class RequestTimes:
             self._first = now
         last = self._last.get(choice)
         if last is None:
+            self._firsts[choice] = now
             self._metrics._first.labels(self._model).observe(now - self._began)
         else:
             self._between.observe((now - last) / count)
         self._last[choice] = now
 
-    def ended(self, reason: str, tokens: int) -> None:
-        """A choice ended with `tokens` in all."""
+    def ended(self, choice: int, reason: str, tokens: int, queued: float) -> None:
+        """A choice ended with `tokens` in all; it was queued for so many seconds, 0 where nobody knows."""
+        if choice in self._firsts:
+            decoding = self._last[choice] - self._firsts[choice]
+            self._metrics._decoding.labels(self._model).observe(decoding)
+            if tokens > 1:
+                self._metrics._each.labels(self._model).observe(decoding / (tokens - 1))
+        if queued:
+            self._metrics._queued.labels(self._model).observe(queued)
         self._metrics._success.labels(self._model, reason).inc()
         self._metrics._generated.labels(self._model).inc(tokens)
         self._metrics._outputs.labels(self._model).observe(tokens)

@@ -31,6 +31,7 @@ from inlay.frontend.metrics import Metrics, RequestTimes
 from inlay.frontend.renderers import Renderers
 from inlay.frontend.settings import FrontendSettings
 from inlay.frontend.store_metrics import StoreMetrics
+from inlay.frontend.worker_metrics import WorkerMetrics
 from inlay.pace import background
 from inlay.protocol.work import ModelCard
 from inlay.router import Router, ServedModel
@@ -81,6 +82,7 @@ class Server:
         self.metrics = Metrics(lambda: self.budget.used, lambda: self.inflight.count)
         self.engines = EngineMetrics(router.ready)
         self.metrics.registry.register(self.engines)
+        self.metrics.registry.register(WorkerMetrics(router.ready, router.missing))
         if store is not None:
             self.metrics.registry.register(StoreMetrics(store))
         self.results = ResultCache(settings.embedding_cache_bytes)
@@ -175,6 +177,7 @@ class Call:
         """The whole body; arguments and errors as `inlay.frontend.body.read_body`."""
         body = await read_body(self.scope, self.receive, self.server.settings, self.reservation, room)
         self.body_read = True
+        self.server.metrics.body_read(self.scope.get("inlay.route", "other"), len(body))
         return body
 
     @property
