@@ -1,7 +1,9 @@
 """Which models there are, by whatever name."""
 
+from collections.abc import Callable, Mapping, Sequence
+
 from inlay.errors import NotFoundError, OverloadedError
-from inlay.protocol.work import Adapter, ModelCard, Plane, Worker
+from inlay.protocol.work import Adapter, ModelCard, Worker
 from inlay.router.model import ServedModel, content_of
 from inlay.router.pool import PoolKey
 
@@ -10,16 +12,28 @@ _NAMED = 5
 
 
 class Catalog:
-    """The models and adapters of a plane's workers."""
+    """The models and adapters of some workers.
 
-    def __init__(self, plane: Plane) -> None:
-        self._plane = plane
+    Args:
+        workers: those that are ready, the same list as long as nothing has changed.
+        missing: as `inlay.protocol.work.Plane.missing`.
+    """
+
+    def __init__(
+        self, workers: Callable[[], Sequence[Worker]], missing: Callable[[], Mapping[str, str]]
+    ) -> None:
+        self._workers = workers
+        self._missing = missing
+        self._seen: Sequence[Worker] | None = None
         self._known: dict[str, ModelCard] = {}
 
     def models(self) -> list[ModelCard]:
         """The card of each model that is, or was, served: one a name, aliases apart."""
-        for worker in self._plane.workers():
-            self._known[worker.card.name] = worker.card
+        workers = self._workers()
+        if workers is not self._seen:
+            self._seen = workers
+            for worker in workers:
+                self._known[worker.card.name] = worker.card
         return list(self._known.values())
 
     def model(self, name: str) -> ServedModel:
@@ -59,7 +73,7 @@ class Catalog:
     def workers(self, card: ModelCard) -> list[Worker]:
         """The ready workers of a model's pool."""
         pool = PoolKey.of(card)
-        return [worker for worker in self._plane.workers() if PoolKey.of(worker.card) == pool]
+        return [worker for worker in self._workers() if PoolKey.of(worker.card) == pool]
 
     def alike(self, card: ModelCard, adapter: str | None) -> list[Worker]:
         """The ready workers that would answer as the one with this card does."""
@@ -83,5 +97,5 @@ class Catalog:
 
     def unready(self) -> OverloadedError:
         """The error where no worker is ready; it says what is known of why."""
-        missing = "".join(f"; {name}: {reason}" for name, reason in self._plane.missing().items())
+        missing = "".join(f"; {name}: {reason}" for name, reason in self._missing().items())
         return OverloadedError(f"no worker is ready{missing}", retry_after=1)

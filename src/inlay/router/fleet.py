@@ -1,7 +1,9 @@
 """All pools of a plane, and what workers and other frontends tell of them."""
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from operator import is_
 from random import Random
 
@@ -46,17 +48,36 @@ class Fleet:
         self._peers = None if feed is None else Peers(feed.publish, self._set_others, self._routed)
         self._caches = None if feed is None else Caches(feed.kv_snapshot)
         self._changed: Callable[[], None] = lambda: None
+        self._watching: asyncio.Task[None] | None = None
+        self._stale = True
 
     def start(self, changed: Callable[[], None]) -> None:
-        """Listen to what is told, if the plane carries it; `changed` is called when a worker has less to do by it."""
+        """Listen to what is told, if the plane carries it. `changed` is called when there may be room for more works."""
         self._changed = changed
+        self._watching = asyncio.create_task(self._watch())
         if self._feed is not None and self._peers is not None and self._caches is not None:
             self._feed.listen(self._caches.take, self._peers.take)
             self._peers.start()
+
+    @property
+    def watching(self) -> bool:
+        """Whether changes are noticed by themselves."""
+        return self._watching is not None
+
+    async def _watch(self) -> None:
+        while True:
+            self._stale = True
             self.refresh()
+            self._changed()
+            await self._plane.changed()
 
     async def close(self) -> None:
         """Stop listening."""
+        if self._watching is not None:
+            self._watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watching
+            self._watching = None
         if self._peers is not None:
             await self._peers.close()
         if self._caches is not None:
@@ -70,8 +91,16 @@ class Fleet:
             pool = self._pools[key] = Pool(self._policy(), self._settings, self._clock)
         return pool
 
+    def workers(self) -> Sequence[Worker]:
+        """The workers that are ready; the same list until that has changed."""
+        self.refresh()
+        return self._workers
+
     def refresh(self) -> None:
-        """See which workers there are now. Costs little where nothing has changed."""
+        """See which workers there are now, unless nothing has changed."""
+        if self._watching is not None and not self._stale:
+            return
+        self._stale = False
         workers = self._plane.workers()
         cards = [worker.card for worker in workers]
         if (

@@ -64,8 +64,8 @@ class Router:
         self._plane = plane
         self._secret = secret
         self._clock = clock
-        self._catalog = Catalog(plane)
         self._fleet = Fleet(plane, settings, random or Random(), clock)
+        self._catalog = Catalog(self._fleet.workers, plane.missing)
         self._waiting: WaitingRoom[list[_Placed]] = WaitingRoom(settings, _cancel, clock)
         self._watching: asyncio.Task[None] | None = None
 
@@ -190,7 +190,7 @@ class Router:
         works: Sequence[Work],
         client: Hashable,
     ) -> list[_Placed]:
-        if self._watching is None:
+        if self._watching is None and not self._fleet.watching:
             self._watching = asyncio.create_task(self._watch())
         try:
             return await self._waiting.wait(
@@ -247,7 +247,6 @@ class Router:
 
     def _pool(self, name: str) -> Pool:
         """The pool of the model with this name of its own or alias. Raises as `Catalog.base`."""
-        self._fleet.refresh()
         return self._fleet.pool(self._catalog.base(name))
 
     def _check(self, name: str, pool: Pool, adapter: str | None) -> None:
