@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from collections.abc import Callable
 
 from inlay.plane.local import Arena, Channel, LocalPlane, serve
 from inlay.plane.messages import FromWorker, ToWorker
@@ -19,10 +20,11 @@ class DirectPlane(LocalPlane):
         self._engines = engines
         self._serving: list[asyncio.Task[None]] = []
         self.worker_ends: list[Channel[ToWorker]] = []
+        self.hosts: list[Host] = []
 
     @classmethod
-    async def around(cls, *engines: Engine) -> "DirectPlane":
-        """Start `engines` and a plane to them."""
+    async def around(cls, *engines: Engine, host: Callable[[Engine], Host] = Host) -> "DirectPlane":
+        """Start `engines` and a plane to them, each behind a `host`."""
         ends: list[Channel[FromWorker]] = []
         worker_ends: list[Channel[ToWorker]] = []
         for engine in engines:
@@ -33,9 +35,10 @@ class DirectPlane(LocalPlane):
             worker_ends.append(await Channel[ToWorker].open(theirs, arena, ToWorker, sends_shared=False))
         plane = cls(list(engines), ends)
         plane.worker_ends = worker_ends
+        plane.hosts = [host(engine) for engine in engines]
         plane._serving = [
-            asyncio.create_task(serve(end, Host(engine)))
-            for end, engine in zip(worker_ends, engines, strict=True)
+            asyncio.create_task(serve(end, host_))
+            for end, host_ in zip(worker_ends, plane.hosts, strict=True)
         ]
         await plane.start()
         await plane.wait_ready()

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -21,25 +21,10 @@ from inlay.protocol.routing import (
     Stored,
     WorkerLoad,
 )
-from inlay.worker.host import Host
+from tests.plane.caching import CachingHost
 from tests.plane.fleet import Fleet, found
 from tests.plane.nats_server import NatsServer
 from tests.plane.test_conformance import SECRET
-
-
-class CachingHost(Host):
-    """A host whose engine has a cache to tell of."""
-
-    def __init__(self, engine: EchoEngine, keys: bytes) -> None:
-        super().__init__(engine)
-        self.keys = keys
-        self.tell: Callable[[KvEvents], None] = lambda events: None
-
-    def watch_cache(self, tell: Callable[[KvEvents], None]) -> None:
-        self.tell = tell
-
-    async def kv_snapshot(self) -> KvSnapshot:
-        return KvSnapshot(7, Buffer(self.keys))
 
 
 @pytest.fixture

@@ -70,8 +70,9 @@ async def _host(settings: WorkerSettings, console: Console) -> None:
         await worker.start()
         running = asyncio.create_task(supervisor.run())
         following = asyncio.create_task(relay.follow(worker.away))
+        guarding = asyncio.create_task(relay.guard(supervisor.kill))
         announcing = asyncio.create_task(_announced(worker, console))
-        undo.push_async_callback(_end, running, following, announcing)
+        undo.push_async_callback(_end, running, following, guarding, announcing)
         # First of all in the end: what is under way goes on elsewhere, and is not told that its engine is gone.
         undo.push_async_callback(worker.close)
         console.line(

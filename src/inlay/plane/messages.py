@@ -6,6 +6,7 @@ import msgspec
 
 from inlay.errors import ErrorFrame
 from inlay.protocol.embedding import EmbedWork, Vectors
+from inlay.protocol.routing import KvEvents, KvSnapshot
 from inlay.protocol.work import Command, Delta, ModelCard, Reply, Work
 
 
@@ -50,6 +51,16 @@ class Call(msgspec.Struct, frozen=True, tag="call", array_like=True):
     command: Command
 
 
+class WatchCache(msgspec.Struct, frozen=True, tag="watch-cache", array_like=True):
+    """Tell from now on what changes in the cache."""
+
+
+class AskCache(msgspec.Struct, frozen=True, tag="ask-cache", array_like=True):
+    """Tell all that is cached; the answer carries the same number."""
+
+    number: int
+
+
 class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
     """The worker can be sent work, as the card says; sent again whenever that has changed."""
 
@@ -81,5 +92,19 @@ class Answer(msgspec.Struct, frozen=True, tag="answer", array_like=True):
     reply: Reply
 
 
-ToWorker: TypeAlias = Boot | Submit | Embed | Cancel | Call
-FromWorker: TypeAlias = Ready | Failed | Deltas | Embedded | Answer
+class CacheTold(msgspec.Struct, frozen=True, tag="cache-told", array_like=True):
+    """What changed in the cache."""
+
+    events: KvEvents
+
+
+class Cache(msgspec.Struct, frozen=True, tag="cache", array_like=True):
+    """What is cached, or why that cannot be told."""
+
+    number: int
+    snapshot: KvSnapshot | None = None
+    error: ErrorFrame | None = None
+
+
+ToWorker: TypeAlias = Boot | Submit | Embed | Cancel | Call | WatchCache | AskCache
+FromWorker: TypeAlias = Ready | Failed | Deltas | Embedded | Answer | CacheTold | Cache

@@ -4,14 +4,25 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 
-from inlay.errors import EngineError, ErrorFrame, InlayError, OverloadedError
+from inlay.errors import (
+    DeadlineExceededError,
+    EngineError,
+    ErrorFrame,
+    InlayError,
+    InvalidRequestError,
+    OverloadedError,
+)
 from inlay.prompt import Buffer
 from inlay.protocol.embedding import EmbedWork, EmitVectors, Vectors
+from inlay.protocol.routing import KvEvents, KvSnapshot, TellsCache
 from inlay.protocol.work import Command, Delta, Emit, ModelCard, Plane, Reply, Stream, Work, Worker
 
 log = logging.getLogger(__name__)
 
 NOBODY = "the worker has no engine now"
+STUCK_SECONDS = 20.0
+"""A process that does not answer for so long stands still: its engine may take its time, what answers is another thread."""
+_GUARD_SECONDS = 1.0
 _CALL_SECONDS = 600.0
 """A command has the time that whoever gave it waits; this only ends what nobody waits for any more."""
 
@@ -27,6 +38,7 @@ class Relay:
         self._plane = plane
         self._worker: Worker | None = None
         self._announce: Callable[[ModelCard], None] | None = None
+        self._tell_cache: Callable[[KvEvents], None] | None = None
         self._streams: dict[str, Stream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._embeddings: dict[str, asyncio.Task[None]] = {}
@@ -45,9 +57,42 @@ class Relay:
                     away()
                 self._worker, told = worker, None
             if worker is not None and worker.card != told and self._announce is not None:
-                told = worker.card
+                news, told = told is None, worker.card
                 self._announce(told)
+                if (
+                    news
+                    and told.kv_events
+                    and self._tell_cache is not None
+                    and isinstance(worker, TellsCache)
+                ):
+                    worker.watch_cache(self._tell_cache)
             await self._plane.changed()
+
+    def watch_cache(self, tell: Callable[[KvEvents], None]) -> None:
+        """As `TellsCache.watch_cache`, of every worker there will be."""
+        self._tell_cache = tell
+
+    async def kv_snapshot(self) -> KvSnapshot:
+        """As `TellsCache.kv_snapshot`. Raises `InvalidRequestError` where the worker tells of no cache."""
+        if self._worker is None:
+            raise OverloadedError(NOBODY, retry_after=1)
+        if not isinstance(self._worker, TellsCache):
+            raise InvalidRequestError("the worker tells of no cache")
+        return await self._worker.kv_snapshot()
+
+    async def guard(self, kill: Callable[[], object]) -> None:
+        """Call `kill` when the worker's process has not answered for `STUCK_SECONDS`, until cancelled."""
+        while True:
+            worker = self._worker
+            if worker is not None:
+                try:
+                    await worker.call(Command("stats"), STUCK_SECONDS)
+                except DeadlineExceededError:
+                    log.error("the worker's process has not answered for %g s: it is killed", STUCK_SECONDS)
+                    kill()
+                except OverloadedError as error:
+                    log.debug("nothing to guard: %s", error.message)
+            await asyncio.sleep(_GUARD_SECONDS)
 
     def generate(self, work: Work, emit: Emit) -> None:
         """As `Generates.generate`; what is refused is a delta too."""

@@ -13,6 +13,9 @@ from inlay.errors import DeadlineExceededError, InlayError, OverloadedError
 from inlay.plane.local.channel import Channel
 from inlay.plane.messages import (
     Answer,
+    AskCache,
+    Cache,
+    CacheTold,
     Call,
     Cancel,
     Deltas,
@@ -22,13 +25,17 @@ from inlay.plane.messages import (
     FromWorker,
     Ready,
     Submit,
+    WatchCache,
 )
+from inlay.plane.questions import Questions, told
 from inlay.protocol.embedding import EmbedWork, Vectors
+from inlay.protocol.routing import KvEvents, KvSnapshot
 from inlay.protocol.work import Command, Delta, ModelCard, Reply, Work, Worker
 
 log = logging.getLogger(__name__)
 
 GONE = "the worker process is gone"
+_CACHE_SECONDS = 10.0
 
 
 class LocalStream:
@@ -102,8 +109,10 @@ class Link:
         self._card: ModelCard | None = None
         self._streams: dict[str, LocalStream] = {}
         self._embeddings: dict[str, _Embedding] = {}
-        self._calls: dict[int, asyncio.Future[Reply]] = {}
-        self._numbers = count()
+        numbers = count()
+        self._calls = Questions[Reply](numbers)
+        self._caches = Questions[KvSnapshot](numbers)
+        self._tell_cache: Callable[[KvEvents], None] | None = None
         self.alive = True
         self.failure: InlayError | None = None
 
@@ -180,18 +189,29 @@ class Link:
         """As `Worker.call`."""
         if not self.ready:
             raise OverloadedError(GONE, retry_after=1)
-        number = next(self._numbers)
-        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._calls[number] = answer
-        self._channel.send(Call(number, command))
         try:
-            return await asyncio.wait_for(answer, within)
+            return await self._calls.ask(lambda number: self._say(Call(number, command)), within)
         except TimeoutError:
             raise DeadlineExceededError(
                 f"the worker did not answer {command.name!r} within {within:g} s"
             ) from None
-        finally:
-            self._calls.pop(number, None)
+
+    def watch_cache(self, tell: Callable[[KvEvents], None]) -> None:
+        """As `inlay.protocol.routing.TellsCache`."""
+        self._tell_cache = tell
+        self._say(WatchCache())
+
+    async def kv_snapshot(self) -> KvSnapshot:
+        """As `inlay.protocol.routing.TellsCache`."""
+        if not self.ready:
+            raise OverloadedError(GONE, retry_after=1)
+        try:
+            return await self._caches.ask(lambda number: self._say(AskCache(number)), _CACHE_SECONDS)
+        except TimeoutError:
+            raise OverloadedError("the worker does not tell what it has cached", retry_after=1) from None
+
+    def _say(self, message: object) -> None:
+        self._channel.send(message)
 
     async def run(self) -> None:
         """Take what the worker says until it is gone."""
@@ -211,9 +231,12 @@ class Link:
                         self.failure = error.to_error()
                         self._tell()
                     case Answer(number, reply):
-                        waiter = self._calls.get(number)
-                        if waiter is not None and not waiter.done():
-                            waiter.set_result(reply)
+                        self._calls.answer(number, reply)
+                    case CacheTold(events):
+                        if self._tell_cache is not None:
+                            self._tell_cache(events)
+                    case Cache() as cache:
+                        self._caches.answer(cache.number, told(cache))
         except EOFError:
             pass
         except (ValueError, msgspec.MsgspecError):
@@ -257,9 +280,8 @@ class Link:
             for offset in stream.offsets:
                 self._channel.arena.free(offset)
         self._streams.clear()
-        for waiter in self._calls.values():
-            if not waiter.done():
-                waiter.set_exception(error)
+        self._calls.fail(error)
+        self._caches.fail(error)
         self._settled.set()
         self._gone.set()
         self._tell()

@@ -5,7 +5,9 @@ import asyncio
 from inlay.plane.local.channel import Channel
 from inlay.plane.messages import (
     Answer,
+    AskCache,
     Boot,
+    CacheTold,
     Call,
     Cancel,
     Deltas,
@@ -14,8 +16,11 @@ from inlay.plane.messages import (
     Ready,
     Submit,
     ToWorker,
+    WatchCache,
 )
+from inlay.plane.questions import tell
 from inlay.protocol.embedding import Vectors
+from inlay.protocol.routing import KvEvents, TellsCache
 from inlay.protocol.work import Delta, ModelCard, WorkHandler
 
 
@@ -51,9 +56,6 @@ async def serve(channel: Channel[ToWorker], handler: WorkHandler) -> None:
     def announce(card: ModelCard) -> None:
         channel.send(Ready(card))
 
-    async def answer(call: Call) -> None:
-        channel.send(Answer(call.number, await handler.call(call.command)))
-
     handler.watch(announce)
     try:
         while True:
@@ -68,8 +70,10 @@ async def serve(channel: Channel[ToWorker], handler: WorkHandler) -> None:
                     handler.abort(work_id)
                 case Boot():
                     raise ValueError("a worker is started once")
-                case Call() as call:
-                    task = asyncio.create_task(answer(call))
+                case WatchCache():
+                    _watch_cache(channel, handler)
+                case (Call() | AskCache()) as question:
+                    task = asyncio.create_task(_answer(channel, handler, question))
                     calls.add(task)
                     task.add_done_callback(calls.discard)
     except EOFError:
@@ -79,3 +83,18 @@ async def serve(channel: Channel[ToWorker], handler: WorkHandler) -> None:
             handler.abort(work_id)
         for task in calls:
             task.cancel()
+
+
+def _watch_cache(channel: Channel[ToWorker], handler: WorkHandler) -> None:
+    def told(events: KvEvents) -> None:
+        channel.send(CacheTold(events))
+
+    if isinstance(handler, TellsCache):
+        handler.watch_cache(told)
+
+
+async def _answer(channel: Channel[ToWorker], handler: WorkHandler, question: Call | AskCache) -> None:
+    if isinstance(question, Call):
+        channel.send(Answer(question.number, await handler.call(question.command)))
+    else:
+        channel.send(await tell(question.number, handler))

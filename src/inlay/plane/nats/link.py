@@ -4,19 +4,17 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, TypeVar
 
 import msgspec
 
 from inlay.errors import DeadlineExceededError, InlayError, OverloadedError
+from inlay.plane.messages import AskCache, Cache
 from inlay.plane.nats.mailbox import Mailbox
 from inlay.plane.nats.messages import (
     Acknowledge,
     Again,
     Answer,
-    AskCache,
     Beat,
-    Cache,
     Call,
     Cancel,
     Embed,
@@ -29,6 +27,7 @@ from inlay.plane.nats.messages import (
 from inlay.plane.nats.silence import Clock, Presence
 from inlay.plane.nats.stream import NatsStream
 from inlay.plane.nats.transfers import Outbound
+from inlay.plane.questions import Questions, told
 from inlay.prompt import Buffer
 from inlay.protocol import frames
 from inlay.protocol.embedding import EmbedWork, Vectors
@@ -47,8 +46,6 @@ _IGNORED_SECONDS = 3.0
 """After how long it is taken for lost."""
 _AGAIN_SECONDS = 0.3
 _CACHE_SECONDS = 10.0
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -116,8 +113,8 @@ class Link:
         self._presence = Presence(clock, gone_after=GONE_SECONDS, gone_unheard_after=GONE_UNHEARD_SECONDS)
         self._open: dict[int, NatsStream | _Answered] = {}
         self._sent: dict[int, _Sent] = {}
-        self._calls: dict[int, asyncio.Future[Reply]] = {}
-        self._caches: dict[int, asyncio.Future[KvSnapshot]] = {}
+        self._calls = Questions[Reply](numbers)
+        self._caches = Questions[KvSnapshot](numbers)
         self._telling: asyncio.Handle | None = None
         self._failed = False
 
@@ -182,8 +179,9 @@ class Link:
 
     async def call(self, command: Command, within: float = 30.0) -> Reply:
         """As `Worker.call`."""
+        self._check()
         try:
-            return await self._ask(self._calls, lambda number: Call(number, command), within)
+            return await self._calls.ask(lambda number: self._ask(Call(number, command)), within)
         except TimeoutError:
             raise DeadlineExceededError(
                 f"the worker did not answer {command.name!r} within {within:g} s"
@@ -191,23 +189,14 @@ class Link:
 
     async def kv_snapshot(self) -> KvSnapshot:
         """All it has cached. Raises `OverloadedError` when it is gone or does not answer."""
+        self._check()
         try:
-            return await self._ask(self._caches, AskCache, _CACHE_SECONDS)
+            return await self._caches.ask(lambda number: self._ask(AskCache(number)), _CACHE_SECONDS)
         except TimeoutError:
             raise OverloadedError("the worker does not tell what it has cached", retry_after=1) from None
 
-    async def _ask(
-        self, waiting: "dict[int, asyncio.Future[T]]", question: Callable[[int], object], within: float
-    ) -> T:
-        self._check()
-        number = next(self._numbers)
-        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        waiting[number] = answer
-        self._mailbox.send(self.participant, question(number), probe=True)
-        try:
-            return await asyncio.wait_for(answer, within)
-        finally:
-            waiting.pop(number, None)
+    def _ask(self, question: object) -> None:
+        self._mailbox.send(self.participant, question, probe=True)
 
     def _check(self) -> None:
         if self._failed:
@@ -241,17 +230,9 @@ class Link:
                         waiting.answer.set_result(vectors)
                 self._forget(number)
             case Answer(number, reply):
-                waiter = self._calls.get(number)
-                if waiter is not None and not waiter.done():
-                    waiter.set_result(reply)
-            case Cache(number, snapshot, error):
-                asked = self._caches.get(number)
-                if asked is not None and not asked.done():
-                    if snapshot is not None:
-                        asked.set_result(snapshot)
-                    else:
-                        failure = None if error is None else error.to_error()
-                        asked.set_exception(failure or OverloadedError("the worker tells of no cache"))
+                self._calls.answer(number, reply)
+            case Cache() as cache:
+                self._caches.answer(cache.number, told(cache))
 
     def _feed(self, number: int, index: int, delta: Delta) -> None:
         stream = self._open.get(number)
@@ -378,10 +359,8 @@ class Link:
             stream.fail(error)
             if transfer is not None:
                 self._mailbox.transfers.withdraw(transfer)
-        waiting: list[asyncio.Future[Any]] = [*self._calls.values(), *self._caches.values()]
-        for waiter in waiting:
-            if not waiter.done():
-                waiter.set_exception(error)
+        self._calls.fail(error)
+        self._caches.fail(error)
         if self._telling is not None:
             self._telling.cancel()
             self._telling = None

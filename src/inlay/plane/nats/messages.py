@@ -9,9 +9,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from inlay.errors import ErrorFrame
+from inlay.plane.messages import AskCache, Cache
 from inlay.protocol.embedding import EmbedWork, Vectors
-from inlay.protocol.routing import KvEvents, KvSnapshot
+from inlay.protocol.routing import KvEvents
 from inlay.protocol.work import PROTOCOL, Command, Delta, Reply, Stats, Work
 
 
@@ -59,12 +59,6 @@ class Call(msgspec.Struct, frozen=True, tag="call", array_like=True):
     command: Command
 
 
-class AskCache(msgspec.Struct, frozen=True, tag="ask-cache", array_like=True):
-    """Tell all that is cached; the answer carries the same number."""
-
-    number: int
-
-
 class Pieces(msgspec.Struct, frozen=True, tag="pieces", array_like=True):
     """(stream, number, delta): the next pieces of some streams. The deltas do not repeat their work's id."""
 
@@ -95,14 +89,6 @@ class Answer(msgspec.Struct, frozen=True, tag="answer", array_like=True):
 
     number: int
     reply: Reply
-
-
-class Cache(msgspec.Struct, frozen=True, tag="cache", array_like=True):
-    """What is cached, or why that cannot be told."""
-
-    number: int
-    snapshot: KvSnapshot | None = None
-    error: ErrorFrame | None = None
 
 
 ToWorker: TypeAlias = Submit | Embed | Cancel | Acknowledge | Again | Call | AskCache

@@ -8,16 +8,15 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from inlay.errors import ErrorFrame, InlayError, InvalidRequestError, OverloadedError
+from inlay.errors import ErrorFrame, InlayError, OverloadedError
+from inlay.plane.messages import AskCache
 from inlay.plane.nats.cards import CARD_SECONDS
 from inlay.plane.nats.member import Member
 from inlay.plane.nats.messages import (
     Acknowledge,
     Again,
     Answer,
-    AskCache,
     Beat,
-    Cache,
     CacheEvents,
     Call,
     Cancel,
@@ -31,6 +30,7 @@ from inlay.plane.nats.messages import (
 from inlay.plane.nats.outgoing import Outgoing
 from inlay.plane.nats.silence import Clock, Presence
 from inlay.plane.nats.transfers import Room
+from inlay.plane.questions import tell
 from inlay.prompt import Buffer
 from inlay.protocol.embedding import EmbedWork, Vectors
 from inlay.protocol.routing import KvEvents, TellsCache
@@ -283,12 +283,7 @@ class NatsWorker:
         self._mailbox.send(sender, Answer(call.number, await self._handler.call(call.command)))
 
     async def _answer_cache(self, sender: str, number: int) -> None:
-        try:
-            if not isinstance(self._handler, TellsCache):
-                raise InvalidRequestError("the worker tells of no cache")
-            self._mailbox.send(sender, Cache(number, await self._handler.kv_snapshot()))
-        except InlayError as error:
-            self._mailbox.send(sender, Cache(number, error=ErrorFrame.of(error)))
+        self._mailbox.send(sender, await tell(number, self._handler))
 
     def _tell_cache(self, events: KvEvents) -> None:
         subject = self._member.subjects.cache_events(self.id)
