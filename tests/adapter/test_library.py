@@ -2,6 +2,7 @@
 
 import hashlib
 import socket
+import ssl
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -18,6 +19,7 @@ from inlay.adapter.library import AdapterLibrary
 from inlay.errors import InlayError, InvalidRequestError, NotFoundError
 from tests.adapter.conftest import Write, pair, tensors
 from tests.adapter.web import Web, web
+from tests.frontend.test_tls import certificate
 
 WEIGHTS = "adapter_model.safetensors"
 
@@ -258,6 +260,22 @@ class TestWeb:
         with pytest.raises(InvalidRequestError):
             library(site.url, cache=tmp_path).open(f"{site.url}/a")
         assert len(site.asked) < 12
+
+
+def test_over_https_the_server_must_show_a_certificate_that_is_trusted(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain, key = certificate(tmp_path, "server")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(chain, key)
+    with web(context) as site:
+        url = site.put("/a", write())
+        with pytest.raises(InvalidRequestError, match="certificate"):
+            library(site.url, cache=tmp_path / "cache").open(url)
+        assert not site.asked
+        monkeypatch.setenv("SSL_CERT_FILE", str(chain))
+        library(site.url, cache=tmp_path / "cache").open(url).close()
+        assert f"/a/{WEIGHTS}" in site.paths
 
 
 class TestS3:

@@ -1,5 +1,6 @@
 """A real HTTP server for adapters: directories of files, redirections, and everything a server may do wrong."""
 
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,7 +45,9 @@ class Web:
 
 
 @contextmanager
-def web() -> Iterator[Web]:
+def web(tls: ssl.SSLContext | None = None) -> Iterator[Web]:
+    """A server on a port of its own; with `tls`, an https one for `localhost`."""
+
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -66,6 +69,9 @@ def web() -> Iterator[Web]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     served = Web(f"http://127.0.0.1:{server.server_port}")
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+        served = Web(f"https://localhost:{server.server_port}")
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:

@@ -87,6 +87,8 @@ def _own_words(settings: EngineSettings, directory: Path) -> Iterator[str]:
     if settings.enable_lora:
         rank = next(rank for rank in _RANKS if rank >= settings.max_lora_rank)
         yield from ("--enable-lora", "--max-loras", str(settings.max_loras), "--max-lora-rank", str(rank))
+        # One more than are served, so that one can take another's place.
+        yield from ("--max-cpu-loras", str(settings.max_loras + 1))
     if "served_model_name" in given:
         yield from ("--served-model-name", *settings.served_model_name)
     if "dtype" in given or "--dtype" not in settings.engine_arguments:
