@@ -7,13 +7,14 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import SecretStr
 
 from inlay.adapter.library import AdapterLibrary
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.frontend import build_app
 from inlay.frontend.settings import FrontendSettings
-from inlay.protocol.work import Engine
+from inlay.protocol.work import Command, Engine
 from inlay.router import Router
 from inlay.worker.adapters import Adapters
 from inlay.worker.host import Host
@@ -61,7 +62,7 @@ class Fleet:
 async def fleet_of(*engines: AdaptingEcho) -> AsyncIterator[Fleet]:
     plane = await DirectPlane.around(*engines, host=hosted)
     router = Router(plane)
-    app = build_app(router, FrontendSettings(admin_api_key=["chief"]), secret=SECRET)
+    app = build_app(router, FrontendSettings(admin_api_key=[SecretStr("chief")]), secret=SECRET)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://inlay") as client:
         yield Fleet(list(engines), client, router)
     await plane.close()
@@ -117,8 +118,6 @@ async def test_a_worker_that_lacks_it_gets_it_in_place_and_the_others_keep_their
     path = write_lora(tmp_path / "a")
     await three.load("a", path)
     (late,) = three.router.workers("m")[2:]
-    from inlay.protocol.work import Command
-
     await late.call(Command("unload_adapter", {"lora_name": "a"}))
     assert len(await three.listed()) == 2
     assert (await three.load("a", path)).status_code == 400

@@ -10,10 +10,10 @@ import torch
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.lora import BASE, LoraBank, Low, Selection
-from inlay.errors import EngineError, InvalidRequestError
+from inlay.errors import EngineError, InvalidRequestError, NotFoundError
 from inlay.prompt import Prompt, Tokens
 from tests import adapters
-from tests.engine.adapter_conformance import AdapterConformance, load
+from tests.engine.adapter_conformance import AdapterConformance, Adapting, load
 from tests.engine.conformance import SECRET, Receiver, ids, run, work
 from tests.models import make, tiny
 
@@ -40,6 +40,30 @@ class TestTorchAdapters(AdapterConformance):
     def settings(self, directory: Path) -> EngineSettings:
         # Prompts of several steps, so that steps with and without adapters alternate.
         return settings_of(directory, max_num_batched_tokens=32)
+
+    async def test_an_adapter_of_another_model_is_refused_and_leaves_nothing(
+        self, engine: Adapting, tmp_path: Path, lora: Path
+    ) -> None:
+        path = adapters.make_lora(tmp_path, tiny("mistral"))
+        with pytest.raises(InvalidRequestError, match=r"another model|does not have"):
+            await load(engine, "a", path)
+        for name in "abcd":
+            await load(engine, name, lora)
+        await engine.unload_adapter("a")
+        with pytest.raises(NotFoundError):
+            await engine.unload_adapter("a")
+
+
+class TestTorchAdaptersInOverlap(TestTorchAdapters):
+    """Each step is launched before the last is read."""
+
+    @pytest.fixture(params=["llama"])
+    def directory(self, request: pytest.FixtureRequest) -> Path:
+        return tiny(request.param)
+
+    @pytest.fixture
+    def settings(self, directory: Path) -> EngineSettings:
+        return settings_of(directory, max_num_batched_tokens=32, async_scheduling=True)
 
 
 @pytest.mark.parametrize("family", ["gemma2", "phi3", "qwen3_moe", "deepseek_v3"])
