@@ -4,6 +4,7 @@ from itertools import count
 from typing import Any
 
 from vllm.lora.request import LoRARequest
+from vllm.platforms import current_platform
 
 from inlay.errors import InvalidRequestError
 from inlay.protocol.work import Adapter, Work
@@ -36,10 +37,20 @@ class Adapters:
                 f"the adapter's rank is {adapter.rank}; --max-lora-rank is {lora.max_lora_rank}",
                 param="lora_path",
             )
-        most = lora.max_cpu_loras or lora.max_loras
+        most = self.room(lora)
         if len(self._by_name) >= most:
             raise InvalidRequestError(f"{most} adapters are loaded, and that is all there is room for")
         return LoRARequest(lora_name=adapter.content_id, lora_int_id=next(self._numbers), lora_path=directory)
+
+    @staticmethod
+    def room(lora: Any) -> int:
+        """Adapters that may be loaded at a time.
+
+        On a CPU vLLM 0.32 computes requests that are for no adapter with whatever is in the last slot (its torch operators
+        take their index, -1, for the last), so that one stays empty.
+        """
+        most: int = lora.max_cpu_loras or lora.max_loras
+        return min(most, lora.max_loras - 1) if current_platform.is_cpu() else most
 
     def add(self, name: str, request: Any) -> None:
         """Know one that was loaded."""

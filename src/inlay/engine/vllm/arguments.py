@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from inlay.engine.settings import EngineSettings
@@ -86,9 +87,11 @@ def _own_words(settings: EngineSettings, directory: Path) -> Iterator[str]:
             yield _flag(name) if getattr(settings, name) else _flag(f"no_{name}")
     if settings.enable_lora:
         rank = next(rank for rank in _RANKS if rank >= settings.max_lora_rank)
-        yield from ("--enable-lora", "--max-loras", str(settings.max_loras), "--max-lora-rank", str(rank))
-        # One more than are served, so that one can take another's place.
-        yield from ("--max-cpu-loras", str(settings.max_loras + 1))
+        # One more than are served, so that one can take another's place. On a CPU one more still: see `Adapters.room`.
+        slots = settings.max_loras + 1
+        in_batch = slots + 1 if current_platform.is_cpu() else settings.max_loras
+        yield from ("--enable-lora", "--max-loras", str(in_batch), "--max-lora-rank", str(rank))
+        yield from ("--max-cpu-loras", str(max(slots, in_batch)))
     if "served_model_name" in given:
         yield from ("--served-model-name", *settings.served_model_name)
     if "dtype" in given or "--dtype" not in settings.engine_arguments:
