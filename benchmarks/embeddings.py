@@ -1,0 +1,280 @@
+"""Texts embedded a second, and one at a time, beside others; and what a response costs outside the model.
+
+    BENCH_MODEL=all-MiniLM-L6-v2 python -m benchmarks.embeddings
+    BENCH_SENTENCE_TRANSFORMERS=venv/bin/python BENCH_ONNX=venv/bin/python BENCH_VLLM=venv/bin/python ...
+    python -m benchmarks.embeddings --threads 2 --rounds 5
+
+`BENCH_MODEL` is a directory of a model of MiniLM's shape; without it a random one is made. Peers run in the Python their variable names. All embed the same 1,000 texts of mixed length, drawn
+log-normally, in turns for `--rounds` rounds, from text to vectors, in one process each without a server; the table shows the best of each. With one thread, times are each process's own CPU
+seconds, which a busy machine blurs little. The peak is that of one large product of the same dtype, measured in the same run.
+
+The second part asks a server whose engine does nothing: what its responses take is what everything outside the model takes.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import httpx
+import torch
+from tests.frontend.live import fleet
+from transformers import BertConfig, BertModel, BertTokenizerFast
+
+from inlay.digest import Secret
+from inlay.engine.embed.engine import EmbedEngine
+from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.threads import environment
+from inlay.frontend.inputs import Cut, Texts, chunks
+from inlay.frontend.vectors import normalized
+from inlay.protocol.embedding import EmbedWork, Vectors
+from inlay.render import Renderer
+
+TEXTS = 1000
+ONE = "what is the capital of the island on the hill and who rules it"
+PEERS = {"sentence-transformers": "BENCH_SENTENCE_TRANSFORMERS", "onnx": "BENCH_ONNX", "vllm": "BENCH_VLLM"}
+DTYPES = {
+    "sentence-transformers": ("float32", "bfloat16"),
+    "onnx": ("float32", "int8"),
+    "vllm": ("float32", "bfloat16"),
+}
+_WORDS = (
+    "the of and to in is was for on that by this with from at as it an be are which have or has had were but not one "
+    "harbour town lantern night number book island hill ship south north wind cold question answer document page river"
+)
+WORDS = _WORDS.split()
+
+
+class Contender(Protocol):
+    """Something that embeds."""
+
+    name: str
+
+    def embed(self, texts: list[str]) -> float:
+        """The seconds it took."""
+        ...
+
+
+class Inlay:
+    """The real engine and tokenizer, in this process."""
+
+    def __init__(self, model: Path, threads: int, dtype: str) -> None:
+        self.name = f"inlay {dtype}"
+        self._clock = time.process_time if threads == 1 else time.perf_counter
+        self._loop = asyncio.new_event_loop()
+        settings = EngineSettings(model=str(model), task="embed", dtype=dtype, num_threads=threads)  # type: ignore[arg-type]
+        self._engine = EmbedEngine(settings, Secret.random())
+        self._loop.run_until_complete(self._engine.start())
+        self._renderer = Renderer.load(self._engine.card.path)
+
+    def embed(self, texts: list[str]) -> float:
+        start = self._clock()
+        self._loop.run_until_complete(self._embed(texts))
+        return self._clock() - start
+
+    async def _embed(self, texts: list[str]) -> None:
+        limit = self._engine.card.limits.max_model_len
+        inputs = Texts(texts, self._renderer, Cut(limit, limit))
+        answers: asyncio.Queue[Vectors] = asyncio.Queue()
+        stretches = list(chunks(inputs))
+        for start, stop in stretches:
+            prompts = tuple(piece.prompt for piece in inputs.pieces(start, stop))
+            self._engine.embed(EmbedWork(id=str(start), prompts=prompts), answers.put_nowait)
+            await asyncio.sleep(0)
+        for _ in stretches:
+            answer = await answers.get()
+            normalized(
+                torch.frombuffer(bytearray(answer.data.view), dtype=torch.float32)
+                .view(-1, answer.size)
+                .numpy()
+            )
+
+
+class Peer:
+    """Somebody else, in a process of its own."""
+
+    def __init__(self, kind: str, python: str, model: Path, threads: int, dtype: str) -> None:
+        self.name = f"{kind} {dtype}"
+        script = str(Path(__file__).with_name("_embedding_peers.py"))
+        self._process = subprocess.Popen(
+            [python, script, kind, str(model), str(threads), dtype],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            env={
+                **os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": "", "VLLM_CPU_KVCACHE_SPACE": "1",
+                "VLLM_CPU_OMP_THREADS_BIND": "0" if threads == 1 else f"0-{threads - 1}",
+            },
+        )  # fmt: skip
+        self._answer()
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.name} ended")
+        return line
+
+    def embed(self, texts: list[str]) -> float:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(texts) + "\n")
+        self._process.stdin.flush()
+        return float(self._answer())
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def corpus(count: int) -> list[str]:
+    """Texts of log-normal length: in MiniLM's tokens a mean of about 70."""
+    generator = random.Random(0)
+    return [
+        " ".join(generator.choices(WORDS, k=min(240, max(3, int(generator.lognormvariate(3.95, 0.8))))))
+        for _ in range(count)
+    ]
+
+
+@contextmanager
+def model_directory() -> Iterator[Path]:
+    """The model `BENCH_MODEL` names, or a random one of MiniLM's shape."""
+    named = os.environ.get("BENCH_MODEL")
+    if named is not None:
+        yield Path(named).resolve()
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        config = BertConfig(
+            hidden_size=384,
+            num_hidden_layers=6,
+            num_attention_heads=12,
+            intermediate_size=1536,
+            vocab_size=30522,
+        )
+        BertModel(config).save_pretrained(folder)
+        vocabulary = Path(folder) / "vocab.txt"
+        vocabulary.write_text(
+            "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]), encoding="utf-8"
+        )
+        BertTokenizerFast(str(vocabulary), model_max_length=256).save_pretrained(folder)
+        yield Path(folder)
+
+
+def peak(dtype: torch.dtype, threads: int) -> float:
+    """FLOP/s of one large product."""
+    torch.set_num_threads(threads)
+    size = 2048
+    one, other = torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype)
+    clock = time.process_time if threads == 1 else time.perf_counter
+    best = float("inf")
+    for _ in range(8):
+        start = clock()
+        one @ other
+        best = min(best, clock() - start)
+    return float(2 * size**3 / best)
+
+
+def useful_flops(model: Path, texts: list[str]) -> float:
+    """Of the products and the attention of a BERT over `texts` without padding."""
+    config: dict[str, int] = json.loads((model / "config.json").read_text())
+    hidden, inner, layers = (config[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers"))
+    lengths = [len(ids[:256]) for ids in Renderer.load(model).encode_texts(texts)]
+    return sum(
+        layers * (2 * length * (4 * hidden * hidden + 2 * hidden * inner) + 4 * length**2 * hidden)
+        for length in lengths
+    )
+
+
+def throughput(model: Path, threads: int, rounds: int) -> dict[str, float]:
+    """Print texts/s and latencies of all; the seconds that inlay takes for all texts, by dtype."""
+    texts = corpus(TEXTS)
+    flops = useful_flops(model, texts)
+    contenders: list[Contender] = [Inlay(model, threads, dtype) for dtype in ("float32", "bfloat16")]
+    for kind, variable in PEERS.items():
+        python = os.environ.get(variable)
+        if python is None:
+            print(f"({variable} is not set: no {kind})")
+            continue
+        contenders += [Peer(kind, python, model, threads, dtype) for dtype in DTYPES[kind]]
+    all_: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    single: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    for contender in contenders:
+        contender.embed(texts[:100])
+    for _ in range(rounds):
+        for contender in contenders:
+            all_[contender.name].append(contender.embed(texts))
+            single[contender.name].append(statistics.median(contender.embed([ONE]) for _ in range(21)))
+    peaks = {"float32": peak(torch.float32, threads), "bfloat16": peak(torch.bfloat16, threads)}
+    kind = "CPU seconds" if threads == 1 else "seconds"
+    print(
+        f"\n{TEXTS} texts, {threads} threads, {kind}; peaks: "
+        + ", ".join(f"{name} {flop / 1e9:.0f} GFLOP/s" for name, flop in peaks.items())
+    )
+    print(f"{'':30} texts/s  one, ms  GFLOP/s  of peak")
+    for contender in contenders:
+        name = contender.name
+        best = min(all_[name])
+        share = flops / best / peaks.get(name.split()[-1], float("nan"))
+        print(
+            f"{name:30} {TEXTS / best:7.1f} {1e3 * min(single[name]):8.2f} {flops / best / 1e9:8.1f} {share:8.0%}"
+        )
+        if isinstance(contender, Peer):
+            contender.close()
+    return {dtype: min(all_[f"inlay {dtype}"]) for dtype in ("float32", "bfloat16")}
+
+
+def outside(model: Path, seconds: dict[str, float]) -> None:
+    """Print what everything but the model takes of a request: the engine answers noise at once."""
+    for count, size in ((1000, 384), (100, 4096)):
+        with tempfile.TemporaryDirectory() as folder:
+            for file in ("tokenizer.json", "tokenizer_config.json"):
+                (Path(folder) / file).write_bytes((model / file).read_bytes())
+            config = {"vocab_size": 30522, "hidden_size": size, "max_position_embeddings": 512}
+            (Path(folder) / "config.json").write_text(json.dumps(config))
+            with fleet(Path(folder), engine="echo") as running, httpx.Client(timeout=60) as client:
+                url = running.serve() + "/v1/embeddings"
+                for encoding in ("float", "base64"):
+                    body = {"input": corpus(count), "encoding_format": encoding, "truncate_prompt_tokens": -1}
+                    taken = []
+                    for _ in range(7):
+                        start = time.perf_counter()
+                        client.post(url, json=body).raise_for_status()
+                        taken.append(time.perf_counter() - start)
+                    shares = ", ".join(
+                        f"{min(taken) / (one * count / TEXTS):.1%} of what the model takes in {dtype}"
+                        for dtype, one in seconds.items()
+                    )
+                    print(
+                        f"{count} x {size} {encoding}: {1e3 * min(taken):.0f} ms outside the model; {shares if size == 384 else ''}"
+                    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    wanted = {**environment(os.environ), "OMP_NUM_THREADS": str(arguments.threads)}
+    missing = {name: value for name, value in wanted.items() if os.environ.get(name) != value}
+    if missing:
+        # libgomp reads its environment when it is loaded, which has happened.
+        os.execve(
+            sys.executable,
+            [sys.executable, "-m", "benchmarks.embeddings", *sys.argv[1:]],
+            {**os.environ, **missing},
+        )
+    with model_directory() as model:
+        outside(model, throughput(model, arguments.threads, arguments.rounds))
+
+
+if __name__ == "__main__":
+    main()
