@@ -1,8 +1,11 @@
 """What a namespace keeps in NATS' key-value storage: the workers' cards."""
 
+import asyncio
+
 import msgspec
 import nats.errors
 import nats.js.errors
+from nats.js import JetStreamContext
 from nats.js.api import KeyValueConfig
 from nats.js.kv import KeyValue
 
@@ -12,6 +15,9 @@ from inlay.protocol.work import ModelCard
 
 CARD_SECONDS = 3600.0
 """How long a card is kept that nobody renews. It only cleans up: who is there is judged by heartbeats."""
+AGREE_SECONDS = 10.0
+"""How long servers that have just started may take to agree who keeps what."""
+_RETRY_SECONDS = 0.3
 
 _encode = msgspec.msgpack.Encoder().encode
 _cards = msgspec.msgpack.Decoder(ModelCard)
@@ -32,15 +38,30 @@ async def bucket(connection: Connection, name: str, *, replicas: int, seconds: f
         InvalidRequestError: the server has no JetStream, or too few servers for the replicas.
         OverloadedError: it does not answer.
     """
-    jetstream = connection.jetstream
+    until = asyncio.get_running_loop().time() + AGREE_SECONDS
+    while True:
+        try:
+            return await _bucket(connection.jetstream, name, replicas, seconds)
+        except OverloadedError:
+            # A cluster that has just started has no leader yet.
+            if asyncio.get_running_loop().time() > until:
+                raise
+        await asyncio.sleep(_RETRY_SECONDS)
+
+
+async def _bucket(jetstream: JetStreamContext, name: str, replicas: int, seconds: float | None) -> KeyValue:
     try:
         try:
             return await jetstream.key_value(name)
         except nats.js.errors.BucketNotFoundError:
             config = KeyValueConfig(bucket=name, replicas=replicas, ttl=seconds, history=1)
             return await jetstream.create_key_value(config)
-    except (nats.errors.NoRespondersError, nats.js.errors.ServiceUnavailableError) as error:
+    except nats.errors.NoRespondersError as error:
         raise InvalidRequestError(NO_STORAGE) from error
+    except nats.js.errors.ServiceUnavailableError as error:
+        if error.code is None:  # not an answer of the storage, but of the server that there is none
+            raise InvalidRequestError(NO_STORAGE) from error
+        raise OverloadedError(f"NATS keeps nothing now: {error.description}", retry_after=1) from error
     except nats.js.errors.APIError as error:
         raise InvalidRequestError(f"NATS does not keep the bucket {name}: {error.description}") from error
     except (nats.errors.Error, TimeoutError) as error:

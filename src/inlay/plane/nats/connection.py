@@ -68,7 +68,7 @@ class Connection:
         settings = self._settings
         tls = settings.tls()
         # Set only where given: the client takes a context that is None for a wish to have one.
-        extra = {} if tls is None else {"tls": tls}
+        extra = settings.credentials() | ({} if tls is None else {"tls": tls})
         connecting = asyncio.create_task(
             self._client.connect(
                 settings.urls,
@@ -79,8 +79,6 @@ class Connection:
                 connect_timeout=_ATTEMPT_SECONDS,
                 reconnect_time_wait=_RETRY_SECONDS,  # type: ignore[arg-type]  # it is slept for
                 max_reconnect_attempts=-1,
-                user_credentials=None if settings.nats_creds is None else str(settings.nats_creds),
-                nkeys_seed=None if settings.nats_nkey_seed is None else str(settings.nats_nkey_seed),
                 **extra,  # type: ignore[arg-type]
             )
         )

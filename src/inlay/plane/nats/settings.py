@@ -67,6 +67,16 @@ class NatsSettings(BaseModel):
         """The servers as they may be printed."""
         return ", ".join(map(shown, self.urls))
 
+    def credentials(self) -> dict[str, str]:
+        """What of files the client is to log in with, as it calls them. Raises `InvalidRequestError` when one cannot be read."""
+        given = {"user_credentials": self.nats_creds, "nkeys_seed": self.nats_nkey_seed}
+        for file in filter(None, given.values()):
+            try:
+                file.open("rb").close()
+            except OSError as error:
+                raise InvalidRequestError(f"{file} cannot be read: {error.strerror}") from error
+        return {name: str(file) for name, file in given.items() if file is not None}
+
     def tls(self) -> ssl.SSLContext | None:
         """How the connection is encrypted, or None where these settings ask for nothing of their own.
 

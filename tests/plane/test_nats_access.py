@@ -1,0 +1,118 @@
+"""NATS' own ways to be let in and to encrypt."""
+
+import datetime
+import ipaddress
+import os
+from pathlib import Path
+
+import nkeys
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from pydantic import SecretStr
+
+from inlay.engine.echo import EchoEngine
+from inlay.engine.settings import EngineSettings
+from inlay.errors import InlayError, InvalidRequestError
+from inlay.plane.nats.member import Member
+from inlay.plane.nats.settings import NatsSettings
+from inlay.prompt import Buffer, Prompt, Rows
+from inlay.protocol.work import Sampling, Work
+from tests.plane.fleet import Fleet, found
+from tests.plane.nats_server import NatsServer
+from tests.plane.test_conformance import SECRET, collect, ids
+
+
+def certificate(directory: Path, name: str) -> tuple[Path, Path]:
+    """(certificate, key) files of 127.0.0.1, signed by itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
+        )
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    files = directory / f"{name}.pem", directory / f"{name}.key"
+    files[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    files[1].write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return files
+
+
+async def served(settings: NatsSettings, server: NatsServer, engine: EngineSettings) -> None:
+    """A worker and a frontend that meet there, and a prompt that takes more than a message."""
+    fleet = Fleet(server)
+    fleet.settings = settings
+    await fleet.worker(EchoEngine(engine, SECRET))
+    plane = await fleet.frontend(SECRET)
+    (worker,) = await found(plane)
+    rows = Rows(Buffer(os.urandom(64 * 4 * 9000)), "float32", (9000, 64))
+    answer = await collect(worker.send(Work(id="a", prompt=Prompt.of(rows), sampling=Sampling(max_tokens=9))))
+    assert len(ids(answer)) == 9
+    await fleet.close()
+
+
+async def test_a_fleet_talks_over_tls_that_asks_for_certificates_of_both_sides(
+    tmp_path: Path, echo_settings: EngineSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server_cert, server_key = certificate(tmp_path, "server")
+    cert, key = certificate(tmp_path, "member")
+    tls = f'tls {{ cert_file: "{server_cert}", key_file: "{server_key}", ca_file: "{cert}", verify: true }}'
+    server = NatsServer(tmp_path, extra=tls)
+    server.start()
+    url = SecretStr(server.url.replace("nats://", "tls://"))
+    ours = {"nats_tls_ca": server_cert, "nats_tls_cert": cert, "nats_tls_key": key}
+    await served(NatsSettings(nats=[url], **ours), server, echo_settings)  # type: ignore[arg-type]
+    monkeypatch.setattr("inlay.plane.nats.connection.CONNECT_SECONDS", 1.0)
+    for lacking in ({"nats_tls_ca": server_cert}, {**ours, "nats_tls_ca": cert}):
+        with pytest.raises(InlayError):
+            await Member.join(NatsSettings(nats=[url], **lacking), "worker")  # type: ignore[arg-type]
+    server.kill()
+
+
+async def test_a_fleet_logs_in_with_an_nkey(tmp_path: Path, echo_settings: EngineSettings) -> None:
+    known, unknown = (
+        nkeys.from_seed(nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER)) for _ in "ab"
+    )
+    files = []
+    for name, pair in (("known", known), ("unknown", unknown)):
+        files.append(tmp_path / name)
+        files[-1].write_bytes(bytes(pair.seed))
+    users = f'authorization {{ users: [ {{ nkey: "{known.public_key.decode()}" }} ] }}'
+    server = NatsServer(tmp_path, extra=users)
+    server.start()
+    url = SecretStr(server.url)
+    await served(NatsSettings(nats=[url], nats_nkey_seed=files[0]), server, echo_settings)
+    with pytest.raises(InvalidRequestError, match="does not let us in"):
+        await Member.join(NatsSettings(nats=[url], nats_nkey_seed=files[1]), "worker")
+    server.kill()
+
+
+async def test_files_that_cannot_be_used_are_named(tmp_path: Path, nats_server: NatsServer) -> None:
+    url = SecretStr(nats_server.url)
+    missing = tmp_path / "missing"
+    for wrong, said in (
+        ({"nats_tls_ca": missing}, "No such file"),
+        ({"nats_tls_key": missing}, "needs --nats-tls-cert"),
+        ({"nats_creds": missing}, "missing"),
+        ({"nats_nkey_seed": missing}, "missing"),
+    ):
+        with pytest.raises(InvalidRequestError, match=said):
+            await Member.join(NatsSettings(nats=[url], **wrong), "worker")  # type: ignore[arg-type]
