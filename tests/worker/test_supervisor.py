@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import shutil
 import signal
 import socket
 import weakref
@@ -18,9 +19,12 @@ from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError
 from inlay.plane.local import Arena, Channel, LocalPlane
 from inlay.plane.messages import FromWorker
-from inlay.protocol.work import Command
+from inlay.prompt import Prompt, Tokens
+from inlay.protocol.work import Command, Sampling, Work
 from inlay.worker import Backoff, Supervisor, WorkerProcess, spawn
 from inlay.worker.interpreter import Interpreter
+from tests import adapters
+from tests.models import tiny
 
 SECRET = Secret(bytes(32))
 
@@ -132,3 +136,50 @@ async def test_what_a_worker_started_ends_with_it() -> None:
     theirs.close()
     await asyncio.to_thread(psutil.wait_procs, [left_behind], 10)
     assert not left_behind.is_running() or left_behind.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.slow
+async def test_the_next_worker_has_the_adapters_and_the_sleep_of_the_one_before(tmp_path: Path) -> None:
+    model = tiny("llama")
+    lora = adapters.make_lora(tmp_path / "lora", model)
+    settings = EngineSettings(
+        model=str(model),
+        enable_lora=True,
+        max_loras=2,
+        max_lora_rank=8,
+        enable_sleep_mode=True,
+        num_threads=1,
+    )
+    processes: list[WorkerProcess] = []
+
+    async def start(restore: Sequence[Command]) -> WorkerProcess:
+        processes.append(await spawn(settings, SECRET, arena_bytes=1 << 20, restore=restore))
+        return processes[-1]
+
+    plane = LocalPlane()
+    task = asyncio.create_task(Supervisor(plane, start, backoff=Backoff(0.01)).run())
+    await until_ready(plane)
+    changed = adapters.make_lora(tmp_path / "changed", model)
+    for command in (
+        Command("load_adapter", {"lora_name": "fine", "lora_path": str(lora)}),
+        Command("load_adapter", {"lora_name": "changed", "lora_path": str(changed)}),
+        Command("sleep", {"level": 1}),
+    ):
+        assert (await plane.workers()[0].call(command)).error is None
+    before = plane.workers()[0].card
+    assert ([adapter.name for adapter in before.adapters], before.asleep) == (["fine", "changed"], 1)
+    shutil.rmtree(changed)
+    adapters.make_lora(changed, model, seed=5)
+    os.kill(processes[0].pid, signal.SIGKILL)
+    await until_ready(plane, ready=False)
+    await until_ready(plane)
+    worker = plane.workers()[0]
+    # The first card it shows.
+    assert (worker.card.adapters, worker.card.asleep) == (before.adapters[:1], 1)
+    assert (await worker.call(Command("wake_up"), 60)).value == {"awake": True}
+    asked = Work(id="w", prompt=Prompt.of(Tokens((5, 6, 7))), sampling=Sampling(max_tokens=3), adapter="fine")
+    answered = [delta async for deltas in worker.send(asked) for delta in deltas]
+    assert sum(len(delta.token_ids) for delta in answered) > 0
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await plane.close()

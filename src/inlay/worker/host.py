@@ -150,14 +150,18 @@ class Host:
     async def restore(self, commands: Sequence[Command]) -> None:
         """Run commands that an earlier worker had followed. One that fails now is only logged: the rest can be served."""
         for command in commands:
-            if command.name == "load_adapter" and command.arguments["lora_name"] in self._adapter_names():
+            name, content = command.arguments.get("lora_name"), command.arguments.get("content_id")
+            if content is not None and (name, content) in self._adapter_contents():
                 continue
             reply = await self.call(command)
             if reply.error is not None:
                 log.error("%s %s: %s", command.name, command.arguments, reply.error.message)
+            elif content is not None and reply.value.get("content_id") != content:
+                log.error("the adapter %s is not what it was, and is not loaded again", name)
+                await self.call(Command("unload_adapter", {"lora_name": name}))
 
-    def _adapter_names(self) -> set[str]:
-        return {adapter.name for adapter in self.card.adapters}
+    def _adapter_contents(self) -> set[tuple[object, object]]:
+        return {(adapter.name, adapter.content_id) for adapter in self.card.adapters}
 
     async def _run(self, command: Command) -> dict[str, str | int | float | bool | None]:
         match command.name:

@@ -114,7 +114,15 @@ def restoring(card: ModelCard | None) -> list[Command]:
     if card is None:
         return []
     commands = [
-        Command("load_adapter", {"lora_name": adapter.name, "lora_path": adapter.path, "load_inplace": True})
+        Command(
+            "load_adapter",
+            {
+                "lora_name": adapter.name,
+                "lora_path": adapter.path,
+                "load_inplace": True,
+                "content_id": adapter.content_id,
+            },
+        )
         for adapter in card.adapters
     ]
     return [*commands, Command("sleep", {"level": card.asleep})] if card.asleep else commands
