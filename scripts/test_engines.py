@@ -1,7 +1,8 @@
 """Run the suites that need another engine, each in its own environment.
 
 A folder `tests/engines/NAME` with a `constraints.txt` is such a suite. Its environment `.venv-NAME-HASH` is kept by the hash of
-its constraints, `install.sh` beside them says how it is filled, and pytest runs there with the suite's folder alone.
+its constraints, `install.sh` beside them says how it is filled, and pytest runs there with the suite's folder alone. inlay itself
+is not installed there, only lent; `FRONTEND_PYTHON` names the Python of inlay's own environment, from which servers are started.
 """
 
 import hashlib
@@ -28,13 +29,16 @@ def environment_of(suite: Path) -> Path:
 
 
 def main() -> int:
-    """Run every suite; the exit status of the first that fails."""
+    """Run every suite, with the arguments given to pytest; the exit status of the first that fails."""
     suites = sorted(path.parent for path in (ROOT / "tests" / "engines").glob("*/constraints.txt"))
     for suite in suites:
         print(f"engine suite: {suite.name}", flush=True)
         python = environment_of(suite) / "bin" / "python"
         status = subprocess.run(
-            [python, "-m", "pytest", "-m", "engines", suite], cwd=ROOT, check=False
+            [python, "-m", "pytest", "-m", "engines", *sys.argv[1:], suite],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "FRONTEND_PYTHON": sys.executable},
+            check=False,
         ).returncode
         if status:
             return 1 if status == NO_TESTS_COLLECTED else status

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 
 START_SECONDS = 90.0
 
+PYTHON = os.environ.get("FRONTEND_PYTHON", sys.executable)
+"""What servers are started with: another Python than the tests' where those run in an engine's environment."""
+
 
 @dataclass(frozen=True)
 class Served:
@@ -38,7 +41,10 @@ def free_port() -> int:
 
 @contextmanager
 def serving(
-    *arguments: object, command: str = "serve", environment: dict[str, str] | None = None
+    *arguments: object,
+    command: str = "serve",
+    environment: dict[str, str] | None = None,
+    within: float = START_SECONDS,
 ) -> Iterator[Served]:
     """Run `inlay COMMAND ARGUMENTS --port P` until the block ends; yields once it is ready.
 
@@ -46,7 +52,7 @@ def serving(
         RuntimeError: the process ended, or was not ready in time.
     """
     with starting(*arguments, command=command, environment=environment) as served:
-        _wait_ready(served.process, served.url)
+        _wait_ready(served.process, served.url, within)
         yield served
 
 
@@ -57,7 +63,7 @@ def starting(
     """As `serving`, but yields at once."""
     port = free_port()
     process = subprocess.Popen(
-        [sys.executable, "-m", "inlay.cli", command, *map(str, arguments), "--port", str(port)],
+        [PYTHON, "-m", "inlay.cli", command, *map(str, arguments), "--port", str(port)],
         env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
         stdin=subprocess.DEVNULL,
     )
@@ -73,8 +79,8 @@ def starting(
                 process.wait()
 
 
-def _wait_ready(process: subprocess.Popen[bytes], url: str) -> None:
-    deadline = time.monotonic() + START_SECONDS
+def _wait_ready(process: subprocess.Popen[bytes], url: str, within: float) -> None:
+    deadline = time.monotonic() + within
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise RuntimeError(f"the server ended with status {process.returncode} before it was ready")
@@ -83,4 +89,4 @@ def _wait_ready(process: subprocess.Popen[bytes], url: str) -> None:
                 return
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             time.sleep(0.1)
-    raise RuntimeError(f"the server was not ready within {START_SECONDS:g} s")
+    raise RuntimeError(f"the server was not ready within {within:g} s")

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from inlay import engine as engines
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.protocol.work import Generates
+from tests.equality.reference import tokenizer_of
 from tests.models import make, models_root
 
 SECRET = Secret(bytes(range(32)))
@@ -39,6 +42,20 @@ _SHAPES: dict[str, dict[str, Any]] = {
 def model(family: str, dtype: str = "float32") -> Path:
     """A directory with a tiny model of `family`, made once."""
     return make(family, models_root() / f"vllm-{family}-{dtype}", dtype=dtype, **_SHAPES[family])
+
+
+@cache
+def loud_model() -> Path:
+    """A Llama in float16 whose layers add hundreds to what comes in, as large models do at some positions."""
+    directory = models_root() / "vllm-loud"
+    loud = AutoModelForCausalLM.from_pretrained(model("llama", "float16"), dtype=torch.float16)
+    with torch.no_grad():
+        for name, parameter in loud.named_parameters():
+            if name.endswith("down_proj.weight"):
+                parameter.mul_(256)
+    loud.save_pretrained(directory)
+    tokenizer_of(model("llama", "float16")).save_pretrained(directory)
+    return directory
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ from typing import Any
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError
 
-_CONNECTORS: dict[str, dict[str, Any]] = {
+CONNECTORS: dict[str, dict[str, Any]] = {
     "lmcache": {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"},
     "nixl": {"kv_connector": "NixlConnector", "kv_role": "kv_both"},
     "kvbm": {
@@ -73,14 +73,14 @@ def expanded(names: Sequence[str]) -> dict[str, Any] | None:
     if not several:
         return None
     if len(several) == 1:
-        return _CONNECTORS[several[0]]
+        return CONNECTORS[several[0]]
     if several[-1] != "nixl" or len(several) > 2:
         raise InvalidRequestError(
             "several connectors are a cache and then what moves blocks between workers: kvbm nixl, or lmcache nixl; got "
             + " ".join(several),
             param="connector",
         )
-    return {**_PD, "kv_connector_extra_config": {"connectors": [_CONNECTORS[name] for name in several]}}
+    return {**_PD, "kv_connector_extra_config": {"connectors": [CONNECTORS[name] for name in several]}}
 
 
-__all__ = ["expanded", "transfer_config"]
+__all__ = ["CONNECTORS", "expanded", "transfer_config"]

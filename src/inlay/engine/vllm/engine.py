@@ -116,7 +116,6 @@ class VllmEngine:
             raise InvalidRequestError(f"a work with id {work.id!r} is under way")
         loaded.admission.check(work)
         refusals.check(loaded.card.refusals, work, f"{loaded.card.engine} {loaded.card.engine_version}")
-        loaded.check_grammar(work.sampling)
         follower = Follower(work, emit, f"{work.id}.{next(self._numbers)}")
         self._followers[work.id] = follower
         if work.deadline is not None:
@@ -226,6 +225,8 @@ class VllmEngine:
                 follower.end("length")
             if follower.ended:
                 return
+            if work.sampling.grammar is not None:
+                await asyncio.to_thread(loaded.check_grammar, work.sampling)
             queue = await loaded.llm.add_request(
                 follower.request_id,
                 input_of(work, loaded.placeholder),
@@ -249,8 +250,7 @@ class VllmEngine:
         except Exception as error:
             follower.end("error", self._told(error, follower))
         finally:
-            if self._followers.get(work.id) is follower:
-                del self._followers[work.id]
+            self._forget(follower)
 
     def _told(self, error: Exception, follower: Follower) -> InlayError:
         """What a failure of vLLM means to the caller."""
@@ -267,10 +267,18 @@ class VllmEngine:
         return EngineError(f"vLLM failed to run the request: {type(error).__name__}")
 
     def _stop(self, follower: Follower) -> None:
+        self._forget(follower)
+        loaded = self._loaded
+        if loaded is None or self._closing or not follower.admitted:
+            return
+        self._spawn(loaded.llm.abort(follower.request_id))
+        if follower.work.prompt.has_rows and not follower.told and loaded.card.dtype == "float16":
+            # Nobody saw what its rows came to: they may have overflowed.
+            self._spawn(self._overwrite(loaded))
+
+    def _forget(self, follower: Follower) -> None:
         if self._followers.get(follower.work.id) is follower:
             del self._followers[follower.work.id]
-        if follower.admitted and self._loaded is not None and not self._closing:
-            self._spawn(self._loaded.llm.abort(follower.request_id))
 
     def _late(self, follower: Follower) -> None:
         self._stop(follower)
@@ -278,20 +286,23 @@ class VllmEngine:
 
     def _corrupted(self, request_id: str) -> None:
         """A request of vLLM's has NaN among its logits: it ends, and the memory it wrote is cleaned before others get it."""
-        name = request_id.rpartition("-")[0] or request_id
-        for follower in tuple(self._followers.values()):
-            if follower.request_id in (name, request_id):
-                follower.corrupted()
-                self._stop(follower)
-                self._spawn(self._clean())
-                return
+        name = request_id.rpartition("-")[0]
+        follower = next((each for each in self._followers.values() if each.request_id == name), None)
+        if follower is not None and self._loaded is not None:
+            follower.corrupted()
+            self._forget(follower)
+            self._spawn(self._clean(self._loaded, follower))
 
-    async def _clean(self) -> None:
-        loaded = self._loaded
-        if loaded is not None:
-            log.warning("NaN came out of a prompt: its keys and values are overwritten")
-            await self._answer(loaded.llm.collective_rpc("overwrite_not_finite"))
-            await self.reset_prefix_cache()
+    async def _clean(self, loaded: Loaded, follower: Follower) -> None:
+        log.warning("NaN came out of a prompt: keys and values that are not finite are overwritten")
+        # Before its blocks are free, and again what it wrote until it was stopped.
+        await self._overwrite(loaded)
+        await loaded.llm.abort(follower.request_id)
+        await self._overwrite(loaded)
+        await self.reset_prefix_cache()
+
+    async def _overwrite(self, loaded: Loaded) -> None:
+        await self._answer(loaded.llm.collective_rpc("overwrite_not_finite"))
 
     async def _watch(self, loaded: Loaded) -> None:
         """Return when vLLM's core is gone, having told everybody."""

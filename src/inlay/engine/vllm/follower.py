@@ -26,6 +26,7 @@ class Follower:
         work: as it was sent.
         request_id: what vLLM calls it, never used again.
         admitted: vLLM knows of it.
+        told: something of its output was emitted.
         ended: its last delta was emitted.
         timer: of its deadline.
     """
@@ -38,7 +39,7 @@ class Follower:
         self.timer: asyncio.TimerHandle | None = None
         self._emit = emit
         self._made = len(work.prior_output)
-        self._told = False
+        self.told = False
         self._cached = 0
 
     def take(self, output: Any) -> None:
@@ -50,14 +51,16 @@ class Follower:
             self._cached = min(output.num_cached_tokens, len(self.work.prompt))
         prompt_logprobs = self._of_prompt(output.prompt_logprobs)
         # Where no output was asked for, vLLM makes a token all the same.
-        ids = tuple(said.token_ids)[: self.work.sampling.max_tokens - self._made]
+        room = self.work.sampling.max_tokens - self._made
+        ids = tuple(said.token_ids)[:room]
         logprobs = self._of_output(said.logprobs, len(ids))
         if any(math.isnan(entry.logprob) for entry in logprobs):
             self.end("error", EngineError(_NOT_FINITE))
             return
         if not ids and prompt_logprobs is None and said.finish_reason is None:
             return
-        self._put(ids, logprobs, prompt_logprobs, _reason(said.finish_reason), None)
+        reason = _reason(said.finish_reason)
+        self._put(ids, logprobs, prompt_logprobs, "length" if reason == "stop" and not room else reason, None)
 
     def corrupted(self) -> None:
         """End it: its logits held NaN."""
@@ -80,9 +83,9 @@ class Follower:
         if reason == "error" and error is None:
             error = EngineError("vLLM failed to run the request")
         usage = None
-        if reason is not None or not self._told:
+        if reason is not None or not self.told:
             usage = Usage(len(self.work.prompt), self._made, self._cached)
-        self._told = True
+        self.told = True
         if reason is not None:
             self.ended = True
             if self.timer is not None:

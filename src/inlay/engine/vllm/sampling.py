@@ -6,6 +6,7 @@ from typing import Any
 from blake3 import blake3
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
+from inlay.errors import InvalidRequestError
 from inlay.protocol.work import Grammar, GrammarKind, Work
 
 KINDS: tuple[GrammarKind, ...] = (
@@ -75,8 +76,9 @@ def _structured(grammar: Grammar) -> Any:
             return StructuredOutputsParams(regex=grammar.source)
         case "grammar":
             return StructuredOutputsParams(grammar=grammar.source)
-        case "structural_tag":
-            return StructuredOutputsParams(structural_tag=grammar.source)
+    raise InvalidRequestError(
+        f"a grammar of kind {grammar.kind!r} is not supported by this engine", param="grammar"
+    )
 
 
 __all__ = ["KINDS", "params_of"]

@@ -1,0 +1,28 @@
+"""`docs/engines.md` says what the engines' own tables say."""
+
+from pathlib import Path
+
+from inlay.engine.vllm.capabilities import ROWS_FROM, refusals
+from inlay.engine.vllm.connectors import CONNECTORS
+from inlay.worker.interpreter import NEEDED
+
+PAGE = (Path(__file__).resolve().parent.parent.parent / "docs" / "engines.md").read_text(encoding="utf-8")
+WITH = {"any": "any", "rows": "rows", "mixed": "text and rows"}
+
+
+def test_the_page_shows_the_table_of_refusals() -> None:
+    first, second = refusals(second_runner=False), refusals(second_runner=True)
+    assert set(first) < set(second)
+    shown = [line for line in PAGE.splitlines() if line.startswith("| `") and line.count("|") == 4]
+    for refusal in second:
+        where = "" if refusal in first else " (second model runner)"
+        assert f"| `{refusal.feature}`{where} | {WITH[refusal.prompts]} | {refusal.reason} |" in shown
+    table = PAGE[PAGE.index("| feature |") : PAGE.index("Worked around")]
+    assert table.count("| `") == len(second)
+
+
+def test_the_page_names_the_models_the_libraries_and_the_connectors() -> None:
+    assert ", ".join(sorted(ROWS_FROM)) in PAGE
+    assert ", ".join(sorted(NEEDED)) in " ".join(PAGE.split())
+    for name, stands_for in CONNECTORS.items():
+        assert f"| `{name}` | `{stands_for['kv_connector']}`" in PAGE

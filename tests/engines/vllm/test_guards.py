@@ -1,0 +1,282 @@
+"""What a client can do to vLLM through embeddings, shown on vLLM alone, and that it cannot be done through inlay.
+
+What is not here because inlay never hands it on, and its frontend's own tests show: archives that inflate, sparse and stride-0
+tensors, the placeholder's text in a chat, a part without rows.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import torch
+
+from inlay.engine.settings import EngineSettings
+from inlay.errors import EngineError, InvalidRequestError
+from inlay.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.protocol.refusals import Feature
+from inlay.protocol.work import Adapter, Adapts, Generates, Grammar, Work
+from tests import adapters
+from tests.engine import reference
+from tests.engine.conformance import Receiver, ids, run, work
+from tests.engines.vllm import bare
+from tests.engines.vllm.serving import FLAGS, loud_model, started
+from tests.equality.reference import model_of
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@dataclass
+class Alone:
+    """What vLLM alone did: what it told of each thing, and whether it died of the last."""
+
+    told: dict[str, Any] = field(default_factory=dict)
+    died: bool = False
+    output: str = ""
+
+
+def alone(scenarios: str, directory: Path, dtype: str = "float32", adapter: Path | None = None) -> Alone:
+    """Run scenarios of `bare` in a process of their own."""
+    words = [scenarios, str(directory), dtype, *([] if adapter is None else [str(adapter)])]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.engines.vllm.bare", *words],
+        env={**os.environ, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    found = Alone(died="EngineDeadError" in done.stdout + done.stderr and done.returncode != 0)
+    for line in done.stdout.splitlines():
+        if line.startswith("TOLD "):
+            found.told |= json.loads(line.removeprefix("TOLD "))
+    found.output = done.stdout + done.stderr
+    return found
+
+
+@pytest.fixture(scope="module")
+def unguarded(directory: Path) -> Alone:
+    """vLLM alone, in the end dead."""
+    return alone("penalties,not_finite,prompt_logprobs", directory)
+
+
+def noise(engine: Generates, count: int = bare.ROWS) -> Rows:
+    return reference.rows_of(bare.rows(engine.card.hidden_size, count))
+
+
+def filled(engine: Generates, count: int, value: float, dtype: str = "float32") -> Rows:
+    """Rows that are all `value`, its sign in turn."""
+    values = value * torch.sign(bare.rows(engine.card.hidden_size, count))
+    data = values.to(getattr(torch, dtype)).contiguous().view(torch.uint8).numpy().tobytes()
+    return Rows(Buffer(data), dtype, (count, engine.card.hidden_size))
+
+
+async def admitted(engine: Generates, asked: Work) -> None:
+    """Run a work; raises whatever it was refused with, before or after it was admitted."""
+    (found,) = await run(engine, asked)
+    if found.last.error is not None:
+        raise found.last.error.to_error()
+
+
+@torch.no_grad()
+def penalised(directory: Path, prompt: Prompt, penalty: float, max_tokens: int) -> list[int]:
+    """Greedy ids of plain transformers under a repetition penalty that sees the prompt's tokens and the output."""
+    plain = model_of(directory)
+    embeds = reference.embedded(directory, prompt)
+    seen, output = list(prompt.token_ids()), list[int]()
+    for _ in range(max_tokens):
+        logits = plain(inputs_embeds=embeds).logits[0, -1]
+        for id_ in {*seen, *output}:
+            logits[id_] = logits[id_] / penalty if logits[id_] > 0 else logits[id_] * penalty
+        output.append(int(logits.argmax()))
+        embeds = torch.cat((embeds, plain.get_input_embeddings()(torch.tensor([[output[-1]]]))), dim=1)
+    return output
+
+
+async def test_penalties_of_rows_do_not_see_what_another_client_said(
+    shared: Generates, directory: Path, unguarded: Alone
+) -> None:
+    assert unguarded.told["after a"] != unguarded.told["after b"]
+    for prompt in (Prompt.of(noise(shared)), Prompt.of(Tokens(bare.TEXT_A), noise(shared))):
+        expected = penalised(directory, prompt, 5.0, 6)
+        for before in (bare.TEXT_A, bare.TEXT_B):
+            await run(shared, work("before", Prompt.of(Tokens(before))))
+            (found,) = await run(shared, work("rows", prompt, 6, repetition_penalty=5.0))
+            assert found.output == expected
+
+
+async def test_presence_and_frequency_penalties_with_rows_see_the_output_alone(
+    shared: Generates, directory: Path
+) -> None:
+    prompt = Prompt.of(noise(shared))
+    works = [
+        work(name, prompt, 12, presence_penalty=presence, frequency_penalty=frequency)
+        for name, presence, frequency in (("both", 2.0, 2.0), ("none", 0.0, 0.0))
+    ]
+    both, none = await run(shared, *works)
+    assert none.output == reference.greedy(directory, prompt, 12)
+    assert len(set(both.output)) == 12
+
+
+async def test_rows_that_are_not_numbers_end_their_own_work_and_touch_no_other(
+    shared: Generates, directory: Path, unguarded: Alone
+) -> None:
+    assert unguarded.told["after"] == [[0] * 6] * 3 != [unguarded.told["before"]] * 3
+    beside = work("beside", Prompt.of(Tokens(ids(3, 20))), max_tokens=200)
+    under_way = Receiver(beside)
+    shared.generate(beside, under_way)
+    for number in range(3):
+        poison = Prompt.of(filled(shared, 480, float("nan")))
+        (poisoned,) = await run(shared, work(f"poison-{number}", poison))
+        assert poisoned.output == []
+        assert poisoned.last.error is not None
+        assert isinstance(poisoned.last.error.to_error(), EngineError)
+        assert "not finite" in poisoned.last.error.message
+    text = Prompt.of(Tokens(bare.TEXT_A[:5]))
+    for number in range(24):
+        (found,) = await run(shared, work(f"after-{number}", text, 6, salt=str(number)))
+        assert found.output == unguarded.told["before"] == reference.greedy(directory, text, 6)
+    await under_way.ended()
+    assert under_way.output == reference.greedy(directory, beside.prompt, 200)
+
+
+async def test_prompt_logprobs_of_rows_are_refused_and_the_engine_lives(
+    shared: Generates, directory: Path, unguarded: Alone
+) -> None:
+    assert unguarded.died
+    assert "answer" not in unguarded.told
+    assert "out of bounds" in unguarded.output
+    prompt = Prompt.of(Tokens(bare.TEXT_A), noise(shared))
+    with pytest.raises(InvalidRequestError, match="rows have no token ids"):
+        shared.generate(work("asked", prompt, prompt_logprobs=1), Receiver(work("asked", prompt)))
+    (found,) = await run(shared, work("lives", Prompt.of(Tokens(bare.TEXT_A))))
+    assert found.output == reference.greedy(directory, Prompt.of(Tokens(bare.TEXT_A)), 8)
+
+
+async def test_ids_the_model_does_not_have_are_refused_beside_rows_too(shared: Generates) -> None:
+    for id_ in (shared.card.vocab_size, 10**6, -1):
+        prompt = Prompt.of(Tokens([5, id_]), noise(shared))
+        with pytest.raises(InvalidRequestError, match=f"token id {id_} is not in the vocabulary"):
+            shared.generate(work("asked", prompt), Receiver(work("asked", prompt)))
+    await run(shared, work("lives", Prompt.of(Tokens([5]))))
+
+
+ASKED: dict[Feature, dict[str, Any]] = {
+    "grammar_after": {"grammar": Grammar("json_object", after=(5,))},
+    "temperature_above_2": {"temperature": 2.5},
+    "prior_output_with_grammar": {"grammar": Grammar("json_object"), "prior_output": (5,)},
+    "prior_output_with_penalties": {"presence_penalty": 1.0, "prior_output": (5,)},
+    "prompt_logprobs": {"prompt_logprobs": 1},
+}
+
+
+async def test_the_engine_holds_every_work_against_the_table_its_card_shows(shared: Generates) -> None:
+    assert {refusal.feature for refusal in shared.card.refusals} == set(ASKED)
+    for refusal in shared.card.refusals:
+        rows = Prompt.of(noise(shared)) if refusal.prompts == "rows" else Prompt.of(Tokens([5]))
+        asked = work("asked", rows, **ASKED[refusal.feature])
+        with pytest.raises(InvalidRequestError) as raised:
+            shared.generate(asked, Receiver(asked))
+        if refusal.feature != "prompt_logprobs":  # which no engine does
+            assert refusal.reason in raised.value.message
+            assert f"vllm {shared.card.engine_version}" in raised.value.message
+
+
+async def test_grammars_hold_the_output_of_rows_and_text_and_a_bad_one_is_refused_alone(
+    shared: Generates,
+) -> None:
+    choice = Grammar("choice", json.dumps(["lantern", "harbour"]))
+    for prompt in (Prompt.of(Tokens(ids(3, 9))), Prompt.of(noise(shared), Tokens(ids(3, 9)))):
+        (found,) = await run(shared, work("held", prompt, 12, grammar=choice, ignore_eos=False))
+        assert found.last.finish_reason == "stop"
+        assert len(found.output) > 1
+    bad = (
+        Grammar("regex", "(unclosed"),
+        Grammar("regex", "(a{1000}){1000}"),
+        Grammar("json_schema", "{"),
+        Grammar("grammar", "this is no grammar"),
+    )
+    for grammar in bad:
+        asked = work("bad", Prompt.of(Tokens([5])), grammar=grammar)
+        with pytest.raises(InvalidRequestError):
+            await admitted(shared, asked)
+    await run(shared, work("lives", Prompt.of(Tokens([5]))))
+
+
+@pytest.fixture(scope="module")
+def lora(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return adapters.make_lora(tmp_path_factory.mktemp("lora"), directory)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def adapting(directory: Path, lora: Path) -> AsyncIterator[Generates]:
+    more: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
+    async with started(EngineSettings(model=str(directory), **FLAGS, **more)) as engine:
+        assert isinstance(engine, Adapts)
+        adapter = Adapter(name="a", content_id="0" * 32, path=str(lora), rank=4)
+        await engine.load_adapter(adapter, str(lora))
+        yield engine
+
+
+async def test_rows_and_adapters_go_together_in_one_batch(
+    adapting: Generates, directory: Path, lora: Path
+) -> None:
+    unguarded = alone("adapters", directory, adapter=lora)
+    assert unguarded.died
+    assert "alive" in unguarded.told
+    assert "answer" not in unguarded.told
+    prompts = [Prompt.of(Tokens(bare.TEXT_A[: 3 + n]), noise(adapting, 9)) for n in range(6)]
+    prompts += [Prompt.of(Tokens(bare.TEXT_A[: 5 + n])) for n in range(6)]
+    works = [
+        work(f"{name}-{n}", prompt, adapter=name) for n, prompt in enumerate(prompts) for name in ("a", None)
+    ]
+    for one, found in zip(works, await run(adapting, *works), strict=True):
+        if one.adapter is None:
+            assert found.output == reference.greedy(directory, one.prompt, 8)
+        else:
+            assert found.output == adapters.greedy(directory, lora, one.prompt, 8)
+
+
+async def test_an_adapter_that_does_not_fit_is_refused_and_one_that_was_unloaded_is_gone(
+    adapting: Generates, directory: Path, lora: Path, tmp_path: Path
+) -> None:
+    assert isinstance(adapting, Adapts)
+    large = adapters.make_lora(tmp_path / "large", directory, rank=16)
+    with pytest.raises(InvalidRequestError, match="rank is 16; --max-lora-rank is 8"):
+        await adapting.load_adapter(Adapter(name="l", content_id="1" * 32, path="", rank=16), str(large))
+    with pytest.raises(InvalidRequestError, match="vLLM does not take the adapter"):
+        await adapting.load_adapter(Adapter(name="n", content_id="2" * 32, path="", rank=4), str(tmp_path))
+    await adapting.load_adapter(Adapter(name="b", content_id="3" * 32, path="", rank=4), str(lora))
+    prompt = Prompt.of(Tokens(bare.TEXT_A))
+    (found,) = await run(adapting, work("b", prompt, adapter="b"))
+    assert found.output == adapters.greedy(directory, lora, prompt, 8)
+    await adapting.unload_adapter("b")
+    with pytest.raises(Exception, match="does not exist"):
+        adapting.generate(work("b", prompt, adapter="b"), Receiver(work("b", prompt)))
+
+
+async def test_finite_rows_that_a_float16_model_cannot_add_up_are_bounded_and_harm_nobody() -> None:
+    directory = loud_model()
+    unguarded = alone("overflow", directory, dtype="float16")
+    assert unguarded.told["after"] != [unguarded.told["before"]] * 3
+    half: dict[str, Any] = {"dtype": "float16"}
+    async with started(EngineSettings(model=str(directory), **FLAGS, **half)) as engine:
+        bound = engine.card.limits.max_prompt_embeds_abs
+        assert bound is not None
+        assert bound <= 1024
+        text = Prompt.of(Tokens(bare.TEXT_A[:5]))
+        (before,) = await run(engine, work("before", text, 6))
+        # The frontend refuses such rows by the card's bound; an operator may have raised it.
+        (poisoned,) = await run(engine, work("poison", Prompt.of(filled(engine, 480, 65504, "float16"))))
+        assert poisoned.last.error is not None
+        for number in range(24):
+            (found,) = await run(engine, work(f"after-{number}", text, 6, salt=str(number)))
+            assert found.output == before.output
+        (bounded,) = await run(engine, work("bounded", Prompt.of(filled(engine, 480, bound, "float16"))))
+        assert bounded.last.error is None

@@ -1,0 +1,170 @@
+"""`inlay serve --engine vllm` with vLLM in an environment of its own, asked by the real `openai` client.
+
+The expected tokens come from plain transformers in float32 and must be identical: text, ids, rows and mixtures, alone and together.
+"""
+
+import asyncio
+import base64
+import io
+import math
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+import torch
+
+from tests.engines.vllm.serving import model
+from tests.equality.reference import greedy, rows_of, tokenizer_of
+from tests.equality.test_over_http import TEXTS, complete, expected, saved, ways
+from tests.models import EOS_ID
+from tests.serving import PYTHON, Served, serving
+
+WORDS: tuple[object, ...] = (
+    *("--engine", "vllm", "--engine-python", sys.executable, "--served-model-name", "m"),
+    *("--enable-prompt-embeds", "--block-size", 32, "--kv-cache-memory-bytes", 8 << 20, "--num-threads", 1),
+    *("--max-num-seqs", 16, "--max-num-batched-tokens", 512),
+)
+START_SECONDS = 280.0
+
+
+@pytest.fixture(scope="module")
+def path() -> Path:
+    return model("qwen3")
+
+
+def serve(path: Path, *rest: object, **more: Any) -> Any:
+    words = [path, *WORDS]
+    # `serving` puts the port last, and the words after -- have to stand behind it.
+    environment = {
+        "HF_HUB_OFFLINE": "1",
+        "INLAY_ENGINE_ARGUMENTS": " ".join(map(str, ("--enforce-eager", *rest))),
+    }
+    return serving(*words, environment=environment, within=START_SECONDS, **more)
+
+
+@pytest.fixture(scope="module")
+def server(path: Path) -> Iterator[Served]:
+    with serve(path) as served:
+        yield served
+
+
+@pytest.fixture
+async def client(server: Served) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=server.v1, api_key="unused", max_retries=0) as client:
+        yield client
+
+
+async def test_every_form_of_a_prompt_decodes_to_the_reference_alone_and_in_company(
+    client: openai.AsyncOpenAI, path: Path
+) -> None:
+    requests = [(text, name, fields) for text in TEXTS for name, fields in ways(path, text).items()]
+    want = {text: expected(path, tokenizer_of(path).encode(text)) for text in TEXTS}
+    alone = [await complete(client, **fields) for text, _, fields in requests if text == TEXTS[0]]
+    assert alone == [want[TEXTS[0]]] * len(alone)
+    together = await asyncio.gather(*(complete(client, **fields) for _, _, fields in requests))
+    for (text, name, _), got in zip(requests, together, strict=True):
+        assert got == want[text], f"{name}: {text!r}"
+
+
+async def test_the_text_of_vllms_placeholder_stays_text_beside_rows(
+    client: openai.AsyncOpenAI, path: Path
+) -> None:
+    tokenizer = tokenizer_of(path)
+    said, document = "what is <prompt_embeds> in <prompt_embeds>?", " the town on the hill"
+    ids = tokenizer.encode(tokenizer.apply_chat_template(
+        [{"role": "user", "content": said + document}], add_generation_prompt=True, tokenize=False
+    ))  # fmt: skip
+    want = greedy(path, rows_of(path, ids), 8)
+    parts: list[Any] = [
+        {"type": "text", "text": said},
+        {"type": "prompt_embeds", "data": saved(rows_of(path, tokenizer.encode(document)))},
+    ]
+    answer = await client.chat.completions.create(
+        model="m", messages=[{"role": "user", "content": parts}], max_tokens=8, temperature=0,
+        extra_body={"return_token_ids": True},
+    )  # fmt: skip
+    found = answer.choices[0].model_dump()["token_ids"]
+    assert [id_ for id_ in found if id_ != EOS_ID] == [id_ for id_ in want if id_ != EOS_ID]
+
+
+def encoded(values: torch.Tensor) -> str:
+    file = io.BytesIO()
+    torch.save(values, file)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def test_what_would_harm_vllm_is_a_400_that_says_why(server: Served, path: Path) -> None:
+    rows = rows_of(path, [5, 6, 7])
+    entry = httpx.get(server.v1 + "/models/m").json()
+    bound = entry["limits"]["max_prompt_embeds_abs"]
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("must be finite", {"prompt_embeds": encoded(torch.full((4, rows.shape[1]), math.nan))}),
+        ("magnitude", {"prompt_embeds": encoded(torch.full((4, rows.shape[1]), 2 * bound))}),
+        ("size of tensor must match", {"prompt_embeds": encoded(torch.zeros(4, rows.shape[1] + 1))}),
+        ("echo", {"prompt_embeds": encoded(rows), "echo": True}),
+        ("prompt_logprobs", {"prompt_embeds": encoded(rows), "prompt_logprobs": 1}),
+        ("vllm 0.32", {"prompt": "Hello", "temperature": 2.5}),
+        ("out of vocabulary", {"prompt": [5, entry["vocab_size"]]}),
+    ]
+    for said, fields in cases:
+        answer = httpx.post(server.v1 + "/completions", json={"model": "m", "max_tokens": 4, **fields})
+        assert answer.status_code == 400, answer.text
+        assert said in answer.json()["error"]["message"]
+    assert entry["engine"].startswith("vllm 0.32")
+    assert {"feature", "prompts", "reason"} == set(entry["refusals"][0])
+
+
+def test_a_word_vllm_does_not_know_is_its_own_error(path: Path) -> None:
+    done = subprocess.run(
+        [PYTHON, "-m", "inlay.cli", "serve", path, *map(str, WORDS), "--port", "0", "--", "--no-such-thing"],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "inlay serve: vLLM's arguments: unrecognized arguments: --no-such-thing" in done.stderr
+
+
+def descendants(server: Served) -> list[psutil.Process]:
+    return psutil.Process(server.process.pid).children(recursive=True)
+
+
+async def test_when_vllm_dies_requests_end_with_an_error_and_another_takes_its_place(
+    client: openai.AsyncOpenAI, server: Served, path: Path
+) -> None:
+    before = descendants(server)
+    core = next(process for process in before if "EngineCore" in process.name() + " ".join(process.cmdline()))
+    stream = await client.completions.create(
+        model="m",
+        prompt=TEXTS[0],
+        max_tokens=400,
+        temperature=0,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    with pytest.raises(openai.APIError):
+        await _killing(stream, core)
+    async with httpx.AsyncClient() as plain:
+        for _ in range(int(2 * START_SECONDS)):
+            if (await plain.get(server.url + "/ready")).status_code == 200 and not core.is_running():
+                break
+            await asyncio.sleep(0.5)
+    assert await complete(client, prompt=TEXTS[0]) == expected(path, tokenizer_of(path).encode(TEXTS[0]))
+    left = {process.pid for process in before if process.is_running()} - {server.process.pid}
+    now = {process.pid for process in descendants(server)}
+    assert left <= now
+
+
+async def _killing(stream: Any, core: psutil.Process) -> None:
+    killed = False
+    async for _ in stream:
+        if not killed:
+            core.kill()
+            killed = True
