@@ -26,7 +26,7 @@ _SAME = (
 )
 """Settings that both have by the same name; vLLM's own default holds for those nobody gave."""
 
-_SWITCHES = ("enable_prefix_caching", "enforce_eager", "enable_sleep_mode")
+_SWITCHES = ("enable_prefix_caching", "enforce_eager", "async_scheduling", "enable_sleep_mode")
 
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Those vLLM makes room for."""
@@ -54,6 +54,12 @@ def engine_args(settings: EngineSettings, directory: Path) -> Any:
     Raises:
         InvalidRequestError: vLLM does not know a word, or it contradicts a setting.
     """
+    runs_on = str(current_platform.device_type)
+    if settings.device not in ("auto", runs_on):
+        raise InvalidRequestError(
+            f"--device {settings.device}: this vLLM is built for {runs_on}, and finds its devices itself",
+            param="device",
+        )
     own = list(_own_words(settings, directory))
     given = settings.engine_arguments
     flags = {word.partition("=")[0] for word in given if word.startswith("--")}
@@ -83,7 +89,7 @@ def _own_words(settings: EngineSettings, directory: Path) -> Iterator[str]:
         if name in given and value is not None:
             yield from (_flag(name), str(value))
     for name in _SWITCHES:
-        if name in given:
+        if name in given and getattr(settings, name) is not None:
             yield _flag(name) if getattr(settings, name) else _flag(f"no_{name}")
     if settings.enable_lora:
         rank = next(rank for rank in _RANKS if rank >= settings.max_lora_rank)
