@@ -35,6 +35,10 @@ class Bare:
 
     async def ask(self, prompt: dict[str, Any], lora: Any = None, **sampling: Any) -> list[int]:
         """Greedy ids for a prompt in vLLM's form."""
+        return list((await self.whole(prompt, lora, **sampling)).token_ids)
+
+    async def whole(self, prompt: dict[str, Any], lora: Any = None, **sampling: Any) -> Any:
+        """All that vLLM says of its output."""
         from vllm import SamplingParams
 
         self._count += 1
@@ -44,7 +48,7 @@ class Bare:
         answers = [
             answer async for answer in self._llm.generate(prompt, params, str(self._count), lora_request=lora)
         ]
-        return list(answers[-1].outputs[0].token_ids)
+        return answers[-1].outputs[0]
 
     def text(self, ids: list[int]) -> dict[str, Any]:
         return {"type": "token", "prompt_token_ids": ids}
@@ -91,12 +95,12 @@ async def prompt_logprobs(bare: Bare) -> None:
 
 
 async def overflow(bare: Bare) -> None:
-    """A text alone, and the same text after finite rows that a float16 model cannot add up."""
-    told("before", await bare.ask(bare.text(TEXT_A[:5])))
+    """The logprob of what follows finite rows that a float16 model cannot add up."""
     large = 65504 * torch.sign(rows(bare.hidden, 480))
-    await bare.ask(bare.embeds(large.half()), max_tokens=1)
-    await bare.ask(bare.embeds(large.half()), max_tokens=1)
-    told("after", [await bare.ask(bare.text(TEXT_A[:5])) for _ in range(3)])
+    answer = await bare.whole(bare.embeds(large.half()), max_tokens=1, logprobs=1)
+    chosen = answer.logprobs[0][answer.token_ids[0]]
+    told("answer", list(answer.token_ids))
+    told("logprob", chosen.logprob)
 
 
 async def adapters(bare: Bare) -> None:

@@ -1,6 +1,5 @@
 """Environment variables of vLLM's processes. No vLLM: they must stand before it is imported."""
 
-import os
 from collections.abc import Mapping
 
 from inlay.engine.settings import EngineSettings
@@ -16,8 +15,6 @@ def environment(settings: EngineSettings, inherited: Mapping[str, str]) -> dict[
     if settings.num_threads is not None:
         chosen["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         chosen["OMP_NUM_THREADS"] = str(settings.num_threads)
-    elif "OMP_NUM_THREADS" not in inherited and hasattr(os, "sched_getaffinity"):
-        chosen["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) - 1))
     return {name: value for name, value in chosen.items() if name not in inherited}
 
 
