@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 import uvloop
 
 import inlay
-from inlay.cli.command import UsageError
 from inlay.cli.console import Console
+from inlay.cli.engine_words import with_words
 from inlay.cli.settings import ServeSettings
 from inlay.engine import check as check_engine
 from inlay.engine.settings import EngineSettings
@@ -74,22 +74,13 @@ def run(settings: ServeSettings, rest: Sequence[str]) -> int:
 
 
 def _with_rest(settings: ServeSettings, rest: Sequence[str]) -> ServeSettings:
-    """The settings with all the engine is to be told: the words after `--`, and what the frontend's own flags mean for it."""
-    engine, frontend = settings.engine, settings.frontend
-    if engine.engine != "vllm":
-        if rest:
-            raise UsageError(
-                f"the {engine.engine} engine takes no further arguments, got {' '.join(rest)!r} after --"
-            )
-        return settings
-    words = [*engine.engine_arguments, *rest]
-    if frontend.enable_prompt_embeds and not {"--enable-prompt-embeds", "--no-enable-prompt-embeds"} & {
-        *words
-    }:
-        words.append("--enable-prompt-embeds")
-    if frontend.scheduling_policy == "priority" and "--scheduling-policy" not in words:
-        words += ("--scheduling-policy", "priority")
-    return settings.model_copy(update={"engine": engine.model_copy(update={"engine_arguments": words})})
+    """The settings with all the engine is to be told, by the words after `--` and by the frontend's own flags."""
+    meant = []
+    if settings.frontend.enable_prompt_embeds:
+        meant.append("--enable-prompt-embeds")
+    if settings.frontend.scheduling_policy == "priority":
+        meant.append("--scheduling-policy priority")
+    return settings.model_copy(update={"engine": with_words(settings.engine, rest, *meant)})
 
 
 def run_host(settings: ServeSettings, console: Console, when_ready: WhenReady | None = None) -> int:

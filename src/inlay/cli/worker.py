@@ -13,12 +13,13 @@ from typing import Any
 import uvloop
 
 import inlay
-from inlay.cli.command import UsageError
 from inlay.cli.console import Console
+from inlay.cli.engine_words import with_words
 from inlay.cli.serve import EXIT_INTERRUPTED
 from inlay.cli.settings import WorkerSettings
 from inlay.cli.signals import on_signals
 from inlay.digest import Secret
+from inlay.engine import check as check_engine
 from inlay.plane.local import LocalPlane
 from inlay.plane.nats.member import Member
 from inlay.plane.nats.worker import NatsWorker
@@ -36,10 +37,10 @@ def run(settings: WorkerSettings, rest: Sequence[str]) -> int:
         UsageError: words for an engine that takes none.
         InlayError: NATS is out of reach, the namespace has another secret, or the engine never became ready.
     """
-    if rest:
-        raise UsageError(
-            f"the {settings.engine.engine} engine takes no further arguments, got {' '.join(rest)!r} after --"
-        )
+    # A fleet's frontends say whether rows are taken; its workers can.
+    engine = with_words(settings.engine, rest, "--enable-prompt-embeds")
+    check_engine(engine)
+    settings = settings.model_copy(update={"engine": engine})
     configure(settings.telemetry.log_format)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

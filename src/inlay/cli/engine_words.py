@@ -1,0 +1,33 @@
+"""What an engine is told beside its settings: the words after `--`, and what other flags mean for it."""
+
+from collections.abc import Sequence
+
+from inlay.cli.command import UsageError
+from inlay.engine.settings import EngineSettings
+
+
+def with_words(engine: EngineSettings, rest: Sequence[str], *meant: str) -> EngineSettings:
+    """The settings with all the engine is to be told.
+
+    Args:
+        engine: as it was set.
+        rest: the words after `--`.
+        meant: words that other flags mean for vLLM, each a flag or a flag with its value ("--scheduling-policy priority"); one that was given
+            stays as it was given.
+
+    Raises:
+        UsageError: words for an engine that takes none.
+    """
+    if engine.engine != "vllm":
+        if rest:
+            raise UsageError(
+                f"the {engine.engine} engine takes no further arguments, got {' '.join(rest)!r} after --"
+            )
+        return engine
+    words = [*engine.engine_arguments, *rest]
+    given = {word.partition("=")[0].replace("--no-", "--") for word in words}
+    for meaning in meant:
+        flag, *value = meaning.split()
+        if flag not in given:
+            words += (flag, *value)
+    return engine.model_copy(update={"engine_arguments": words})
