@@ -16,7 +16,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError, InvalidRequestError, NotFoundError
 from inlay.prompt import Prompt, Rows, Tokens
 from inlay.protocol.work import Command, Delta, ModelCard, Sampling, Work
-from inlay.worker.adapter_orders import Order, parse_modules
+from inlay.worker.adapter_orders import Order, check_adapters, parse_modules
 from inlay.worker.adapters import Adapters
 from inlay.worker.host import Host, host_of
 from inlay.worker.supervisor import restoring
@@ -395,3 +395,19 @@ async def test_a_worker_that_takes_anothers_place_has_its_adapters(
     assert successor.loads == 1
     await host.close()
     await successor.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"lora_modules": ["a"]},
+        {"allowed_lora_sources": ["gopher://host/"]},
+        {"lora_modules": ["a=/a", "b=/b"], "max_loras": 1},
+    ],
+)
+def test_what_cannot_be_is_said_before_a_model_is_loaded(
+    settings: EngineSettings, change: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidRequestError):
+        check_adapters(settings.model_copy(update=change))
+    check_adapters(settings)

@@ -31,6 +31,7 @@ from inlay.telemetry import Tracing, configure
 from inlay.tensors.hub import local_directory
 from inlay.tensors.table import config_of
 from inlay.worker import Supervisor, spawn
+from inlay.worker.adapter_orders import check_adapters
 
 EXIT_INTERRUPTED = 130
 _ACCEPTING_SECONDS = 0.02
@@ -201,7 +202,14 @@ def _check(engine: EngineSettings, frontend: FrontendSettings) -> None:
         check_address(frontend.host, frontend.port)
 
     wrong: list[str] = []
-    for look in (address, admin_address, partial(check, frontend), partial(check_engine, engine), model):
+    for look in (
+        address,
+        admin_address,
+        partial(check, frontend),
+        partial(check_engine, engine),
+        partial(check_adapters, engine),
+        model,
+    ):
         try:
             look()
         except InlayError as error:

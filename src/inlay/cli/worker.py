@@ -28,6 +28,7 @@ from inlay.telemetry import configure
 from inlay.tensors.hub import local_directory
 from inlay.tensors.table import config_of
 from inlay.worker import Relay, Supervisor, spawn
+from inlay.worker.adapter_orders import check_adapters
 
 
 def run(settings: WorkerSettings, rest: Sequence[str]) -> int:
@@ -54,6 +55,7 @@ async def _host(settings: WorkerSettings, console: Console) -> None:
     main = asyncio.current_task()
     if main is not None:
         on_signals(main.cancel)
+    check_adapters(settings.engine)
     directory = local_directory(settings.engine.model)
     if directory is not None:
         config_of(directory)

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from inlay.adapter.address import AllowedSources
+from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError
 
 
@@ -65,6 +67,21 @@ def parse_modules(modules: Iterable[str]) -> list[Order]:
     return [_parsed(module) for module in modules]
 
 
+def check_adapters(settings: EngineSettings) -> None:
+    """Say now, before a model is loaded for it, what of adapters in `settings` cannot be.
+
+    Raises:
+        InvalidRequestError: a module or an allowed source that is none, or more modules than have room.
+    """
+    orders = parse_modules(settings.lora_modules)
+    AllowedSources(settings.allowed_lora_sources)
+    if len(orders) > settings.max_loras:
+        raise InvalidRequestError(
+            f"{len(orders)} adapters are named in --lora-modules, and there is room for {settings.max_loras} (--max-loras)",
+            param="lora_modules",
+        )
+
+
 def _parsed(module: str) -> Order:
     if module.lstrip().startswith("{"):
         try:
@@ -81,4 +98,4 @@ def _parsed(module: str) -> Order:
     return Order(name, path)
 
 
-__all__ = ["Order", "order_of", "parse_modules"]
+__all__ = ["Order", "check_adapters", "order_of", "parse_modules"]
