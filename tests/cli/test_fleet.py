@@ -139,3 +139,30 @@ def test_words_after_two_dashes_go_to_the_server(tmp_path: Path) -> None:
         known = url.replace("//", "//u:p@")
         with running("frontend", "--port", free_port(), "--nats", known, until="HTTP at") as part:
             assert "u:p" not in " ".join(psutil.Process(part.process.pid).cmdline())
+
+
+def test_the_status_of_a_fleet_names_its_workers(nats: str) -> None:
+    def status(*words: str) -> str:
+        command = [
+            sys.executable,
+            "-m",
+            "inlay.cli",
+            "status",
+            "--nats",
+            nats,
+            "--namespace",
+            "status",
+            *words,
+        ]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=END_SECONDS).stdout
+
+    assert "no worker in status" in status()
+    with worker(nats, "--namespace", "status", "--served-model-name", "m") as part:
+        (line,) = [line for line in status().splitlines() if line.startswith("worker-")]
+        assert line.split()[1:5] == ["m", "ready", "0", "0"]
+        seen = json.loads(status("--output-json"))
+        assert [(one["model"], one["state"], one["engine"]) for one in seen["workers"]] == [
+            ("m", "ready", "echo 1")
+        ]
+        assert seen["missing"] == {}
+        assert part.process.poll() is None

@@ -11,6 +11,7 @@ from inlay.cli.settings import (
     InspectSettings,
     NatsServerSettings,
     ServeSettings,
+    StatusSettings,
     UploadSettings,
     WorkerSettings,
 )
@@ -45,6 +46,13 @@ def _worker(settings: WorkerSettings, rest: Sequence[str]) -> int:
 def _frontend(settings: FleetFrontendSettings, rest: Sequence[str]) -> int:
     _needs_nats()
     from inlay.cli.frontend import run
+
+    return run(settings)
+
+
+def _status(settings: StatusSettings, rest: Sequence[str]) -> int:
+    _needs_nats()
+    from inlay.cli.status import run
 
     return run(settings)
 
@@ -117,6 +125,13 @@ COMMANDS = (
         "them: the same directories, or names on the hub. Stops as inlay serve does.",
         settings=FleetFrontendSettings,
         run=_frontend,
+    ),
+    Command(
+        name="status",
+        summary="Show the workers of a fleet: model, state, load, cache, adapters.",
+        details="What their heartbeats say, listened to for a second; and who is there but refused, and why.",
+        settings=StatusSettings,
+        run=_status,
     ),
     Command(
         name="embeds encode",

@@ -80,6 +80,17 @@ class FleetFrontendSettings(BaseModel):
     telemetry: TelemetrySettings = Field(default=TelemetrySettings(), title="Logs and traces")
 
 
+class StatusSettings(BaseModel):
+    """`inlay status`: the workers of a fleet."""
+
+    model_config = ConfigDict(frozen=True)
+
+    fleet: NatsSettings = Field(default=NatsSettings(), title="Fleet")
+    watch: bool = Field(default=False, description="Show it again and again, until Ctrl-C.")
+    interval: float = Field(default=1.0, ge=0.1, description="Seconds between two looks.")
+    output_json: bool = Field(default=False, description="Print JSON, one line a look.")
+
+
 class DemoSettings(BaseModel):
     """`inlay demo`."""
 

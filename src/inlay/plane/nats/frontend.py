@@ -38,11 +38,11 @@ class NatsPlane:
 
     Args:
         member: joined as a frontend; closed with the plane.
-        secret_fingerprint: of the secret we make digests with; workers with another are refused.
+        secret_fingerprint: of the secret we make digests with; workers with another are refused. None where we send no works.
         protocol: the version we speak; we talk to the one before and the one after.
     """
 
-    def __init__(self, member: Member, *, secret_fingerprint: str, protocol: int = PROTOCOL) -> None:
+    def __init__(self, member: Member, *, secret_fingerprint: str | None, protocol: int = PROTOCOL) -> None:
         self._member = member
         self._fingerprint = secret_fingerprint
         self._protocol = protocol
@@ -209,7 +209,7 @@ class NatsPlane:
         if found is None or found[0] < beat.revision:
             return  # The card is on its way; the next heartbeat asks again.
         card = found[1]
-        if card.secret_fingerprint != self._fingerprint:
+        if self._fingerprint is not None and card.secret_fingerprint != self._fingerprint:
             self._drop(
                 participant,
                 f"it has the secret {card.secret_fingerprint or 'of nobody'}, this frontend {self._fingerprint}: "

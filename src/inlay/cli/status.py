@@ -1,0 +1,124 @@
+"""`inlay status`: the workers of a fleet, as their heartbeats say."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import uvloop
+
+from inlay.cli.console import Console
+from inlay.cli.settings import StatusSettings
+from inlay.cli.signals import on_signals
+from inlay.plane.nats.frontend import NatsPlane
+from inlay.plane.nats.link import Link
+from inlay.plane.nats.member import Member
+
+_LISTEN_SECONDS = 1.25
+"""Two heartbeats of everybody, and the time to read their cards."""
+_CLEAR = "\x1b[H\x1b[2J"
+_HEAD = ("WORKER", "MODEL", "STATE", "RUNNING", "WAITING", "CACHE", "ADAPTERS", "ENGINE")
+
+
+def run(settings: StatusSettings) -> int:
+    """Show the fleet once, or until told to stop; the exit status.
+
+    Raises:
+        InlayError: NATS is out of reach.
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_show(settings, Console(sys.stdout, sys.stderr)))
+    return 0
+
+
+async def _show(settings: StatusSettings, console: Console) -> None:
+    stop = asyncio.Event()
+    on_signals(stop.set)
+    member = await Member.join(settings.fleet, "frontend")
+    plane = NatsPlane(member, secret_fingerprint=None)
+    await plane.start()
+    try:
+        await _wait(stop, _LISTEN_SECONDS)
+        while True:
+            seen = fleet(plane, settings.fleet.namespace)
+            shown = json.dumps(seen) + "\n" if settings.output_json else table(seen)
+            console.out((_CLEAR if settings.watch and not settings.output_json else "") + shown)
+            if not settings.watch or stop.is_set():
+                return
+            await _wait(stop, settings.interval)
+    finally:
+        await plane.close()
+
+
+async def _wait(stop: asyncio.Event, seconds: float) -> None:
+    with suppress(TimeoutError):
+        await asyncio.wait_for(stop.wait(), seconds)
+
+
+def fleet(plane: NatsPlane, namespace: str) -> dict[str, Any]:
+    """What is known of a fleet, as `--output-json` shows it."""
+    links = sorted(plane.links(), key=lambda link: (link.card.name, link.id))
+    return {
+        "namespace": namespace,
+        "workers": [_worker(link) for link in links],
+        "missing": dict(plane.missing()),
+    }
+
+
+def _worker(link: Link) -> dict[str, Any]:
+    card, beat, stats = link.card, link.beat, link.stats
+    state = "asleep" if beat.state == "ready" and card.asleep else beat.state
+    return {
+        "id": link.id,
+        "model": card.name,
+        "aliases": list(card.aliases),
+        "state": state,
+        "running": stats.running,
+        "waiting": stats.waiting,
+        "blocks_used": stats.blocks_used,
+        "blocks_total": stats.blocks_total,
+        "prompt_tokens": stats.prompt_tokens,
+        "cached_tokens": stats.cached_tokens,
+        "generated_tokens": stats.generated_tokens,
+        "progress": stats.progress,
+        "seconds_since_engine_answered": round(beat.stats_age, 3),
+        "adapters": [adapter.name for adapter in card.adapters],
+        "engine": f"{card.engine} {card.engine_version}",
+        "dtype": card.dtype,
+        "weights_id": card.weights_id,
+        "secret_fingerprint": card.secret_fingerprint,
+        "protocol": beat.protocol,
+    }
+
+
+def table(seen: dict[str, Any]) -> str:
+    """The same to be read: a line a worker, then those that are missing and why."""
+    rows = [_HEAD, *(_row(worker) for worker in seen["workers"])]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+    if not seen["workers"]:
+        lines.append(f"no worker in {seen['namespace']}")
+    return "\n".join([*lines, *_missing(seen["missing"])]) + "\n"
+
+
+def _row(worker: dict[str, Any]) -> Sequence[str]:
+    used, total = worker["blocks_used"], worker["blocks_total"]
+    return (
+        worker["id"],
+        worker["model"],
+        worker["state"],
+        str(worker["running"]),
+        str(worker["waiting"]),
+        f"{100 * used // total}% of {total}" if total else "-",
+        ", ".join(worker["adapters"]) or "-",
+        worker["engine"],
+    )
+
+
+def _missing(missing: dict[str, str]) -> Iterator[str]:
+    for name, reason in sorted(missing.items()):
+        yield f"missing: {name}: {reason}"
