@@ -50,8 +50,6 @@ SLOWED_BY = 32
 BUDGET = 2048
 """Positions of prompts in a step, beside one of every sequence that is decoded."""
 NUM_SEQS = 64
-EVENT_SECONDS = 0.1
-"""How long a worker gathers what changed in its cache before it tells."""
 POLICIES = ("kv", "kv without events", "round-robin", "least-loaded", "power-of-two", "oracle")
 
 
@@ -88,7 +86,7 @@ def trace(requests: int, rate: float, apps: int, random: Random) -> list[Request
     weights = [1 / (rank + 1) for rank in range(apps)]
     made: list[Request] = []
     now = 0.0
-    while len(made) < requests:
+    while len(made) < 1.5 * requests:  # what is cut off is the end, where no new conversations begin
         now += random.expovariate(rate / 3)
         prompt = random.choices(beginnings, weights)[0]
         at = now
@@ -197,9 +195,16 @@ class Simulation:
     """Runs a trace under one policy."""
 
     def __init__(
-        self, name: str, num_workers: int, num_blocks: int, num_frontends: int, weights: dict[str, float]
+        self,
+        name: str,
+        num_workers: int,
+        num_blocks: int,
+        num_frontends: int,
+        weights: dict[str, float],
+        event_seconds: float,
     ) -> None:
         self.now = 0.0
+        self.event_seconds = event_seconds
         self.oracle = name == "oracle"
         self.events = name in ("kv", "oracle")
         policy = "kv" if self.oracle or name.startswith("kv") else name
@@ -238,7 +243,7 @@ class Simulation:
         for request in requests:
             self.at(request.at, request)
         self.at(TELL_SECONDS, "tell")
-        self.at(EVENT_SECONDS, "events")
+        self.at(self.event_seconds, "events")
         while self._queue:
             self.now, _, what = heapq.heappop(self._queue)
             if isinstance(what, Request):
@@ -250,7 +255,7 @@ class Simulation:
             elif what == "events":
                 self._events()
                 if self.now < end:
-                    self.at(self.now + EVENT_SECONDS, "events")
+                    self.at(self.now + self.event_seconds, "events")
             elif isinstance(what, tuple):
                 self._progress(*what)
 
@@ -342,7 +347,8 @@ def lines(name: str, run: Simulation, seconds: float) -> Iterator[str]:
     )
     yield (
         f"{'':18} decision p50 {1e6 * deciding[number // 2]:.0f} us, p99 {1e6 * deciding[int(number * 0.99)]:.0f}; chain "
-        f"{1e6 * run.chaining / number:.0f} us; events {1e6 * run.hearing / max(1, run.event_messages) / len(run.frontends):.0f} us a message; "
+        f"{1e6 * run.chaining / number:.0f} us; events {1e6 * run.hearing / max(1, run.event_messages) / len(run.frontends):.0f} us a message, "
+        f"{run.hearing / len(run.frontends) / seconds:.1%} of a core; "
         f"index {index.nbytes / 1e6:.1f} MB, {index.num_sets} sets"
     )
     yield (
@@ -360,6 +366,9 @@ def main() -> None:
     parser.add_argument("--frontends", type=int, default=3)
     parser.add_argument(
         "--load", type=float, default=0.7, help="of what the workers could compute, were nothing cached"
+    )
+    parser.add_argument(
+        "--event-seconds", type=float, default=0.1, help="a worker gathers what changed before it tells"
     )
     parser.add_argument("--prefill-weight", type=float)
     parser.add_argument("--decode-weight", type=float)
@@ -379,7 +388,7 @@ def main() -> None:
         if value is not None
     }
     for name in asked.policies:
-        run = Simulation(name, asked.workers, asked.blocks, asked.frontends, weights)
+        run = Simulation(name, asked.workers, asked.blocks, asked.frontends, weights, asked.event_seconds)
         run.run(requests)
         for line in lines(name, run, requests[-1].at - requests[0].at):
             print(line)

@@ -90,6 +90,19 @@ async def test_who_leaves_while_it_waits_takes_no_place() -> None:
     assert await stays == "stays"
 
 
+async def test_who_is_about_to_leave_is_passed_over() -> None:
+    waiters = Waiters()
+    leaving, stays = await waiters.add("leaving"), await waiters.add("stays")
+    leaving.cancel()
+    waiters.places.room = 1
+    waiters.room.call()
+    assert waiters.places.taken == ["stays"]
+    assert await stays == "stays"
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    assert waiters.room.num_works == 0
+
+
 async def test_who_leaves_just_when_it_was_placed_gives_its_place_back() -> None:
     waiters = Waiters()
     task = await waiters.add("late")

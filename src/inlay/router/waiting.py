@@ -40,7 +40,7 @@ class _Rate:
 class _Ticket(Generic[P]):
     """Someone who waits."""
 
-    __slots__ = ("client", "line", "num_works", "number", "place", "placed", "priority")
+    __slots__ = ("client", "line", "num_works", "number", "place", "placed", "priority", "waits")
 
     def __init__(
         self,
@@ -58,6 +58,7 @@ class _Ticket(Generic[P]):
         self.num_works = num_works
         self.client = client
         self.priority = priority
+        self.waits = True
         self.placed: asyncio.Future[P] = asyncio.get_running_loop().create_future()
 
 
@@ -167,11 +168,13 @@ class WaitingRoom(Generic[P]):
             )
 
     def _leave(self, ticket: _Ticket[P]) -> None:
-        queue = self._lines[ticket.line]
-        queue.remove(ticket, ticket.client, ticket.priority)
-        self._left(ticket, queue)
+        if ticket.waits:
+            queue = self._lines[ticket.line]
+            queue.remove(ticket, ticket.client, ticket.priority)
+            self._left(ticket, queue)
 
     def _left(self, ticket: _Ticket[P], queue: FairQueue[_Ticket[P]]) -> None:
+        ticket.waits = False
         if not queue:
             del self._lines[ticket.line]
         self._works_of[ticket.client] -= ticket.num_works
@@ -190,6 +193,9 @@ class WaitingRoom(Generic[P]):
             if not heads:
                 return
             ticket, queue = min(heads, key=lambda head: (head[0].priority, head[0].number))
+            if ticket.placed.done():  # its owner is about to leave
+                self._leave(ticket)
+                continue
             try:
                 placed = ticket.place()
             except InlayError as error:
