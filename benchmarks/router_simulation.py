@@ -100,7 +100,7 @@ def trace(requests: int, rate: float, apps: int, random: Random) -> list[Request
             # The answer is part of the next turn's prompt.
             prompt = prompt + Prompt.of(Tokens([random.randrange(1000) for _ in range(output)]))
             at += 2 + random.expovariate(1 / 5)
-    return sorted(made[:requests], key=lambda request: request.at)
+    return sorted(made, key=lambda request: request.at)[:requests]
 
 
 @dataclass
