@@ -14,9 +14,10 @@ from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError, OverloadedError
 from inlay.plane.nats.frontend import NatsPlane
 from inlay.plane.nats.member import Member
-from inlay.plane.nats.messages import Acknowledge, Beat, Submit, ToWorker
+from inlay.plane.nats.messages import Acknowledge, Beat, Embed, Submit, ToWorker
 from inlay.plane.nats.settings import NatsSettings
 from inlay.prompt import Prompt, Tokens
+from inlay.protocol.embedding import EmbedWork
 from inlay.protocol.work import PROTOCOL, Command, Sampling, Work
 from tests.plane.fleet import Fleet, FleetWorker, card_of, found
 from tests.plane.nats_server import NatsServer
@@ -264,3 +265,44 @@ async def test_a_frontend_whose_messages_are_not_understood_harms_nobody(
         assert ids(await collect(link.send(work("a", Tokens([1]), max_tokens=2)))) == [1, 1]
     assert "no message" in caplog.text
     assert "not understood" in caplog.text
+
+
+async def test_a_work_that_got_lost_on_its_way_is_sent_again(
+    fleet: Fleet, echo_settings: EngineSettings
+) -> None:
+    worker = await fleet.worker(EchoEngine(echo_settings, SECRET))
+    (link,) = await found(await fleet.frontend(SECRET))
+    mailbox = worker.worker._mailbox
+    take, lost = mailbox._take, 0
+
+    def losing(sender: str, message: ToWorker) -> None:
+        nonlocal lost
+        if isinstance(message, Submit | Embed) and lost < 2:
+            lost += 1
+        else:
+            take(sender, message)
+
+    mailbox._take = losing
+    answers = await asyncio.gather(
+        collect(link.send(work("a", Tokens([7]), max_tokens=3))),
+        link.embed(EmbedWork(id="e", prompts=(Prompt.of(Tokens([1])),))),
+    )
+    assert lost == 2
+    assert ids(answers[0]) == [7, 7, 7]
+    assert answers[1].size == 64
+
+
+async def test_a_worker_that_has_forgotten_a_frontend_says_so_to_it(
+    fleet: Fleet, echo_settings: EngineSettings
+) -> None:
+    worker = await fleet.worker(EchoEngine(echo_settings, SECRET))
+    (link,) = await found(await fleet.frontend(SECRET))
+    iterator = aiter(link.send(work("a", Tokens([1]), max_tokens=190_000)))
+    await anext(iterator)
+    # As after a frontend stood still for longer than a worker waits for it.
+    for sender in list(worker.worker._peers):
+        worker.worker._end_peer(sender)
+    with pytest.raises(OverloadedError, match="given the request up"):
+        async for _ in iterator:
+            pass
+    assert ids(await collect(link.send(work("b", Tokens([7]), max_tokens=3)))) == [7, 7, 7]

@@ -269,7 +269,11 @@ class Link:
                     self._ask_again(number, stream)
             elif sent.known:
                 self._lose(number, f"{GONE}, or has given the request up")
-            elif sent.transfer is None and sent.at is not None and now - sent.at > _IGNORED_SECONDS:
+            elif (
+                sent.transfer is None
+                and sent.at is not None
+                and self._clock.silent(sent.at) > _IGNORED_SECONDS
+            ):
                 self._lose(number, "the worker does not take the request")
             elif sent.transfer is None and now - sent.last > _REPEAT_SECONDS:
                 self._submit(number, sent)

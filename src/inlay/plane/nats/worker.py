@@ -239,12 +239,7 @@ class NatsWorker:
     # What frontends say.
 
     def _take(self, sender: str, message: ToWorker) -> None:
-        peer = self._peers.get(sender)
-        if peer is None:
-            presence = Presence(
-                self._clock, gone_after=FRONTEND_SECONDS, gone_unheard_after=_FRONTEND_UNHEARD_SECONDS
-            )
-            peer = self._peers[sender] = _Peer(presence)
+        peer = self._peer(sender)
         peer.presence.hear()
         match message:
             case Submit(number, work):
@@ -258,7 +253,7 @@ class NatsWorker:
                     if number in peer.streams:
                         self._handler.abort(peer.streams[number].key)
             case Acknowledge(streams, all=all_):
-                self._acknowledged(peer, dict(streams), all_)
+                self._acknowledged(sender, peer, dict(streams), all_)
             case Again(number, start):
                 stream = peer.streams.get(number)
                 if stream is not None and stream.outgoing is not None:
@@ -268,6 +263,15 @@ class NatsWorker:
                 self._run(self._answer(sender, call))
             case AskCache(number):
                 self._run(self._answer_cache(sender, number))
+
+    def _peer(self, sender: str) -> _Peer:
+        peer = self._peers.get(sender)
+        if peer is None:
+            presence = Presence(
+                self._clock, gone_after=FRONTEND_SECONDS, gone_unheard_after=_FRONTEND_UNHEARD_SECONDS
+            )
+            peer = self._peers[sender] = _Peer(presence)
+        return peer
 
     def _unheard(self, participant: str) -> None:
         peer = self._peers.get(participant)
@@ -370,7 +374,10 @@ class NatsWorker:
         if batch:
             self._mailbox.send(sender, EncodedPieces(tuple(batch)))
 
-    def _acknowledged(self, peer: _Peer, used: dict[int, int], all_: bool) -> None:
+    def _acknowledged(self, sender: str, peer: _Peer, used: dict[int, int], all_: bool) -> None:
+        if not used.keys() <= peer.streams.keys():
+            # It waits for what is not here: it never came, or it was given up.
+            self._mailbox.send(sender, Open(_sent(peer)))
         for number, stream in list(peer.streams.items()):
             pieces = used.get(number)
             if pieces is None:
