@@ -68,12 +68,13 @@ def test_a_gated_unit_is_silu_of_the_gate_times_the_other(
         )
     ),
     fill=st.sampled_from([0, 1000, 3000]),
+    dtype=st.sampled_from(DTYPES),
 )  # fmt: skip
-def test_the_greatest_is_the_one_torch_names(rows: list[list[float]], fill: int) -> None:
+def test_the_greatest_is_the_one_torch_names(rows: list[list[float]], fill: int, dtype: torch.dtype) -> None:
     native = kernels()
     assert native is not None
     width = fill + max(map(len, rows))
-    values = torch.full((len(rows), width), float("-inf"))
+    values = torch.full((len(rows), width), float("-inf"), dtype=dtype)
     for row, entries in zip(values, rows, strict=True):
         row[width - len(entries) :] = torch.tensor(entries)
     found, expected = native.argmax(values), values.argmax(-1)
@@ -81,6 +82,17 @@ def test_the_greatest_is_the_one_torch_names(rows: list[list[float]], fill: int)
     torch.testing.assert_close(*picked, atol=0, rtol=0, equal_nan=True)
     for row, index in zip(values, found.tolist(), strict=True):
         assert not (row[:index] == row[index]).any() or row[index] == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(entries=st.lists(st.floats(width=16), min_size=1, max_size=40), others=st.sampled_from([0, 64, 2000]))
+def test_rows_are_finite_where_torch_says_so(dtype: torch.dtype, entries: list[float], others: int) -> None:
+    native = kernels()
+    assert native is not None
+    values = torch.full((3, others + len(entries)), torch.finfo(dtype).max, dtype=dtype)
+    values[1, others:] = torch.tensor(entries)
+    values[2] *= -1
+    assert native.finite(values).tolist() == values.isfinite().all(-1).tolist()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])

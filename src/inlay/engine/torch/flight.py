@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from inlay.engine.torch.native import kernels
 from inlay.engine.torch.prompt_logprobs import Scored
 from inlay.engine.torch.sampler import Choice, Drawn
 from inlay.engine.torch.scheduler import Span
@@ -97,6 +98,9 @@ class Flight:
 
 def finite(rows: Tensor) -> Tensor:
     """Bool [N]: whether all of each of the rows [N, W] is finite."""
+    native = kernels() if rows.device.type == "cpu" and rows.is_contiguous() else None
+    if native is not None and native.serve(rows.dtype):
+        return native.finite(rows)
     low, high = rows.aminmax(dim=-1)
     return low.isfinite() & high.isfinite()
 

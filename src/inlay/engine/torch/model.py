@@ -170,7 +170,8 @@ class CausalModel:
     def forward(self, batch: Batch, pages: Pages) -> Tensor:
         """`logits` of the positions that `batch` samples: float32 [spans that sample, vocab_size]. Raises as `hidden`."""
         batch = batch.to(self.device)
-        return self.logits(self.hidden(batch, pages)[batch.sampled])
+        # A copy made outside: what inference mode makes may not be changed in place elsewhere.
+        return self.logits(self.hidden(batch, pages)[batch.sampled]).to(torch.float32, copy=True)
 
     def hidden(self, batch: Batch, pages: Pages, paged: PagedAttention | None = None) -> Tensor:
         """Compute a batch: its keys and values go to `pages`.
@@ -214,15 +215,12 @@ class CausalModel:
             out: float32 [N, vocab_size], where to put them; new memory unless given.
 
         Returns:
-            float32 [N, vocab_size].
+            [N, vocab_size], in the model's dtype, or float32 where its head says so.
         """
         with torch.inference_mode():
             padding = max(0, self._least_rows - len(hidden))
             logits: Tensor = self._head(inputs_embeds=F.pad(hidden, (0, 0, 0, padding))[None]).logits[0]
-        if out is not None:
-            return out.copy_(logits[: len(hidden)])
-        # A copy made outside: what inference mode makes may not be changed in place elsewhere.
-        return logits[: len(hidden)].to(torch.float32, copy=True)
+        return logits[: len(hidden)] if out is None else out.copy_(logits[: len(hidden)])
 
     def rehearse(self, batch: Batch, pages: Pages, paged: PagedAttention) -> None:
         """Go through `forward` without any data: nothing is computed, and nothing changes.

@@ -65,7 +65,7 @@ def _scored(model: CausalModel, hidden: Tensor, ids: Sequence[int], first: int, 
     rows = max(1, MAX_LOGITS // model.vocab_size)
     targets = upload(torch.tensor(ids), hidden.device)
     pieces = [
-        _piece(model.logits(hidden[start : start + rows]), targets[start : start + rows], top)
+        _piece(model.logits(hidden[start : start + rows]).float(), targets[start : start + rows], top)
         for start in range(0, len(ids), rows)
     ]
     return Scored(first, pieces)

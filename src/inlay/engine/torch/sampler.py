@@ -26,6 +26,7 @@ from torch import Tensor
 
 from inlay.engine.torch.constraints import Constrained, Constraints
 from inlay.engine.torch.native import kernels
+from inlay.engine.torch.tally import Tallied, Tally
 from inlay.engine.torch.transfers import Download, upload
 from inlay.errors import InlayError, InvalidRequestError
 from inlay.protocol.work import Sampling, TokenLogprobs
@@ -55,19 +56,19 @@ class Drawn(NamedTuple):
 
     Attributes:
         ids: int64 (S,), on the device.
-        bound: rows whose constraints may leave nothing.
+        bound: rows whose constraints may leave nothing, and the place of each in `told`.
         wanted: rows to numbers of the best tokens that logprobs were asked of.
-        told: ids; their logits; what `Sampler._logprobs` found.
+        told: ids; logits of those that are not plainly the likeliest; what `Sampler._logprobs` found.
     """
 
     ids: Tensor
-    bound: Sequence[int]
+    bound: Mapping[int, int]
     wanted: Mapping[int, int]
     told: Download
 
     def read(self) -> list[Choice | InlayError]:
         """The next token of each sequence, or why none is left to choose. Waits for the device."""
-        ids_S, best_S, *alternatives = self.told.wait()
+        ids_S, best_R, *alternatives = self.told.wait()
         logprobs: dict[int, TokenLogprobs] = {}
         if self.wanted:
             own, ids, values = (tensor.tolist() for tensor in alternatives)
@@ -77,21 +78,16 @@ class Drawn(NamedTuple):
         found: list[Choice | InlayError] = [
             Choice(id_, logprobs.get(row)) for row, id_ in enumerate(ids_S.tolist())
         ]
-        for row in self.bound:
-            if best_S[row] == -torch.inf:
+        for row, place in self.bound.items():
+            if best_R[place] == -torch.inf:
                 found[row] = InvalidRequestError(
                     "no token is left to choose: what bad_words, allowed_token_ids and the grammar allow has nothing in common"
                 )
         return found
 
 
-class Sampled(Constrained, Protocol):
+class Sampled(Constrained, Tallied, Protocol):
     """What a sequence shows of itself."""
-
-    @property
-    def prompt_token_ids(self) -> tuple[int, ...]:
-        """Ids of the prompt's token positions; rows have none."""
-        ...
 
 
 def uniform(seed: int, index: int) -> float:
@@ -134,58 +130,6 @@ def ranked_by_key(values_RV: Tensor, count: int) -> Tensor:
     return ((order_RV << 32) - ids_V).topk(count, dim=-1).indices
 
 
-class Tally:
-    """Which ids a sequence has had, and how often in its output: arrays of distinct ids that grow with it.
-
-    Attributes:
-        sequence: whose; held so that its `id()` is not used again while the tally is kept.
-    """
-
-    __slots__ = ("_counts", "_ids", "_places", "_seen", "_size", "sequence")
-
-    def __init__(self, sequence: Sampled, vocab_size: int) -> None:
-        self.sequence = sequence
-        prompt = np.unique(np.asarray(sequence.prompt_token_ids, dtype=np.int64))
-        prompt = prompt[(prompt >= 0) & (prompt < vocab_size)]
-        self._size = len(prompt)
-        self._ids = np.zeros(max(64, 2 * self._size), dtype=np.int64)
-        self._ids[: self._size] = prompt
-        self._counts = np.zeros(len(self._ids), dtype=np.float32)
-        self._places = dict(zip(prompt.tolist(), range(self._size), strict=True))
-        self._seen = 0
-
-    def catch_up(self, vocab_size: int) -> None:
-        """Count what the output has gained since the last call."""
-        output = self.sequence.output
-        for index in range(self._seen, len(output)):
-            id_ = output[index]
-            if not 0 <= id_ < vocab_size:
-                continue
-            place = self._places.get(id_)
-            if place is None:
-                place = self._places[id_] = self._size
-                self._size += 1
-                if place == len(self._ids):
-                    self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
-                    self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)))
-                self._ids[place] = id_
-            self._counts[place] += 1
-        self._seen = len(output)
-
-    def __len__(self) -> int:
-        return self._size
-
-    @property
-    def ids(self) -> np.ndarray:
-        """int64: distinct ids of prompt and output."""
-        return self._ids[: self._size]
-
-    @property
-    def counts(self) -> np.ndarray:
-        """float32: how often each is in the output; 0 for those of the prompt alone."""
-        return self._counts[: self._size]
-
-
 def _penalises(sampling: Sampling) -> bool:
     return (
         sampling.repetition_penalty != 1.0
@@ -197,11 +141,26 @@ def _penalises(sampling: Sampling) -> bool:
 def _argmax(values_SV: Tensor) -> Tensor:
     """The most likely token of each row. torch's own search through a vocabulary takes a third of a decoding step on a CPU."""
     native = kernels() if values_SV.device.type == "cpu" and values_SV.is_contiguous() else None
-    return values_SV.argmax(dim=-1) if native is None else native.argmax(values_SV)
+    if native is None or not native.serve(values_SV.dtype):
+        return values_SV.argmax(dim=-1)
+    return native.argmax(values_SV)
 
 
 def _is_greedy(sampling: Sampling) -> bool:
     return sampling.temperature < GREEDY_BELOW
+
+
+def _is_plain(sequence: Sampled) -> bool:
+    """Whether nothing is wanted but the likeliest token."""
+    sampling = sequence.sampling
+    return (
+        _is_greedy(sampling)
+        and sampling.logprobs is None
+        and not (_penalises(sampling) or sampling.logit_bias or sampling.bad_words)
+        and sampling.allowed_token_ids is None
+        and sequence.grammar is None
+        and sampling.min_tokens <= len(sequence.output)
+    )
 
 
 class Sampler:
@@ -227,11 +186,35 @@ class Sampler:
         device only where no bound on candidates is known beforehand: top_p or min_p without top_k.
 
         Args:
-            logits_SV: float32 (S, V).
+            logits_SV: (S, V), float32 or the model's dtype; computed with in float32 where more than the largest is asked for.
             sequences: S, in the order of the rows.
         """
+        others = [row for row, sequence in enumerate(sequences) if not _is_plain(sequence)]
+        if not others:
+            ids_S = _argmax(logits_SV)
+            return Drawn(ids_S, {}, {}, Download(ids_S, ids_S))
+        chosen = [sequences[row] for row in others]
+        logits_RV, rows_R = self._rows(logits_SV, others)
+        logits_RV = logits_RV.float()
+        processed_RV = self._penalised(self._constraints.apply(logits_RV, chosen), chosen)
+        ids_R = self._choose(processed_RV, chosen)
+        ids_S = ids_R
+        if len(others) < len(sequences):
+            ids_S = _argmax(logits_SV)
+            ids_S[rows_R] = ids_R
+        bound = {
+            row: place for place, row in enumerate(others) if self._constraints.binds(chosen[place].sampling)
+        }
+        # What is chosen from a row whose constraints leave nothing has a logit of -inf too.
+        best_R = processed_RV.gather(1, ids_R[:, None])[:, 0] if bound else ids_R
+        asked = [(place, sequence.sampling.logprobs) for place, sequence in enumerate(chosen)]
+        wanted = {place: min(count, self._vocab_size) for place, count in asked if count is not None}
+        told = Download(ids_S, best_R, *self._logprobs(logits_RV, ids_R, wanted))
+        return Drawn(ids_S, bound, {others[place]: count for place, count in wanted.items()}, told)
+
+    def _choose(self, processed_SV: Tensor, sequences: Sequence[Sampled]) -> Tensor:
+        """Ids (S,): the likeliest, or drawn."""
         samplings = [sequence.sampling for sequence in sequences]
-        processed_SV = self._penalised(self._constraints.apply(logits_SV, sequences), sequences)
         drawn = [row for row, sampling in enumerate(samplings) if not _is_greedy(sampling)]
         if len(drawn) < len(samplings):
             ids_S = _argmax(processed_SV)
@@ -241,12 +224,7 @@ class Sampler:
             uniforms = [uniform(samplings[row].seed, len(sequences[row].output)) for row in drawn]
             values_RV, rows_R = self._rows(processed_SV, drawn)
             ids_S[rows_R] = self._draw(values_RV, [samplings[row] for row in drawn], uniforms)
-        bound = [row for row, sampling in enumerate(samplings) if self._constraints.binds(sampling)]
-        # What is chosen from a row whose constraints leave nothing has a logit of -inf too.
-        best_S = processed_SV.gather(1, ids_S[:, None])[:, 0] if bound else ids_S
-        asked = [(row, sampling.logprobs) for row, sampling in enumerate(samplings)]
-        wanted = {row: min(count, self._vocab_size) for row, count in asked if count is not None}
-        return Drawn(ids_S, bound, wanted, Download(ids_S, best_S, *self._logprobs(logits_SV, ids_S, wanted)))
+        return ids_S
 
     def sample(self, logits_SV: Tensor, sequences: Sequence[Sampled]) -> list[Choice | InlayError]:
         """What `draw` chooses, at once."""

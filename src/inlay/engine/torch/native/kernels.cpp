@@ -371,35 +371,70 @@ void silu_and_multiply(T* out, const T* gate_up, int64_t rows, int64_t size, int
     }
 }
 
+// Floats by their bits: float32 as int32_t, bfloat16 as int16_t.
+template <typename I>
+constexpr I INFINITE = sizeof(I) == 4 ? 0x7f800000 : 0x7f80;
+template <typename I>
+constexpr I ALL_BUT_SIGN = std::numeric_limits<I>::max();
+
 // Order of floats as of integers, NaN of either sign above all, as torch has it.
-inline int32_t rank(float value) {
-    int32_t bits;
-    std::memcpy(&bits, &value, 4);
-    const int32_t ordered = bits ^ ((bits >> 31) & 0x7fffffff);
-    return (bits & 0x7fffffff) > 0x7f800000 ? std::numeric_limits<int32_t>::max() : ordered;
+template <typename I>
+inline I rank(I bits) {
+    const I size = bits & ALL_BUT_SIGN<I>;
+    const I ordered = bits < 0 ? static_cast<I>(~size) : size;
+    return size > INFINITE<I> ? ALL_BUT_SIGN<I> : ordered;
 }
 
-int64_t argmax(const float* x, int64_t size) {
+template <typename I>
+void argmax(int64_t* out, const I* x, int64_t rows, int64_t size, int32_t threads) {
     constexpr int64_t BLOCK = 1024;
-    int64_t best = 0;
-    int32_t top = std::numeric_limits<int32_t>::min();
-    for (int64_t start = 0; start < size; start += BLOCK) {
-        const int64_t stop = std::min(size, start + BLOCK);
-        int32_t found = std::numeric_limits<int32_t>::min();
-        for (int64_t i = start; i < stop; i++) found = std::max(found, rank(x[i]));
-        if (found > top) top = found, best = start;
+#pragma omp parallel for num_threads(threads) if (rows > 1)
+    for (int64_t row = 0; row < rows; row++) {
+        const I* values = x + row * size;
+        int64_t best = 0;
+        I top = std::numeric_limits<I>::min();
+        for (int64_t start = 0; start < size; start += BLOCK) {
+            const int64_t stop = std::min(size, start + BLOCK);
+            I found = std::numeric_limits<I>::min();
+#pragma omp simd reduction(max : found)
+            for (int64_t i = start; i < stop; i++) found = std::max(found, rank(values[i]));
+            if (found > top) top = found, best = start;
+        }
+        while (rank(values[best]) != top) best++;
+        out[row] = best;
     }
-    while (rank(x[best]) != top) best++;
-    return best;
+}
+
+template <typename I>
+void finite(bool* out, const I* x, int64_t rows, int64_t size, int32_t threads) {
+#pragma omp parallel for num_threads(threads) if (rows >= WORTH_THREADS)
+    for (int64_t row = 0; row < rows; row++) {
+        const I* values = x + row * size;
+        I most = 0;
+        for (int64_t i = 0; i < size; i++) {
+            const I own = values[i] & ALL_BUT_SIGN<I>;
+            most = own > most ? own : most;
+        }
+        out[row] = most < INFINITE<I>;
+    }
 }
 
 }  // namespace
 
 extern "C" {
 
-void inlay_argmax_float32(int64_t* out, const float* x, int64_t rows, int64_t size, int32_t threads) {
-#pragma omp parallel for num_threads(threads) if (rows > 1)
-    for (int64_t row = 0; row < rows; row++) out[row] = argmax(x + row * size, size);
+void inlay_argmax_float32(int64_t* out, const int32_t* x, int64_t rows, int64_t size, int32_t threads) {
+    argmax(out, x, rows, size, threads);
+}
+void inlay_argmax_bfloat16(int64_t* out, const int16_t* x, int64_t rows, int64_t size, int32_t threads) {
+    argmax(out, x, rows, size, threads);
+}
+
+void inlay_finite_float32(bool* out, const int32_t* x, int64_t rows, int64_t size, int32_t threads) {
+    finite(out, x, rows, size, threads);
+}
+void inlay_finite_bfloat16(bool* out, const int16_t* x, int64_t rows, int64_t size, int32_t threads) {
+    finite(out, x, rows, size, threads);
 }
 
 void inlay_prepare_float32(const Prepare* a) { prepare<float>(*a); }

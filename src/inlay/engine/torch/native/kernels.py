@@ -68,9 +68,9 @@ class Kernels:
             library, "silu_and_multiply", _pointer, _pointer, _integer, _integer, ctypes.c_int32
         )
 
-        self._argmax = library.inlay_argmax_float32
-        self._argmax.argtypes = (_pointer, _pointer, _integer, _integer, ctypes.c_int32)
-        self._argmax.restype = None
+        by_row = (_pointer, _pointer, _integer, _integer, ctypes.c_int32)
+        self._argmax = self._functions(library, "argmax", *by_row)
+        self._finite = self._functions(library, "finite", *by_row)
 
     @staticmethod
     def _functions(
@@ -130,9 +130,15 @@ class Kernels:
         self._decode[query.dtype](ctypes.byref(call))
 
     def argmax(self, rows: Tensor) -> Tensor:
-        """The first greatest of each of `rows` [S, V] float32, contiguous, NaN above all; [S] int64, as `Tensor.argmax`."""
+        """The first greatest of each of `rows` [S, V], contiguous, NaN above all; [S] int64, as `Tensor.argmax`."""
         out = torch.empty(len(rows), dtype=torch.int64)
-        self._argmax(out.data_ptr(), rows.data_ptr(), *rows.shape, torch.get_num_threads())
+        self._argmax[rows.dtype](out.data_ptr(), rows.data_ptr(), *rows.shape, torch.get_num_threads())
+        return out
+
+    def finite(self, rows: Tensor) -> Tensor:
+        """Whether all of each of `rows` [S, V], contiguous, is finite; [S] bool."""
+        out = torch.empty(len(rows), dtype=torch.bool)
+        self._finite[rows.dtype](out.data_ptr(), rows.data_ptr(), *rows.shape, torch.get_num_threads())
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -1,0 +1,75 @@
+"""Which ids a sequence has had, kept from step to step: what penalties count."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+
+class Tallied(Protocol):
+    """What a sequence shows of itself."""
+
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        """Ids of the prompt's token positions; rows have none."""
+        ...
+
+    @property
+    def output(self) -> Sequence[int]:
+        """Ids so far; it only grows."""
+        ...
+
+
+class Tally:
+    """Which ids a sequence has had, and how often in its output: arrays of distinct ids that grow with it.
+
+    Attributes:
+        sequence: whose; held so that its `id()` is not used again while the tally is kept.
+    """
+
+    __slots__ = ("_counts", "_ids", "_places", "_seen", "_size", "sequence")
+
+    def __init__(self, sequence: Tallied, vocab_size: int) -> None:
+        self.sequence = sequence
+        prompt = np.unique(np.asarray(sequence.prompt_token_ids, dtype=np.int64))
+        prompt = prompt[(prompt >= 0) & (prompt < vocab_size)]
+        self._size = len(prompt)
+        self._ids = np.zeros(max(64, 2 * self._size), dtype=np.int64)
+        self._ids[: self._size] = prompt
+        self._counts = np.zeros(len(self._ids), dtype=np.float32)
+        self._places = dict(zip(prompt.tolist(), range(self._size), strict=True))
+        self._seen = 0
+
+    def catch_up(self, vocab_size: int) -> None:
+        """Count what the output has gained since the last call."""
+        output = self.sequence.output
+        for index in range(self._seen, len(output)):
+            id_ = output[index]
+            if not 0 <= id_ < vocab_size:
+                continue
+            place = self._places.get(id_)
+            if place is None:
+                place = self._places[id_] = self._size
+                self._size += 1
+                if place == len(self._ids):
+                    self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
+                    self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)))
+                self._ids[place] = id_
+            self._counts[place] += 1
+        self._seen = len(output)
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def ids(self) -> np.ndarray:
+        """int64: distinct ids of prompt and output."""
+        return self._ids[: self._size]
+
+    @property
+    def counts(self) -> np.ndarray:
+        """float32: how often each is in the output; 0 for those of the prompt alone."""
+        return self._counts[: self._size]
+
+
+__all__ = ["Tallied", "Tally"]
