@@ -204,6 +204,10 @@ class Chain:
         elif ids:
             self._take(*_items(Tokens(ids), self._secret))
 
+    def extend_rows(self, digests: bytes) -> None:
+        """Take plain rows by their digests, `ROW_DIGEST_SIZE` bytes each."""
+        self._take(_spread(_ROW, digests, ROW_DIGEST_SIZE), 1 + ROW_DIGEST_SIZE)
+
     def _take(self, items: bytes, width: int) -> None:
         """Take items of `width` bytes each: first what a begun block lacks, then whole blocks; the rest begins another."""
         count = len(items) // width

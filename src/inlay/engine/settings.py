@@ -75,6 +75,15 @@ class EngineSettings(BaseModel):
         default=None,
         description="Launch a step before the results of the last are read; on a GPU only unless set.",
     )
+    kv_events_config: str | None = Field(
+        default=None,
+        description="Where to publish what the KV cache gains and loses, as JSON with vLLM's keys: enable_kv_cache_events, publisher "
+        "(zmq, null), endpoint, replay_endpoint, buffer_steps, hwm, max_queue_size, topic.",
+    )
+    kv_events_token_ids: bool = Field(
+        default=False,
+        description="Publish the token ids of cached blocks, which tell what users wrote; keyed digests alone unless set.",
+    )
     max_logprobs: int = Field(
         default=20, ge=0, le=1000, description="Alternatives a token that logprobs may ask for."
     )

@@ -13,10 +13,13 @@ from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError, ErrorFrame, InlayError, InvalidRequestError, OverloadedError
 from inlay.prompt import Buffer
 from inlay.protocol.embedding import Embeds, EmbedWork, EmitVectors, Vectors
+from inlay.protocol.kv_events import TellsBlocks
+from inlay.protocol.routing import KvEvents, KvSnapshot
 from inlay.protocol.work import Command, Delta, Emit, Engine, Generates, ModelCard, Reply, Work
 from inlay.telemetry import Tracing
 from inlay.worker.adapter_orders import order_of, parse_modules
 from inlay.worker.adapters import Adapters
+from inlay.worker.kv_feed import KvFeed
 from inlay.worker.probing import Probing
 from inlay.worker.sleeping import Sleeping, UnderWay
 from inlay.worker.spans import traced
@@ -52,6 +55,9 @@ class Host:
         self._announce: Callable[[ModelCard], None] | None = None
         self._works = UnderWay()
         self._tracing = tracing
+        self._feed = KvFeed()
+        if isinstance(engine, TellsBlocks):
+            engine.watch_blocks(self._feed.take)
         self._sleeping = Sleeping(engine, self._works, enabled=sleep_mode, tell=self._tell)
         self._probing = Probing(
             engine, self._sleeping, interval=probe_interval, timeout=probe_timeout, tell=self._tell
@@ -64,7 +70,16 @@ class Host:
         """The engine's, with the adapters that take works, its sleep and how it is."""
         level = self._sleeping.level
         card = replace(self._engine.card, asleep=level, probe=None if level else self._probing.last)
+        card = replace(card, kv_events=isinstance(self._engine, TellsBlocks))
         return card if self._adapters is None else replace(card, adapters=self._adapters.ready)
+
+    def watch_cache(self, tell: Callable[[KvEvents], None]) -> None:
+        """As `inlay.protocol.routing.TellsCache`."""
+        self._feed.watch(tell)
+
+    async def kv_snapshot(self) -> KvSnapshot:
+        """As `inlay.protocol.routing.TellsCache`."""
+        return self._feed.snapshot()
 
     def watch(self, announce: Callable[[ModelCard], None]) -> None:
         """Tell `announce` of the card, now and whenever it has changed."""

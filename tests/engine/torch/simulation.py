@@ -4,6 +4,7 @@ from typing import Any
 
 from inlay.digest import Chain, Secret, root_digest
 from inlay.engine.torch.bounds import Bounds
+from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.scheduler import Plan, Scheduler, Span
 from inlay.engine.torch.sequence import Sequence
 from inlay.prompt import Buffer, Prompt, Rows, Segment, Tokens
@@ -54,6 +55,7 @@ class Simulation:
         overlap: bool = False,
         ends: bool = False,
         lateness: bool = False,
+        events: CacheEvents | None = None,
     ) -> None:
         """No sequences yet.
 
@@ -63,6 +65,7 @@ class Simulation:
             overlap: whether the results of a plan are read after the next plan has been run.
             ends: whether outputs end by themselves now and then.
             lateness: whether now and then nothing is chosen for who could have gone on.
+            events: note what the cache gains and loses.
         """
         self.bounds = limits
         self.overlap = overlap
@@ -73,7 +76,7 @@ class Simulation:
         self.retracted: set[Span] = set()
         self.again: set[Sequence] = set()
         self.choices = 0
-        self.scheduler = Scheduler(limits, prefix_caching=prefix_caching)
+        self.scheduler = Scheduler(limits, prefix_caching=prefix_caching, events=events)
         self.slots: list[list[object]] = [[None] * limits.page_size for _ in range(limits.num_pages + 1)]
         self.tainted: set[int] = set()
         self.live: list[Sequence] = []

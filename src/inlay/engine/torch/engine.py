@@ -18,6 +18,7 @@ from inlay.engine.admission import Admission
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.adapters import bank_of, read_lows
 from inlay.engine.torch.bounds import Bounds
+from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.capacity import available_memory, num_pages
 from inlay.engine.torch.card import card_of
 from inlay.engine.torch.decode_graphs import CudaCapture
@@ -35,6 +36,7 @@ from inlay.errors import (
     OverloadedError,
 )
 from inlay.prompt import Prompt, Tokens
+from inlay.protocol.routing import KvEvent
 from inlay.protocol.work import (
     Adapter,
     Delta,
@@ -84,6 +86,7 @@ class TorchEngine:
         self._before = Stats()
         self._stats = Stats()
         self._probes = count()
+        self._events = CacheEvents(settings, secret)
 
     # On the event loop
 
@@ -104,6 +107,7 @@ class TorchEngine:
         if self._thread is not None:
             raise EngineError("the engine was started before")
         self._loop = asyncio.get_running_loop()
+        self._events.open()
         await self._begin(self._loop)
 
     async def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -111,6 +115,10 @@ class TorchEngine:
         self._thread = threading.Thread(target=self._run, args=(ready,), name="inlay-engine", daemon=True)
         self._thread.start()
         await ready
+
+    def watch_blocks(self, tell: Callable[[tuple[KvEvent, ...]], None]) -> None:
+        """From now on call `tell` with what the prefix cache gains and loses, in order, on the event loop. Before the first work."""
+        self._events.tell = lambda events: self._call(partial(tell, events))
 
     async def close(self) -> None:
         """End every work with "abort", stop the thread and let go of the model."""
@@ -120,6 +128,7 @@ class TorchEngine:
         if self._grammars is not None:
             self._grammars.close()
         await self._end()
+        self._events.close()
 
     async def _end(self) -> None:
         """Stop the thread, which ends every work."""
@@ -372,6 +381,7 @@ class TorchEngine:
             self._fail(core, EngineError(f"the engine failed: {type(error).__name__}: {error}"))
         finally:
             core.close()
+            self._events.end()
 
     def _turn(self, core: Core) -> None:
         self._wake.clear()
@@ -380,6 +390,7 @@ class TorchEngine:
         deltas = core.step()
         self._stats = core.stats()
         self._post(deltas)
+        self._events.flush()
         if not len(core) and not self._mail:
             self._wake.wait()
 
@@ -443,6 +454,7 @@ class TorchEngine:
             self._secret,
             prefix_caching=settings.enable_prefix_caching,
             capture=CudaCapture() if on_gpu and not settings.enforce_eager else None,
+            events=self._events,
             overlap=on_gpu if settings.async_scheduling is None else settings.async_scheduling,
         )
         self._model = model

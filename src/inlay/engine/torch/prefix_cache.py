@@ -1,6 +1,7 @@
 """Which block digest is in which page, and which page goes first when room is needed."""
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 
 class PrefixCache:
@@ -8,11 +9,16 @@ class PrefixCache:
 
     A page is in one of three conditions here: unknown (it has no digest), held (it has one and a sequence uses it), or
     idle (it has one and nobody uses it). Only idle pages are evicted, least recently used first, whatever their group.
+
+    Args:
+        num_groups: groups of layers.
+        forgotten: called with a digest, and the group that no longer has a page of it.
     """
 
-    __slots__ = ("_idle", "_names", "_pages")
+    __slots__ = ("_forgotten", "_idle", "_names", "_pages")
 
-    def __init__(self, num_groups: int = 1) -> None:
+    def __init__(self, num_groups: int = 1, forgotten: Callable[[bytes, int], None] | None = None) -> None:
+        self._forgotten = forgotten
         self._pages: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
         self._names: dict[int, tuple[int, bytes]] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
@@ -48,6 +54,10 @@ class PrefixCache:
         """A known page has a user again, or still."""
         self._idle.pop(page, None)
 
+    def names(self) -> list[tuple[int, bytes]]:
+        """Group and digest of every page that has one."""
+        return list(self._names.values())
+
     def evict(self) -> int | None:
         """Forget the least recently used idle page and return it, or None when nothing is idle."""
         if not self._idle:
@@ -64,6 +74,8 @@ class PrefixCache:
         group, digest = name
         del self._pages[group][digest]
         self._idle.pop(page, None)
+        if self._forgotten is not None:
+            self._forgotten(digest, group)
         return True
 
 

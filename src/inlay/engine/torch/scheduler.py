@@ -23,6 +23,7 @@ from itertools import chain, islice
 from operator import attrgetter
 
 from inlay.engine.torch.bounds import Bounds
+from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.prefix_cache import PrefixCache
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.table import PageTable
@@ -83,9 +84,13 @@ class Scheduler:
         blocked: somebody must lose pages for the next plan to be what it should be, and has unread spans.
     """
 
-    def __init__(self, bounds: Bounds, *, prefix_caching: bool = True) -> None:
+    def __init__(
+        self, bounds: Bounds, *, prefix_caching: bool = True, events: CacheEvents | None = None
+    ) -> None:
+        """No sequences yet; `events` note what the cache gains and loses."""
         self.bounds = bounds
-        self.cache = PrefixCache(len(bounds.windows))
+        self.cache = PrefixCache(len(bounds.windows), None if events is None else events.removed)
+        self._events = events
         self.table = PageTable(bounds.num_pages, self.cache)
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
@@ -140,7 +145,9 @@ class Scheduler:
             digest = sequence.page_digest(index, size)
             if digest is not None:
                 for group, run in enumerate(sequence.pages):
-                    self.cache.insert(digest, run.pages[index - run.first], group)
+                    new = self.cache.insert(digest, run.pages[index - run.first], group)
+                    if new and self._events is not None:
+                        self._events.stored(sequence, index, group)
                 self._unmake(digest, sequence)
         self._pass(sequence, stop)
 

@@ -168,6 +168,10 @@ class Sequence:
         if not self._queued:
             self._queued = time.monotonic() - self._admitted
 
+    def blocks(self, start: int, stop: int) -> list[bytes]:
+        """The digests of blocks `start` to `stop` of the chain; none where nothing is cached."""
+        return [] if self._chain is None else self._chain.blocks[start:stop]
+
     def append(self, token_id: int) -> None:
         """Take the next output token."""
         self.pending = False

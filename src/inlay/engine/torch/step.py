@@ -12,6 +12,7 @@ from inlay.engine.torch import prompt_logprobs
 from inlay.engine.torch.adapters import LoraAdapters
 from inlay.engine.torch.batch import Batch
 from inlay.engine.torch.bounds import Bounds
+from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.decode_graphs import Capture, DecodeGraphs
 from inlay.engine.torch.flight import Flight
 from inlay.engine.torch.grammar_state import GrammarState
@@ -51,6 +52,7 @@ class Core:
         prefix_caching: bool = True,
         capture: Capture | None = None,
         overlap: bool = False,
+        events: CacheEvents | None = None,
     ) -> None:
         """Make room.
 
@@ -61,6 +63,7 @@ class Core:
             prefix_caching: whether prefixes are looked up.
             capture: given, decode by graphs if the model can be captured.
             overlap: whether a step is launched before the results of the last are read.
+            events: notes what the prefix cache gains and loses.
         """
         self.bounds = bounds = replace(bounds, windows=model.windows)
         self.dtype = str(model.dtype).removeprefix("torch.")
@@ -68,7 +71,9 @@ class Core:
         # Graphs need a page of their own.
         self.pages = model.new_pages(bounds.num_pages + (capture is not None), bounds.page_size)
         self.graphs = None if capture is None else DecodeGraphs.of(model, self.pages, bounds, capture)
-        self.scheduler = Scheduler(bounds, prefix_caching=prefix_caching)
+        if events is not None:
+            events.begin(bounds.windows)
+        self.scheduler = Scheduler(bounds, prefix_caching=prefix_caching, events=events)
         self.adapters = LoraAdapters(model.lora)
         self.sampler = Sampler(model.vocab_size, model.eos_token_ids, model.device)
         self._masks = Masks()

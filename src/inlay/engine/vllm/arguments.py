@@ -23,6 +23,7 @@ _SAME = (
     "block_size",
     "kv_cache_memory_bytes",
     "max_logprobs",
+    "kv_events_config",
 )
 """Settings that both have by the same name; vLLM's own default holds for those nobody gave."""
 

@@ -1,0 +1,135 @@
+"""Cache events over ZeroMQ, as vLLM publishes them: PUB, and a ROUTER that sends again what a subscriber has missed.
+
+What happens in the engine is never held up: what nobody takes is dropped, here as in the sockets. A number that is missing tells a
+subscriber of it.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+import zmq
+
+from inlay.engine.kv_events_config import PARAM, KvEventsConfig
+from inlay.errors import InvalidRequestError
+from inlay.protocol.kv_events import END_OF_REPLAY, SEQUENCE_SIZE, Event, EventBatch, encode
+
+log = logging.getLogger(__name__)
+
+
+class KvPublisher:
+    """Publishes batches from one thread on another of its own.
+
+    Attributes:
+        endpoint: bound or connected to, with the port the system chose for 0.
+        replay_endpoint: likewise, or None.
+        dropped: batches nobody will see, as too many were waiting.
+    """
+
+    def __init__(self, config: KvEventsConfig, rank: int = 0) -> None:
+        """Bind, or connect where the endpoint names a host, as vLLM does.
+
+        Args:
+            config: `publishes`.
+            rank: data-parallel rank.
+
+        Raises:
+            InvalidRequestError: an endpoint cannot be used.
+        """
+        self.dropped = 0
+        self._rank = rank
+        self._next = 0
+        self._topic = config.topic.encode()
+        self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
+        self._context = zmq.Context()
+        self._publications = self._context.socket(zmq.PUB)
+        self._publications.set_hwm(config.hwm)
+        self._replays = self._context.socket(zmq.ROUTER)
+        self._replays.set_hwm(config.hwm)
+        self._taken = self._context.socket(zmq.PULL)
+        self._given = self._context.socket(zmq.PUSH)
+        # Of the two ends each keeps half; one message at least.
+        for end in (self._taken, self._given):
+            end.set_hwm(max(1, config.max_queue_size // 2))
+            end.setsockopt(zmq.LINGER, 0)
+        self._taken.bind("inproc://batches")
+        self._given.connect("inproc://batches")
+        endpoint, replay = config.endpoints(rank)
+        try:
+            binds = "*" in endpoint or "::" in endpoint or not endpoint.startswith("tcp:")
+            self.endpoint = _bound(self._publications, endpoint) if binds else endpoint
+            if not binds:
+                self._publications.connect(endpoint)
+            self.replay_endpoint = None if replay is None else _bound(self._replays, replay)
+        except InvalidRequestError:
+            self._context.destroy(linger=0)
+            raise
+        self._thread = threading.Thread(target=self._run, name="inlay-kv-events", daemon=True)
+        self._thread.start()
+
+    def publish(self, ts: float, events: Sequence[Event]) -> None:
+        """Hand over what happened in one step. Never blocks; called from one thread."""
+        number = self._next.to_bytes(SEQUENCE_SIZE, "big")
+        self._next += 1
+        try:
+            self._given.send_multipart(
+                (number, encode(EventBatch(ts, list(events), self._rank))), zmq.NOBLOCK
+            )
+        except zmq.Again:
+            if not self.dropped:
+                log.warning("KV events are dropped: more than max_queue_size batches wait to be published")
+            self.dropped += 1
+
+    def close(self) -> None:
+        """Publish what was handed over, and end. From the thread that publishes."""
+        self._given.setsockopt(zmq.LINGER, 1000)
+        try:
+            self._given.send_multipart((b"",), zmq.NOBLOCK)
+            self._thread.join(timeout=2)
+        except zmq.Again:
+            log.warning("KV events that were waiting are not published")
+        self._given.close()
+        if not self._thread.is_alive():
+            self._context.destroy(linger=100)
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._taken, zmq.POLLIN)
+        poller.register(self._replays, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll())
+            if self._taken in ready:
+                message = self._taken.recv_multipart()
+                if len(message) == 1:
+                    return
+                number, payload = message
+                self._kept.append((number, payload))
+                self._publications.send_multipart((self._topic, number, payload))
+            if self._replays in ready:
+                self._replay(self._replays.recv_multipart())
+
+    def _replay(self, request: Sequence[bytes]) -> None:
+        """Send again what is kept from a number on. Whoever reads too slowly loses messages, and nobody waits."""
+        if len(request) != 3 or len(request[2]) != SEQUENCE_SIZE:
+            log.warning(
+                "a replay request has %d frames; expected an empty one and a sequence number",
+                len(request) - 1,
+            )
+            return
+        client, _, start = request
+        for number, payload in self._kept:
+            if number >= start:
+                self._replays.send_multipart((client, b"", self._topic, number, payload))
+        self._replays.send_multipart((client, b"", b"", END_OF_REPLAY, b""))
+
+
+def _bound(socket: "zmq.Socket[bytes]", endpoint: str) -> str:
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        raise InvalidRequestError(f"{PARAM}: {endpoint} cannot be bound: {error}", param=PARAM) from error
+    return socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+__all__ = ["KvPublisher"]

@@ -1,0 +1,179 @@
+"""What the prefix cache gains and loses, told to whoever wants to know: in vLLM's events, and in blocks of the routing chain."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from blake3 import blake3
+
+from inlay.digest import BLOCK_DIGEST_SIZE, BLOCK_SIZE, Secret
+from inlay.engine.kv_events_config import KvEventsConfig
+from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.sequence import Sequence as Computed
+from inlay.prompt import Tokens
+from inlay.protocol.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from inlay.protocol.routing import Cleared, KvEvent, Removed, Stored, keys_of
+
+
+class Publisher(Protocol):
+    """Takes vLLM's events."""
+
+    def publish(self, ts: float, events: Sequence[Event]) -> None:
+        """What happened in one step, at so many seconds since the epoch. Does not block."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more will happen."""
+        ...
+
+
+Tell = Callable[[tuple[KvEvent, ...]], None]
+
+
+@dataclass(slots=True)
+class _Gain:
+    """Pages of one sequence, in order, now known in one group."""
+
+    group: int
+    parent: bytes | None
+    adapter: str | None
+    digests: list[bytes] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    keys: bytes = b""
+
+
+@dataclass(slots=True)
+class _Loss:
+    """Pages that one group knows no more."""
+
+    group: int
+    digests: list[bytes] = field(default_factory=list)
+    keys: bytes = b""
+
+
+class CacheEvents:
+    """Notes changes as they happen, and tells them when it is asked to. Used from one thread at a time.
+
+    With several groups of layers a block of the routing chain counts as cached while its page is in the first group that keeps
+    all positions, or else in the first.
+
+    Attributes:
+        tell: takes changes in blocks of the routing chain, if anybody does.
+        publisher: of vLLM's events, once they are opened, if anybody asked for them.
+    """
+
+    def __init__(self, settings: EngineSettings, secret: Secret) -> None:
+        """Nobody listens yet. What is published names blocks by digests of their digests, which tell nobody else anything."""
+        self.tell: Tell | None = None
+        self.publisher: Publisher | None = None
+        self._config = settings.kv_events_config
+        self._token_ids = settings.kv_events_token_ids
+        self._page_size = settings.block_size
+        self._key = secret.events
+        self._windows: tuple[int | None, ...] = (None,)
+        self._routed = 0
+        self._keys: dict[bytes, bytes] = {}
+        self._changes: list[_Gain | _Loss] = []
+
+    def open(self) -> None:
+        """Publish from now on, if the settings say so. Raises `InvalidRequestError` for what they cannot say."""
+        config = KvEventsConfig.parse(self._config)
+        if config.publishes:
+            # A library of its own, which whoever publishes nothing need not load.
+            from inlay.engine.kv_publisher import KvPublisher
+
+            self.publisher = KvPublisher(config)
+
+    @property
+    def _heard(self) -> bool:
+        return self.tell is not None or self.publisher is not None
+
+    def begin(self, windows: Sequence[int | None]) -> None:
+        """A cache begins, empty. `windows` are those of its groups."""
+        self._windows = tuple(windows)
+        self._routed = self._windows.index(None) if None in self._windows else 0
+
+    def stored(self, sequence: Computed, index: int, group: int) -> None:
+        """Page `index` of `sequence` has a digest in `group` now."""
+        if not self._heard:
+            return
+        digest = sequence.page_digest(index, self._page_size)
+        if digest is None:
+            raise ValueError("a page without a digest cannot be cached")
+        parent = sequence.page_digest(index - 1, self._page_size) if index else None
+        last = self._changes[-1] if self._changes else None
+        if not (isinstance(last, _Gain) and last.group == group and parent and last.digests[-1] == parent):
+            last = _Gain(group, parent, sequence.work.adapter)
+            self._changes.append(last)
+        last.digests.append(digest)
+        start = index * self._page_size
+        if self.publisher is not None and self._token_ids:
+            for _, segment in sequence.segments(start, start + self._page_size):
+                last.token_ids += segment.ids if isinstance(segment, Tokens) else [0] * len(segment)
+        if self.tell is not None and group == self._routed:
+            blocks = self._page_size // BLOCK_SIZE
+            keys = self._keys[digest] = keys_of(sequence.blocks(index * blocks, (index + 1) * blocks))
+            last.keys += keys
+
+    def removed(self, digest: bytes, group: int) -> None:
+        """No page of `group` has `digest` any more."""
+        if not self._heard:
+            return
+        last = self._changes[-1] if self._changes else None
+        if not (isinstance(last, _Loss) and last.group == group):
+            last = _Loss(group)
+            self._changes.append(last)
+        last.digests.append(digest)
+        if group == self._routed:
+            last.keys += self._keys.pop(digest, b"")
+
+    def flush(self) -> None:
+        """Tell what has changed since the last call."""
+        changes, self._changes = self._changes, []
+        if not changes:
+            return
+        if self.tell is not None:
+            told = [change for change in changes if change.keys]
+            if told:
+                self.tell(tuple((Stored if isinstance(of, _Gain) else Removed)(of.keys) for of in told))
+        if self.publisher is not None:
+            self.publisher.publish(time.time(), [self._published(change) for change in changes])
+
+    def end(self) -> None:
+        """The cache is gone, with all that was in it."""
+        self.flush()
+        self._keys.clear()
+        if self.tell is not None:
+            self.tell((Cleared(),))
+        if self.publisher is not None:
+            self.publisher.publish(time.time(), [AllBlocksCleared()])
+
+    def close(self) -> None:
+        """Publish nothing more."""
+        if self.publisher is not None:
+            self.publisher.close()
+
+    def _published(self, change: _Gain | _Loss) -> Event:
+        names = [self._name(digest) for digest in change.digests]
+        if isinstance(change, _Loss):
+            return BlockRemoved(block_hashes=[*names], medium="GPU", group_idx=change.group)
+        window = self._windows[change.group]
+        return BlockStored(
+            block_hashes=[*names],
+            parent_block_hash=None if change.parent is None else self._name(change.parent),
+            token_ids=change.token_ids,
+            block_size=self._page_size,
+            lora_id=None,
+            medium="GPU",
+            lora_name=change.adapter,
+            group_idx=change.group,
+            kv_cache_spec_kind="full_attention" if window is None else "sliding_window",
+            kv_cache_spec_sliding_window=window,
+        )
+
+    def _name(self, digest: bytes) -> bytes:
+        return blake3(digest, key=self._key).digest(BLOCK_DIGEST_SIZE)
+
+
+__all__ = ["CacheEvents", "Publisher"]

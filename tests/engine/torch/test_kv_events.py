@@ -1,0 +1,85 @@
+"""A torch engine under a worker's host: what routers and readers of vLLM's events hear of the works it runs."""
+
+import asyncio
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from inlay import engine as engines
+from inlay.digest import with_digests
+from inlay.engine.kv_subscriber import KvSubscriber
+from inlay.engine.settings import EngineSettings
+from inlay.errors import InvalidRequestError
+from inlay.prompt import Prompt, Tokens
+from inlay.protocol.kv_events import EventBatch
+from inlay.protocol.routing import KEY_SIZE, KvEvents, routing_chain
+from inlay.protocol.work import Generates
+from inlay.worker.host import Host
+from tests.engine.conformance import SECRET, ids, run, work
+from tests.engine.kv_view import View
+from tests.engine.reference import look_up, rows_of
+from tests.models import tiny
+
+
+def settings(config: dict[str, object]) -> EngineSettings:
+    return EngineSettings(
+        model=str(tiny("llama")),
+        device="cpu",
+        num_threads=1,
+        max_model_len=128,
+        kv_cache_memory_bytes=1 << 16,
+        kv_events_config=json.dumps(config),
+        async_scheduling=True,
+    )
+
+
+async def test_routers_and_readers_hear_of_what_is_cached(tmp_path: Path) -> None:
+    endpoint, replay = f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay"
+    config = {"enable_kv_cache_events": True, "endpoint": endpoint, "replay_endpoint": replay}
+    engine = engines.create(settings(config), SECRET)
+    await engine.start()
+    assert isinstance(engine, Generates)
+    host = Host(engine)
+    assert host.card.kv_events
+    told: list[KvEvents] = []
+    host.watch_cache(told.append)
+    view, last = View(), threading.Event()
+
+    def take(batch: EventBatch) -> None:
+        view.read(batch)
+        if not view.blocks:
+            last.set()
+
+    reader = KvSubscriber(endpoint, replay, "", take=take, lost=pytest.fail)
+    try:
+        rows = rows_of(look_up(tiny("llama"), ids(1, 30)))
+        prompts = [
+            with_digests(Prompt.of(Tokens(ids(n, 40)), rows, Tokens(ids(n, 9))), SECRET) for n in range(6)
+        ]
+        for number, prompt in enumerate(prompts):
+            (found,) = await run(engine, work(str(number), prompt, 20, salt="mine"))
+        keys = routing_chain(prompt, host.card, SECRET, salt="mine", output=tuple(found.output[:-1]))
+        snapshot = await host.kv_snapshot()
+        held = bytes(snapshot.keys.view)
+        cached = {held[start : start + KEY_SIZE] for start in range(0, len(held), KEY_SIZE)}
+        assert {keys[start : start + KEY_SIZE] for start in range(0, len(keys), KEY_SIZE)} <= cached
+        assert [one.sequence for one in told] == list(range(1, snapshot.sequence + 1))
+        # Six prompts do not fit: earlier blocks have gone, and are told as gone.
+        assert len(cached) <= host.card.num_blocks < 6 * (len(keys) // KEY_SIZE)
+        await engine.reset_prefix_cache()
+        assert not len((await host.kv_snapshot()).keys.view)
+    finally:
+        await engine.close()
+        assert await asyncio.to_thread(last.wait, 30)
+        reader.close()
+    assert view.parents
+    assert not view.blocks
+
+
+async def test_an_endpoint_that_cannot_be_used_keeps_the_engine_from_starting() -> None:
+    engine = engines.create(settings({"enable_kv_cache_events": True, "endpoint": "tcp://*:99999"}), SECRET)
+    with pytest.raises(InvalidRequestError, match="port of rank 0 would be 99999"):
+        await engine.start()
+    await engine.close()

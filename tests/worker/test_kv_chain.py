@@ -1,0 +1,214 @@
+"""vLLM's events, made here as vLLM makes them, in blocks of the routing chain."""
+
+import hashlib
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inlay.digest import Secret, with_digests
+from inlay.prompt import Buffer, Prompt, Rows, Segment, Tokens
+from inlay.protocol.kv_events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    Event,
+    EventBatch,
+    decode,
+    encode,
+)
+from inlay.protocol.routing import KEY_SIZE, Stored, routing_chain
+from inlay.protocol.work import Limits, ModelCard
+from inlay.worker.kv_chain import KvChain
+from inlay.worker.kv_feed import KvFeed
+
+SECRET = Secret(bytes(range(32)))
+PLACEHOLDER = 3
+
+
+def card(*, shares: bool = False) -> ModelCard:
+    return ModelCard(
+        name="m",
+        path="m",
+        weights_id="w",
+        dtype="bfloat16",
+        vocab_size=1000,
+        hidden_size=2,
+        limits=Limits(max_model_len=4096, max_num_seqs=8),
+        engine="vllm",
+        engine_version="0.32",
+        tasks=(),
+        shares_text_prefix=shares,
+    )
+
+
+class Vllm:
+    """vLLM's prefix cache, as far as its events tell of it: any block hash that depends on all that vLLM's does."""
+
+    def __init__(self, block_size: int) -> None:
+        self.size = block_size
+        self.cached: dict[bytes, tuple[Any, ...]] = {}
+
+    def run(
+        self,
+        prompt: Prompt,
+        output: tuple[int, ...] = (),
+        *,
+        salt: str | None = None,
+        lora: str | None = None,
+    ) -> list[Event]:
+        ids: list[int] = []
+        embeds = b""
+        for _, segment in prompt.spans(0, len(prompt)):
+            if isinstance(segment, Rows):
+                ids += [PLACEHOLDER] * len(segment)
+                embeds += bytes(segment.data.view)
+            elif isinstance(segment, Tokens):
+                ids += segment.ids
+                embeds += bytes(4 * len(segment))
+        ids += output
+        events: list[Event] = []
+        parent: bytes | None = None
+        for start in range(0, len(ids) - self.size + 1, self.size):
+            extra: tuple[Any, ...] = () if lora is None else (lora,)
+            if start == 0 and salt:
+                extra += (salt,)
+            if prompt.has_rows:
+                extra += (hashlib.sha256(embeds[4 * start : 4 * (start + self.size)]).digest(),)
+            key = (parent, tuple(ids[start : start + self.size]), extra)
+            name = hashlib.sha256(repr(key).encode()).digest()
+            if name not in self.cached:
+                self.cached[name] = key
+                events.append(
+                    BlockStored(
+                        [name],
+                        parent,
+                        list(key[1]),
+                        self.size,
+                        None if lora is None else 1,
+                        "GPU",
+                        lora,
+                        [extra] if extra else None,
+                        group_idx=0,
+                        kv_cache_spec_kind="full_attention",
+                    )
+                )
+            parent = name
+        return events
+
+    def evict(self, count: int) -> list[Event]:
+        gone = list(self.cached)[-count:] if count else []
+        for name in gone:
+            del self.cached[name]
+        return [BlockRemoved([name], "GPU", group_idx=0) for name in gone]
+
+
+def rows(seed: int, count: int) -> Rows:
+    return Rows(Buffer(bytes((seed * 7 + index) % 256 for index in range(4 * count))), "bfloat16", (count, 2))
+
+
+def read(chain: KvChain, feed: KvFeed, events: list[Event]) -> None:
+    feed.take(chain.read(decode(encode(EventBatch(0.0, events, 0)))))
+
+
+def cut(keys: bytes) -> list[bytes]:
+    return [keys[start : start + KEY_SIZE] for start in range(0, len(keys), KEY_SIZE)]
+
+
+segment = st.one_of(
+    st.tuples(st.integers(1, 3), st.integers(1, 50)).map(lambda of: Tokens([of[0]] * of[1])),
+    st.tuples(st.integers(1, 3), st.integers(1, 50)).map(lambda of: rows(*of)),
+)
+
+
+@settings(max_examples=150)
+@given(
+    block_size=st.sampled_from([16, 32, 64]),
+    shares=st.booleans(),
+    works=st.lists(
+        st.tuples(
+            st.lists(segment, min_size=1, max_size=4),
+            st.lists(st.integers(0, 9), max_size=70),
+            st.sampled_from([None, None, "tenant"]),
+            st.sampled_from([None, None, "adapter"]),
+            st.integers(0, 3),
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+)
+def test_what_is_cached_is_a_prefix_of_the_chain_a_router_makes_of_the_same_prompt(
+    block_size: int,
+    shares: bool,
+    works: list[tuple[list[Segment], list[int], str | None, str | None, int]],
+) -> None:
+    model, engine, feed = card(shares=shares), Vllm(block_size), KvFeed()
+    chain = KvChain(model, SECRET, {"adapter": "content"}.get)
+    for segments, output, salt, adapter, evicted in works:
+        prompt = with_digests(Prompt.of(*segments), SECRET)
+        chain.note(prompt, block_size)
+        read(chain, feed, engine.run(prompt, tuple(output), salt=salt, lora=adapter))
+        keys = cut(
+            routing_chain(
+                prompt,
+                model,
+                SECRET,
+                adapter=None if adapter is None else "content",
+                salt=salt,
+                output=tuple(output),
+            )
+        )
+        held = set(cut(bytes(feed.snapshot().keys.view)))
+        whole = (len(prompt) + len(output)) // block_size * (block_size // 16)
+        assert set(keys[:whole]) <= held
+        assert not set(keys[whole:]) & held
+        read(chain, feed, engine.evict(evicted))
+        assert len(chain) == len(engine.cached)
+    read(chain, feed, [AllBlocksCleared()])
+    assert not len(feed.snapshot().keys.view)
+    assert len(chain) == 0
+
+
+def stored(ids: list[int], name: int, parent: int | None = None, **options: Any) -> BlockStored:
+    values: dict[str, Any] = {"block_size": 16, "lora_id": None, "medium": "GPU", "lora_name": None} | options
+    return BlockStored([name], parent, ids, **values)
+
+
+def told(chain: KvChain, *events: Event) -> int:
+    """Blocks of the routing chain that are told of as stored."""
+    found = chain.read(EventBatch(0.0, list(events)))
+    return sum(len(event.keys) // KEY_SIZE for event in found if isinstance(event, Stored))
+
+
+def test_several_blocks_in_one_event_follow_one_another() -> None:
+    chain = KvChain(card(), SECRET)
+    event = BlockStored([1, 2, 3], None, [5] * 48, 16, None, None, None)
+    assert told(chain, event, event) == 3
+    assert told(chain, stored([6] * 16, 4, 3)) == 1
+
+
+def test_what_cannot_be_understood_is_not_told_nor_what_follows_it() -> None:
+    unknown: list[BlockStored] = [
+        stored([1] * 16, 1, 99),
+        stored([1] * 8, 1, block_size=8),
+        stored([], 1),
+        stored([1] * 16, 1, extra_keys=[(["image", 3],)]),
+        stored([3] * 16, 1, extra_keys=[(b"x" * 32,)]),
+        stored([1] * 16, 1, lora_name="stranger", extra_keys=[("stranger",)]),
+        stored([1] * 16, 1, medium="CPU"),
+        stored([1] * 16, 1, locality="REMOTE"),
+        stored([1] * 16, 1, ownership="disk"),
+        stored([1] * 16, 1, kv_cache_spec_kind="sliding_window", group_idx=1),
+    ]
+    for event in unknown:
+        chain = KvChain(card(), SECRET)
+        assert told(chain, event, stored([2] * 16, 2, 1)) == 0, event
+
+
+def test_one_group_of_layers_is_followed() -> None:
+    chain = KvChain(card(), SECRET)
+    windowed = stored([1] * 16, 1, group_idx=0, kv_cache_spec_kind="sliding_window")
+    whole = stored([1] * 16, 1, group_idx=1, kv_cache_spec_kind="full_attention")
+    assert told(chain, windowed, whole) == 1
+    assert chain.read(EventBatch(0.0, [BlockRemoved([1], "GPU", group_idx=0)])) == ()
+    assert len(chain.read(EventBatch(0.0, [BlockRemoved([1], "GPU", group_idx=1)]))) == 1
