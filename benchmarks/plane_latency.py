@@ -3,8 +3,8 @@
     python -m benchmarks.plane_latency [--rounds N]
 
 The engine is echo, in a process of its own behind both planes; NATS' server and the worker that bridges to it are processes too.
-Prints one line a case: the median and the smallest milliseconds to the first token, for a prompt of tokens and for rows of
-1 MB and 10 MB, new rows each time; then thousands of tokens a CPU-second of all processes but this one's.
+Prints one line a case: the median and the smallest milliseconds to the first token, and the CPU of all processes together, for a
+prompt of tokens and for rows of 1 MB and 10 MB, new rows each time; then tokens a CPU-second of all processes, for 32 streams.
 """
 
 import argparse
@@ -98,12 +98,14 @@ async def first_token(plane: Plane, work: Work) -> float:
     return took
 
 
-async def tokens_a_cpu_second(plane: Plane, pids: list[int]) -> float:
-    """Of many streams at once, counting the processes `pids` and this one."""
+def cpu_seconds(pids: list[int]) -> float:
+    """Used so far by the processes `pids` and this one."""
+    times = [psutil.Process(pid).cpu_times() for pid in (*pids, os.getpid())]
+    return sum(each.user + each.system for each in times)
 
-    def used() -> float:
-        times = [psutil.Process(pid).cpu_times() for pid in (*pids, os.getpid())]
-        return sum(each.user + each.system for each in times)
+
+async def tokens_a_cpu_second(plane: Plane, pids: list[int]) -> float:
+    """Of many streams at once."""
 
     async def read(number: int) -> None:
         work = Work(
@@ -112,9 +114,9 @@ async def tokens_a_cpu_second(plane: Plane, pids: list[int]) -> float:
         async for _ in plane.workers()[0].send(work):
             pass
 
-    before = used()
+    before = cpu_seconds(pids)
     await asyncio.gather(*(read(number) for number in range(STREAMS)))
-    return STREAMS * TOKENS / (used() - before)
+    return STREAMS * TOKENS / (cpu_seconds(pids) - before)
 
 
 async def measure(settings: EngineSettings, rounds: int) -> None:
@@ -122,14 +124,17 @@ async def measure(settings: EngineSettings, rounds: int) -> None:
     for name, opened in (("local", local), ("nats", over_nats)):
         async with opened(settings) as (plane, secret, pids):
             for case, num_bytes in CASES.items():
-                seconds = []
-                for number in range(rounds):
-                    sampling = Sampling(max_tokens=2)
-                    work = Work(id=f"{case}{number}", prompt=prompt(num_bytes, secret), sampling=sampling)
-                    seconds.append(await first_token(plane, work))
+                sampling = Sampling(max_tokens=2)
+                works = [
+                    Work(id=f"{case}{number}", prompt=prompt(num_bytes, secret), sampling=sampling)
+                    for number in range(rounds)
+                ]
+                before = cpu_seconds(pids)
+                seconds = [await first_token(plane, work) for work in works]
+                cpu = (cpu_seconds(pids) - before) / rounds
                 print(
                     f"{name:6} {case:7} median {statistics.median(seconds) * 1e3:7.2f} ms, "
-                    f"least {min(seconds) * 1e3:7.2f} ms"
+                    f"least {min(seconds) * 1e3:7.2f} ms, CPU {cpu * 1e3:7.2f} ms"
                 )
             print(f"{name:6} {await tokens_a_cpu_second(plane, pids) / 1e3:.1f} thousand tokens a CPU-second")
 
