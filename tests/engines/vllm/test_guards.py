@@ -50,7 +50,7 @@ def alone(scenarios: str, directory: Path, dtype: str = "float32", adapter: Path
         env={**os.environ, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
     found = Alone(died="EngineDeadError" in done.stdout + done.stderr and done.returncode != 0)
