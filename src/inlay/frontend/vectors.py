@@ -125,6 +125,7 @@ class Gathering:
         self.positions += sum(len(piece.prompt) for piece in pieces)
 
         async def compute(indices: Sequence[int]) -> list[Bundle]:
+            await server.awake(self._model.card.name)
             chosen = [pieces[index] for index in indices]
             work = EmbedWork(
                 id=f"{self._id}-{next(self._numbers)}",
