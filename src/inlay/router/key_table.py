@@ -71,16 +71,16 @@ class KeyTable:
         return self._values[slots], here
 
     def put(self, keys: Keys, values: Values) -> None:
-        """Set the values of keys; of one that comes more than once all values must be the same."""
+        """Set the values of keys, each of which comes once."""
         slots, here = self._find(keys)
         while True:
             if here.all():
                 self._values[slots] = values
                 return
-            free = slots[~here]
+            free, new = slots[~here], keys[~here]
             # Of several that want one free slot the last gets it, and the others look again.
-            self._keys[free] = keys[~here]
-            self.used += len(np.unique(free))
+            self._keys[free] = new
+            self.used += int(np.count_nonzero(self._keys[free] == new))
             slots, here = self._find(keys)
 
     def slice(self, start: int, stop: int) -> tuple[Keys, Values]:

@@ -109,14 +109,14 @@ class KvIndex:
             self._copy()
 
     def store(self, holder: int, keys: Keys) -> int:
-        """`holder` has these blocks too. The number of those it had not."""
+        """`holder` has these blocks too, each named once. The number of those it had not."""
         added = 0
         for start in range(0, len(keys), self._batch):
             added += self._change(1 << holder, keys[start : start + self._batch], put=True)
         return added
 
     def remove(self, holder: int, keys: Keys) -> int:
-        """`holder` has these blocks no more. The number of those it had."""
+        """`holder` has these blocks no more, each named once. The number of those it had."""
         removed = 0
         for start in range(0, len(keys), self._batch):
             removed += self._change(1 << holder, keys[start : start + self._batch], put=False)
@@ -124,24 +124,26 @@ class KvIndex:
 
     def _change(self, bit: int, keys: Keys, *, put: bool) -> int:
         numbers = self._numbers(keys)
-        kinds, kind = np.unique(numbers, return_inverse=True)
+        # Runs of blocks with one set in common, as the blocks of a prompt are.
+        begins = np.flatnonzero(np.diff(numbers, prepend=-1))
         bits = self._sets.bits
         after = [
-            self._sets.number(bits[number] | bit if put else bits[number] & ~bit) for number in kinds.tolist()
+            self._sets.number(bits[number] | bit if put else bits[number] & ~bit)
+            for number in numbers[begins].tolist()
         ]
-        changed_to: Values = np.array(after, np.int32)[kind]
+        lengths = np.diff(begins, append=len(keys))
+        changed_to: Values = np.repeat(np.array(after, np.int32), lengths)
         changed = np.flatnonzero(changed_to != numbers)
         if not len(changed):
             return 0
-        changed_keys = keys[changed]
-        self._table.put(changed_keys, changed_to[changed])
+        self._table.put(keys[changed], changed_to[changed])
         if self._old is not None:
             self._move(max(self._batch // 2, len(keys) * _MOVED_PER_KEY))
         elif len(self._sets.bits) > 2 * self._sets_after_copy + self._batch:
             self._copy()
         if self._table.used > _FULL * self._table.size:
             self._copy()
-        return len(np.unique(changed_keys))
+        return len(changed)
 
     def overlap(self, keys: Keys) -> Overlaps:
         """How many of the blocks, from the first on, each holder has: int32 [width]."""
