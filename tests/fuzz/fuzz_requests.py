@@ -87,8 +87,8 @@ def _routes() -> _Routes:
     from inlay.frontend.server import Call, Server
     from inlay.frontend.settings import FrontendSettings
     from inlay.prompt import Buffer
-    from inlay.protocol.work import Limits, ModelCard
-    from inlay.router import Router
+    from inlay.protocol.work import Adapter, Limits, ModelCard
+    from inlay.router import Router, ServedModel
     from inlay.store import PromptStore
     from inlay.tensors import read, write
     from tests.render.directories import qwen_like
@@ -120,6 +120,12 @@ def _routes() -> _Routes:
             if name != card.name:
                 raise NotFoundError(f"The model `{name[:40]}` does not exist.", param="model")
             return card
+
+        def model(self, name: str) -> ServedModel:
+            return ServedModel(self.card(name))
+
+        def adapters(self, card: ModelCard) -> list[Adapter]:
+            return []
 
         def ready(self) -> list[Any]:
             return []
