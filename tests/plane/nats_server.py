@@ -67,6 +67,13 @@ class NatsServer:
                 return
         raise RuntimeError("the NATS server did not start in time")
 
+    def __enter__(self) -> "NatsServer":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
     def kill(self) -> None:
         """End it at once."""
         if self._process is not None:

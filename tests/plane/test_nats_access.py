@@ -75,16 +75,14 @@ async def test_a_fleet_talks_over_tls_that_asks_for_certificates_of_both_sides(
     server_cert, server_key = certificate(tmp_path, "server")
     cert, key = certificate(tmp_path, "member")
     tls = f'tls {{ cert_file: "{server_cert}", key_file: "{server_key}", ca_file: "{cert}", verify: true }}'
-    server = NatsServer(tmp_path, extra=tls)
-    server.start()
-    url = SecretStr(server.url.replace("nats://", "tls://"))
-    ours = {"nats_tls_ca": server_cert, "nats_tls_cert": cert, "nats_tls_key": key}
-    await served(NatsSettings(nats=[url], **ours), server, echo_settings)  # type: ignore[arg-type]
-    monkeypatch.setattr("inlay.plane.nats.connection.CONNECT_SECONDS", 1.0)
-    for lacking in ({"nats_tls_ca": server_cert}, {**ours, "nats_tls_ca": cert}):
-        with pytest.raises(InlayError):
-            await Member.join(NatsSettings(nats=[url], **lacking), "worker")  # type: ignore[arg-type]
-    server.kill()
+    with NatsServer(tmp_path, extra=tls) as server:
+        url = SecretStr(server.url.replace("nats://", "tls://"))
+        ours = {"nats_tls_ca": server_cert, "nats_tls_cert": cert, "nats_tls_key": key}
+        await served(NatsSettings(nats=[url], **ours), server, echo_settings)  # type: ignore[arg-type]
+        monkeypatch.setattr("inlay.plane.nats.connection.CONNECT_SECONDS", 1.0)
+        for lacking in ({"nats_tls_ca": server_cert}, {**ours, "nats_tls_ca": cert}):
+            with pytest.raises(InlayError):
+                await Member.join(NatsSettings(nats=[url], **lacking), "worker")  # type: ignore[arg-type]
 
 
 async def test_a_fleet_logs_in_with_an_nkey(tmp_path: Path, echo_settings: EngineSettings) -> None:
@@ -96,13 +94,11 @@ async def test_a_fleet_logs_in_with_an_nkey(tmp_path: Path, echo_settings: Engin
         files.append(tmp_path / name)
         files[-1].write_bytes(bytes(pair.seed))
     users = f'authorization {{ users: [ {{ nkey: "{known.public_key.decode()}" }} ] }}'
-    server = NatsServer(tmp_path, extra=users)
-    server.start()
-    url = SecretStr(server.url)
-    await served(NatsSettings(nats=[url], nats_nkey_seed=files[0]), server, echo_settings)
-    with pytest.raises(InvalidRequestError, match="does not let us in"):
-        await Member.join(NatsSettings(nats=[url], nats_nkey_seed=files[1]), "worker")
-    server.kill()
+    with NatsServer(tmp_path, extra=users) as server:
+        url = SecretStr(server.url)
+        await served(NatsSettings(nats=[url], nats_nkey_seed=files[0]), server, echo_settings)
+        with pytest.raises(InvalidRequestError, match="does not let us in"):
+            await Member.join(NatsSettings(nats=[url], nats_nkey_seed=files[1]), "worker")
 
 
 async def test_files_that_cannot_be_used_are_named(tmp_path: Path, nats_server: NatsServer) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from inlay.digest import with_digests
 from inlay.engine.settings import EngineSettings
 from inlay.plane.nats.settings import NatsSettings
 from inlay.prompt import Buffer, Prompt, Rows
@@ -55,7 +56,7 @@ async def test_the_server_that_a_frontend_and_a_worker_are_at_dies(
         router = Router(plane)
         tasks = start(router, 10)
         rows = Rows(Buffer(os.urandom(64 * 4 * 40_000)), "float32", (40_000, 64))
-        big = Work(id="big", prompt=Prompt.of(rows), sampling=Sampling(max_tokens=40))
+        big = Work(id="big", prompt=with_digests(Prompt.of(rows), SECRET), sampling=Sampling(max_tokens=40))
         whole = await answer(router, big)
         at = plane._member.control._client.connected_url
         assert at is not None

@@ -202,21 +202,19 @@ async def test_a_server_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPat
 
 
 async def test_only_who_knows_the_password_is_let_in(tmp_path: Path) -> None:
-    server = NatsServer(tmp_path, extra='authorization { user: "inlay", password: "s3cret" }')
-    server.start()
-    with pytest.raises(InvalidRequestError, match="does not let us in"):
-        await Member.join(server.settings(), "worker")
-    known = NatsSettings(nats=[server.url.replace("//", "//inlay:s3cret@")])  # type: ignore[list-item]
-    await (await Member.join(known, "worker")).leave()
-    server.kill()
+    with NatsServer(tmp_path, extra='authorization { user: "inlay", password: "s3cret" }') as server:
+        with pytest.raises(InvalidRequestError, match="does not let us in"):
+            await Member.join(server.settings(), "worker")
+        known = NatsSettings(nats=[server.url.replace("//", "//inlay:s3cret@")])  # type: ignore[list-item]
+        await (await Member.join(known, "worker")).leave()
 
 
 async def test_a_server_that_keeps_nothing_is_refused_and_it_is_said_why(tmp_path: Path) -> None:
-    server = NatsServer(tmp_path, jetstream=False)
-    server.start()
-    with pytest.raises(InvalidRequestError, match="it needs JetStream"):
+    with (
+        NatsServer(tmp_path, jetstream=False) as server,
+        pytest.raises(InvalidRequestError, match="it needs JetStream"),
+    ):
         await Member.join(server.settings(), "worker")
-    server.kill()
 
 
 async def test_calls_are_answered_by_the_worker_that_was_asked(
