@@ -209,8 +209,8 @@ class Router:
             OverloadedError: they are gone.
         """
         pool = self._pool(workers[0].card.name)
-        secret, card = self._secret, pool.card
-        keys = None if secret is None or card is None else self._chain(pool, card, secret, work)
+        chain = self._chain(pool, work)
+        keys = None if chain is None else chain()
         placed = self._place(pool, [work], keys, None, 0, only=[worker.id for worker in workers])
         if placed is None:
             raise OverloadedError(f"No worker of the model `{workers[0].card.name}` is ready.", retry_after=1)
@@ -261,17 +261,18 @@ class Router:
 
     async def _keys(self, pool: Pool, work: Work) -> Keys | None:
         """The blocks of a prompt, where it matters what is cached where."""
+        chain = self._chain(pool, work)
+        if chain is None:
+            return None
+        return chain() if len(work.prompt) < _LONG else await asyncio.to_thread(chain)
+
+    def _chain(self, pool: Pool, work: Work) -> Callable[[], Keys] | None:
+        """What makes the blocks of a work, where it matters what is cached where."""
         secret, card = self._secret, pool.card
         if secret is None or card is None or not pool.asks_for_chain(work.adapter):
             return None
-        if len(work.prompt) < _LONG:
-            return self._chain(pool, card, secret, work)
-        return await asyncio.to_thread(self._chain, pool, card, secret, work)
-
-    @staticmethod
-    def _chain(pool: Pool, card: ModelCard, secret: Secret, work: Work) -> Keys:
         adapter = None if work.adapter is None else pool.content_id(work.adapter)
-        return keys_of(
+        return lambda: keys_of(
             routing_chain(
                 work.prompt, card, secret, adapter=adapter, salt=work.salt, output=work.prior_output
             )
