@@ -78,7 +78,9 @@ class Host:
         self._feed.watch(tell)
 
     async def kv_snapshot(self) -> KvSnapshot:
-        """As `inlay.protocol.routing.TellsCache`."""
+        """As `inlay.protocol.routing.TellsCache`. Raises `InvalidRequestError` for an engine that tells nothing."""
+        if not self.card.kv_events:
+            raise InvalidRequestError("the worker tells of no cache")
         return self._feed.snapshot()
 
     def watch(self, announce: Callable[[ModelCard], None]) -> None:
