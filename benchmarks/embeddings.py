@@ -4,7 +4,7 @@
     BENCH_SENTENCE_TRANSFORMERS=venv/bin/python BENCH_ONNX=venv/bin/python BENCH_VLLM=venv/bin/python ...
     python -m benchmarks.embeddings --threads 2 --rounds 5
 
-`BENCH_MODEL` is a directory of a model of MiniLM's shape; without it a random one is made. Peers run in the Python their variable names. All embed the same 1,000 texts of mixed length, drawn
+`BENCH_MODEL` is a directory of a model of MiniLM's shape; without it a random one is made. Peers run in the Python their variable names. All embed the same `--texts` texts of mixed length, drawn
 log-normally, in turns for `--rounds` rounds, from text to vectors, in one process each without a server; the table shows the best of each. With one thread, times are each process's own CPU
 seconds, which a busy machine blurs little. The peak is that of one large product of the same dtype, measured in the same run.
 
@@ -40,7 +40,6 @@ from inlay.frontend.vectors import normalized
 from inlay.protocol.embedding import EmbedWork, Vectors
 from inlay.render import Renderer
 
-TEXTS = 1000
 ONE = "what is the capital of the island on the hill and who rules it"
 PEERS = {"sentence-transformers": "BENCH_SENTENCE_TRANSFORMERS", "onnx": "BENCH_ONNX", "vllm": "BENCH_VLLM"}
 DTYPES = {
@@ -114,6 +113,9 @@ class Peer:
                 "VLLM_CPU_OMP_THREADS_BIND": "0" if threads == 1 else f"0-{threads - 1}",
             },
         )  # fmt: skip
+
+    def wait_ready(self) -> None:
+        """Return once it has loaded."""
         self._answer()
 
     def _answer(self) -> str:
@@ -192,29 +194,34 @@ def useful_flops(model: Path, texts: list[str]) -> float:
     )
 
 
-def throughput(model: Path, threads: int, rounds: int) -> dict[str, float]:
-    """Print texts/s and latencies of all; the seconds that inlay takes for all texts, by dtype."""
-    texts = corpus(TEXTS)
+def throughput(model: Path, threads: int, rounds: int, count: int) -> dict[str, float]:
+    """Print texts/s and latencies of all; the seconds that inlay takes a text, by dtype."""
+    texts = corpus(count)
     flops = useful_flops(model, texts)
-    contenders: list[Contender] = [Inlay(model, threads, dtype) for dtype in ("float32", "bfloat16")]
+    peers: list[Peer] = []
     for kind, variable in PEERS.items():
         python = os.environ.get(variable)
         if python is None:
             print(f"({variable} is not set: no {kind})")
             continue
-        contenders += [Peer(kind, python, model, threads, dtype) for dtype in DTYPES[kind]]
+        peers += [Peer(kind, python, model, threads, dtype) for dtype in DTYPES[kind]]
+    contenders: list[Contender] = [Inlay(model, threads, dtype) for dtype in ("float32", "bfloat16")]
+    for peer in peers:
+        peer.wait_ready()
+    contenders += peers
     all_: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     single: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     for contender in contenders:
-        contender.embed(texts[:100])
+        contender.embed(texts[:50])
     for _ in range(rounds):
         for contender in contenders:
             all_[contender.name].append(contender.embed(texts))
             single[contender.name].append(statistics.median(contender.embed([ONE]) for _ in range(21)))
+            print(f"{contender.name}: {all_[contender.name][-1]:.2f} s", file=sys.stderr, flush=True)
     peaks = {"float32": peak(torch.float32, threads), "bfloat16": peak(torch.bfloat16, threads)}
     kind = "CPU seconds" if threads == 1 else "seconds"
     print(
-        f"\n{TEXTS} texts, {threads} threads, {kind}; peaks: "
+        f"\n{count} texts, {threads} threads, {kind}; peaks: "
         + ", ".join(f"{name} {flop / 1e9:.0f} GFLOP/s" for name, flop in peaks.items())
     )
     print(f"{'':30} texts/s  one, ms  GFLOP/s  of peak")
@@ -223,11 +230,11 @@ def throughput(model: Path, threads: int, rounds: int) -> dict[str, float]:
         best = min(all_[name])
         share = flops / best / peaks.get(name.split()[-1], float("nan"))
         print(
-            f"{name:30} {TEXTS / best:7.1f} {1e3 * min(single[name]):8.2f} {flops / best / 1e9:8.1f} {share:8.0%}"
+            f"{name:30} {count / best:7.1f} {1e3 * min(single[name]):8.2f} {flops / best / 1e9:8.1f} {share:8.0%}"
         )
         if isinstance(contender, Peer):
             contender.close()
-    return {dtype: min(all_[f"inlay {dtype}"]) for dtype in ("float32", "bfloat16")}
+    return {dtype: min(all_[f"inlay {dtype}"]) / count for dtype in ("float32", "bfloat16")}
 
 
 def outside(model: Path, seconds: dict[str, float]) -> None:
@@ -248,7 +255,7 @@ def outside(model: Path, seconds: dict[str, float]) -> None:
                         client.post(url, json=body).raise_for_status()
                         taken.append(time.perf_counter() - start)
                     shares = ", ".join(
-                        f"{min(taken) / (one * count / TEXTS):.1%} of what the model takes in {dtype}"
+                        f"{min(taken) / (one * count):.1%} of what the model takes in {dtype}"
                         for dtype, one in seconds.items()
                     )
                     print(
@@ -262,6 +269,7 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--texts", type=int, default=1000)
     arguments = parser.parse_args()
     wanted = {**environment(os.environ), "OMP_NUM_THREADS": str(arguments.threads)}
     missing = {name: value for name, value in wanted.items() if os.environ.get(name) != value}
@@ -273,7 +281,7 @@ def main() -> None:
             {**os.environ, **missing},
         )
     with model_directory() as model:
-        outside(model, throughput(model, arguments.threads, arguments.rounds))
+        outside(model, throughput(model, arguments.threads, arguments.rounds, arguments.texts))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ from inlay.frontend import build_app, check, serve
 from inlay.frontend.settings import FrontendSettings
 from inlay.pace import keep_for_good
 from inlay.plane.local import LocalPlane
-from inlay.protocol.work import ModelCard
+from inlay.protocol.embedding import EmbeddingCard
+from inlay.protocol.work import ModelCard, Task
 from inlay.router import Router
 from inlay.telemetry import Tracing, configure
 from inlay.tensors.hub import local_directory
@@ -251,7 +252,12 @@ def _described(card: ModelCard, frontend: FrontendSettings) -> str:
     embeds = "accepted" if frontend.enable_prompt_embeds else "off, --enable-prompt-embeds turns them on"
     if card.prompt_embeds is not None:
         embeds = f"refused: {card.prompt_embeds}"
+    made = "" if card.embedding is None else f"makes {_made(card.embedding, card.tasks)}; "
     return (
         f"{card.name} ({card.dtype}, hidden size {card.hidden_size}, {card.limits.max_model_len} positions; "
-        f"embeddings {embeds})"
+        f"{made}embeddings as prompts {embeds})"
     )
+
+
+def _made(card: EmbeddingCard, tasks: Sequence[Task]) -> str:
+    return "scores of pairs" if Task.SCORE in tasks else f"vectors of {card.size}"

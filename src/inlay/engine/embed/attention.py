@@ -24,6 +24,9 @@ IMPLEMENTATION = "inlay_packed"
 _ALIKE = 0.8
 """A group's shortest sequence has at least this part of the longest one's length."""
 
+_ALONE = 32
+"""Positions from which on sequences are padded to no other's length."""
+
 _NOT_OPTIONS = frozenset(
     {
         "deterministic",
@@ -75,7 +78,8 @@ class PackedAttention:
         self._device = device
         start = 0
         while start < len(lengths):
-            least = lengths[start] * _ALIKE
+            # What is long is worth a product of its own, and no copy.
+            least = lengths[start] * (1 if lengths[start] >= _ALONE else _ALIKE)
             stop = next((n for n in range(start, len(lengths)) if lengths[n] < least), len(lengths))
             first = self._groups[-1].stop if self._groups else 0
             self._groups.append(_group(lengths[start:stop], first, device))
