@@ -52,11 +52,8 @@ def test_vllm_reads_a_batch_as_it_was_written() -> None:
 async def test_the_routing_chain_of_prompts_is_found_in_vllms_own_events(
     directory: Path, tmp_path: Path
 ) -> None:
-    config = {
-        "enable_kv_cache_events": True,
-        "endpoint": f"ipc://{tmp_path}/events",
-        "replay_endpoint": f"ipc://{tmp_path}/replay",
-    }
+    endpoint, replay = f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay"
+    config = {"enable_kv_cache_events": True, "endpoint": endpoint, "replay_endpoint": replay}
     settings = EngineSettings(model=str(directory), kv_events_config=json.dumps(config), **FLAGS)
     text = Prompt.of(Tokens(range(3, 103)))
     rows = rows_of(look_up(directory, list(range(10, 60))))
@@ -79,11 +76,11 @@ async def test_the_routing_chain_of_prompts_is_found_in_vllms_own_events(
             return {keys[start : start + KEY_SIZE] for start in range(0, len(keys), KEY_SIZE)}
 
         subscriber = KvSubscriber(
-            config["endpoint"],
-            config["replay_endpoint"],
+            endpoint,
+            replay,
             "",
             take=take,
-            lost=lambda: None,  # type: ignore[arg-type]
+            lost=lambda: None,
         )
         try:
             for number, (prompt, salt) in enumerate(
