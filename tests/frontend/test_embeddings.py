@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests import embedding_reference as reference
-from tests.embedding_models import MAX_LENGTH, VOCAB_SIZE, tiny_embedding
+from tests.embedding_models import MAX_LENGTH, VOCAB_SIZE, WORDS, tiny_embedding
 from tests.frontend.live import Fleet, fleet
 from tests.frontend.payloads import saved
 
@@ -53,6 +53,13 @@ def e5() -> Iterator[str]:
 def qwen3() -> Iterator[str]:
     with fleet(tiny_embedding("qwen3"), task="embed") as running:
         yield running.serve(enable_prompt_embeds=True)
+
+
+def different(count: int) -> list[str]:
+    """Long texts of which no two are the same to the model."""
+    return [
+        f"{WORDS[n % 40]} {WORDS[n // 40 % 40]} {WORDS[n // 1600]} {'the hill ' * 29}" for n in range(count)
+    ]
 
 
 def ids_of(text: str) -> list[int]:
@@ -261,15 +268,15 @@ def test_equal_texts_are_computed_once(bert: Fleet) -> None:
 
 
 def test_a_client_that_leaves_frees_the_engine(bert: Fleet, url: str) -> None:
-    texts = [f"{number} " + "the hill " * 28 for number in range(2000)]
+    texts = different(2000)
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(url + "/v1/embeddings", json={"input": texts}, timeout=0.3)
+        httpx.post(url + "/v1/embeddings", json={"input": texts}, timeout=0.2)
     assert bert.idle_within(20)
     assert vectors(post(url, input="hello world")).shape == (1, 48)
 
 
 def test_a_request_that_takes_too_long_ends_with_504(bert: Fleet, url: str) -> None:
-    texts = [f"{number} " + "the hill " * 28 for number in range(2000)]
+    texts = different(2000)
     response = httpx.post(
         url + "/v1/embeddings", json={"input": texts}, headers={"X-Request-Timeout": "0.2"}, timeout=60
     )
