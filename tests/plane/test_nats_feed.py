@@ -10,7 +10,6 @@ from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError, OverloadedError
 from inlay.plane.nats.frontend import NatsPlane
-from inlay.plane.questions import NO_CACHE, tell, told
 from inlay.prompt import Buffer
 from inlay.protocol.routing import (
     KEY_SIZE,
@@ -78,20 +77,12 @@ async def test_all_that_a_worker_has_cached_is_told_whatever_it_comes_to(
         await plane.kv_snapshot("nobody.1")
 
 
-async def test_a_worker_without_events_has_nothing_cached_to_tell_of(
-    fleet: Fleet, echo_settings: EngineSettings
-) -> None:
+async def test_a_worker_without_events_says_so(fleet: Fleet, echo_settings: EngineSettings) -> None:
     await fleet.worker(EchoEngine(echo_settings, SECRET))
     plane = await fleet.frontend(SECRET)
     (worker,) = await found(plane)
-    assert not worker.card.kv_events
-    assert not len((await plane.kv_snapshot(worker.id)).keys)
-
-
-async def test_a_handler_that_knows_of_no_cache_is_an_error_that_says_so() -> None:
-    refusal = told(await tell(1, object()))
-    assert isinstance(refusal, InvalidRequestError)
-    assert refusal.message == NO_CACHE
+    with pytest.raises(InvalidRequestError, match="tells of no cache"):
+        await plane.kv_snapshot(worker.id)
 
 
 async def test_frontends_hear_each_other_and_not_themselves(fleet: Fleet) -> None:

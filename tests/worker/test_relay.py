@@ -10,7 +10,7 @@ import pytest
 from inlay.digest import Secret
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
-from inlay.errors import ContextLengthError, OverloadedError
+from inlay.errors import ContextLengthError, InvalidRequestError, OverloadedError
 from inlay.prompt import Buffer, Prompt, Tokens
 from inlay.protocol.embedding import EmbedWork, Vectors
 from inlay.protocol.routing import KEY_SIZE, KvEvents, KvSnapshot, Stored
@@ -146,13 +146,14 @@ async def test_a_process_that_stands_still_is_killed(
         host.awake.set()
 
 
-async def test_a_worker_without_events_tells_of_an_empty_cache(tmp_path: Path) -> None:
+async def test_a_worker_without_events_tells_of_no_cache(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
         '{"vocab_size": 99, "hidden_size": 8, "max_position_embeddings": 20000}'
     )
     settings = EngineSettings(model=str(tmp_path), engine="echo", served_model_name=["m"])
     plain = await DirectPlane.around(EchoEngine(settings, SECRET))
     async with Followed(plain) as followed:
-        assert not (await followed.cards.get()).kv_events
-        assert not len((await followed.relay.kv_snapshot()).keys)
+        await followed.cards.get()
+        with pytest.raises(InvalidRequestError, match="tells of no cache"):
+            await followed.relay.kv_snapshot()
     await plain.close()
