@@ -4,7 +4,8 @@ import pytest
 
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.protocol.refusals import Refusal, check
+from inlay.protocol.capabilities import Refusal
+from inlay.protocol.refusals import check
 from inlay.protocol.work import Grammar, Sampling, Work
 
 TEXT = Prompt.of(Tokens([1, 2]))

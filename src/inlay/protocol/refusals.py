@@ -1,54 +1,21 @@
-"""What an engine cannot do safely, or at all: declared in its card, shown to clients, checked before a work is sent and again by the engine."""
+"""Whether a work asks for what an engine refuses: checked before it is sent, and again by the engine."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
 from inlay.errors import InvalidRequestError
-
-if TYPE_CHECKING:
-    from inlay.protocol.work import Work
-
-Feature: TypeAlias = Literal[
-    "adapter",
-    "grammar",
-    "grammar_after",
-    "prompt_logprobs",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "prior_output_with_grammar",
-    "prior_output_with_penalties",
-    "temperature_above_2",
-]
-"""What a work may ask for beyond a plain continuation of its prompt."""
-
-Prompts: TypeAlias = Literal["any", "rows", "mixed"]
-"""With which prompts: any, those with rows, or those with rows and tokens."""
-
-
-class Refusal(msgspec.Struct, frozen=True):
-    """One thing an engine refuses.
-
-    Attributes:
-        feature: what may not be asked for.
-        prompts: together with which prompts.
-        reason: what would happen; a sentence without its full stop.
-    """
-
-    feature: Feature
-    prompts: Prompts
-    reason: str
+from inlay.protocol.capabilities import Feature, Prompts, Refusal
+from inlay.protocol.work import Work
 
 
 class _Meaning(msgspec.Struct, frozen=True):
-    asked: "Callable[[Work], bool]"
+    asked: Callable[[Work], bool]
     param: str
     words: str
 
 
-def _penalised(work: "Work") -> bool:
+def _penalised(work: Work) -> bool:
     """Whether penalties look at what was put out before."""
     sampling = work.sampling
     return bool(sampling.presence_penalty or sampling.frequency_penalty)
@@ -96,7 +63,7 @@ _WITH: Mapping[Prompts, str] = {
 }
 
 
-def check(refusals: "Iterable[Refusal]", work: "Work", engine: str) -> None:
+def check(refusals: Iterable[Refusal], work: Work, engine: str) -> None:
     """Return if `work` asks for nothing that is refused.
 
     Args:
@@ -117,11 +84,8 @@ def check(refusals: "Iterable[Refusal]", work: "Work", engine: str) -> None:
             )
 
 
-def _applies(prompts: Prompts, work: "Work") -> bool:
+def _applies(prompts: Prompts, work: Work) -> bool:
     if prompts == "any":
         return True
     has_rows = work.prompt.has_rows
     return has_rows if prompts == "rows" else has_rows and bool(work.prompt.token_ids())
-
-
-__all__ = ["Feature", "Prompts", "Refusal", "check"]

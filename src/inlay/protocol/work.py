@@ -12,10 +12,10 @@ import msgspec
 
 from inlay.errors import EngineError, ErrorFrame
 from inlay.prompt import Prompt
+from inlay.protocol.capabilities import Refusal
 from inlay.protocol.embedding import EmbeddingCard, EmbedWork, EmitVectors, Vectors
 from inlay.protocol.health import Probe
 from inlay.protocol.health import Stats as Stats
-from inlay.protocol.refusals import Refusal
 
 PROTOCOL = 1
 """The version of these messages."""

@@ -21,7 +21,7 @@ import torch
 from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.protocol.refusals import Feature
+from inlay.protocol.capabilities import Feature
 from inlay.protocol.work import Adapter, Adapts, Generates, Grammar, Work
 from tests import adapters
 from tests.engine import reference

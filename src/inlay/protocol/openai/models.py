@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from inlay.protocol.refusals import Refusal
+from inlay.protocol.capabilities import Refusal
 
 
 class ModelLimits(msgspec.Struct, frozen=True):

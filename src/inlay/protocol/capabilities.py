@@ -1,0 +1,36 @@
+"""What an engine cannot do safely, or at all, as its card declares it and clients are shown it."""
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+Feature: TypeAlias = Literal[
+    "adapter",
+    "grammar",
+    "grammar_after",
+    "prompt_logprobs",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "prior_output_with_grammar",
+    "prior_output_with_penalties",
+    "temperature_above_2",
+]
+"""What a work may ask for beyond a plain continuation of its prompt."""
+
+Prompts: TypeAlias = Literal["any", "rows", "mixed"]
+"""With which prompts: any, those with rows, or those with rows and tokens."""
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """One thing an engine refuses.
+
+    Attributes:
+        feature: what may not be asked for.
+        prompts: together with which prompts.
+        reason: what would happen; a sentence without its full stop.
+    """
+
+    feature: Feature
+    prompts: Prompts
+    reason: str
