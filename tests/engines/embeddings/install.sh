@@ -3,6 +3,7 @@
 # that matter here: it is weights.
 set -euo pipefail
 here="$(dirname "${BASH_SOURCE[0]}")"
+"$VENV/bin/python" -m pip install --quiet --upgrade "pip>=25.1"
 "$VENV/bin/pip" install --quiet --constraint constraints.txt --editable '.[torch]' --group test
 "$VENV/bin/pip" install --quiet --constraint constraints.txt --constraint "$here/constraints.txt" \
     sentence-transformers langchain-openai
