@@ -51,6 +51,8 @@ def test_a_second_signal_does_not_wait_for_open_requests() -> None:
         socket.create_connection(("127.0.0.1", int(served.url.rsplit(":", 1)[1]))) as unfinished,
     ):
         unfinished.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+        # Answered after what came before it has been read.
+        urllib.request.urlopen(served.url + "/live").close()
         served.process.send_signal(signal.SIGINT)
         with pytest.raises(subprocess.TimeoutExpired):
             served.process.wait(1)

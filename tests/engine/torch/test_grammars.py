@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from inlay.engine.torch import grammar_source, grammars
 from inlay.engine.torch.engine import TorchEngine
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.protocol.work import Exactness, Grammar, GrammarKind, Sampling, Work
+from inlay.protocol.work import MAX_GRAMMAR, Exactness, Grammar, GrammarKind, Sampling, Work
 from inlay.render import Renderer
 from tests.engine.conformance import SECRET, Receiver
 from tests.models import EOS_ID, VOCAB_SIZE, tiny
@@ -52,6 +53,25 @@ def matches(kind: GrammarKind, text: str) -> bool:
     if kind == "choice":
         return text in ("yes", "no", "ü (x)")
     return re.fullmatch(r"sum [1-9]{1,2}(\+[1-9]{1,2}){1,2}", text) is not None
+
+
+@pytest.mark.parametrize(
+    ("begin", "again", "end"),
+    [
+        ('start: "a"\n', "a", ""),
+        ('start: "', '\\"', ""),
+        ('start: "', '\\"', "\\"),
+        ('start: "', '\\"', "\\\n"),
+        ("start: /", "\\/", ""),
+        ("start: /", "\\/", "\\"),
+        ("start: /", "\\/", "\n"),
+    ],
+)
+async def test_a_grammar_without_an_end_is_read_once(begin: str, again: str, end: str) -> None:
+    # Read again from each of its characters it would take minutes, most of them with the interpreter's lock.
+    source = begin + again * ((MAX_GRAMMAR - len(begin) - len(end)) // len(again)) + end
+    with suppress(InvalidRequestError):
+        grammar_source.source_of(Grammar("grammar", source))
 
 
 @pytest.fixture(scope="module")

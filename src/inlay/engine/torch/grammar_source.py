@@ -32,9 +32,11 @@ MAX_DIGITS = 40
 
 _COUNT = re.compile(r"\{(\d{1,9})(?:(,)(\d{0,9}))?\}")
 _LITERAL = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~/]")
-_DEFINITION = re.compile(r"^[?!]?([A-Za-z_][\w-]*)[^:\n\"/]*:(?!:)", re.MULTILINE)
+# Possessive, and a string or an expression without its end reaches as far as it was read: else a scan takes the square of its length.
+_DEFINITION = re.compile(r"^[?!]?([A-Za-z_][\w-]*+)[^:\n\"/]*+:(?!:)", re.MULTILINE)
 _LARK = re.compile(
-    r'(?P<skip>//[^\n]*|\#[^\n]*|\s+|->\s*\w+)|(?P<string>"(?:\\.|[^"\\])*"i?)|/(?P<regex>(?:\\.|[^/\\\n])+)/\w*'
+    r'(?P<skip>//[^\n]*|\#[^\n]*|\s+|->\s*\w+)|(?P<string>"(?:\\[\s\S]|[^"\\])*+(?:"i?|\\?\Z))'
+    r"|/(?P<regex>(?:\\.|[^/\\\n])++)(?:/\w*|(?=[\n\\])|\Z)"
     r"|%(?P<json>json)\b|(?P<count>\{\d{1,9}(?:,\d{0,9})?\})|~\s*(?P<tilde>\d{1,9}(?:\s*\.\.\s*\d{1,9})?)"
     r"|(?P<name>[A-Za-z_][\w-]*)|(?P<other>.)"
 )
