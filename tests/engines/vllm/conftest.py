@@ -1,5 +1,6 @@
 """One vLLM for all tests that do not end it: it takes half a minute to start."""
 
+import warnings
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -9,6 +10,11 @@ import pytest_asyncio
 from inlay.engine.settings import EngineSettings
 from inlay.protocol.work import Generates
 from tests.engines.vllm.serving import FLAGS, model, started
+
+
+def pytest_configure() -> None:
+    # Of vLLM's client, found when the last test has ended: neither a mark of a test nor the configuration reaches there.
+    warnings.filterwarnings("ignore", "Unclosed context", ResourceWarning)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
