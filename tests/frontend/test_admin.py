@@ -99,6 +99,12 @@ def test_the_admin_port_needs_no_key_for_admin_operations_and_one_for_all_others
     assert httpx.post(url + RESET, headers=bearer("plain")).status_code == 403
 
 
+def test_without_keys_whoever_asks_at_the_other_port_is_told_of_the_admin_port(llama: Fleet) -> None:
+    url, _ = two_ports(llama)
+    refused = httpx.post(url + RESET)
+    assert (refused.status_code, "at the server's admin port" in error(refused)["message"]) == (403, True)
+
+
 @pytest.mark.parametrize(
     "headers", [{"origin": "http://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}]
 )

@@ -32,6 +32,8 @@ def caller_of(server: Server, operation: Operation, scope: Scope) -> Caller:
         _check_no_page(scope["headers"])
         return ANYONE
     if not server.keys.required:
+        if server.settings.admin_port is not None:
+            raise PermissionDeniedError(f"{operation.path} is for admins: ask at the server's admin port")
         raise PermissionDeniedError(
             f"{operation.path} is for admins, and this server has none: start it with --admin-port, --admin-api-key, or "
             "an admin key in --api-key-file"
