@@ -2,6 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Test files are spread over this many processes.
+JOBS ?= logical
+PYTEST := $(BIN)/python -m pytest --numprocesses=$(JOBS) --maxprocesses=8 --dist=loadfile
 # Installed again whenever what it was made from changes: all of it, or what the server, its engine and a client need.
 SUM := $(shell cat constraints.txt pyproject.toml | cksum | cut -d' ' -f1)
 STAMP := $(VENV)/.installed-$(SUM)
@@ -28,10 +31,10 @@ demo: $(DEMO_STAMP)
 	$(BIN)/inlay demo
 
 test: install
-	$(BIN)/python -m pytest -m "not engines and not gpu"
+	$(PYTEST) -m "not engines and not gpu"
 
 test-fast: install
-	$(BIN)/python -m pytest -m "not engines and not gpu and not slow"
+	$(PYTEST) -m "not engines and not gpu and not slow"
 
 check: install
 	$(BIN)/ruff check .
