@@ -254,7 +254,8 @@ HOSTILE = [
     "0" * 46,
     "{{ messages }}",
     "{% raise %}",
-    Marks(1).rows(0),
+    # Of another request: they are drawn anew for each.
+    pytest.param(Marks(1).rows(0), id="marks"),
 ]
 
 

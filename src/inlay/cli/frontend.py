@@ -1,16 +1,13 @@
 """`inlay frontend`: HTTP in front of a fleet."""
 
-import asyncio
 import sys
 from contextlib import AsyncExitStack
 
-import uvloop
-
 import inlay
 from inlay.cli.console import Console
-from inlay.cli.serve import EXIT_INTERRUPTED, check_address
+from inlay.cli.loop import run_until_told
+from inlay.cli.serve import check_address
 from inlay.cli.settings import FleetFrontendSettings
-from inlay.cli.signals import on_signals
 from inlay.digest import Secret
 from inlay.frontend import build_app, check, serve
 from inlay.plane.nats.frontend import NatsPlane
@@ -27,18 +24,10 @@ def run(settings: FleetFrontendSettings) -> int:
         InlayError: the address is taken, NATS is out of reach, or the namespace has another secret.
     """
     configure(settings.telemetry.log_format)
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_host(settings, Console(sys.stdout, sys.stderr)))
-    except asyncio.CancelledError:
-        return EXIT_INTERRUPTED
-    return 0
+    return run_until_told(_host(settings, Console(sys.stdout, sys.stderr)))
 
 
 async def _host(settings: FleetFrontendSettings, console: Console) -> None:
-    main = asyncio.current_task()
-    if main is not None:
-        on_signals(main.cancel)
     frontend, fleet = settings.frontend, settings.fleet
     check_address(frontend.host, frontend.port)
     if frontend.admin_port is not None:

@@ -11,12 +11,12 @@ from inlay.cli.commands import COMMANDS, known_variables
 from inlay.cli.conceal import conceal
 from inlay.cli.console import Console
 from inlay.cli.reading import parse, read
+from inlay.cli.signals import EXIT_INTERRUPTED
 from inlay.cli.usage import overview, usage
 from inlay.errors import InlayError
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -11,12 +10,12 @@ from functools import partial
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
-import uvloop
-
 import inlay
 from inlay.cli.console import Console
 from inlay.cli.engine_words import with_words
+from inlay.cli.loop import run_until_told
 from inlay.cli.settings import ServeSettings
+from inlay.cli.signals import on_signals
 from inlay.engine import check as check_engine
 from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm.connectors import transfer_config
@@ -34,7 +33,6 @@ from inlay.tensors.table import config_of
 from inlay.worker import Supervisor, spawn
 from inlay.worker.adapter_orders import check_adapters
 
-EXIT_INTERRUPTED = 130
 _ACCEPTING_SECONDS = 0.02
 
 
@@ -88,12 +86,7 @@ def _with_rest(settings: ServeSettings, rest: Sequence[str]) -> ServeSettings:
 def run_host(settings: ServeSettings, console: Console, when_ready: WhenReady | None = None) -> int:
     """`host` in an event loop of its own; the exit status."""
     configure(settings.telemetry.log_format)
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(host(settings, console, when_ready))
-    except asyncio.CancelledError:
-        return EXIT_INTERRUPTED
-    return 0
+    return run_until_told(host(settings, console, when_ready))
 
 
 async def host(settings: ServeSettings, console: Console, when_ready: WhenReady | None = None) -> None:
@@ -107,10 +100,6 @@ async def host(settings: ServeSettings, console: Console, when_ready: WhenReady 
     """
     engine, frontend = settings.engine, settings.frontend
     _check(engine, frontend)
-    # Until the server takes signals over. SIGINT too: a shell starts background jobs with it ignored, and then asyncio leaves it so.
-    main = asyncio.current_task()
-    if main is not None:
-        _on_signals(main.cancel)
     console.line(f"inlay {inlay.__version__}: loading {engine.model} with the {engine.engine} engine")
     tracing = Tracing.open(settings.telemetry.otlp_traces_endpoint, "inlay-frontend")
     secret = settings.store.secret()
@@ -144,7 +133,7 @@ async def host(settings: ServeSettings, console: Console, when_ready: WhenReady 
         if not drained:
             supervisor.kill()
         # Whoever is impatient while the worker ends need not wait for it either.
-        _on_signals(supervisor.kill)
+        on_signals(supervisor.kill)
         for task in beside:
             task.cancel()
         results = await asyncio.gather(*beside, return_exceptions=True)
@@ -176,11 +165,6 @@ async def _ready(plane: LocalPlane, frontend: FrontendSettings, url: str, stop: 
     while not plane.workers():
         await plane.changed()
     return Running(url, plane.workers()[0].card, stop)
-
-
-def _on_signals(act: Callable[[], object]) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, act)
 
 
 def _check(engine: EngineSettings, frontend: FrontendSettings) -> None:

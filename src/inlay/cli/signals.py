@@ -3,6 +3,10 @@
 import asyncio
 import signal
 from collections.abc import Callable
+from typing import Final
+
+EXIT_INTERRUPTED: Final = 130
+"""What a shell says of a command that SIGINT ended."""
 
 
 def on_signals(act: Callable[[], object]) -> None:

@@ -10,12 +10,10 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
-import uvloop
-
 import inlay
 from inlay.cli.console import Console
 from inlay.cli.engine_words import with_words
-from inlay.cli.serve import EXIT_INTERRUPTED
+from inlay.cli.loop import run_until_told
 from inlay.cli.settings import WorkerSettings
 from inlay.cli.signals import on_signals
 from inlay.digest import Secret
@@ -43,18 +41,10 @@ def run(settings: WorkerSettings, rest: Sequence[str]) -> int:
     check_engine(engine)
     settings = settings.model_copy(update={"engine": engine})
     configure(settings.telemetry.log_format)
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_host(settings, Console(sys.stdout, sys.stderr)))
-    except asyncio.CancelledError:
-        return EXIT_INTERRUPTED
-    return 0
+    return run_until_told(_host(settings, Console(sys.stdout, sys.stderr)))
 
 
 async def _host(settings: WorkerSettings, console: Console) -> None:
-    main = asyncio.current_task()
-    if main is not None:
-        on_signals(main.cancel)
     check_adapters(settings.engine)
     directory = local_directory(settings.engine.model)
     if directory is not None:
