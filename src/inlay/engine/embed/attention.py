@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface
 
+from inlay.engine.torch.attention_options import check_options
 from inlay.errors import EngineError
 
 IMPLEMENTATION = "inlay_packed"
@@ -27,7 +28,7 @@ _ALIKE = 0.8
 _ALONE = 32
 """Positions from which on sequences are padded to no other's length."""
 
-_NOT_OPTIONS = frozenset(
+_WITHOUT_EFFECT = frozenset(
     {
         "deterministic",
         "dropout",
@@ -186,10 +187,7 @@ def _packed_attention(
     """
     if packed is None:
         raise EngineError(f"{IMPLEMENTATION} attention runs inside the embedding engine only")
-    dropped = [name for name, option in options.items() if option is not None and name not in _NOT_OPTIONS]
-    if dropped or attention_mask is not None:
-        names = ", ".join(sorted([*dropped, *([] if attention_mask is None else ["attention_mask"])]))
-        raise EngineError(f"{type(module).__name__} asks for {names}, which packed attention does not do")
+    check_options(module, {"attention_mask": attention_mask, **options}, _WITHOUT_EFFECT)
     states = packed.attend(
         query[0],
         key[0],

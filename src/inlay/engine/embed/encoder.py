@@ -13,7 +13,6 @@ from blake3 import blake3
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForSequenceClassification
 from transformers.modeling_outputs import BaseModelOutputWithPooling
-from transformers.utils import logging as transformers_logging
 
 from inlay.embedding.config import EmbeddingConfig, PoolingMode, activation_of
 from inlay.engine.embed.attention import IMPLEMENTATION, PackedAttention
@@ -22,8 +21,8 @@ from inlay.engine.embed.gelu import fuse_gelu
 from inlay.engine.embed.pooling import dense_layers, pool
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
+from inlay.engine.torch.checkpoint import device_of, dtype_of, load
 from inlay.engine.torch.linear import accelerate
-from inlay.engine.torch.model import device_of, dtype_of
 from inlay.engine.weights import directory_of, weights_id
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.prompt import Prompt, Rows, Tokens
@@ -110,30 +109,14 @@ class Encoder:
         device = device_of(settings.device)
         if device.type == "cpu":
             torch.set_num_threads(threads.count(settings.num_threads))
-        transformers_logging.disable_progress_bar()
-        kind = AutoModelForSequenceClassification if scores else AutoModel
-        try:
-            model, info = kind.from_pretrained(
-                config.directory,
-                dtype=dtype_of(settings.dtype, facts, device),
-                attn_implementation=IMPLEMENTATION,
-                use_safetensors=True,
-                trust_remote_code=False,
-                local_files_only=True,
-                output_loading_info=True,
-            )
-        except (OSError, ValueError, RuntimeError) as error:
-            raise InvalidRequestError(f"{config.directory} cannot be loaded: {error}") from error
-        lacking = [
-            name
-            for name in map(str, [*info["missing_keys"], *info["mismatched_keys"]])
-            if scores or not name.startswith("pooler.")
-        ]
-        if lacking:
-            raise InvalidRequestError(
-                f"{config.directory} lacks weights of the model: {', '.join(sorted(lacking)[:8])}"
-            )
-        model.requires_grad_(False).eval().to(device)
+        model = load(
+            AutoModelForSequenceClassification if scores else AutoModel,
+            config.directory,
+            dtype=dtype_of(settings.dtype, facts, device),
+            attn_implementation=IMPLEMENTATION,
+            # A pooler is not used here, and many checkpoints lack it.
+            spared="" if scores else "pooler.",
+        ).to(device)
         return cls(model, family, config, settings, scores=scores)
 
     def _embedding_card(self, config: EmbeddingConfig, settings: EngineSettings) -> EmbeddingCard:

@@ -19,6 +19,7 @@ from inlay.digest import Secret
 from inlay.engine.admission import PromptAdmission
 from inlay.engine.embed.encoder import Encoder
 from inlay.engine.embed.queue import Item, Queue
+from inlay.engine.probe import FIRST
 from inlay.engine.settings import EngineSettings
 from inlay.errors import (
     ContextLengthError,
@@ -39,9 +40,6 @@ T = TypeVar("T")
 
 RETRY_AFTER = 1.0
 """Seconds after which to ask again when too much waits."""
-
-_FIRST = -(1 << 62)
-"""Priority of a probe."""
 
 
 @dataclass(slots=True)
@@ -192,7 +190,7 @@ class EmbedEngine:
             id=f"probe-{next(self._probes)}",
             prompts=(Prompt.of(Tokens((0,))),),
             second_from=(1,) if self._encoder is not None and self._encoder.scores else (),
-            priority=_FIRST,
+            priority=FIRST,
         )
         self.embed(work, done.set_result)
         try:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
 from inlay.digest import Secret
 from inlay.engine.admission import Admission
+from inlay.engine.probe import probe
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.adapters import bank_of, read_lows
 from inlay.engine.torch.bounds import Bounds
@@ -35,7 +35,6 @@ from inlay.errors import (
     InvalidRequestError,
     OverloadedError,
 )
-from inlay.prompt import Prompt, Tokens
 from inlay.protocol.routing import KvEvent
 from inlay.protocol.work import (
     Adapter,
@@ -43,15 +42,11 @@ from inlay.protocol.work import (
     Emit,
     Grammar,
     ModelCard,
-    Sampling,
     Stats,
     Work,
 )
 
 log = logging.getLogger(__name__)
-
-_FIRST = -(2**31) - 1
-"""A priority before every client's."""
 
 _T = TypeVar("_T")
 
@@ -85,7 +80,6 @@ class TorchEngine:
         self._held: dict[str, tuple[Adapter, str]] = {}
         self._before = Stats()
         self._stats = Stats()
-        self._probes = count()
         self._events = CacheEvents(settings, secret)
 
     # On the event loop
@@ -318,27 +312,7 @@ class TorchEngine:
         Raises:
             EngineError: the engine has failed, or failed now.
         """
-        started = time.monotonic()
-        done: asyncio.Future[Delta] = asyncio.get_running_loop().create_future()
-
-        def emit(delta: Delta) -> None:
-            if delta.finish_reason is not None:
-                _resolve(done, delta)
-
-        work = Work(
-            id=f"probe-{next(self._probes)}",
-            prompt=Prompt.of(Tokens((0,))),
-            sampling=Sampling(max_tokens=1, temperature=0.0),
-            priority=_FIRST,
-        )
-        self.generate(work, emit)
-        try:
-            last = await done
-        finally:
-            self.abort(work.id)
-        if not last.token_ids:
-            raise EngineError(last.error.message if last.error else "the engine closed during the probe")
-        return time.monotonic() - started
+        return await probe(self)
 
     def stats(self) -> Stats:
         """The counters after the last step."""

@@ -12,13 +12,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_outputs import MoeModelOutputWithPast
-from transformers.utils import logging as transformers_logging
 
 from inlay.engine.generation_config import default_sampling, eos_token_ids, generation_config
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
 from inlay.engine.torch.attention import attention
 from inlay.engine.torch.batch import Batch
+from inlay.engine.torch.checkpoint import device_of, dtype_of, load
 from inlay.engine.torch.families import Family, check_positions, check_windows, family_of
 from inlay.engine.torch.fused import fuse
 from inlay.engine.torch.gathered_attention import Workspace
@@ -117,33 +117,25 @@ class CausalModel:
         config = config_of(directory)
         family = family_of(config)
         device = device_of(settings.device)
-        dtype = dtype_of(settings.dtype, config, device)
         max_model_len = _max_model_len(settings.max_model_len, config)
         if device.type == "cpu":
             torch.set_num_threads(threads.count(settings.num_threads))
-        transformers_logging.disable_progress_bar()
         try:
             parsed = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-            check_positions(parsed, max_model_len)
-            model, info = AutoModelForCausalLM.from_pretrained(
-                directory,
-                dtype=dtype,
-                attn_implementation=IMPLEMENTATION,
-                use_safetensors=True,
-                trust_remote_code=False,
-                local_files_only=True,
-                output_loading_info=True,
-            )
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError) as error:
             raise InvalidRequestError(f"{directory} cannot be loaded: {error}") from error
+        check_positions(parsed, max_model_len)
+        model = load(
+            AutoModelForCausalLM,
+            directory,
+            dtype=dtype_of(settings.dtype, config, device),
+            attn_implementation=IMPLEMENTATION,
+        )
         if type(model).__name__ != family.architecture:
             raise InvalidRequestError(
                 f"{directory} loads as {type(model).__name__}, not {family.architecture}"
             )
-        if info["missing_keys"] or info["mismatched_keys"]:
-            lacking = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
-            raise InvalidRequestError(f"{directory} lacks weights of the model: {', '.join(lacking[:8])}")
-        model.requires_grad_(False).eval().to(device)
+        model.to(device)
         lora = LoraBank(settings.max_loras + 1, settings.max_lora_rank) if settings.enable_lora else None
         return cls(model, family, directory, max_model_len, lora)
 
@@ -276,31 +268,6 @@ def _page_groups(layers: tuple[LayerShape, ...], max_model_len: int) -> tuple[Pa
     """Layers divided into page groups: one, where they do not keep the same of a position."""
     alike = len({layer._replace(window=None) for layer in layers}) == 1
     return group_layers([layer.window if alike else None for layer in layers], max_model_len)
-
-
-def device_of(name: str) -> torch.device:
-    """The device a setting names. Raises `InvalidRequestError` where it is not here."""
-    available = torch.cuda.is_available()
-    if name == "cuda" and not available:
-        raise InvalidRequestError(
-            "device cuda was asked for, and this machine or this torch has none; allowed: auto, cpu"
-        )
-    return torch.device("cuda" if name == "cuda" or (name == "auto" and available) else "cpu")
-
-
-def dtype_of(name: str, config: dict[str, Any], device: torch.device) -> torch.dtype:
-    """The dtype a setting names for a checkpoint on a device. Raises `InvalidRequestError` where it does not run there."""
-    stored = str(config.get("dtype") or config.get("torch_dtype") or "float32")
-    chosen = stored if name == "auto" else name
-    if chosen not in ("float32", "bfloat16", "float16"):
-        raise InvalidRequestError(f"the checkpoint is {stored}; allowed: float32, bfloat16, float16")
-    if chosen == "float16" and device.type == "cpu":
-        if name != "auto":
-            raise InvalidRequestError("float16 does not run on a CPU; allowed there: float32, bfloat16")
-        _logger.warning("the checkpoint is float16, which a CPU does not compute: running in float32")
-        chosen = "float32"
-    dtype: torch.dtype = getattr(torch, chosen)
-    return dtype
 
 
 def _max_model_len(asked: int | None, config: dict[str, Any]) -> int:

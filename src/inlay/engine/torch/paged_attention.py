@@ -11,12 +11,13 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from inlay.engine.torch.attention_options import check_options
 from inlay.errors import EngineError
 
 IMPLEMENTATION = "inlay_paged"
 """The name transformers knows this attention by."""
 
-_NOT_OPTIONS = frozenset(
+_WITHOUT_EFFECT = frozenset(
     {"dropout", "is_causal", "output_router_logits", "past_key_values", "position_ids", "use_cache"}
 )
 """Keyword arguments of attention layers that do not change the result here."""
@@ -86,10 +87,7 @@ def _paged_attention(
     """
     if paged is None:
         raise EngineError(f"{IMPLEMENTATION} attention runs inside the torch engine only")
-    dropped = [name for name, option in options.items() if option is not None and name not in _NOT_OPTIONS]
-    if dropped or attention_mask is not None:
-        names = ", ".join(sorted([*dropped, *([] if attention_mask is None else ["attention_mask"])]))
-        raise EngineError(f"{type(module).__name__} asks for {names}, which this attention does not do")
+    check_options(module, {"attention_mask": attention_mask, **options}, _WITHOUT_EFFECT)
     factor = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer: Any = module.layer_idx
     scoring = Scoring(factor, sliding_window, softcap, s_aux)

@@ -2,12 +2,12 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Sequence
 from itertools import count
 from typing import Any, TypeVar
 
 from inlay.digest import Secret
+from inlay.engine.probe import probe
 from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm.adapters import Adapters
 from inlay.engine.vllm.follower import Follower
@@ -15,14 +15,11 @@ from inlay.engine.vllm.loading import Loaded, load
 from inlay.engine.vllm.prompts import input_of
 from inlay.engine.vllm.sampling import params_of
 from inlay.errors import DeadlineExceededError, EngineError, InlayError, InvalidRequestError, OverloadedError
-from inlay.prompt import Prompt, Tokens
+from inlay.prompt import Tokens
 from inlay.protocol import refusals
-from inlay.protocol.work import Adapter, Delta, Emit, ModelCard, Sampling, Stats, Work
+from inlay.protocol.work import Adapter, Emit, ModelCard, Stats, Work
 
 log = logging.getLogger(__name__)
-
-_FIRST = -(2**31) - 1
-"""A priority before every client's."""
 
 _T = TypeVar("_T")
 
@@ -142,27 +139,7 @@ class VllmEngine:
 
     async def probe(self) -> float:
         """Run one token through the model and time it. Raises `EngineError` when vLLM has died or refuses it."""
-        started = time.monotonic()
-        done: asyncio.Future[Delta] = asyncio.get_running_loop().create_future()
-
-        def emit(delta: Delta) -> None:
-            if delta.finish_reason is not None and not done.done():
-                done.set_result(delta)
-
-        work = Work(
-            id=f"probe-{next(self._numbers)}",
-            prompt=Prompt.of(Tokens((0,))),
-            sampling=Sampling(max_tokens=1, temperature=0.0),
-            priority=_FIRST,
-        )
-        self.generate(work, emit)
-        try:
-            last = await done
-        finally:
-            self.abort(work.id)
-        if not last.token_ids:
-            raise EngineError(last.error.message if last.error else "the engine closed during the probe")
-        return time.monotonic() - started
+        return await probe(self)
 
     def stats(self) -> Stats:
         """The counters after the last step vLLM told of."""
