@@ -230,7 +230,7 @@ async def test_a_client_that_does_not_read_stalls_neither_its_engine_nor_its_nei
     # All of the slow one's answer is made, and nearly all of it waits at its worker.
     await until_quiet(plane, worker)
     assert isinstance(slow, NatsStream)
-    assert len(slow._waiting) <= WINDOW_PIECES
+    assert len(slow._deltas.waiting) <= WINDOW_PIECES
     told += [delta async for deltas in iterator for delta in deltas]
     ids = [id_ for delta in told for id_ in delta.token_ids]
     assert ids == list(islice(cycle(prompt(0)), 3000))

@@ -76,9 +76,9 @@ class StreamMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_arrived_is_what_was_said(self) -> None:
-        ids = [id_ for delta in self.stream._waiting for id_ in delta.token_ids]
+        ids = [id_ for delta in self.stream._deltas.waiting for id_ in delta.token_ids]
         assert ids == list(range(len(ids)))
-        assert all(delta.work_id == "work" for delta in self.stream._waiting)
+        assert all(delta.work_id == "work" for delta in self.stream._deltas.waiting)
 
     @invariant()
     def no_more_is_on_the_way_than_the_window_holds(self) -> None:
@@ -92,7 +92,7 @@ class StreamMachine(RuleBasedStateMachine):
             while self.on_the_way:
                 self.arrive()
             self.outgoing.acknowledge(self.stream.received)
-        ids = [id_ for delta in self.stream._waiting for id_ in delta.token_ids]
+        ids = [id_ for delta in self.stream._deltas.waiting for id_ in delta.token_ids]
         assert ids == list(range(self.said))
         assert self.stream.ended
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import NamedTuple
@@ -10,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from inlay.errors import DeadlineExceededError, InlayError, OverloadedError
+from inlay.plane.delta_queue import DeltaQueue
 from inlay.plane.local.channel import Channel
 from inlay.plane.messages import (
     Answer,
@@ -44,39 +44,20 @@ class LocalStream:
     def __init__(self, link: "Link", work: Work) -> None:
         self._link = link
         self._work = work
-        self._waiting: deque[Delta] = deque()
-        self._arrived = asyncio.Event()
-        self._error: InlayError | None = None
+        self._deltas = DeltaQueue()
         self._cancelled = False
         self.offsets: list[int] = []
 
     def feed(self, delta: Delta) -> None:
         """Take a delta of this work."""
-        self._waiting.append(delta)
-        self._arrived.set()
+        self._deltas.put(delta)
 
     def fail(self, error: InlayError) -> None:
         """End with `error` after what has arrived."""
-        self._error = error
-        self._arrived.set()
+        self._deltas.fail(error)
 
-    async def __aiter__(self) -> AsyncIterator[Sequence[Delta]]:
-        while True:
-            await self._arrived.wait()
-            self._arrived.clear()
-            batch: list[Delta] = []
-            while self._waiting:
-                delta = self._waiting.popleft()
-                if delta.error is not None:
-                    self._error = delta.error.to_error()
-                    break
-                batch.append(delta)
-            if batch:
-                yield batch
-                if batch[-1].finish_reason is not None:
-                    return
-            if self._error is not None:
-                raise self._error
+    def __aiter__(self) -> AsyncIterator[Sequence[Delta]]:
+        return aiter(self._deltas)
 
     def cancel(self) -> None:
         """Stop the work; needs no answer."""

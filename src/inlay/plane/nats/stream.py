@@ -1,12 +1,11 @@
 """A stream at its frontend."""
 
-import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
 
 from inlay.errors import InlayError
+from inlay.plane.delta_queue import DeltaQueue
 from inlay.protocol.work import Delta, Work
 
 _ACKNOWLEDGED_AT = 32
@@ -39,9 +38,7 @@ class NatsStream:
         self.work = work
         self._tell_used = used
         self._tell_cancelled = cancel
-        self._waiting: deque[Delta] = deque()
-        self._arrived = asyncio.Event()
-        self._error: InlayError | None = None
+        self._deltas = DeltaQueue()
         self._used = 0
         self._told = 0
         self.received = 0
@@ -58,9 +55,8 @@ class NatsStream:
         if number != self.received:
             return number < self.received
         self.received += 1
-        self._waiting.append(msgspec.structs.replace(delta, work_id=self.work.id))
+        self._deltas.put(msgspec.structs.replace(delta, work_id=self.work.id))
         self.ended = self.ended or delta.finish_reason is not None
-        self._arrived.set()
         return True
 
     def abort(self) -> None:
@@ -72,28 +68,12 @@ class NatsStream:
         """End with `error` after what has arrived."""
         if not self.ended:
             self.ended = True
-            self._error = error
-            self._arrived.set()
+            self._deltas.fail(error)
 
     async def __aiter__(self) -> AsyncIterator[Sequence[Delta]]:
-        while True:
-            await self._arrived.wait()
-            self._arrived.clear()
-            batch: list[Delta] = []
-            count = len(self._waiting)
-            while self._waiting:
-                delta = self._waiting.popleft()
-                if delta.error is not None:
-                    self._error = delta.error.to_error()
-                    break
-                batch.append(delta)
-            if batch:
-                yield batch
-                if batch[-1].finish_reason is not None:
-                    return
-            self._count_used(count)
-            if self._error is not None:
-                raise self._error
+        async for batch in self._deltas:
+            yield batch
+            self._count_used(len(batch))
 
     def _count_used(self, count: int) -> None:
         self._used += count
