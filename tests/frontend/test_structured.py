@@ -1,9 +1,12 @@
 """Structured output through real servers and the real client; the model's weights are random, so the grammar does all of it."""
 
+import http.client
 import json
 import re
+import select
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from typing import Any, Literal
 
 import openai
@@ -11,7 +14,7 @@ import pydantic
 import pytest
 
 from inlay.render import Renderer
-from tests.frontend.live import Fleet
+from tests.frontend.live import Fleet, until
 from tests.frontend.payloads import TEXT, embeds_of, error, post, saved
 
 ASK: list[dict[str, Any]] = [{"role": "user", "content": TEXT}]
@@ -162,6 +165,38 @@ def test_hostile_schemas_are_refused_or_cut_while_others_are_answered(url: str) 
     assert set(statuses.values()) <= {200, 400}
     refused = {"repetition", "divisor", "nesting", "products", "itself", "elsewhere"}
     assert all(statuses[name] == 400 for name in refused)
+
+
+def test_a_key_with_costly_schemas_delays_no_other_key_s(llama: Fleet) -> None:
+    url = llama.serve(api_key=["hostile", "good"])
+    host, _, port = url.removeprefix("http://").partition(":")
+    with ExitStack() as stack:
+        asked = []
+        for letter in "abcdefghij":  # each takes a second or more, and cannot be interrupted
+            schema = {"properties": {f"{letter}{index}": {"type": "integer"} for index in range(3000)}}
+            body = json.dumps(
+                {"model": "tiny", "prompt": TEXT, "max_tokens": 1, "structured_outputs": {"json": schema}}
+            )
+            connection = stack.enter_context(closing(http.client.HTTPConnection(host, int(port), timeout=60)))
+            connection.request(
+                "POST",
+                "/v1/completions",
+                body,
+                {"Authorization": "Bearer hostile", "Content-Type": "application/json"},
+            )
+            asked.append(connection)
+        until(lambda: llama.apps[url].server.inflight.count == len(asked))
+        fields = {
+            "model": "tiny",
+            "prompt": TEXT,
+            "max_tokens": 9,
+            "structured_outputs": {"regex": "[a-d]{2}"},
+        }
+        answer = post(url, "/v1/completions", fields, Authorization="Bearer good")
+        assert re.fullmatch("[a-d]{2}", answer.json()["choices"][0]["text"])
+        # In the order of coming all of them would have been compiled first.
+        answered, _, _ = select.select([connection.sock for connection in asked], [], [], 0)
+        assert len(answered) < len(asked)
 
 
 def test_what_is_wrong_with_a_schema_is_said_by_the_field_it_came_in(url: str) -> None:

@@ -24,16 +24,17 @@ class Client:
     """One client. `with` it, a request is under way.
 
     Attributes:
+        name: of its key, or its address.
         share: what it may take; None is whatever the server has.
         requests: under way.
         bytes: held.
     """
 
-    __slots__ = ("_clients", "_name", "bucket", "bytes", "requests", "share")
+    __slots__ = ("_clients", "bucket", "bytes", "name", "requests", "share")
 
     def __init__(self, clients: "Clients", name: str, share: Share) -> None:
         self._clients = clients
-        self._name = name
+        self.name = name
         self.share = share
         self.bucket: TokenBucket | None = None
         self.requests = 0
@@ -65,7 +66,7 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.requests -= 1
-        self._clients.left(self._name, self)
+        self._clients.left(self.name, self)
 
 
 class Clients:

@@ -102,6 +102,7 @@ def generation_of(
                 deadline=remaining,
                 priority=request.priority or 0,
                 trace=None if call.span is None else call.span.traceparent,
+                client=call.client,
             )
             _check_served(model, work, request)
             choices.append(Choice(index, work, renderer, display))

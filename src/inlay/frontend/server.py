@@ -193,6 +193,11 @@ class Call:
         return self.caller.tenant
 
     @property
+    def client(self) -> str | None:
+        """Who takes turns with the others, once that is known."""
+        return None if self.reservation.client is None else self.reservation.client.name
+
+    @property
     def remaining(self) -> float | None:
         """Seconds the request may still take, or None. Raises `DeadlineExceededError` when there are none."""
         if self.timeout is None:

@@ -109,6 +109,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         deadline: seconds the work may still take when it is sent, or None.
         priority: lower is sooner, as in vLLM.
         trace: W3C `traceparent` of the span it belongs to, where that is recorded.
+        client: whose it is, as its frontend tells clients apart: who makes an engine wait takes turns with the others. None where unknown.
     """
 
     id: str
@@ -121,6 +122,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     deadline: float | None = None
     priority: int = 0
     trace: str | None = None
+    client: str | None = None
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

@@ -9,7 +9,7 @@ from itertools import count
 from typing import Generic, TypeVar
 
 from inlay.errors import InlayError, OverloadedError, RateLimitedError
-from inlay.router.fair_queue import FairQueue
+from inlay.fair_queue import FairQueue
 from inlay.router.settings import RouterSettings
 
 P = TypeVar("P")

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import queue
 import re
+import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +19,8 @@ from inlay.digest import with_digests
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import grammar_source, grammars
 from inlay.engine.torch.engine import TorchEngine
-from inlay.errors import InvalidRequestError
+from inlay.engine.torch.grammar_state import refusal
+from inlay.errors import DeadlineExceededError, InvalidRequestError, OverloadedError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.protocol.work import MAX_GRAMMAR, Exactness, Grammar, GrammarKind, Sampling, Work
 from inlay.render import Renderer
@@ -109,14 +112,14 @@ _counter = iter(range(10**6))
 def work(
     kind: GrammarKind | None, source: str | None = None, prompt: Prompt = PROMPT, **options: Any
 ) -> Work:
-    prior = options.pop("prior_output", ())
+    prior, client = options.pop("prior_output", ()), options.pop("client", None)
     grammar = (
         None
         if kind is None
         else Grammar(kind, CASES[kind] if source is None else source, options.pop("after", ()))
     )
     sampling = Sampling(**{"max_tokens": 200, "seed": 5, "grammar": grammar, **options})
-    return Work(id=f"w{next(_counter)}", prompt=prompt, sampling=sampling, prior_output=prior)
+    return Work(id=f"w{next(_counter)}", prompt=prompt, sampling=sampling, prior_output=prior, client=client)
 
 
 async def run(engine: TorchEngine, *works: Work) -> list[Receiver]:
@@ -295,6 +298,8 @@ async def test_where_nothing_is_left_to_choose_the_work_fails_alone(
         ("grammar", "start: /(a{1000}){1000}/", "too large"),
         ("grammar", 'start: %json {"multipleOf": 1000003}', "multipleOf"),
         ("regex", "a" * 300_000, "at most"),
+        ("json_schema", json.dumps({"properties": {f"p{n}": {} for n in range(16_000)}}), "at most 5000"),
+        ("json_schema", json.dumps({"required": [f"p{n}" for n in range(5_001)]}), "at most 5000"),
     ],
 )
 async def test_a_bad_or_hostile_grammar_is_the_clients_error_and_nobody_elses(
@@ -339,13 +344,13 @@ async def test_a_work_that_waits_for_its_grammar_can_be_ended(engine: TorchEngin
 async def test_an_output_that_does_not_match_cannot_be_resumed(directory: Path) -> None:
     made = grammars.Grammars(directory, VOCAB_SIZE, (EOS_ID,))
     try:
-        state = await asyncio.wrap_future(made.start(Grammar("regex", "ab"), (), ()))
+        state = await asyncio.wrap_future(made.start(Grammar("regex", "ab"), (), ()).state)
         state.read([])
         mask = state.mask()
         assert mask is not None
         assert np.unpackbits(mask.view(np.uint8)).sum() >= 1
         with pytest.raises(InvalidRequestError):
-            await asyncio.wrap_future(made.start(Grammar("regex", "ab"), (), (20, 21, 22)))
+            await asyncio.wrap_future(made.start(Grammar("regex", "ab"), (), (20, 21, 22)).state)
     finally:
         made.close()
 
@@ -365,13 +370,150 @@ async def test_one_grammar_is_compiled_once_and_the_oldest_is_dropped(
     made = grammars.Grammars(directory, VOCAB_SIZE, (EOS_ID,))
     try:
         for regex in ("a", "a", "b", "a", "c", "a", "b"):
-            await asyncio.wrap_future(made.start(Grammar("regex", regex), (), ()))
-        many = [made.start(Grammar("regex", "d"), (), ()) for _ in range(5)]
+            await asyncio.wrap_future(made.start(Grammar("regex", regex), (), ()).state)
+        many = [made.start(Grammar("regex", "d"), (), ()).state for _ in range(5)]
         await asyncio.gather(*map(asyncio.wrap_future, many))
         assert compiled == ["a", "b", "c", "b", "d"]
         assert len(made) == 2
     finally:
         made.close()
+
+
+COSTLY = [
+    json.dumps({"properties": {f"{letter}{n}": {"type": "integer"} for n in range(3000)}})
+    for letter in "abcdefghij"
+]
+"""Each takes a second or more, and cannot be interrupted."""
+
+
+async def test_a_client_with_costly_schemas_delays_its_own_and_nobody_elses(
+    engine: TorchEngine, renderer: Renderer
+) -> None:
+    hostile = [work("json_schema", source, client="hostile") for source in COSTLY]
+    receivers = [Receiver(one) for one in hostile]
+    for one, receiver in zip(hostile, receivers, strict=True):
+        engine.generate(one, receiver)
+    (fine,) = await run(engine, work("regex", "[a-d]{7}", client="good"))
+    waiting = [receiver for receiver in receivers if not receiver.deltas]
+    for one in hostile:
+        engine.abort(one.id)
+    # In the order of coming all of them would have been compiled first.
+    assert waiting
+    assert re.fullmatch("[a-d]{7}", text_of(renderer, fine))
+
+
+async def test_what_nobody_waits_for_is_not_compiled(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[str] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(grammar: Grammar) -> str:
+        compiled.append(grammar.source)
+        begun.set()
+        assert go_on.wait(60)
+        return grammar_source.source_of(grammar)
+
+    monkeypatch.setattr(grammars, "source_of", slow)
+    made = grammars.Grammars(directory, VOCAB_SIZE, (EOS_ID,))
+    try:
+        first, left, shared, other = (
+            made.start(Grammar("regex", regex), (), (), client="a") for regex in "abcc"
+        )
+        assert begun.wait(60)
+        left.state.cancel()
+        shared.state.cancel()
+        assert len(made) == 2
+        go_on.set()
+        await asyncio.gather(asyncio.wrap_future(first.state), asyncio.wrap_future(other.state))
+        assert compiled == ["a", "c"]
+        again = made.start(Grammar("regex", "b"), (), (), client="a")
+        await asyncio.wrap_future(again.state)
+        assert compiled == ["a", "c", "b"]
+    finally:
+        go_on.set()
+        made.close()
+
+
+async def test_clients_take_turns_at_compiling(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: dict[str, threading.Event] = {regex: threading.Event() for regex in "abcdx"}
+    begun: queue.Queue[str] = queue.Queue()
+
+    def slow(grammar: Grammar) -> str:
+        begun.put(grammar.source)
+        assert held[grammar.source].wait(60)
+        return grammar_source.source_of(grammar)
+
+    monkeypatch.setattr(grammars, "source_of", slow)
+    made = grammars.Grammars(directory, VOCAB_SIZE, (EOS_ID,))
+    try:
+        mine = [made.start(Grammar("regex", regex), (), (), client="hostile") for regex in "abcd"]
+        assert begun.get(timeout=60) == "a"
+        good = made.start(Grammar("regex", "x"), (), (), client="good")
+        # One of a client at a time, whatever threads are free.
+        assert begun.get(timeout=60) == "x"
+        assert begun.empty()
+        # Whoever else waits for the same has it done in its own turn.
+        joined = made.start(Grammar("regex", "d"), (), (), client="third")
+        assert begun.get(timeout=60) == "d"
+        for one in held.values():
+            one.set()
+        await asyncio.gather(*(asyncio.wrap_future(one.state) for one in (*mine, good, joined)))
+        assert sorted(begun.get(timeout=60) for _ in range(2)) == ["b", "c"]
+    finally:
+        for one in held.values():
+            one.set()
+        made.close()
+
+
+async def test_a_compiled_grammar_is_not_shared_with_another_salt(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[str] = []
+
+    def counted(grammar: Grammar) -> str:
+        compiled.append(grammar.source)
+        return grammar_source.source_of(grammar)
+
+    monkeypatch.setattr(grammars, "source_of", counted)
+    made = grammars.Grammars(directory, VOCAB_SIZE, (EOS_ID,))
+    try:
+        for salt in (None, "one", "two", "one"):
+            await asyncio.wrap_future(made.start(Grammar("regex", "a"), (), (), salt=salt).state)
+        assert compiled == ["a"] * 3
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("begun", [True, False])
+async def test_a_grammar_that_comes_too_late_is_told_apart_from_one_that_had_no_turn(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    go_on = threading.Event()
+
+    def slow(grammar: Grammar) -> str:
+        assert go_on.wait(60)
+        return grammar_source.source_of(grammar)
+
+    monkeypatch.setattr(grammars, "source_of", slow)
+    made = grammars.Grammars(directory, VOCAB_SIZE, (EOS_ID,))
+    try:
+        one, two = (made.start(Grammar("regex", regex), (), (), client="a") for regex in "ab")
+        error = grammars.too_late(one if begun else two, None)
+        assert isinstance(error, InvalidRequestError if begun else OverloadedError)
+        assert isinstance(grammars.too_late(one, 1.0), DeadlineExceededError)
+    finally:
+        go_on.set()
+        made.close()
+
+
+async def test_what_the_library_says_of_itself_is_not_shown() -> None:
+    error = refusal("panic: assertion failed: grammar.symbols.len() < u16::MAX\n<backtrace>\n 0: <unknown>")
+    assert isinstance(error, InvalidRequestError)
+    assert (
+        error.message
+        == "the grammar cannot be used: it is too large or too complex to be compiled; make it smaller"
+    )
 
 
 async def test_bad_words_and_allowed_ids_are_held_to(engine: TorchEngine) -> None:

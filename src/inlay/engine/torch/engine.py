@@ -22,14 +22,13 @@ from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.capacity import available_memory, num_pages
 from inlay.engine.torch.card import card_of
 from inlay.engine.torch.decode_graphs import CudaCapture
-from inlay.engine.torch.grammar_state import PARAM, GrammarState
-from inlay.engine.torch.grammars import KINDS, MAX_SECONDS, Grammars
+from inlay.engine.torch.grammar_state import GrammarState
+from inlay.engine.torch.grammars import KINDS, MAX_SECONDS, Grammars, Waiting, too_late
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.receiver import Receiver
 from inlay.engine.torch.sleep import TAGS, Bed, together
 from inlay.engine.torch.step import Core
 from inlay.errors import (
-    DeadlineExceededError,
     EngineError,
     InlayError,
     InvalidRequestError,
@@ -73,7 +72,7 @@ class TorchEngine:
         self._admission: Admission | None = None
         self._receivers: dict[str, Receiver] = {}
         self._grammars: Grammars | None = None
-        self._waits: dict[str, asyncio.TimerHandle] = {}
+        self._waits: dict[str, tuple[asyncio.TimerHandle, Waiting]] = {}
         self._asked: set[asyncio.Future[Any]] = set()
         self._model: CausalModel | None = None
         self._bed: Bed | None = None
@@ -202,13 +201,6 @@ class TorchEngine:
         if self._grammars is None or self._loop is None:
             raise EngineError("the engine is not started")
         loop = self._loop
-        error: InlayError = InvalidRequestError(
-            f"the grammar took more than {MAX_SECONDS:g} s to compile; make it simpler", param=PARAM
-        )
-        seconds = MAX_SECONDS
-        if work.deadline is not None and work.deadline < seconds:
-            error = DeadlineExceededError("the deadline passed before the grammar was compiled")
-            seconds = work.deadline
 
         def compiled(future: "Future[GrammarState]") -> None:
             with suppress(RuntimeError):  # the loop is gone, and whoever listened
@@ -229,18 +221,23 @@ class TorchEngine:
 
         def late() -> None:
             self._stop_waiting(work.id)
-            self._deliver([receiver.lost(error)])
+            self._deliver([receiver.lost(too_late(waiting, work.deadline))])
 
-        self._waits[work.id] = loop.call_later(seconds, late)
-        started = self._grammars.start(grammar, work.sampling.stop_token_ids, work.prior_output)
-        started.add_done_callback(compiled)
+        waiting = self._grammars.start(
+            grammar, work.sampling.stop_token_ids, work.prior_output, client=work.client, salt=work.salt
+        )
+        seconds = MAX_SECONDS if work.deadline is None else min(MAX_SECONDS, work.deadline)
+        self._waits[work.id] = loop.call_later(seconds, late), waiting
+        waiting.state.add_done_callback(compiled)
 
     def _stop_waiting(self, work_id: str) -> bool:
         """Whether the work was waiting for its grammar."""
-        timer = self._waits.pop(work_id, None)
-        if timer is not None:
-            timer.cancel()
-        return timer is not None
+        timer, waiting = self._waits.pop(work_id, (None, None))
+        if timer is None or waiting is None:
+            return False
+        timer.cancel()
+        waiting.state.cancel()
+        return True
 
     def abort(self, work_id: str) -> None:
         """End a work before the next step."""

@@ -1,8 +1,8 @@
 """From a `Grammar` to llguidance's own form of it, after a look at what would cost too much.
 
-The library bounds what a grammar may cost by fuel, which three things escape: an exact repetition costs as much as the text it
-stands for, at the first token; so does the divisor of `multipleOf`, squared; and what is deeply nested is read by recursion.
-They are bounded here, by reading the source and not by running it.
+The library bounds what a grammar may cost by fuel, which four things escape: an exact repetition costs as much as the text it
+stands for, at the first token; so does the divisor of `multipleOf`, squared; an object's properties cost their number squared while
+the grammar is built; and what is deeply nested is read by recursion. They are bounded here, by reading the source and not by running it.
 """
 
 import json
@@ -23,6 +23,9 @@ MAX_DEPTH = 64
 
 MAX_REPEATED = 20_000
 """Characters a regular expression stands for at most when every `{m,n}` is written out: about 30 ms at its first token."""
+
+MAX_PROPERTIES = 5_000
+"""Of all objects in a JSON schema, as many as OpenAI takes. Building takes the square of an object's: about 6 s for so many."""
 
 MAX_DIVISOR = 10_000
 """What the divisors of all `multipleOf` in a schema may have as their common multiple, without their powers of ten."""
@@ -108,8 +111,13 @@ def check_schema(schema: Any) -> None:
     Raises:
         InvalidRequestError: it does; the message says what.
     """
-    multiple = 1
+    multiple, count = 1, 0
     for node in _nodes(schema):
+        count += max(_length(node.get("properties")), _length(node.get("required")))
+        if count > MAX_PROPERTIES:
+            raise InvalidRequestError(
+                f"the schema has too many properties: at most {MAX_PROPERTIES} are allowed in all its objects together"
+            )
         pattern = node.get("pattern")
         if isinstance(pattern, str):
             _check_regex(pattern)
@@ -124,6 +132,10 @@ def check_schema(schema: Any) -> None:
                     f"multipleOf {divisor} is too fine: the divisors of a schema may have a common multiple of at most "
                     f"{MAX_DIVISOR}, powers of ten aside"
                 )
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, dict | list) else 0
 
 
 def _nodes(schema: Any) -> Iterator[dict[str, Any]]:
@@ -299,4 +311,4 @@ def _skip_schema(body: str, place: int) -> int:
     return end
 
 
-__all__ = ["MAX_DEPTH", "MAX_DIVISOR", "MAX_REPEATED", "check_schema", "source_of"]
+__all__ = ["MAX_DEPTH", "MAX_DIVISOR", "MAX_PROPERTIES", "MAX_REPEATED", "check_schema", "source_of"]

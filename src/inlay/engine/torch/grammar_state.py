@@ -149,11 +149,14 @@ PARAM = "grammar"
 
 
 def refusal(message: str) -> InlayError:
-    """The library's words, in one line."""
-    lines = [line.strip() for line in message.split("<non-verbose/>")[0].splitlines()]
-    text = " ".join(line for line in lines if line)
-    if text.startswith("NoExtension"):
+    """The library's words about the grammar, in one line; none of those about itself."""
+    if message.startswith("panic"):
+        text = "it is too large or too complex to be compiled; make it smaller"
+    elif message.startswith("NoExtension"):
         text = "nothing can match it"
+    else:
+        lines = [line.strip() for line in message.split("<non-verbose/>")[0].splitlines()]
+        text = " ".join(line for line in lines if line)
     return InvalidRequestError(f"the grammar cannot be used: {text[:400]}", param=PARAM)
 
 

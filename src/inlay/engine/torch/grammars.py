@@ -5,15 +5,19 @@ import os
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from inlay.engine.torch.grammar_source import source_of
 from inlay.engine.torch.grammar_state import PARAM, GrammarState, refusal
-from inlay.errors import InlayError, InvalidRequestError, OverloadedError
+from inlay.engine.torch.turns import Job, Turns
+from inlay.errors import DeadlineExceededError, InlayError, InvalidRequestError, OverloadedError
 from inlay.protocol.work import Grammar, GrammarKind
 from inlay.render.tokenizer import load_tokenizer
 
@@ -29,9 +33,11 @@ MAX_KEPT_SOURCE = 4 * 1024 * 1024
 """Characters their sources may have together: what they take grows with them."""
 
 MAX_SECONDS = 30.0
-"""A work waits so long for its grammar; the largest the limits let pass takes about one on an idle core."""
+"""A work waits so long for its grammar; the most costly the limits let pass takes six on an idle core, nearly all others less than one."""
 
-_THREADS = 2
+_THREADS = 3
+"""One more than the clients that must ask for what takes long before anyone else waits for them."""
+
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=100_000,
@@ -45,8 +51,33 @@ _LIMITS = LLParserLimits(
 """llguidance's own: half of its usual fuel for a token, and a twelfth of its lexer's states of 1 to 2 KB."""
 
 
+class _Key(NamedTuple):
+    kind: GrammarKind
+    source: str
+    salt: str | None
+
+
+class Waiting:
+    """A work's wait for the state of its grammar.
+
+    Attributes:
+        state: to come. Its exception is an `InvalidRequestError` when the grammar is none, is too costly, or does not allow the output.
+            Cancel it to wait no more.
+        job: compiles the grammar.
+    """
+
+    __slots__ = ("job", "state")
+
+    def __init__(self, job: Job[LLMatcher]) -> None:
+        self.job = job
+        self.state: Future[GrammarState] = Future()
+
+
 class Grammars:
-    """Compiles grammars for one tokenizer. Safe to use from any thread."""
+    """Compiles grammars for one tokenizer. Safe to use from any thread.
+
+    Compiling cannot be interrupted, and what comes of it is kept for those with the same salt. `Turns` keeps clients from each other's way.
+    """
 
     def __init__(self, path: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         """Start to read the tokenizer, in the background.
@@ -57,9 +88,11 @@ class Grammars:
             eos_token_ids: what ends an output where its grammar may end.
         """
         self._vocab_size = vocab_size
-        self._threads = ThreadPoolExecutor(_THREADS, "inlay-grammar", initializer=_yield_to_others)
+        self._turns: Turns[LLMatcher] = Turns(_THREADS, "inlay-grammar", _yield_to_others)
+        # Apart from those that compile: what has been compiled waits for nobody.
+        self._threads = ThreadPoolExecutor(1, "inlay-grammar-state", initializer=_yield_to_others)
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
+        self._kept: OrderedDict[_Key, Job[LLMatcher]] = OrderedDict()
         self._tokenizer = self._threads.submit(_tokenizer, path, eos_token_ids)
 
     def __len__(self) -> int:
@@ -68,57 +101,75 @@ class Grammars:
 
     def close(self) -> None:
         """Compile nothing more."""
+        self._turns.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def start(
-        self, grammar: Grammar, stop_token_ids: tuple[int, ...], output: Sequence[int]
-    ) -> "Future[GrammarState]":
-        """The state of a work at the end of the output it has so far.
-
-        The future's exception is an `InvalidRequestError` when the grammar is none, is too costly, or does not allow `output`.
-        """
-        started: Future[GrammarState] = Future()
-
-        def begin(compiled: Future[LLMatcher]) -> None:
-            # Only now a thread is taken: none ever waits for another.
-            try:
-                self._threads.submit(self._start, started, compiled, grammar, stop_token_ids, output)
-            except RuntimeError:
-                started.set_exception(OverloadedError("the engine is closing"))
-
-        self._compiled(grammar).add_done_callback(begin)
-        return started
-
-    def _start(
         self,
-        started: "Future[GrammarState]",
-        compiled: "Future[LLMatcher]",
         grammar: Grammar,
         stop_token_ids: tuple[int, ...],
         output: Sequence[int],
+        *,
+        client: Hashable = None,
+        salt: str | None = None,
+    ) -> "Waiting":
+        """The state of a work at the end of the output it has so far.
+
+        Args:
+            grammar: what its output must match.
+            stop_token_ids: of the work.
+            output: ids.
+            client: whose it is; clients take turns.
+            salt: compiled grammars are shared by those who have the same.
+
+        Raises:
+            OverloadedError: the engine is closing.
+        """
+        key = _Key(grammar.kind, grammar.source, salt)
+        with self._lock:
+            job = self._job(key)
+            self._turns.join(job, client)
+        waiting = Waiting(job)
+
+        def left(state: "Future[GrammarState]") -> None:
+            with self._lock:
+                if self._turns.leave(job, client) and self._kept.get(key) is job:
+                    del self._kept[key]
+
+        def begin(_: "Future[LLMatcher]") -> None:
+            # Only now a thread is taken: none ever waits for another.
+            with suppress(RuntimeError):  # it is closing, and nobody waits any more
+                self._threads.submit(self._start, waiting, grammar, stop_token_ids, output)
+
+        waiting.state.add_done_callback(left)
+        job.done.add_done_callback(begin)
+        return waiting
+
+    def _start(
+        self, waiting: "Waiting", grammar: Grammar, stop_token_ids: tuple[int, ...], output: Sequence[int]
     ) -> None:
+        if not waiting.state.set_running_or_notify_cancel():
+            return
         try:
             size = self._tokenizer.result().vocab_size
             known = tuple(id_ for id_ in stop_token_ids if id_ < size)
-            state = GrammarState(compiled.result().deep_copy(), grammar, known, size)
+            state = GrammarState(waiting.job.done.result().deep_copy(), grammar, known, size)
             state.read(output)
         except BaseException as error:  # its waiter must hear of it, whatever it is
-            started.set_exception(error)
+            waiting.state.set_exception(error)
         else:
-            started.set_result(state)
+            waiting.state.set_result(state)
 
-    def _compiled(self, grammar: Grammar) -> "Future[LLMatcher]":
-        key = Grammar(grammar.kind, grammar.source)
-        with self._lock:
-            found = self._kept.get(key)
-            if found is None:
-                found = self._kept[key] = self._threads.submit(self._compile, key)
-            self._kept.move_to_end(key)
-            size = sum(len(kept.source) for kept in self._kept)
-            while len(self._kept) > MAX_KEPT or (size > MAX_KEPT_SOURCE and len(self._kept) > 1):
-                dropped, _ = self._kept.popitem(last=False)
-                size -= len(dropped.source)
-            return found
+    def _job(self, key: "_Key") -> Job[LLMatcher]:
+        found = self._kept.get(key)
+        if found is None:
+            found = self._kept[key] = Job(partial(self._compile, Grammar(key.kind, key.source)))
+        self._kept.move_to_end(key)
+        size = sum(len(kept.source) for kept in self._kept)
+        while len(self._kept) > MAX_KEPT or (size > MAX_KEPT_SOURCE and len(self._kept) > 1):
+            dropped, _ = self._kept.popitem(last=False)
+            size -= len(dropped.source)
+        return found
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         tokenizer = self._tokenizer.result()
@@ -134,6 +185,19 @@ class Grammars:
         if matcher.is_error():
             raise refusal(matcher.get_error())
         return matcher
+
+
+def too_late(waiting: Waiting, deadline: float | None) -> InlayError:
+    """Why a work ends whose grammar was not compiled within its `deadline`, in seconds, or within `MAX_SECONDS`."""
+    if deadline is not None and deadline < MAX_SECONDS:
+        return DeadlineExceededError("the deadline passed before the grammar was compiled")
+    if not waiting.job.begun:
+        return OverloadedError(
+            f"the grammar waited {MAX_SECONDS:g} s while others were compiled", retry_after=1
+        )
+    return InvalidRequestError(
+        f"the grammar took more than {MAX_SECONDS:g} s to compile; make it simpler", param=PARAM
+    )
 
 
 def _tokenizer(path: Path, eos_token_ids: tuple[int, ...]) -> LLTokenizer:
@@ -153,4 +217,4 @@ def _yield_to_others() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
 
 
-__all__ = ["KINDS", "MAX_SECONDS", "Grammars"]
+__all__ = ["KINDS", "MAX_SECONDS", "Grammars", "Waiting", "too_late"]

@@ -2,10 +2,11 @@
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.router.fair_queue import FairQueue
+from inlay.fair_queue import FairQueue
 
 Item = tuple[int, int, int]
 
@@ -63,6 +64,19 @@ def test_what_leaves_is_not_taken_and_the_rest_is(pushed: list[tuple[int, int]],
         queue.remove(item, item[1], item[0])
     assert sorted(queue) == sorted(set(items) - set(leaving))
     assert sorted(queue.take() for _ in range(len(queue))) == sorted(set(items) - set(leaving))
+
+
+@given(pushes, st.sets(st.integers(0, 3)))
+def test_whose_turn_is_passed_over_keeps_it(pushed: list[tuple[int, int]], without: set[int]) -> None:
+    queue, _ = filled(pushed)
+    others, _ = filled([(priority, client) for priority, client in pushed if client not in without])
+    rest, _ = filled([(priority, client) for priority, client in pushed if client in without])
+    assert [queue.take(without)[:2] for _ in range(len(others))] == [
+        others.take()[:2] for _ in range(len(others))
+    ]
+    with pytest.raises(IndexError):
+        queue.take(without)
+    assert [queue.take()[:2] for _ in range(len(queue))] == [rest.take()[:2] for _ in range(len(rest))]
 
 
 def test_a_client_that_asks_much_waits_behind_its_own() -> None:

@@ -1,7 +1,7 @@
 """What waits, and whose turn it is."""
 
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -35,22 +35,34 @@ class FairQueue(Generic[T]):
 
     def first(self) -> T:
         """The item whose turn it is. Raises `IndexError` when none waits."""
-        if not self._lines:
-            raise IndexError("nothing waits")
-        lines = self._lines[min(self._lines)]
-        return next(iter(lines.values()))[0]
+        priority, client = self._turn(())
+        return self._lines[priority][client][0]
 
-    def take(self) -> T:
-        """Take out the item whose turn it is; its client's next turn is after the others'. Raises as `first`."""
-        if not self._lines:
-            raise IndexError("nothing waits")
-        priority = min(self._lines)
+    def take(self, without: Collection[Hashable] = ()) -> T:
+        """Take out the item whose turn it is; its client's next turn is after the others'.
+
+        Args:
+            without: clients who are passed over, and keep their turn.
+
+        Raises:
+            IndexError: nothing waits, or nothing of anyone else.
+        """
+        priority, client = self._turn(without)
         lines = self._lines[priority]
-        client, line = next(iter(lines.items()))
-        item = line.popleft()
+        item = lines[client].popleft()
         lines.move_to_end(client)
         self._taken(client, priority)
         return item
+
+    def _turn(self, without: Collection[Hashable]) -> tuple[int, Hashable]:
+        if not without and self._lines:
+            priority = min(self._lines)
+            return priority, next(iter(self._lines[priority]))
+        for priority in sorted(self._lines):
+            for client in self._lines[priority]:
+                if client not in without:
+                    return priority, client
+        raise IndexError("nothing waits")
 
     def remove(self, item: T, client: Hashable, priority: int) -> None:
         """Take an item out that was pushed so. Raises `KeyError` or `ValueError` when it does not wait."""

@@ -1,0 +1,120 @@
+"""Costly jobs on a few threads, at which those who wait for them take turns."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, TypeVar
+
+from inlay.errors import OverloadedError
+from inlay.fair_queue import FairQueue
+
+T = TypeVar("T")
+
+
+class Job(Generic[T]):
+    """One of them, for whoever waits.
+
+    Attributes:
+        done: what it came to.
+        begun: it is being done, or is done.
+    """
+
+    __slots__ = ("_function", "_waiting", "begun", "done")
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self.done: Future[T] = Future()
+        self.begun = False
+        self._function = function
+        self._waiting: Counter[Hashable] = Counter()
+
+    @property
+    def clients(self) -> tuple[Hashable, ...]:
+        """Those who wait for it, each once."""
+        return tuple(self._waiting)
+
+    def join(self, client: Hashable) -> bool:
+        """Whether the client did not wait before."""
+        self._waiting[client] += 1
+        return self._waiting[client] == 1
+
+    def leave(self, client: Hashable) -> bool:
+        """Whether the client waits no more."""
+        self._waiting[client] -= 1
+        if self._waiting[client]:
+            return False
+        del self._waiting[client]
+        return True
+
+    def run(self) -> None:
+        """Do it, and tell."""
+        try:
+            result = self._function()
+        except BaseException as error:  # its waiters must hear of it, whatever it is
+            self.done.set_exception(error)
+        else:
+            self.done.set_result(result)
+
+
+class Turns(Generic[T]):
+    """Runs jobs that cannot be interrupted. Safe to use from any thread.
+
+    Clients take turns, and none has two jobs running: one that asks for much, or for what takes long, delays its own. A job for
+    which several wait is done at the first turn of any of them. One that nobody waits for any more is never begun.
+    """
+
+    def __init__(self, threads: int, name: str, initializer: Callable[[], None]) -> None:
+        """On `threads` threads called `name`, each of which begins with `initializer`."""
+        self._free = threads
+        self._threads = ThreadPoolExecutor(threads, name, initializer)
+        self._lock = threading.Lock()
+        self._queue: FairQueue[tuple[Job[T], Hashable]] = FairQueue()
+        self._busy: set[Hashable] = set()
+        self._closed = False
+
+    def close(self) -> None:
+        """Begin nothing more."""
+        with self._lock:
+            self._closed = True
+        self._threads.shutdown(wait=False)
+
+    def join(self, job: Job[T], client: Hashable) -> None:
+        """Have a client wait for a job, which gets into the client's line unless it has begun. Raises `OverloadedError` when closed."""
+        with self._lock:
+            if self._closed:
+                raise OverloadedError("the engine is closing")
+            if job.join(client) and not job.begun:
+                self._queue.push((job, client), client, 0)
+            self._begin()
+
+    def leave(self, job: Job[T], client: Hashable) -> bool:
+        """A client who had joined waits no more. Whether the job is dropped: nobody waits for it, and it had not begun."""
+        with self._lock:
+            if job.leave(client) and not job.begun:
+                self._queue.remove((job, client), client, 0)
+            return not job.clients and not job.begun
+
+    def _begin(self) -> None:
+        """Begin what may begin now, with the lock held."""
+        while self._free and not self._closed:
+            try:
+                job, client = self._queue.take(without=self._busy)
+            except IndexError:
+                return
+            for other in job.clients:
+                if other != client:
+                    self._queue.remove((job, other), other, 0)
+            job.begun = True
+            self._free -= 1
+            self._busy.add(client)
+            self._threads.submit(self._run, job, client)
+
+    def _run(self, job: Job[T], client: Hashable) -> None:
+        job.run()
+        with self._lock:
+            self._busy.discard(client)
+            self._free += 1
+            self._begin()
+
+
+__all__ = ["Job", "Turns"]
