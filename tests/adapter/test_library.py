@@ -19,7 +19,7 @@ from inlay.adapter.library import AdapterLibrary
 from inlay.errors import InlayError, InvalidRequestError, NotFoundError
 from tests.adapter.conftest import Write, pair, tensors
 from tests.adapter.web import Web, web
-from tests.frontend.test_tls import certificate
+from tests.certificates import certificate
 
 WEIGHTS = "adapter_model.safetensors"
 

@@ -130,9 +130,8 @@ def shown(choice: Any) -> list[int]:
     return ids[:-1] if ids and ids[-1] == EOS_ID else ids
 
 
-async def test_every_form_of_a_prompt_decodes_to_the_reference_alone_and_in_company(
-    client: openai.AsyncOpenAI, path: Path
-) -> None:
+async def every_form_decodes_to_the_reference(client: openai.AsyncOpenAI, path: Path) -> None:
+    """Alone, and all at once."""
     requests = [(text, name, fields) for text in TEXTS for name, fields in ways(path, text).items()]
     want = {text: expected(path, tokenizer_of(path).encode(text)) for text in TEXTS}
     alone = [await complete(client, **fields) for text, _, fields in requests if text == TEXTS[0]]
@@ -140,6 +139,12 @@ async def test_every_form_of_a_prompt_decodes_to_the_reference_alone_and_in_comp
     together = await asyncio.gather(*(complete(client, **fields) for _, _, fields in requests))
     for (text, name, _), got in zip(requests, together, strict=True):
         assert got == want[text], f"{name}: {text!r}"
+
+
+async def test_every_form_of_a_prompt_decodes_to_the_reference_alone_and_in_company(
+    client: openai.AsyncOpenAI, path: Path
+) -> None:
+    await every_form_decodes_to_the_reference(client, path)
 
 
 async def test_a_chat_that_mixes_text_and_rows_decodes_to_the_chat_in_text(

@@ -1,6 +1,5 @@
 """HTTPS with real certificates."""
 
-import datetime
 import logging
 import os
 import signal
@@ -12,47 +11,14 @@ from typing import Any
 
 import httpx
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from inlay.errors import InvalidRequestError
 from inlay.frontend import FrontendSettings
 from inlay.frontend.tls import Tls
+from tests.certificates import Pair, certificate
 from tests.frontend.live import Fleet, until
 from tests.models import tiny
 from tests.serving import free_port
-
-Pair = tuple[Path, Path]
-
-
-def certificate(folder: Path, name: str, password: bytes | None = None) -> Pair:
-    """(certificate, key) that say they are `name`, signed by themselves."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    paths = folder / f"{name}.crt", folder / f"{name}.key"
-    hidden = (
-        serialization.NoEncryption() if password is None else serialization.BestAvailableEncryption(password)
-    )
-    paths[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    paths[1].write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, hidden)
-    )
-    return paths
 
 
 @pytest.fixture

@@ -1,16 +1,10 @@
 """NATS' own ways to be let in and to encrypt."""
 
-import datetime
-import ipaddress
 import os
 from pathlib import Path
 
 import nkeys
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from pydantic import SecretStr
 
 from inlay.engine.echo import EchoEngine
@@ -20,40 +14,10 @@ from inlay.plane.nats.member import Member
 from inlay.plane.nats.settings import NatsSettings
 from inlay.prompt import Buffer, Prompt, Rows
 from inlay.protocol.work import Sampling, Work
+from tests.certificates import certificate
 from tests.plane.fleet import Fleet, found
 from tests.plane.nats_server import NatsServer
 from tests.plane.test_conformance import SECRET, collect, ids
-
-
-def certificate(directory: Path, name: str) -> tuple[Path, Path]:
-    """(certificate, key) files of 127.0.0.1, signed by itself."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
-        )
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    files = directory / f"{name}.pem", directory / f"{name}.key"
-    files[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    files[1].write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    return files
 
 
 async def served(settings: NatsSettings, server: NatsServer, engine: EngineSettings) -> None:

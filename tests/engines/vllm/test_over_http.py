@@ -21,7 +21,13 @@ import torch
 
 from tests.engines.vllm.serving import model
 from tests.equality.reference import greedy, rows_of, tokenizer_of
-from tests.equality.test_over_http import TEXTS, complete, expected, saved, ways
+from tests.equality.test_over_http import (
+    TEXTS,
+    complete,
+    every_form_decodes_to_the_reference,
+    expected,
+    saved,
+)
 from tests.models import EOS_ID
 from tests.serving import PYTHON, Served, serving
 
@@ -63,13 +69,7 @@ async def client(server: Served) -> AsyncIterator[openai.AsyncOpenAI]:
 async def test_every_form_of_a_prompt_decodes_to_the_reference_alone_and_in_company(
     client: openai.AsyncOpenAI, path: Path
 ) -> None:
-    requests = [(text, name, fields) for text in TEXTS for name, fields in ways(path, text).items()]
-    want = {text: expected(path, tokenizer_of(path).encode(text)) for text in TEXTS}
-    alone = [await complete(client, **fields) for text, _, fields in requests if text == TEXTS[0]]
-    assert alone == [want[TEXTS[0]]] * len(alone)
-    together = await asyncio.gather(*(complete(client, **fields) for _, _, fields in requests))
-    for (text, name, _), got in zip(requests, together, strict=True):
-        assert got == want[text], f"{name}: {text!r}"
+    await every_form_decodes_to_the_reference(client, path)
 
 
 async def test_the_text_of_vllms_placeholder_stays_text_beside_rows(
