@@ -6,6 +6,7 @@ The format: https://huggingface.co/docs/safetensors (8 bytes of little-endian he
 
 import json
 import mmap
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,9 @@ _TABLES = (
     "tok_embeddings.weight",
 )
 """How families end the name of their input embedding table."""
+
+_OF_A_LAYER = re.compile(r"(^|\.)layers\.\d+\.")
+"""A tensor of one layer, which the model's own embedding table is not."""
 
 _SCALED_BY_ROOT = frozenset(
     {"gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n_text", "gemma4_text", "vaultgemma"}
@@ -183,6 +187,8 @@ class EmbeddingTable:
             tensor
             for tensor in stored_tensors(directory)
             if tensor.name.endswith(tuple(f".{name}" for name in _TABLES)) or tensor.name in _TABLES
+            # A layer that predicts further tokens has a copy of its own.
+            if not _OF_A_LAYER.search(tensor.name)
         ]
         hidden = text.get("hidden_size", text.get("n_embd"))
         fitting = [tensor for tensor in found if len(tensor.shape) == 2 and hidden in (None, tensor.shape[1])]

@@ -107,7 +107,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
     """The family of a model's `config.json`.
 
     Raises:
-        InvalidRequestError: the model, its architecture or its quantisation is not served; says what is.
+        InvalidRequestError: the model or its architecture is not served; says what is.
     """
     model_type = config.get("model_type")
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
@@ -123,12 +123,19 @@ def family_of(config: Mapping[str, Any]) -> Family:
         raise InvalidRequestError(
             f"the checkpoint holds {', '.join(map(str, architectures))}; the torch engine generates with {family.architecture}"
         )
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown")
-        raise InvalidRequestError(
-            f"the checkpoint is quantised ({method}); the torch engine serves float32, bfloat16 and float16 weights"
-        )
     return family
+
+
+def next_token_layers(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """How the names of weights begin that predict more than the next token (multi-token prediction), which nothing here runs.
+
+    Args:
+        config: a model's `config.json`.
+    """
+    count, last = config.get("num_nextn_predict_layers"), config.get("num_hidden_layers")
+    if not isinstance(count, int) or not isinstance(last, int):
+        return ()
+    return tuple(f"model.layers.{last + index}." for index in range(count))
 
 
 def check_positions(config: Any, max_model_len: int) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from inlay.engine.generation_config import default_sampling, eos_token_ids, generation_config
@@ -126,15 +127,11 @@ class CausalModel:
             raise InvalidRequestError(f"{directory} cannot be loaded: {error}") from error
         check_positions(parsed, max_model_len)
         model = load(
-            AutoModelForCausalLM,
+            getattr(transformers, family.architecture),
             directory,
             dtype=dtype_of(settings.dtype, config, device),
             attn_implementation=IMPLEMENTATION,
         )
-        if type(model).__name__ != family.architecture:
-            raise InvalidRequestError(
-                f"{directory} loads as {type(model).__name__}, not {family.architecture}"
-            )
         model.to(device)
         lora = LoraBank(settings.max_loras + 1, settings.max_lora_rank) if settings.enable_lora else None
         return cls(model, family, directory, max_model_len, lora)
