@@ -99,10 +99,13 @@ decode = msgspec.msgpack.Decoder(EventBatch).decode
 
 @runtime_checkable
 class TellsBlocks(Protocol):
-    """An engine that tells in blocks of the routing chain what it has cached."""
+    """An engine that can tell in blocks of the routing chain what it has cached."""
 
-    def watch_blocks(self, tell: Callable[[tuple[KvEvent, ...]], None]) -> None:
-        """From now on call `tell` with what changes, in order, on the event loop. Before the first work."""
+    def watch_blocks(self, tell: Callable[[tuple[KvEvent, ...]], None]) -> bool:
+        """From now on call `tell` with what changes, in order, on the event loop. Once, before the first work.
+
+        False where it will not, as it was started.
+        """
         ...
 
 

@@ -56,8 +56,7 @@ class Host:
         self._works = UnderWay()
         self._tracing = tracing
         self._feed = KvFeed()
-        if isinstance(engine, TellsBlocks):
-            engine.watch_blocks(self._feed.take)
+        self._tells = isinstance(engine, TellsBlocks) and engine.watch_blocks(self._feed.take)
         self._sleeping = Sleeping(engine, self._works, enabled=sleep_mode, tell=self._tell)
         self._probing = Probing(
             engine, self._sleeping, interval=probe_interval, timeout=probe_timeout, tell=self._tell
@@ -70,7 +69,7 @@ class Host:
         """The engine's, with the adapters that take works, its sleep and how it is."""
         level = self._sleeping.level
         card = replace(self._engine.card, asleep=level, probe=None if level else self._probing.last)
-        card = replace(card, kv_events=isinstance(self._engine, TellsBlocks))
+        card = replace(card, kv_events=self._tells)
         return card if self._adapters is None else replace(card, adapters=self._adapters.ready)
 
     def watch_cache(self, tell: Callable[[KvEvents], None]) -> None:
@@ -79,7 +78,7 @@ class Host:
 
     async def kv_snapshot(self) -> KvSnapshot:
         """As `inlay.protocol.routing.TellsCache`. Raises `InvalidRequestError` for an engine that tells nothing."""
-        if not self.card.kv_events:
+        if not self._tells:
             raise InvalidRequestError("the worker tells of no cache")
         return self._feed.snapshot()
 

@@ -169,7 +169,6 @@ async def test_ids_the_model_does_not_have_are_refused_beside_rows_too(shared: G
 
 
 ASKED: dict[Feature, dict[str, Any]] = {
-    "grammar_after": {"grammar": Grammar("json_object", after=(5,))},
     "temperature_above_2": {"temperature": 2.5},
     "prior_output_with_grammar": {"grammar": Grammar("json_object"), "prior_output": (5,)},
     "prior_output_with_penalties": {"presence_penalty": 1.0, "prior_output": (5,)},

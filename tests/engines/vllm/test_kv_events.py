@@ -3,21 +3,27 @@
 import asyncio
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
+import pytest
+import pytest_asyncio
 import zmq
 
 from inlay.digest import with_digests
+from inlay.engine.kv_events_config import KvEventsConfig
+from inlay.engine.kv_publisher import KvPublisher
 from inlay.engine.kv_subscriber import KvSubscriber
 from inlay.engine.settings import EngineSettings
+from inlay.errors import InvalidRequestError
 from inlay.prompt import Prompt, Tokens
 from inlay.protocol.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, encode
-from inlay.protocol.routing import KEY_SIZE, routing_chain
-from inlay.protocol.work import Sampling, Work
-from inlay.worker.kv_chain import KvChain
-from inlay.worker.kv_feed import KvFeed
-from tests.engine.conformance import run
+from inlay.protocol.routing import KEY_SIZE, Cleared, KvEvent, KvEvents, Removed, Stored, routing_chain
+from inlay.protocol.work import Generates
+from inlay.worker.host import Host
+from tests.engine.conformance import Receiver, ids, run, work
 from tests.engine.reference import look_up, rows_of
 from tests.engines.vllm.serving import FLAGS, SECRET, started
 
@@ -49,60 +55,214 @@ def test_vllm_reads_a_batch_as_it_was_written() -> None:
     assert [type(event).__name__ for event in read.events] == [type(event).__name__ for event in batch.events]
 
 
-async def test_the_routing_chain_of_prompts_is_found_in_vllms_own_events(
+class Heard:
+    """Takes what is told as a router does."""
+
+    def __init__(self) -> None:
+        self.keys: set[bytes] = set()
+        self.cleared = 0
+
+    def __call__(self, events: tuple[KvEvent, ...]) -> None:
+        for event in events:
+            match event:
+                case Stored(keys):
+                    self.keys |= cut(keys)
+                case Removed(keys):
+                    self.keys -= cut(keys)
+                case Cleared():
+                    self.keys.clear()
+                    self.cleared += 1
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(60):
+            while not condition():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+
+def stored(name: int, parent: int | None = None) -> BlockStored:
+    return BlockStored([name], parent, [name % 300] * 32, 32, None, "GPU", None, group_idx=0)
+
+
+class Told:
+    """A host's cache as routers are told of it."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.heard: list[KvEvents] = []
+        host.watch_cache(self.heard.append)
+
+    async def keys(self) -> set[bytes]:
+        return cut(bytes((await self.host.kv_snapshot()).keys.view))
+
+    async def until(self, condition: Callable[[set[bytes]], bool]) -> set[bytes]:
+        async with asyncio.timeout(60):
+            while not condition(keys := await self.keys()):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        return keys
+
+
+def cut(keys: bytes) -> set[bytes]:
+    return {keys[start : start + KEY_SIZE] for start in range(0, len(keys), KEY_SIZE)}
+
+
+def whole_blocks(host: Host, prompt: Prompt, found: Receiver, salt: str | None = None) -> set[bytes]:
+    """The routing keys of what a finished work leaves in the cache: its last token's keys and values are never computed."""
+    output, size = tuple(found.output[:-1]), host.card.block_size
+    keys = routing_chain(prompt, host.card, SECRET, salt=salt, output=output)
+    return cut(keys[: (len(prompt) + len(output)) // size * size // 16 * KEY_SIZE])
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def told(shared: Generates) -> Told:
+    return Told(Host(shared))
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_routers_hear_of_every_form_of_prompt_what_vllm_finds_again(
+    shared: Generates, told: Told, directory: Path
+) -> None:
+    assert told.host.card.kv_events
+    size = told.host.card.block_size
+    rows = rows_of(look_up(directory, list(range(10, 60))))
+    text = Prompt.of(Tokens(range(3, 103)))
+    forms = {
+        "text": (text, None),
+        "a tenant's": (text, "mine"),
+        "mixed": (with_digests(Prompt.of(Tokens(range(3, 43)), rows, Tokens(range(60, 70))), SECRET), None),
+        "rows": (with_digests(Prompt.of(rows, rows), SECRET), "mine"),
+    }
+    await shared.reset_prefix_cache()
+    await told.until(lambda keys: not keys)
+    stored: set[bytes] = set()
+    for name, (prompt, salt) in forms.items():
+        (found,) = await run(shared, work(name, prompt, 40, salt=salt))
+        assert found.cached == 0, name
+        wanted = whole_blocks(told.host, prompt, found, salt)
+        assert not wanted & stored, name
+        stored |= wanted
+        await told.until(lambda keys: keys == stored)  # noqa: B023
+    for name, (prompt, salt) in forms.items():
+        (again,) = await run(shared, work(name, prompt, 4, salt=salt))
+        # vLLM computes the last position anew, and with it its block.
+        assert again.cached == (len(prompt) - 1) // size * size, name
+    assert [one.sequence for one in told.heard] == list(
+        range(told.heard[0].sequence, told.heard[-1].sequence + 1)
+    )
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_routers_hear_that_a_cache_was_cleared_before_anybody_asks_for_anything(
+    shared: Generates, told: Told
+) -> None:
+    prompt = Prompt.of(Tokens(range(5, 90)))
+    (found,) = await run(shared, work("a", prompt))
+    wanted = whole_blocks(told.host, prompt, found)
+    await told.until(wanted.issubset)
+    await shared.reset_prefix_cache()
+    await told.until(lambda keys: not keys)
+    (again,) = await run(shared, work("a", prompt))
+    assert again.cached == 0
+    await told.until(wanted.issubset)
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_the_calls_that_put_vllm_to_sleep_are_its_own_and_routers_forget_what_it_had(
+    shared: Generates, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU its core takes them all, but has no memory to give back."""
+    from inlay.engine.vllm.engine import VllmEngine
+
+    assert isinstance(shared, VllmEngine)
+    with pytest.raises(InvalidRequestError, match="not started with --enable-sleep-mode"):
+        await shared.sleep(1)
+    prompt = Prompt.of(Tokens(range(7, 97)))
+    (before,) = await run(shared, work("before", prompt))
+    await told.until(whole_blocks(told.host, prompt, before).issubset)
+    monkeypatch.setattr(shared, "_loaded", msgspec.structs.replace(shared._running, sleeps=True))
+    for level in (1, 2):
+        await shared.sleep(level)
+        await told.until(lambda keys: not keys)
+        await shared.wake_up(["weights"])
+        assert await shared.wake_up(["kv_cache"])
+        (after,) = await run(shared, work("after", prompt))
+        assert (after.output, after.cached) == (before.output, 0)
+        await told.until(whole_blocks(told.host, prompt, after).issubset)
+
+
+async def test_routers_hear_of_evictions_where_the_user_has_vllm_publish_its_events(
     directory: Path, tmp_path: Path
 ) -> None:
-    endpoint, replay = f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay"
-    config = {"enable_kv_cache_events": True, "endpoint": endpoint, "replay_endpoint": replay}
-    settings = EngineSettings(model=str(directory), kv_events_config=json.dumps(config), **FLAGS)
-    text = Prompt.of(Tokens(range(3, 103)))
-    rows = rows_of(look_up(directory, list(range(10, 60))))
-    mixed = with_digests(Prompt.of(Tokens(range(3, 43)), rows, Tokens(range(60, 70))), SECRET)
-    alone = with_digests(Prompt.of(rows, rows), SECRET)
-    wanted: set[bytes] = set()
-    feed, arrived = KvFeed(), threading.Event()
+    endpoint = f"ipc://{tmp_path}/events"
+    # Without a replay.
+    config = {"enable_kv_cache_events": True, "endpoint": endpoint, "topic": "kv"}
+    settings = EngineSettings(
+        model=str(directory),
+        kv_events_config=json.dumps(config),
+        **(FLAGS | {"kv_cache_memory_bytes": 1 << 20}),
+    )
     async with started(settings) as engine:
-        size = engine.card.block_size
-        assert size == 32
-        chain = KvChain(engine.card, SECRET)
-
-        def take(batch: EventBatch) -> None:
-            feed.take(chain.read(batch))
-            if wanted and wanted <= held():
-                arrived.set()
-
-        def held() -> set[bytes]:
-            keys = bytes(feed.snapshot().keys.view)
-            return {keys[start : start + KEY_SIZE] for start in range(0, len(keys), KEY_SIZE)}
-
-        subscriber = KvSubscriber(
-            endpoint,
-            replay,
-            "",
-            take=take,
-            lost=lambda: None,
-        )
+        told = Told(Host(engine))
+        assert told.host.card.kv_events
+        blocks = told.host.card.num_blocks * told.host.card.block_size // 16
+        seen = threading.Event()
+        reader = KvSubscriber(endpoint, None, "kv", take=lambda _: seen.set(), lost=lambda: None)
         try:
-            for number, (prompt, salt) in enumerate(
-                ((text, None), (text, "mine"), (mixed, None), (alone, "mine"))
-            ):
-                chain.note(prompt, size)
-                sampling = Sampling(max_tokens=40, temperature=0.0, ignore_eos=True)
-                (found,) = await run(
-                    engine, Work(id=str(number), prompt=prompt, sampling=sampling, salt=salt)
-                )
-                # The last token's keys and values are never computed.
-                output = tuple(found.output[:-1])
-                keys = routing_chain(prompt, engine.card, SECRET, salt=salt, output=output)
-                whole = (len(prompt) + len(output)) // size * size // 16
-                wanted |= {keys[start : start + KEY_SIZE] for start in range(0, whole * KEY_SIZE, KEY_SIZE)}
-            # One more, so that a message comes after all that is wanted, whatever was missed before the subscription.
-            await run(
-                engine, Work(id="last", prompt=Prompt.of(Tokens([9] * 70)), sampling=Sampling(max_tokens=2))
-            )
-            await asyncio.to_thread(arrived.wait, 20)
-            assert wanted <= held()
+            number = 0
+            first: set[bytes] = set()
+            # One to begin with, so that what follows is heard whole by whoever was late.
+            while not (told.heard and seen.is_set()):
+                await run(engine, work(f"late-{number}", Prompt.of(Tokens([3 + number] * 70))))
+                number += 1
+                assert number < 100
+            await engine.reset_prefix_cache()
+            await told.until(lambda keys: not keys)
+            for number in range(blocks // 16 + 4):
+                prompt = Prompt.of(Tokens(ids(number, 300)))
+                (found,) = await run(engine, work(str(number), prompt))
+                wanted = whole_blocks(told.host, prompt, found)
+                keys = await told.until(wanted.issubset)
+                first = first or wanted
+                assert len(keys) <= blocks
+            # The first are gone; vLLM evicts a prompt's end before its beginning.
+            assert not first & keys
+            (again,) = await run(engine, work("again", Prompt.of(Tokens(ids(0, 300)))))
+            assert again.cached == 0
         finally:
-            subscriber.close()
+            reader.close()
     # vLLM leaves its own open.
     zmq.Context.instance().destroy(linger=0)
+
+
+async def test_where_batches_are_missing_for_good_routers_forget_and_learn_anew(shared: Generates) -> None:
+    from vllm.config import KVEventsConfig
+
+    from inlay.engine.vllm.cache_events import CacheEvents
+
+    class Source:
+        """What vLLM says of where it publishes; here it is a publisher that a number can be taken from."""
+
+        def get_kv_event_sources(self) -> dict[int, KVEventsConfig]:
+            return {0: KVEventsConfig(enable_kv_cache_events=True, endpoint=publisher.endpoint)}
+
+    publisher = KvPublisher(KvEventsConfig(enable_kv_cache_events=True, endpoint="tcp://*:0"))
+    events, heard = CacheEvents(SECRET), Heard()
+    config = SimpleNamespace(
+        cache_config=SimpleNamespace(enable_prefix_caching=True),
+        kv_events_config=KVEventsConfig(enable_kv_cache_events=True, endpoint="tcp://*:0"),
+    )
+    events.turn_on(config)
+    try:
+        assert events.follow(Source(), shared.card, heard)
+        name = 0
+        while not heard.keys:
+            # Whoever subscribes hears nothing of what was published before.
+            name += 1
+            publisher.publish(0.0, [stored(name)])
+            await asyncio.sleep(0.02)
+        publisher._next += 1
+        publisher.publish(0.0, [stored(name + 1, parent=name), stored(name + 2)])
+        await heard.until(lambda: heard.cleared)
+        await heard.until(lambda: len(heard.keys) == 2)
+    finally:
+        await events.close()
+        await asyncio.to_thread(publisher.close)

@@ -109,9 +109,10 @@ class TorchEngine:
         self._thread.start()
         await ready
 
-    def watch_blocks(self, tell: Callable[[tuple[KvEvent, ...]], None]) -> None:
+    def watch_blocks(self, tell: Callable[[tuple[KvEvent, ...]], None]) -> bool:
         """From now on call `tell` with what the prefix cache gains and loses, in order, on the event loop. Before the first work."""
         self._events.tell = lambda events: self._call(partial(tell, events))
+        return True
 
     async def close(self) -> None:
         """End every work with "abort", stop the thread and let go of the model."""

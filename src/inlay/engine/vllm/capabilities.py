@@ -28,27 +28,33 @@ ADAPTED_TABLE = (
 )
 
 _NO_IDS = "rows have no token ids; vLLM itself ends when it is asked"
-_AFTER = "vLLM binds an output from its first token, or by its own reasoning parser for all requests alike"
+_AFTER = (
+    "vLLM was given a reasoning parser of its own, which says for all requests alike where a grammar begins"
+)
 _HOT = "vLLM takes temperatures up to 2"
 _PRIOR_GRAMMAR = "vLLM would begin the grammar anew in the middle of the output"
 _PRIOR_PENALTIES = "vLLM would count the tokens of the other worker as the prompt's"
 _V2_PENALTY = "vLLM's second model runner reads token 0 in place of every row, and would penalise it where it should see nothing"
 
 
-def refusals(*, second_runner: bool) -> tuple[Refusal, ...]:
+def refusals(*, second_runner: bool, own_reasoning: bool) -> tuple[Refusal, ...]:
     """What is refused.
 
     Args:
         second_runner: whether vLLM runs its second model runner, as it does on a GPU.
+        own_reasoning: whether a user has said where vLLM's grammars begin.
     """
     always = (
         Refusal("prompt_logprobs", "rows", _NO_IDS),
-        Refusal("grammar_after", "any", _AFTER),
         Refusal("temperature_above_2", "any", _HOT),
         Refusal("prior_output_with_grammar", "any", _PRIOR_GRAMMAR),
         Refusal("prior_output_with_penalties", "any", _PRIOR_PENALTIES),
     )
-    return (*always, Refusal("repetition_penalty", "rows", _V2_PENALTY)) if second_runner else always
+    return (
+        *always,
+        *([Refusal("grammar_after", "any", _AFTER)] if own_reasoning else []),
+        *([Refusal("repetition_penalty", "rows", _V2_PENALTY)] if second_runner else []),
+    )
 
 
 __all__ = [

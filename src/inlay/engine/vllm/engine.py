@@ -2,14 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 from typing import Any, TypeVar
 
 from inlay.digest import Secret
 from inlay.engine.probe import probe
 from inlay.engine.settings import EngineSettings
+from inlay.engine.vllm import reasoning
 from inlay.engine.vllm.adapters import Adapters
+from inlay.engine.vllm.cache_events import CacheEvents
 from inlay.engine.vllm.follower import Follower
 from inlay.engine.vllm.loading import Loaded, load
 from inlay.engine.vllm.prompts import input_of
@@ -17,6 +19,7 @@ from inlay.engine.vllm.sampling import params_of
 from inlay.errors import DeadlineExceededError, EngineError, InlayError, InvalidRequestError, OverloadedError
 from inlay.prompt import Tokens
 from inlay.protocol import refusals
+from inlay.protocol.routing import KvEvent
 from inlay.protocol.work import Adapter, Emit, ModelCard, Stats, Work
 
 log = logging.getLogger(__name__)
@@ -40,6 +43,7 @@ class VllmEngine:
         self._numbers = count()
         self._failure: asyncio.Future[EngineError] | None = None
         self._adapters = Adapters()
+        self._events = CacheEvents(secret)
         self._closing = False
 
     @property
@@ -64,7 +68,11 @@ class VllmEngine:
             raise EngineError("the engine was started before")
         self._failure = asyncio.get_running_loop().create_future()
         # It blocks for as long as the model takes to load.
-        loaded = await asyncio.to_thread(load, self._settings, self._secret, self._adapters)
+        try:
+            loaded = await asyncio.to_thread(load, self._settings, self._secret, self._adapters, self._events)
+        except BaseException:
+            await self._events.close()
+            raise
         loaded.watch_logits(self._corrupted)
         self._loaded = loaded
         try:
@@ -87,12 +95,18 @@ class VllmEngine:
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._events.close()
         if self._loaded is not None:
             llm = self._loaded.llm
             if llm.output_handler is not None:
                 # Otherwise it takes the end of the core for its death.
                 llm.output_handler.cancel()
             await asyncio.to_thread(llm.shutdown, 0.0)
+
+    def watch_blocks(self, tell: Callable[[tuple[KvEvent, ...]], None]) -> bool:
+        """From now on call `tell` with what vLLM says of its cache; False where it says nothing that can be heard."""
+        loaded = self._running
+        return self._events.follow(loaded.llm, loaded.card, tell)
 
     async def failed(self) -> EngineError:
         """Return why, once vLLM's core has died."""
@@ -135,7 +149,16 @@ class VllmEngine:
         loaded = self._alive()
         if not await self._answer(loaded.llm.reset_prefix_cache()):
             await self._answer(loaded.llm.reset_prefix_cache(reset_running_requests=True))
+        if self._events.followed:
+            self._spawn(self._say_events())
         return loaded.card.num_blocks
+
+    async def _say_events(self) -> None:
+        """Have vLLM publish what has become of its cache: it does with the next step, and there may be none for long."""
+        try:
+            await self.probe()
+        except InlayError as error:
+            log.warning("routers are not told of the cleared cache: %s", error.message)
 
     async def probe(self) -> float:
         """Run one token through the model and time it. Raises `EngineError` when vLLM has died or refuses it."""
@@ -177,6 +200,10 @@ class VllmEngine:
             raise InvalidRequestError(
                 "vLLM was not started with --enable-sleep-mode, which it takes on a GPU alone"
             )
+        if self._events.followed:
+            # Nothing is published in its sleep.
+            await self._answer(loaded.llm.reset_prefix_cache())
+            await self._say_events()
         await self._answer(loaded.llm.sleep(level))
 
     async def wake_up(self, tags: Sequence[str]) -> bool:
@@ -204,12 +231,15 @@ class VllmEngine:
                 return
             if work.sampling.grammar is not None:
                 await asyncio.to_thread(loaded.check_grammar, work.sampling)
+            given = input_of(work, loaded.placeholder)
+            self._events.note(work, given)
             queue = await loaded.llm.add_request(
                 follower.request_id,
-                input_of(work, loaded.placeholder),
+                given,
                 params_of(work, loaded.card.eos_token_ids),
                 lora_request=self._adapters.of(work),
                 priority=work.priority if loaded.by_priority else 0,
+                **reasoning.bind(work),
             )
             follower.admitted = True
             loaded.counters.rows_served += sum(

@@ -15,8 +15,9 @@ from inlay.engine.admission import Admission
 from inlay.engine.generation_config import default_sampling, eos_token_ids, generation_config
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.grammar_source import source_of
-from inlay.engine.vllm import capabilities
+from inlay.engine.vllm import capabilities, reasoning
 from inlay.engine.vllm.arguments import engine_args
+from inlay.engine.vllm.cache_events import CacheEvents
 from inlay.engine.vllm.sampling import KINDS
 from inlay.engine.vllm.stats import Counters
 from inlay.engine.weights import directory_of, weights_id
@@ -94,13 +95,14 @@ class _Bounds(msgspec.Struct, frozen=True):
             )
 
 
-def load(settings: EngineSettings, secret: Secret, adapters: Container[str]) -> Loaded:
+def load(settings: EngineSettings, secret: Secret, adapters: Container[str], events: CacheEvents) -> Loaded:
     """Start vLLM for `settings`; blocks until the model is loaded.
 
     Args:
         settings: inlay's, with the words for vLLM.
         secret: of the namespace.
         adapters: names of those that are loaded; it changes.
+        events: turned on.
 
     Raises:
         InvalidRequestError: what vLLM or inlay refuses.
@@ -112,6 +114,8 @@ def load(settings: EngineSettings, secret: Secret, adapters: Container[str]) -> 
     counters = Counters()
     try:
         config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
+        events.turn_on(config)
+        own_reasoning = not reasoning.turn_on(config)
     except (ValueError, NotImplementedError) as error:
         raise InvalidRequestError(f"vLLM refuses the model or its settings: {_said(error)}") from error
     try:
@@ -128,14 +132,16 @@ def load(settings: EngineSettings, secret: Secret, adapters: Container[str]) -> 
             f"vLLM did not start; its own output above says why: {type(error).__name__}: {_said(error)}"
         ) from error
     try:
-        card = _card(config, settings, secret, directory)
+        card = _card(config, settings, secret, directory, own_reasoning)
         return _described(llm, config, card, counters, adapters)
     except BaseException:
         llm.shutdown()
         raise
 
 
-def _card(config: Any, settings: EngineSettings, secret: Secret, directory: Path) -> ModelCard:
+def _card(
+    config: Any, settings: EngineSettings, secret: Secret, directory: Path, own_reasoning: bool
+) -> ModelCard:
     model = config.model_config
     dtype = str(model.dtype).removeprefix("torch.")
     generation = generation_config(directory)
@@ -186,7 +192,7 @@ def _card(config: Any, settings: EngineSettings, secret: Secret, directory: Path
         },
         grammars=KINDS,
         shares_text_prefix=False,
-        refusals=capabilities.refusals(second_runner=_second_runner(config)),
+        refusals=capabilities.refusals(second_runner=_second_runner(config), own_reasoning=own_reasoning),
         secret_fingerprint=secret.fingerprint,
     )
 

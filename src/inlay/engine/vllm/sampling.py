@@ -9,14 +9,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 from inlay.errors import InvalidRequestError
 from inlay.protocol.work import Grammar, GrammarKind, Work
 
-KINDS: tuple[GrammarKind, ...] = (
-    "json_schema",
-    "json_object",
-    "regex",
-    "choice",
-    "grammar",
-    "structural_tag",
-)
+KINDS: tuple[GrammarKind, ...] = ("json_schema", "json_object", "regex", "choice", "grammar")
 """The kinds of grammar vLLM holds an output to."""
 
 

@@ -11,11 +11,11 @@ What cannot be translated (media, rows nobody noted, a page that is no multiple 
 import hashlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeAlias
 
 from inlay.digest import BLOCK_SIZE, Chain, Secret, root_digest, row_digests
-from inlay.prompt import ROW_DIGEST_SIZE, Prompt, Rows
+from inlay.prompt import ROW_DIGEST_SIZE, Prompt, Rows, Segment
 from inlay.protocol.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, EventBatch
 from inlay.protocol.routing import Cleared, KvEvent, Removed, Stored, keys_of
 from inlay.protocol.work import ModelCard
@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 _MOST_NOTED = 1 << 16
 """Blocks with rows that are remembered until an event tells of them; of the oldest an event is not understood any more."""
+
+_MARK_SIZE = 1 + ROW_DIGEST_SIZE
 
 _PASSED_BY = ("sliding", "chunked", "mamba", "cross", "encoder")
 """Kinds of groups of layers that do not keep all positions."""
@@ -34,6 +36,39 @@ class _Block(NamedTuple):
 
     digest: bytes
     keys: bytes
+
+
+NotedBlock: TypeAlias = tuple[bytes, bytes]
+"""vLLM's digest of a block's embeddings, and for each position 1 and the digest of its row, or zeros for a token."""
+
+
+def blocks_of(prompt: Prompt, secret: Secret, block_size: int, embeds: memoryview) -> list[NotedBlock]:
+    """The blocks of a prompt with rows. Reads all embeddings once; from any thread.
+
+    Args:
+        prompt: in the model's activation dtype, with the earlier output of a work that is resumed.
+        secret: of the namespace.
+        block_size: positions of the engine's pages.
+        embeds: bytes of what the engine is given for all positions: rows, and zeros in the place of tokens.
+    """
+    row_bytes = len(embeds) // len(prompt)
+    known = b"".join(_marks(segment, secret) for segment in prompt.segments)
+    # What follows the prompt has no embeddings at all.
+    found = [(hashlib.sha256().digest(), b"")]
+    for start in range(0, len(prompt), block_size):
+        stop = min(start + block_size, len(prompt))
+        name = hashlib.sha256(embeds[start * row_bytes : stop * row_bytes]).digest()
+        found.append((name, known[start * _MARK_SIZE : stop * _MARK_SIZE]))
+    return found
+
+
+def _marks(segment: Segment, secret: Secret) -> bytes:
+    if not isinstance(segment, Rows):
+        return bytes(_MARK_SIZE * len(segment))
+    digests = row_digests(segment, secret)
+    return b"".join(
+        b"\1" + digests[start : start + ROW_DIGEST_SIZE] for start in range(0, len(digests), ROW_DIGEST_SIZE)
+    )
 
 
 class KvChain:
@@ -60,35 +95,17 @@ class KvChain:
         """Blocks of the engine that are known."""
         return len(self._blocks)
 
-    def note(self, prompt: Prompt, block_size: int) -> None:
-        """Remember the rows of a prompt that the engine is about to be given. Reads all rows once; from any thread, one at a time.
-
-        Args:
-            prompt: in the model's activation dtype, with the earlier output of a work that is resumed.
-            block_size: positions of the engine's pages.
-        """
-        rows = next((segment for segment in prompt.segments if isinstance(segment, Rows)), None)
-        if rows is None:
-            return
-        # What follows the prompt has no embeddings at all.
-        self._remember(hashlib.sha256().digest(), b"")
-        for start in range(0, len(prompt), block_size):
-            stop = min(start + block_size, len(prompt))
-            hasher, known = hashlib.sha256(), bytearray()
-            for _, segment in prompt.spans(start, stop):
-                if isinstance(segment, Rows):
-                    hasher.update(segment.data.view)
-                    known += b"".join(b"\1" + digest for digest in _digests(segment, self._secret))
-                else:
-                    hasher.update(bytes(len(segment) * rows.row_bytes))
-                    known += bytes((1 + ROW_DIGEST_SIZE) * len(segment))
-            self._remember(hasher.digest(), bytes(known))
-
-    def _remember(self, name: bytes, known: bytes) -> None:
-        self._noted[name] = known
-        self._noted.move_to_end(name)
-        if len(self._noted) > _MOST_NOTED:
+    def note(self, found: Iterable[NotedBlock]) -> None:
+        """Remember the blocks of a prompt with rows that the engine is given, as `blocks_of` finds them."""
+        for name, known in found:
+            self._noted[name] = known
+            self._noted.move_to_end(name)
+        while len(self._noted) > _MOST_NOTED:
             self._noted.popitem(last=False)
+
+    def forget(self) -> None:
+        """Events are missing: what the engine has cached is not known any more, nor what continues it."""
+        self._blocks.clear()
 
     def read(self, batch: EventBatch) -> tuple[KvEvent, ...]:
         """What a batch says of the routing chain, in order."""
@@ -165,10 +182,10 @@ class KvChain:
     def _chained(self, parent: _Block, ids: Sequence[int], rows: bytes) -> _Block:
         """A page after `parent`: rows where `rows` has their digests, tokens elsewhere."""
         chain = Chain(parent.digest, self._secret)
-        width = 1 + ROW_DIGEST_SIZE
         for index, id_ in enumerate(ids):
-            if rows[index * width : index * width + 1] == b"\1":
-                chain.extend_rows(rows[index * width + 1 : (index + 1) * width])
+            mark = rows[index * _MARK_SIZE : (index + 1) * _MARK_SIZE]
+            if mark[:1] == b"\1":
+                chain.extend_rows(mark[1:])
             else:
                 chain.extend_tokens((id_,))
         return _Block(chain.blocks[-1], keys_of(chain.blocks))
@@ -182,9 +199,4 @@ def _rows_of(extra: Sequence[object] | None) -> bytes | None:
     return next((key for key in keys if isinstance(key, bytes)), b"")
 
 
-def _digests(rows: Rows, secret: Secret) -> list[bytes]:
-    found = row_digests(rows, secret)
-    return [found[start : start + ROW_DIGEST_SIZE] for start in range(0, len(found), ROW_DIGEST_SIZE)]
-
-
-__all__ = ["KvChain"]
+__all__ = ["KvChain", "NotedBlock", "blocks_of"]

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inlay.digest import Secret, with_digests
+from inlay.engine.kv_chain import KvChain, blocks_of
 from inlay.prompt import Buffer, Prompt, Rows, Segment, Tokens
 from inlay.protocol.kv_events import (
     AllBlocksCleared,
@@ -19,14 +20,13 @@ from inlay.protocol.kv_events import (
 )
 from inlay.protocol.routing import KEY_SIZE, Stored, routing_chain
 from inlay.protocol.work import Limits, ModelCard
-from inlay.worker.kv_chain import KvChain
 from inlay.worker.kv_feed import KvFeed
 
 SECRET = Secret(bytes(range(32)))
 PLACEHOLDER = 3
 
 
-def card(*, shares: bool = False) -> ModelCard:
+def card() -> ModelCard:
     return ModelCard(
         name="m",
         path="m",
@@ -38,7 +38,15 @@ def card(*, shares: bool = False) -> ModelCard:
         engine="vllm",
         engine_version="0.32",
         tasks=(),
-        shares_text_prefix=shares,
+        shares_text_prefix=False,
+    )
+
+
+def embeds_of(prompt: Prompt) -> bytes:
+    """What vLLM is given: rows, and zeros in the place of tokens."""
+    return b"".join(
+        bytes(segment.data.view) if isinstance(segment, Rows) else bytes(4 * len(segment))
+        for segment in prompt.segments
     )
 
 
@@ -48,6 +56,7 @@ class Vllm:
     def __init__(self, block_size: int) -> None:
         self.size = block_size
         self.cached: dict[bytes, tuple[Any, ...]] = {}
+        self.last: list[bytes] = []
 
     def run(
         self,
@@ -58,17 +67,13 @@ class Vllm:
         lora: str | None = None,
     ) -> list[Event]:
         ids: list[int] = []
-        embeds = b""
-        for _, segment in prompt.spans(0, len(prompt)):
-            if isinstance(segment, Rows):
-                ids += [PLACEHOLDER] * len(segment)
-                embeds += bytes(segment.data.view)
-            elif isinstance(segment, Tokens):
-                ids += segment.ids
-                embeds += bytes(4 * len(segment))
+        embeds = embeds_of(prompt)
+        for segment in prompt.segments:
+            ids += segment.ids if isinstance(segment, Tokens) else [PLACEHOLDER] * len(segment)
         ids += output
         events: list[Event] = []
         parent: bytes | None = None
+        self.last = []
         for start in range(0, len(ids) - self.size + 1, self.size):
             extra: tuple[Any, ...] = () if lora is None else (lora,)
             if start == 0 and salt:
@@ -93,6 +98,7 @@ class Vllm:
                         kv_cache_spec_kind="full_attention",
                     )
                 )
+            self.last.append(name)
             parent = name
         return events
 
@@ -115,6 +121,10 @@ def cut(keys: bytes) -> list[bytes]:
     return [keys[start : start + KEY_SIZE] for start in range(0, len(keys), KEY_SIZE)]
 
 
+def held(feed: KvFeed) -> set[bytes]:
+    return set(cut(bytes(feed.snapshot().keys.view)))
+
+
 segment = st.one_of(
     st.tuples(st.integers(1, 3), st.integers(1, 50)).map(lambda of: Tokens([of[0]] * of[1])),
     st.tuples(st.integers(1, 3), st.integers(1, 50)).map(lambda of: rows(*of)),
@@ -124,7 +134,6 @@ segment = st.one_of(
 @settings(max_examples=150)
 @given(
     block_size=st.sampled_from([16, 32, 64]),
-    shares=st.booleans(),
     works=st.lists(
         st.tuples(
             st.lists(segment, min_size=1, max_size=4),
@@ -137,16 +146,17 @@ segment = st.one_of(
         max_size=5,
     ),
 )
-def test_what_is_cached_is_a_prefix_of_the_chain_a_router_makes_of_the_same_prompt(
+def test_what_is_cached_is_told_in_the_keys_a_router_makes_of_the_same_prompts(
     block_size: int,
-    shares: bool,
     works: list[tuple[list[Segment], list[int], str | None, str | None, int]],
 ) -> None:
-    model, engine, feed = card(shares=shares), Vllm(block_size), KvFeed()
+    model, engine, feed = card(), Vllm(block_size), KvFeed()
     chain = KvChain(model, SECRET, {"adapter": "content"}.get)
+    keys_of_block: dict[bytes, set[bytes]] = {}
     for segments, output, salt, adapter, evicted in works:
         prompt = with_digests(Prompt.of(*segments), SECRET)
-        chain.note(prompt, block_size)
+        if prompt.has_rows:
+            chain.note(blocks_of(prompt, SECRET, block_size, memoryview(embeds_of(prompt))))
         read(chain, feed, engine.run(prompt, tuple(output), salt=salt, lora=adapter))
         keys = cut(
             routing_chain(
@@ -158,12 +168,14 @@ def test_what_is_cached_is_a_prefix_of_the_chain_a_router_makes_of_the_same_prom
                 output=tuple(output),
             )
         )
-        held = set(cut(bytes(feed.snapshot().keys.view)))
-        whole = (len(prompt) + len(output)) // block_size * (block_size // 16)
-        assert set(keys[:whole]) <= held
-        assert not set(keys[whole:]) & held
+        ratio = block_size // 16
+        for index, name in enumerate(engine.last):
+            keys_of_block[name] = set(keys[index * ratio : (index + 1) * ratio])
+        assert len(engine.last) == (len(prompt) + len(output)) // block_size
+        assert held(feed) == set().union(*(keys_of_block[name] for name in engine.cached))
         read(chain, feed, engine.evict(evicted))
         assert len(chain) == len(engine.cached)
+        assert held(feed) == set().union(*(keys_of_block[name] for name in engine.cached))
     read(chain, feed, [AllBlocksCleared()])
     assert not len(feed.snapshot().keys.view)
     assert len(chain) == 0
@@ -212,3 +224,11 @@ def test_one_group_of_layers_is_followed() -> None:
     assert told(chain, windowed, whole) == 1
     assert chain.read(EventBatch(0.0, [BlockRemoved([1], "GPU", group_idx=0)])) == ()
     assert len(chain.read(EventBatch(0.0, [BlockRemoved([1], "GPU", group_idx=1)]))) == 1
+
+
+def test_after_events_were_lost_what_continues_the_unknown_is_not_told() -> None:
+    chain = KvChain(card(), SECRET)
+    assert told(chain, stored([1] * 16, 1)) == 1
+    chain.forget()
+    assert told(chain, stored([2] * 16, 2, 1)) == 0
+    assert told(chain, stored([1] * 16, 1), stored([2] * 16, 2, 1)) == 2
