@@ -1,6 +1,7 @@
 """`inlay nats`, `inlay worker` and `inlay frontend` as processes of their own."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from tests.serving import Served, free_port, serving
 
 pytestmark = pytest.mark.slow
 END_SECONDS = 30
+READY_SECONDS = 90
 
 
 def refused(*words: object) -> tuple[int, str]:
@@ -88,6 +90,32 @@ def test_a_fleet_answers_through_any_frontend_and_ends_as_told(nats: str) -> Non
         assert not alive
         one.process.send_signal(signal.SIGTERM)
         assert one.process.wait(END_SECONDS) == 0
+
+
+def test_each_rank_of_a_worker_is_one_of_the_fleet(nats: str) -> None:
+    names = ("--nats", nats, "--namespace", "ranks")
+    with (
+        worker(nats, "--namespace", "ranks", "--served-model-name", "m", "--data-parallel-size", 2) as part,
+        serving(*names, command="frontend") as server,
+    ):
+        until = time.monotonic() + READY_SECONDS
+        while len(engines := shown(server)) < 2:
+            assert time.monotonic() < until, part.said
+            time.sleep(0.1)
+        assert ask(server)["usage"]["completion_tokens"] == 4
+        said = "".join(part.said)
+        assert all(f"rank {number} of 2" in said for number in range(2))
+        # What follows the name says how often it has begun anew.
+        assert all(engine.rpartition(".")[0] in said for engine in engines)
+        part.send(signal.SIGINT)
+        assert part.wait() == 0
+
+
+def shown(server: Served) -> set[str]:
+    """The workers that a frontend has counters of."""
+    with urllib.request.urlopen(server.url + "/metrics", timeout=END_SECONDS) as response:
+        text = response.read().decode()
+    return set(re.findall(r'^vllm:num_requests_running\{engine="([^"]+)"', text, re.MULTILINE))
 
 
 def test_an_engine_that_dies_is_started_again_and_the_worker_stays(nats: str) -> None:

@@ -21,7 +21,7 @@ from inlay.plane.local import Arena, Channel, LocalPlane
 from inlay.plane.messages import FromWorker
 from inlay.prompt import Prompt, Tokens
 from inlay.protocol.work import Command, Sampling, Work
-from inlay.worker import Backoff, Supervisor, WorkerProcess, spawn
+from inlay.worker import Backoff, Supervisor, Tied, WorkerProcess, spawn
 from inlay.worker.interpreter import Interpreter
 from tests import adapters
 from tests.models import tiny
@@ -183,3 +183,26 @@ async def test_the_next_worker_has_the_adapters_and_the_sleep_of_the_one_before(
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await plane.close()
+
+
+async def test_workers_that_are_tied_end_together_and_are_started_again_together(tmp_path: Path) -> None:
+    plane, together, several = LocalPlane(), Tied(), [Starts(tmp_path) for _ in range(3)]
+    tasks = [
+        asyncio.create_task(Supervisor(plane, starts, backoff=Backoff(0.01), tied=together).run())
+        for starts in several
+    ]
+    try:
+        while len(plane.workers()) < 3:
+            await plane.changed()
+        os.kill(several[1].pids[0], signal.SIGKILL)
+        for starts in several:
+            await starts.reached(2)
+        while len(plane.workers()) < 3:
+            await plane.changed()
+        assert [len(starts.pids) for starts in several] == [2, 2, 2]
+        assert not any(psutil.pid_exists(starts.pids[0]) for starts in several)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await plane.close()

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from inlay.cli.command import UsageError
+from inlay.engine.ranks import with_ranks
 from inlay.engine.settings import EngineSettings
 
 
@@ -17,6 +18,7 @@ def with_words(engine: EngineSettings, rest: Sequence[str], *meant: str) -> Engi
 
     Raises:
         UsageError: words for an engine that takes none.
+        InvalidRequestError: what they say of data-parallel ranks cannot be.
     """
     if engine.engine != "vllm":
         if rest:
@@ -30,4 +32,4 @@ def with_words(engine: EngineSettings, rest: Sequence[str], *meant: str) -> Engi
         flag, *value = meaning.split()
         if flag not in given:
             words += (flag, *value)
-    return engine.model_copy(update={"engine_arguments": words})
+    return with_ranks(engine.model_copy(update={"engine_arguments": words}))

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -16,21 +17,23 @@ from inlay.cli.engine_words import with_words
 from inlay.cli.loop import run_until_told
 from inlay.cli.settings import ServeSettings
 from inlay.cli.signals import on_signals
+from inlay.digest import Secret
 from inlay.engine import check as check_engine
+from inlay.engine.ranks import Rank, ranks_of, tied
 from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm.connectors import transfer_config
 from inlay.errors import InlayError, InvalidRequestError
 from inlay.frontend import build_app, check, serve
 from inlay.frontend.settings import FrontendSettings
 from inlay.pace import keep_for_good
-from inlay.plane.local import LocalPlane
+from inlay.plane.local import LocalPlane, RoutedPlane
 from inlay.protocol.embedding import EmbeddingCard
 from inlay.protocol.work import ModelCard, Task
 from inlay.router import Router
 from inlay.telemetry import Tracing, configure
 from inlay.tensors.hub import local_directory
 from inlay.tensors.table import config_of
-from inlay.worker import Supervisor, spawn
+from inlay.worker import Supervisor, Tied, starting
 from inlay.worker.adapter_orders import check_adapters
 
 _ACCEPTING_SECONDS = 0.02
@@ -104,16 +107,16 @@ async def host(settings: ServeSettings, console: Console, when_ready: WhenReady 
     tracing = Tracing.open(settings.telemetry.otlp_traces_endpoint, "inlay-frontend")
     secret = settings.store.secret()
     store = settings.store.open(secret) if frontend.enable_prompt_embeds else None
-    plane = LocalPlane()
-    start = partial(spawn, engine, secret, telemetry=settings.telemetry)
-    supervisor = Supervisor(plane, lambda restore: start(restore=restore))
+    ranks = ranks_of(engine, os.environ)
+    plane = LocalPlane() if len(ranks) == 1 else RoutedPlane()
+    supervisors = _supervisors(settings, ranks, plane, secret)
     router = Router(plane, settings.router, secret=secret)
     app = build_app(router, frontend, secret=secret, store=store, tracing=tracing)
     stop = asyncio.Event()
     answering: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def announce() -> None:
-        running = await _ready(plane, frontend, await answering, stop)
+        running = await _ready(plane, len(ranks), frontend, await answering, stop)
         keep_for_good()
         console.line(f"serving {_described(running.card, frontend)} at {running.url}")
         if when_ready is not None:
@@ -125,15 +128,19 @@ async def host(settings: ServeSettings, console: Console, when_ready: WhenReady 
                 f"stopping: {requests} request{'' if requests == 1 else 's'} open, up to {frontend.drain_timeout:g} s; Ctrl-C again ends at once"
             )
 
+    def kill() -> None:
+        for supervisor in supervisors:
+            supervisor.kill()
+
     drained = False
-    beside = [_beside(stop, supervisor.run()), _beside(stop, announce())]
+    beside = [*(_beside(stop, supervisor.run()) for supervisor in supervisors), _beside(stop, announce())]
     try:
         drained = await serve(app, frontend, on_started=answering.set_result, on_stopping=stopping, stop=stop)
     finally:
         if not drained:
-            supervisor.kill()
+            kill()
         # Whoever is impatient while the worker ends need not wait for it either.
-        on_signals(supervisor.kill)
+        on_signals(kill)
         for task in beside:
             task.cancel()
         results = await asyncio.gather(*beside, return_exceptions=True)
@@ -143,8 +150,20 @@ async def host(settings: ServeSettings, console: Console, when_ready: WhenReady 
     for result in results:
         if isinstance(result, Exception):
             raise result
-    if supervisor.card is None:
+    if any(supervisor.card is None for supervisor in supervisors):
         raise asyncio.CancelledError
+
+
+def _supervisors(
+    settings: ServeSettings, ranks: Sequence[Rank], plane: LocalPlane, secret: Secret
+) -> list[Supervisor]:
+    """One for each rank."""
+    names = ["worker"] if len(ranks) == 1 else [f"worker of rank {number}" for number in range(len(ranks))]
+    together = Tied() if tied(settings.engine) else None
+    return [
+        Supervisor(plane, starting(rank, secret, settings.telemetry), name=name, tied=together)
+        for name, rank in zip(names, ranks, strict=True)
+    ]
 
 
 def _beside(stop: asyncio.Event, doing: Coroutine[object, object, None]) -> "asyncio.Task[None]":
@@ -159,10 +178,12 @@ def _beside(stop: asyncio.Event, doing: Coroutine[object, object, None]) -> "asy
     return task
 
 
-async def _ready(plane: LocalPlane, frontend: FrontendSettings, url: str, stop: asyncio.Event) -> Running:
-    """The server, once it takes connections and a worker takes works."""
+async def _ready(
+    plane: LocalPlane, workers: int, frontend: FrontendSettings, url: str, stop: asyncio.Event
+) -> Running:
+    """The server, once it takes connections and all its workers take works."""
     await _accepting(frontend.host, urlsplit(url).port or frontend.port)
-    while not plane.workers():
+    while len(plane.workers()) < workers:
         await plane.changed()
     return Running(url, plane.workers()[0].card, stop)
 

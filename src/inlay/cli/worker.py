@@ -4,11 +4,11 @@ Two processes: this one talks to NATS, so that heartbeats and streams never wait
 """
 
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import inlay
 from inlay.cli.console import Console
@@ -18,6 +18,7 @@ from inlay.cli.settings import WorkerSettings
 from inlay.cli.signals import on_signals
 from inlay.digest import Secret
 from inlay.engine import check as check_engine
+from inlay.engine.ranks import Rank, ranks_of, tied
 from inlay.plane.local import LocalPlane
 from inlay.plane.nats.member import Member
 from inlay.plane.nats.worker import NatsWorker
@@ -25,7 +26,7 @@ from inlay.store.secret import read_key
 from inlay.telemetry import configure
 from inlay.tensors.hub import local_directory
 from inlay.tensors.table import config_of
-from inlay.worker import Relay, Supervisor, spawn
+from inlay.worker import Relay, Supervisor, Tied, starting
 from inlay.worker.adapter_orders import check_adapters
 
 
@@ -50,28 +51,10 @@ async def _host(settings: WorkerSettings, console: Console) -> None:
     if directory is not None:
         config_of(directory)
     own = None if settings.secret_file is None else Secret(read_key(settings.secret_file))
-    member = await Member.join(settings.fleet, "worker")
+    ranks = ranks_of(settings.engine, os.environ)
+    together = Tied() if tied(settings.engine) else None
     async with AsyncExitStack() as undo:
-        undo.push_async_callback(member.leave)
-        secret = await member.secret(own)
-        plane = LocalPlane()
-        undo.push_async_callback(plane.close)
-        start = partial(spawn, settings.engine, secret, telemetry=settings.telemetry)
-        supervisor = Supervisor(plane, lambda restore: start(restore=restore))
-        relay = Relay(plane)
-        worker = NatsWorker(member, relay, room=plane.room)
-        await worker.start()
-        running = asyncio.create_task(supervisor.run())
-        following = asyncio.create_task(relay.follow(worker.away))
-        guarding = asyncio.create_task(relay.guard(supervisor.kill))
-        announcing = asyncio.create_task(_announced(worker, console))
-        undo.push_async_callback(_end, running, following, guarding, announcing)
-        # First of all in the end: what is under way goes on elsewhere, and is not told that its engine is gone.
-        undo.push_async_callback(worker.close)
-        console.line(
-            f"inlay {inlay.__version__}: {worker.id} of {settings.fleet.namespace} at {settings.fleet.shown_urls} "
-            f"loads {settings.engine.model} with the {settings.engine.engine} engine"
-        )
+        places = [await _place(settings, rank, own, together, console, undo) for rank in ranks]
         stop, at_once = asyncio.Event(), asyncio.Event()
 
         def stopping() -> None:
@@ -79,14 +62,61 @@ async def _host(settings: WorkerSettings, console: Console) -> None:
 
         on_signals(stopping)
         stopped = asyncio.create_task(stop.wait())
-        await asyncio.wait({stopped, running}, return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            stopped.cancel()
-            running.result()
+        running = [place.running for place in places]
+        await asyncio.wait({stopped, *running}, return_when=asyncio.FIRST_COMPLETED)
+        for task in running:
+            if task.done():
+                stopped.cancel()
+                task.result()
+        under_way = sum(place.worker.under_way for place in places)
         console.line(
-            f"stopping: {worker.under_way} works under way, up to {settings.drain_timeout:g} s; Ctrl-C again ends at once"
+            f"stopping: {under_way} works under way, up to {settings.drain_timeout:g} s; Ctrl-C again ends at once"
         )
-        await _drain(worker, settings.drain_timeout, at_once)
+        await asyncio.gather(*(_drain(place.worker, settings.drain_timeout, at_once) for place in places))
+
+
+class _Place(NamedTuple):
+    """Where one engine runs."""
+
+    worker: NatsWorker
+    running: "asyncio.Task[NoReturn]"
+
+
+async def _place(
+    settings: WorkerSettings,
+    rank: Rank,
+    own: Secret | None,
+    together: Tied | None,
+    console: Console,
+    undo: AsyncExitStack,
+) -> _Place:
+    """Join the fleet and start the engine of `rank`; `undo` ends both."""
+    member = await Member.join(settings.fleet, "worker")
+    undo.push_async_callback(member.leave)
+    secret = await member.secret(own)
+    plane = LocalPlane()
+    undo.push_async_callback(plane.close)
+    supervisor = Supervisor(plane, starting(rank, secret, settings.telemetry), tied=together)
+    relay = Relay(plane)
+    worker = NatsWorker(member, relay, room=plane.room)
+    await worker.start()
+    running = asyncio.create_task(supervisor.run())
+    following = asyncio.create_task(relay.follow(worker.away))
+    guarding = asyncio.create_task(relay.guard(supervisor.kill))
+    announcing = asyncio.create_task(_announced(worker, console))
+    undo.push_async_callback(_end, running, following, guarding, announcing)
+    # First of all in the end: what is under way goes on elsewhere, and is not told that its engine is gone.
+    undo.push_async_callback(worker.close)
+    console.line(
+        f"inlay {inlay.__version__}: {worker.id} of {settings.fleet.namespace} at {settings.fleet.shown_urls} "
+        f"loads {settings.engine.model} with the {settings.engine.engine} engine{_of(rank)}"
+    )
+    return _Place(worker, running)
+
+
+def _of(rank: Rank) -> str:
+    number, size = rank.settings.data_parallel_rank, rank.settings.data_parallel_size
+    return "" if number is None else f", rank {number} of {size}"
 
 
 async def _announced(worker: NatsWorker, console: Console) -> None:

@@ -6,6 +6,7 @@ Importing this imports no engine: each brings its heavy libraries only where it 
 from collections.abc import Mapping
 
 from inlay.digest import Secret
+from inlay.engine.ranks import check_ranks
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError
 from inlay.protocol.work import Engine
@@ -21,6 +22,7 @@ def check(settings: EngineSettings) -> None:
     Raises:
         InvalidRequestError: they ask for what another engine has, or contradict themselves.
     """
+    check_ranks(settings)
     if settings.engine == "vllm":
         from inlay.engine.vllm.connectors import transfer_config
 

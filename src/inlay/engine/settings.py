@@ -97,6 +97,17 @@ class EngineSettings(BaseModel):
         ge=1,
         description="CPU threads of the engine; the cores less one, at least one, unless set.",
     )
+    data_parallel_size: int = Field(
+        default=1,
+        ge=1,
+        le=1024,
+        description="Data-parallel ranks: engines of the same model, each in a process of its own, among which requests are routed.",
+    )
+    data_parallel_rank: int | None = Field(
+        default=None,
+        ge=0,
+        description="Run this rank alone; the others run elsewhere. All unless set.",
+    )
     enable_lora: bool = Field(default=False, description="Make room for LoRA adapters in the model.")
     max_loras: int = Field(default=8, ge=1, le=1024, description="Adapters loaded at a time at most.")
     max_lora_rank: int = Field(default=16, ge=1, le=512, description="Rank of a LoRA adapter at most.")

@@ -1,7 +1,7 @@
 """One engine in its own process: admits, runs, aborts, drains; and what keeps that process running."""
 
-from inlay.worker.process import WorkerProcess, spawn
+from inlay.worker.process import WorkerProcess, spawn, starting
 from inlay.worker.relay import Relay
-from inlay.worker.supervisor import Backoff, Supervisor
+from inlay.worker.supervisor import Backoff, Supervisor, Tied
 
-__all__ = ["Backoff", "Relay", "Supervisor", "WorkerProcess", "spawn"]
+__all__ = ["Backoff", "Relay", "Supervisor", "Tied", "WorkerProcess", "spawn", "starting"]

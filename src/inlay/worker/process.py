@@ -5,11 +5,13 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 
 from inlay import engine
 from inlay.digest import Secret
+from inlay.engine.ranks import Rank
 from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError, ErrorFrame, InlayError
 from inlay.pace import keep_for_good
@@ -91,6 +93,7 @@ async def spawn(
     arena_bytes: int = ARENA_BYTES,
     restore: Sequence[Command] = (),
     telemetry: TelemetrySettings | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> WorkerProcess:
     """Start a worker process for `settings`. It loads its model meanwhile: `LocalPlane.wait_ready` says when it can work.
 
@@ -100,6 +103,7 @@ async def spawn(
         arena_bytes: memory for prompts, shared with it.
         restore: commands it runs before it is ready.
         telemetry: how it logs, and where its spans go.
+        environment: variables it is to have beside what it inherits and its engine needs.
 
     Raises:
         InvalidRequestError: it cannot run in the Python the settings name.
@@ -111,7 +115,12 @@ async def spawn(
         process = await asyncio.create_subprocess_exec(
             *(python.path, "-m", "inlay.worker", str(theirs.fileno()), str(arena.fd), str(arena_bytes)),
             pass_fds=(theirs.fileno(), arena.fd),
-            env={**os.environ, **engine.environment(settings, os.environ), **python.environment(os.environ)},
+            env={
+                **os.environ,
+                **engine.environment(settings, os.environ),
+                **python.environment(os.environ),
+                **environment,
+            },
             stdin=asyncio.subprocess.DEVNULL,
             # Its own session: Ctrl-C in a terminal is for the frontend, which drains before it lets the worker go.
             start_new_session=True,
@@ -121,6 +130,19 @@ async def spawn(
     told = (telemetry or TelemetrySettings()).model_dump_json()
     channel.send(Boot(settings.model_dump_json(exclude_unset=True), secret.root, tuple(restore), told))
     return WorkerProcess(process, channel, python)
+
+
+def starting(
+    rank: Rank, secret: Secret, telemetry: TelemetrySettings
+) -> Callable[[Sequence[Command]], Awaitable[WorkerProcess]]:
+    """What starts a process for `rank` that first runs the commands it is given. Arguments as `spawn`'s."""
+
+    def start(restore: Sequence[Command]) -> Awaitable[WorkerProcess]:
+        return spawn(
+            rank.settings, secret, restore=restore, telemetry=telemetry, environment=rank.environment
+        )
+
+    return start
 
 
 async def run(socket_fd: int, arena_fd: int, arena_bytes: int) -> int:

@@ -43,10 +43,17 @@ class Supervisor:
         start: starts a process.
         backoff: between starts.
         name: of the worker among those the plane misses.
+        tied: with whom its processes end, if with anybody.
     """
 
     def __init__(
-        self, plane: LocalPlane, start: Start, *, backoff: Backoff = Backoff(), name: str = "worker"
+        self,
+        plane: LocalPlane,
+        start: Start,
+        *,
+        backoff: Backoff = Backoff(),
+        name: str = "worker",
+        tied: "Tied | None" = None,
     ) -> None:
         self._plane = plane
         self._start = start
@@ -54,6 +61,14 @@ class Supervisor:
         self._name = name
         self._process: WorkerProcess | None = None
         self.card: ModelCard | None = None
+        self._tied = tied
+        if tied is not None:
+            tied.members.append(self)
+
+    @property
+    def runs(self) -> bool:
+        """Whether there is a process now."""
+        return self._process is not None
 
     def kill(self) -> None:
         """End the process that runs now, if any, without waiting for what it does."""
@@ -70,6 +85,8 @@ class Supervisor:
         delay = self._backoff.first
         while True:
             seconds, reason = await self._live()
+            if self._tied is not None:
+                self._tied.died(self)
             if seconds > self._backoff.stable:
                 delay = self._backoff.first
             log.error("%s; it is started again in %g s", reason, delay)
@@ -102,6 +119,28 @@ class Supervisor:
         if self.card is None:
             raise link.failure or EngineError(f"{reason} before it was ready")
         return (0.0 if ready_at is None else clock() - ready_at), reason
+
+
+class Tied:
+    """Workers none of which can go on without the others: when one process dies all end, and all are started again.
+
+    Attributes:
+        members: their supervisors.
+    """
+
+    def __init__(self) -> None:
+        self.members: list[Supervisor] = []
+        self._falling: set[Supervisor] = set()
+
+    def died(self, member: Supervisor) -> None:
+        """The process of `member` is gone."""
+        if member in self._falling:
+            self._falling.remove(member)
+            return
+        for other in self.members:
+            if other is not member and other.runs:
+                self._falling.add(other)
+                other.kill()
 
 
 def _reason(process: WorkerProcess, link: Link) -> str:

@@ -15,11 +15,16 @@ import torch
 from torch import nn
 
 from inlay.digest import Secret
+from inlay.engine.kv_subscriber import KvSubscriber
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.sleep import Aside, Bed, storages
 from inlay.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
 from inlay.prompt import Prompt, Tokens
+from inlay.protocol.kv_events import AllBlocksCleared, BlockStored, Event
+from inlay.protocol.routing import Cleared, KvEvent, Stored
+from inlay.protocol.work import Command
+from inlay.worker.host import Host
 from tests import adapters
 from tests.engine.adapter_conformance import load
 from tests.engine.conformance import Receiver, ids, run, work
@@ -189,3 +194,39 @@ async def test_what_is_put_aside_comes_back_and_still_shares_memory() -> None:
         holder.tied.zero_()
     assert not holder.first.weight.any()
     assert not holder.rows["view"].any()
+
+
+async def test_routers_and_readers_hear_that_a_sleeping_engine_has_nothing_cached(tmp_path: Path) -> None:
+    endpoint, replay = f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay"
+    config = {"enable_kv_cache_events": True, "endpoint": endpoint, "replay_endpoint": replay}
+    engine = create(tiny("llama"), kv_events_config=json.dumps(config))
+    await engine.start()
+    host, told = Host(engine, sleep_mode=True), list[KvEvent]()
+    host.watch_cache(lambda events: told.extend(events.events))
+    read: list[Event] = []
+    reader = KvSubscriber(
+        endpoint, replay, "", take=lambda batch: read.extend(batch.events), lost=pytest.fail
+    )
+    try:
+        for level in (1, 2):
+            told.clear()
+            await run(engine, work(f"before-{level}", prompt()))
+            assert len((await host.kv_snapshot()).keys.view)
+            reply = await host.call(Command("sleep", {"level": level}))
+            assert reply.error is None
+            assert told[-1] == Cleared()
+            assert not len((await host.kv_snapshot()).keys.view)
+            assert (await host.call(Command("wake_up"))).value == {"awake": True}
+            await run(engine, work(f"after-{level}", prompt()))
+            assert isinstance(told[-1], Stored)
+    finally:
+        await engine.close()
+        # Closing empties the cache once more.
+        async with asyncio.timeout(30):
+            while sum(isinstance(event, AllBlocksCleared) for event in read) < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        reader.close()
+    kinds = [type(event) for event in read]
+    first = kinds.index(AllBlocksCleared)
+    assert BlockStored in kinds[:first]
+    assert BlockStored in kinds[first:]

@@ -68,6 +68,7 @@ class CacheEvents:
         self.tell: Tell | None = None
         self.publisher: Publisher | None = None
         self._config = settings.kv_events_config
+        self._rank, self._ranks = settings.data_parallel_rank or 0, settings.data_parallel_size
         self._token_ids = settings.kv_events_token_ids
         self._page_size = settings.block_size
         self._key = secret.events
@@ -78,12 +79,12 @@ class CacheEvents:
 
     def open(self) -> None:
         """Publish from now on, if the settings say so. Raises `InvalidRequestError` for what they cannot say."""
-        config = KvEventsConfig.parse(self._config)
+        config = KvEventsConfig.parse(self._config, ranks=self._ranks)
         if config.publishes:
             # A library of its own, which whoever publishes nothing need not load.
             from inlay.engine.kv_publisher import KvPublisher
 
-            self.publisher = KvPublisher(config)
+            self.publisher = KvPublisher(config, self._rank)
 
     @property
     def _heard(self) -> bool:

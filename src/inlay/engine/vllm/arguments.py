@@ -10,6 +10,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from inlay.engine.ranks import has_experts
 from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm.connectors import transfer_config
 from inlay.errors import InvalidRequestError
@@ -77,6 +78,12 @@ def engine_args(settings: EngineSettings, directory: Path) -> Any:
     if args.enable_lora and args.enable_prompt_embeds and args.lora_target_modules is None:
         # An adapted embedding table and rows do not go together in vLLM; without it they do.
         args.lora_target_modules = list(_LINEAR)
+    if settings.data_parallel_size > 1 and has_experts(directory):
+        # Ranks of dense models know nothing of one another.
+        args.data_parallel_size, args.data_parallel_rank = (
+            settings.data_parallel_size,
+            settings.data_parallel_rank or 0,
+        )
     args.enable_log_requests = False
     args.disable_log_stats = True
     return args

@@ -12,6 +12,7 @@ from vllm.config import KVEventsConfig
 
 from inlay.digest import Secret
 from inlay.engine.kv_chain import KvChain, NotedBlock, blocks_of
+from inlay.engine.kv_events_config import endpoint_of
 from inlay.engine.kv_subscriber import KvSubscriber
 from inlay.prompt import Prompt, Tokens
 from inlay.protocol.kv_events import EventBatch
@@ -46,11 +47,23 @@ class CacheEvents:
         """Whether they are read."""
         return self._chain is not None
 
-    def turn_on(self, config: Any) -> None:
-        """See to it that vLLM publishes, if it caches prefixes at all. `config` is its `VllmConfig`, before it starts."""
+    def turn_on(self, config: Any, rank: int = 0) -> None:
+        """See to it that vLLM publishes, if it caches prefixes at all.
+
+        Args:
+            config: its `VllmConfig`, before it starts.
+            rank: of the engine among those that vLLM itself does not know of; each has ports of its own.
+
+        Raises:
+            InvalidRequestError: it would have no port.
+        """
         if not config.cache_config.enable_prefix_caching:
             return
         given = config.kv_events_config
+        if given is not None and rank:
+            for name in ("endpoint", "replay_endpoint"):
+                if getattr(given, name) is not None:
+                    setattr(given, name, endpoint_of(getattr(given, name), rank))
         if given is not None and given.enable_kv_cache_events and given.publisher != "null":
             self._reached = _binds(given.endpoint)
             return

@@ -114,7 +114,8 @@ def load(settings: EngineSettings, secret: Secret, adapters: Container[str], eve
     counters = Counters()
     try:
         config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
-        events.turn_on(config)
+        known = config.parallel_config.data_parallel_size > 1
+        events.turn_on(config, 0 if known else settings.data_parallel_rank or 0)
         own_reasoning = not reasoning.turn_on(config)
     except (ValueError, NotImplementedError) as error:
         raise InvalidRequestError(f"vLLM refuses the model or its settings: {_said(error)}") from error

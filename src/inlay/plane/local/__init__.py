@@ -3,6 +3,7 @@
 from inlay.plane.local.arena import Arena
 from inlay.plane.local.channel import Channel
 from inlay.plane.local.frontend import Link, LocalPlane
+from inlay.plane.local.routed import RoutedPlane
 from inlay.plane.local.worker import serve
 
-__all__ = ["Arena", "Channel", "Link", "LocalPlane", "serve"]
+__all__ = ["Arena", "Channel", "Link", "LocalPlane", "RoutedPlane", "serve"]

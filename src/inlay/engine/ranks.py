@@ -1,0 +1,163 @@
+"""Data-parallel ranks, each an engine of its own in a process of its own. No torch.
+
+So each is a target of its own to routers, with its own events and metrics. vLLM runs the ranks of dense models independently of one another too; those of a mixture of experts step together, and find one another
+as vLLM's ranks behind an external balancer do.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from inlay.engine.settings import EngineSettings
+from inlay.engine.torch import threads
+from inlay.errors import InvalidRequestError
+from inlay.tensors.hub import local_directory
+from inlay.tensors.table import config_of
+
+_EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
+"""What configurations call the number of experts; vLLM looks at the same."""
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_FIELDS = {
+    "--data-parallel-size": "data_parallel_size",
+    "-dp": "data_parallel_size",
+    "--data-parallel-rank": "data_parallel_rank",
+    "-dpn": "data_parallel_rank",
+}
+_DEVICES = ("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp")
+_OTHERWISE = (
+    *("--data-parallel-size-local", "-dpl", "--data-parallel-start-rank", "-dpr", "--data-parallel-hybrid-lb", "-dph"),
+    *("--data-parallel-external-lb", "-dpe", "--data-parallel-multi-port-external-lb"),
+)  # fmt: skip
+"""How else vLLM's own server spreads ranks over processes."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One of them.
+
+    Attributes:
+        settings: of its engine.
+        environment: variables its process is started with, beside all others.
+    """
+
+    settings: EngineSettings
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def with_ranks(engine: EngineSettings) -> EngineSettings:
+    """The settings with what vLLM's words say of ranks in inlay's own, as it is not vLLM that starts them.
+
+    Raises:
+        InvalidRequestError: a word without a number, both said, or ranks spread in another way.
+    """
+    said: dict[str, int] = {}
+    kept: list[str] = []
+    words = iter(engine.engine_arguments)
+    for word in words:
+        flag, equals, value = word.partition("=")
+        flag = flag.replace("_", "-") if flag.startswith("--") else flag
+        if flag in _OTHERWISE:
+            raise InvalidRequestError(
+                f"{flag}: each data-parallel rank runs as an engine of its own here; --data-parallel-size says how many there are, "
+                "--data-parallel-rank which of them alone to run"
+            )
+        if flag in _FIELDS:
+            said[_FIELDS[flag]] = _number(flag, value if equals else next(words, ""))
+        else:
+            kept.append(word)
+    for name in said:
+        if name in engine.model_fields_set:
+            shown = "--" + name.replace("_", "-")
+            raise InvalidRequestError(
+                f"{shown} is given to inlay and, after --, to vLLM; give it to one of them"
+            )
+    return engine if not said else engine.model_copy(update={**said, "engine_arguments": kept})
+
+
+def _number(flag: str, value: str) -> int:
+    if not value.isascii() or not value.isdigit():
+        raise InvalidRequestError(f"{flag} takes a number, got {value!r}")
+    return int(value)
+
+
+def check_ranks(engine: EngineSettings) -> None:
+    """Raise `InvalidRequestError` where there is no such rank."""
+    size, rank = engine.data_parallel_size, engine.data_parallel_rank
+    if size < 1:
+        raise InvalidRequestError(f"--data-parallel-size must be at least 1, got {size}")
+    if rank is not None and rank >= size:
+        raise InvalidRequestError(
+            f"--data-parallel-rank {rank}: with --data-parallel-size {size} ranks are 0 to {size - 1}",
+            param="data_parallel_rank",
+        )
+
+
+def ranks_of(engine: EngineSettings, inherited: Mapping[str, str]) -> list[Rank]:
+    """The ranks that are to be started here: all, or the one that is named.
+
+    Several share what the machine has: each gets its part of the cores, where nobody said how many, and devices of its own.
+
+    Args:
+        engine: checked.
+        inherited: environment of this process.
+
+    Raises:
+        InvalidRequestError: there are fewer devices than ranks need.
+    """
+    size = engine.data_parallel_size
+    if size == 1 or engine.data_parallel_rank is not None:
+        return [Rank(engine)]
+    changes: dict[str, int] = {}
+    if engine.engine != "vllm" and engine.num_threads is None:
+        changes["num_threads"] = max(1, threads.count(None) // size)
+    found = []
+    for rank in range(size):
+        settings = engine.model_copy(update={**changes, "data_parallel_rank": rank})
+        found.append(Rank(settings, _devices(engine, rank, inherited)))
+    return found
+
+
+def _devices(engine: EngineSettings, rank: int, inherited: Mapping[str, str]) -> dict[str, str]:
+    if engine.device == "cpu" or engine.engine == "echo":
+        return {}
+    each = _devices_each(engine.engine_arguments)
+    given = inherited.get(_VISIBLE)
+    if given is None:
+        names = [str(number) for number in range(each * engine.data_parallel_size)]
+    else:
+        names = [name for name in given.split(",") if name]
+        if names and len(names) < each * engine.data_parallel_size:
+            raise InvalidRequestError(
+                f"{engine.data_parallel_size} ranks of {each} need {each * engine.data_parallel_size} devices; "
+                f"{_VISIBLE} names {len(names)}",
+                param="data_parallel_size",
+            )
+    return {_VISIBLE: ",".join(names[rank * each : (rank + 1) * each])}
+
+
+def _devices_each(words: Sequence[str]) -> int:
+    each = 1
+    for index, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        if flag in _DEVICES:
+            each *= _number(flag, value if equals else "".join(words[index + 1 : index + 2]))
+    return each
+
+
+def has_experts(directory: Path) -> bool:
+    """Whether a model is a mixture of experts. Raises `InvalidRequestError` for what is no model."""
+    config = config_of(directory)
+    text = config.get("text_config") or config
+    return any(text.get(name) for name in _EXPERTS)
+
+
+def tied(engine: EngineSettings) -> bool:
+    """Whether ranks step together, so that none can go on without the others."""
+    if engine.engine != "vllm" or engine.data_parallel_size == 1:
+        return False
+    directory = local_directory(engine.model)
+    return directory is None or has_experts(directory)
+
+
+__all__ = ["Rank", "check_ranks", "has_experts", "ranks_of", "tied", "with_ranks"]
