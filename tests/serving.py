@@ -1,6 +1,7 @@
 """A real server for tests: `inlay` as its own process, on a free port, ended with the test."""
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -13,6 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 START_SECONDS = 90.0
+
+_PORTS = 12000, 29999
+"""Below those that connections get, of which a test makes many before its server listens."""
 
 PYTHON = os.environ.get("FRONTEND_PYTHON", sys.executable)
 """What servers are started with: another Python than the tests' where those run in an engine's environment."""
@@ -32,10 +36,14 @@ class Served:
 
 
 def free_port() -> int:
-    """A port nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+    """A port nobody listens on now, and that the system gives to nobody who did not ask for it."""
+    while True:
+        port = random.SystemRandom().randint(*_PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
         return port
 
 
