@@ -14,12 +14,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.models import make
+from tests.parts import Part
 
-START_SECONDS = 240.0
+START_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,30 @@ def inlay(model: Path, *arguments: object) -> contextlib.AbstractContextManager[
     return _running("inlay", port, "/ready", [*command, "--enable-prompt-embeds", *map(str, arguments)])
 
 
+@contextlib.contextmanager
+def inlay_fleet(model: Path, *arguments: object, frontend: tuple[object, ...] = ()) -> Iterator[Server]:
+    """inlay as a fleet of one frontend and one worker, over a NATS server of its own.
+
+    Args:
+        model: served as "m", with embeddings on.
+        arguments: the worker's.
+        frontend: its arguments.
+    """
+    port, nats_port = free_port(), free_port()
+    url = f"nats://127.0.0.1:{nats_port}"
+    inlay = [sys.executable, "-m", "inlay.cli"]
+    with tempfile.TemporaryDirectory() as store:
+        nats = Part("nats", "--port", nats_port, "--store-dir", store, until="NATS at").wait_ready()
+        worker = [*inlay, "worker", str(model), "--served-model-name", "m", "--nats", url]
+        front = [*inlay, "frontend", "--nats", url, "--port", str(port), "--enable-prompt-embeds"]
+        commands = [*worker, *map(str, arguments)], [*front, *map(str, frontend)]
+        try:
+            with _running("inlay, NATS", port, "/v1/models", *commands) as server:
+                yield replace(server, pids=(*server.pids, nats.process.pid))
+        finally:
+            nats.end()
+
+
 def wide_limits(num_megabytes: int) -> list[object]:
     """Arguments with which inlay takes prompts of `num_megabytes`, four of them at once."""
     num_bytes = (num_megabytes + 16) * 1024 * 1024
@@ -196,36 +221,49 @@ def vllm(model: Path, *arguments: object) -> contextlib.AbstractContextManager[S
     )
 
 
-def dynamo(model: Path, *arguments: object) -> contextlib.AbstractContextManager[Server] | None:
-    """Dynamo's frontend in front of its vLLM worker, or None where `BENCH_DYNAMO` is not set."""
+def dynamo(
+    model: Path, *arguments: object, worker: str = "vllm", nats: str | None = None
+) -> contextlib.AbstractContextManager[Server] | None:
+    """Dynamo's frontend in front of one of its workers, or None where `BENCH_DYNAMO` is not set.
+
+    Args:
+        model: served as "m".
+        arguments: the worker's.
+        worker: "vllm", with embeddings on, or "mocker", which computes nothing.
+        nats: URL of a NATS server for its requests; else they go over TCP.
+    """
     python = os.environ.get("BENCH_DYNAMO")
     if python is None:
         return None
     port = free_port()
     frontend = [python, "-m", "dynamo.frontend", "--http-port", str(port)]
-    worker = [
-        python,
-        "-m",
-        "dynamo.vllm",
-        "--model",
-        str(model),
-        "--served-model-name",
-        "m",
-        "--enforce-eager",
-    ]
+    words = {
+        "vllm": [
+            "--model",
+            str(model),
+            "--served-model-name",
+            "m",
+            "--enforce-eager",
+            "--enable-prompt-embeds",
+        ],
+        "mocker": ["--model-path", str(model), "--model-name", "m", "--speedup-ratio", "1000000"],
+    }
+    plane = (
+        {"DYN_REQUEST_PLANE": "tcp"} if nats is None else {"DYN_REQUEST_PLANE": "nats", "NATS_SERVER": nats}
+    )
     return _running(
-        "dynamo",
+        "dynamo" if nats is None else "dynamo, NATS",
         port,
         "/v1/models",
         frontend,
-        [*worker, "--enable-prompt-embeds", *map(str, arguments)],
+        [python, "-m", f"dynamo.{worker}", *words[worker], *map(str, arguments)],
         VLLM_CPU_KVCACHE_SPACE="1",
         HF_HUB_OFFLINE="1",
         VLLM_NO_USAGE_STATS="1",
         DYN_DISCOVERY_BACKEND="file",
         DYN_FILE_KV=tempfile.mkdtemp(prefix="dynamo-kv-"),
-        DYN_REQUEST_PLANE="tcp",
         DYN_EVENT_PLANE="zmq",
+        **plane,
     )
 
 
@@ -240,7 +278,7 @@ def wide_model(directory: Path, *, hidden: int = 4096, max_len: int = 10_240) ->
         intermediate_size=256,
         num_hidden_layers=1,
         num_attention_heads=32,
-        num_key_value_heads=1,
+        num_key_value_heads=4,
         head_dim=64,
         max_position_embeddings=max_len,
     )

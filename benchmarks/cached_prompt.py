@@ -3,7 +3,7 @@
 The prefix is fully cached, so the model computes one position and what is left is the way there: body, parser, checks, digests,
 transport. The embeddings are sent as base64 in JSON and, to inlay, also as a file of a multipart body and by reference to an upload.
 All servers run at once and take turns, and so do the forms (ids, one form, ids, the next, ...); each ratio is the median over the rounds
-of a form's time over that of the ids right before it.
+of a form's time over that of the ids right before it. CPU is that of all processes of the server, for one request of ids and one of the form.
 
     python -m benchmarks.cached_prompt [--rounds N] [--only inlay]
 """
@@ -27,7 +27,7 @@ from benchmarks import _serving
 from benchmarks._serving import Server
 
 HIDDEN = 4096
-SIZES = {"1 MB": 127, "10 MB": 1276, "64 MB": 8190}
+SIZES = {"1 MB": 127, "4 MB": 511, "10 MB": 1276, "64 MB": 8190}
 DYNAMO_ROWS = 1279
 """Dynamo refuses what is over 10 MiB once decoded."""
 
@@ -60,12 +60,12 @@ def forms_of(server: Server, table: torch.Tensor, num_tokens: int, *, stored: bo
         return json.dumps({**base, **fields}).encode()
 
     # Dynamo wants a prompt beside embeddings, vLLM none.
-    beside = {"prompt": ""} if server.name == "dynamo" else {}
+    beside = {"prompt": ""} if server.name.startswith("dynamo") else {}
     forms = {
         "ids": Form(request(prompt=ids.tolist())),
         "value": Form(request(prompt_embeds=base64.b64encode(file).decode(), **beside)),
     }
-    if server.name == "inlay":
+    if server.name.startswith("inlay"):
         boundary = b"5c7a2e0f9d1b4c86b3f0a7e4d2918c6f"
         head = b"--" + boundary + b"\r\ncontent-disposition: form-data; name="
         parts = [(b"request", request(prompt_embeds={"part": "a"})), (b"a", file)]
@@ -76,7 +76,7 @@ def forms_of(server: Server, table: torch.Tensor, num_tokens: int, *, stored: bo
             + b"--\r\n"
         )
         forms["multipart"] = Form(body, f"multipart/form-data; boundary={boundary.decode()}")
-    if server.name == "inlay" and stored:
+    if server.name.startswith("inlay") and stored:
         status, answer = server.post("/v1/prompt_embeds", file, "application/octet-stream")
         if status != 200:
             raise RuntimeError(f"{server.name}: {status} {answer[:300]!r}")
@@ -84,33 +84,51 @@ def forms_of(server: Server, table: torch.Tensor, num_tokens: int, *, stored: bo
     return forms
 
 
-def seconds(server: Server, form: Form) -> float:
+@dataclass(frozen=True)
+class Cost:
+    """Of one request: seconds that the client waits, and CPU seconds of the server's processes."""
+
+    wall: float
+    cpu: float
+
+
+def cost(server: Server, form: Form) -> Cost:
+    """Of sending a form and reading the answer."""
+    cpu = server.cpu_seconds()
     start = time.perf_counter()
     status, answer = server.post("/v1/completions", form.body, form.content_type)
     elapsed = time.perf_counter() - start
     if status != 200:
         raise RuntimeError(f"{server.name}: {status} {answer[:300]!r}")
-    return elapsed
+    return Cost(elapsed, server.cpu_seconds() - cpu)
 
 
 def measure(servers: list[Server], table: torch.Tensor, label: str, num_tokens: int, rounds: int) -> None:
     """Every server's forms of one prompt, all taking turns."""
     forms = {server.name: forms_of(server, table, num_tokens) for server in servers}
-    times: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    costs: dict[tuple[str, str], list[tuple[Cost, Cost]]] = {}
     for turn in range(rounds + 2):
         for server in servers:
             for name, form in forms[server.name].items():
-                pair = (seconds(server, forms[server.name]["ids"]), seconds(server, form))
+                if name == "ids":
+                    continue
+                pair = (cost(server, forms[server.name]["ids"]), cost(server, form))
                 # The first turns fill the caches.
-                if name != "ids" and turn >= 2:
-                    times.setdefault((server.name, name), []).append(pair)
-    for (server_name, name), pairs in times.items():
-        ratio = statistics.median(form / ids for ids, form in pairs)
-        more = 1e3 * statistics.median(form - ids for ids, form in pairs)
-        plain, own = (1e3 * statistics.median(column) for column in zip(*pairs, strict=True))
+                if turn >= 2:
+                    costs.setdefault((server.name, name), []).append(pair)
+    for (server_name, name), pairs in costs.items():
+        ratio = statistics.median(form.wall / ids.wall for ids, form in pairs)
+        more = 1e3 * statistics.median(form.wall - ids.wall for ids, form in pairs)
+        plain, own = (
+            1e3 * statistics.median(each.wall for each in column) for column in zip(*pairs, strict=True)
+        )
+        # The system counts CPU time in hundredths of a second: only means say anything.
+        cpu, own_cpu = (
+            1e3 * statistics.fmean(each.cpu for each in column) for column in zip(*pairs, strict=True)
+        )
         print(
             f"{server_name:8} {label:>6} {num_tokens:5} rows   ids {plain:7.1f} ms   {name:9} {own:7.1f} ms   "
-            f"{more:+7.1f} ms   {ratio:5.2f}x",
+            f"{more:+7.1f} ms   {ratio:5.2f}x   CPU {cpu:6.1f} and {own_cpu:6.1f} ms",
             flush=True,
         )
 

@@ -14,6 +14,7 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
 from inlay.errors import InvalidRequestError, OverloadedError
+from inlay.plane.nats.direct import DirectTransport, Sink
 from inlay.plane.nats.settings import NatsSettings
 
 log = logging.getLogger(__name__)
@@ -43,10 +44,21 @@ class Connection:
         max_payload: bytes of a message at most.
     """
 
-    def __init__(self, settings: NatsSettings, name: str) -> None:
+    def __init__(self, settings: NatsSettings, name: str, *, direct: bool = False) -> None:
+        """Not connected.
+
+        Args:
+            settings: of the servers.
+            name: that the servers know it by.
+            direct: large payloads pass the client by, where the connection is no WebSocket.
+        """
         self._settings = settings
         self._name = name
         self._client = Client()
+        self._direct: DirectTransport | None = None
+        if direct and not settings.urls[0].startswith("ws"):
+            # The client makes its own only where it has none.
+            self._client._transport = self._direct = DirectTransport()
         self._outbox: deque[tuple[str, bytes, str]] = deque()
         self._filled = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -121,8 +133,8 @@ class Connection:
 
     @property
     def lost_for(self) -> float:
-        """Seconds without a connection; 0 while there is one."""
-        return 0.0 if self.connected else self._now() - self._lost_at
+        """Seconds without a connection; 0 while there is one, or until the client has said that there is none."""
+        return 0.0 if self._since is not None else self._now() - self._lost_at
 
     @property
     def max_payload(self) -> int:
@@ -151,9 +163,29 @@ class Connection:
             OverloadedError: there is no connection.
         """
         try:
-            await self._client.publish(subject, payload)  # type: ignore[arg-type]  # it is joined, so a view will do
-        except nats.errors.Error as error:
+            if self._direct is None:
+                await self._client.publish(subject, payload)  # type: ignore[arg-type]  # it is joined, so a view will do
+            elif self.connected and len(payload) <= self.max_payload:
+                await self._direct.publish(subject, payload)
+            else:
+                raise OverloadedError(
+                    "there is no connection to NATS, or one of smaller messages", retry_after=1
+                )
+        except (nats.errors.Error, OSError) as error:
             raise OverloadedError(f"the connection to NATS is cut: {error}", retry_after=1) from error
+
+    async def receive(self, subject: str, sink: Sink) -> None:
+        """Have `sink` take every message on `subject`, whose subjects begin with its prefix, until the connection is closed."""
+
+        def take(message: Msg) -> None:
+            place = sink.place(message.subject, len(message.data))
+            if place is not None:
+                place[:] = message.data
+                sink.placed(message.subject)
+
+        if self._direct is not None:
+            self._direct.sink = sink
+        await self.subscribe(subject, take)
 
     async def subscribe(self, subject: str, take: Take) -> None:
         """Hand every message on `subject` to `take`, in order, until the connection is closed."""
@@ -166,7 +198,9 @@ class Connection:
     async def settle(self) -> None:
         """Return when the server knows of all subscriptions so far. Raises `OverloadedError` when it does not answer."""
         try:
-            await self._client.flush(timeout=_ATTEMPT_SECONDS)
+            # The client's ping overtakes what it has not written yet; after its answer all of that is written, so the second is behind it.
+            for _ in range(2):
+                await self._client.flush(timeout=_ATTEMPT_SECONDS)
         except nats.errors.Error as error:
             raise OverloadedError(f"the connection to NATS is cut: {error}", retry_after=1) from error
 
@@ -183,6 +217,9 @@ class Connection:
                 if self._client.is_connected:
                     await self._client.flush(timeout=_ATTEMPT_SECONDS)
         self._abort()
+        # What has not left by now never will: the client would try, and end in the middle of its closing.
+        self._client._pending.clear()
+        self._client._pending_data_size = 0
         await self._client.close()
         for ping in self._pings:
             ping.cancel()

@@ -48,7 +48,7 @@ class Member:
         id_ = participant_id(kind)
         subjects = Subjects(settings.namespace)
         async with AsyncExitStack() as undo:
-            control, bulk = Connection(settings, id_), Connection(settings, f"{id_}-bulk")
+            control, bulk = Connection(settings, id_), Connection(settings, f"{id_}-bulk", direct=True)
             for connection in (control, bulk):
                 await connection.open()
                 undo.push_async_callback(connection.close)

@@ -13,10 +13,10 @@ from itertools import count
 from typing import TypeAlias
 
 import msgspec
-from nats.aio.msg import Msg
 
 from inlay.errors import InlayError, OverloadedError
 from inlay.plane.nats.connection import Connection
+from inlay.plane.nats.direct import Sink
 from inlay.plane.nats.subjects import Subjects
 from inlay.prompt import Buffer
 
@@ -176,7 +176,8 @@ class Transfers:
 
     async def open(self) -> None:
         """Begin to receive."""
-        await self._bulk.subscribe(self._subjects.chunks(self._id) + ".*", self._take_chunk)
+        everything = self._subjects.chunks(self._id) + ".*"
+        await self._bulk.receive(everything, Sink(everything.partition("*")[0], self._place, self._placed))
 
     # Sending.
 
@@ -279,30 +280,40 @@ class Transfers:
         room = self._room(size) if self._room is not None and size >= _OWN_ROOM else None
         return memoryview(bytearray(size)) if room is None else room
 
-    def _take_chunk(self, message: Msg) -> None:
-        sender, number, index = message.subject.split(".")[-3:]
-        inbound = self._in.get((sender, int(number)))
+    def _place(self, subject: str, size: int) -> memoryview | None:
+        """Where a chunk belongs, or None where it is not what was to come next."""
+        inbound = self._inbound(subject)
+        if inbound is None or inbound.parts is None:
+            return None
+        if not subject.endswith(f".{inbound.received}") or inbound.received >= inbound.granted:
+            self._drop(inbound, "a part was lost")
+            return None
+        part, start, stop = inbound.places[inbound.received]
+        if size != stop - start:
+            self._drop(inbound, f"a part has {size} bytes instead of {stop - start}")
+            return None
+        return inbound.parts[part][start:stop]
+
+    def _placed(self, subject: str) -> None:
+        """All of a chunk is there."""
+        inbound = self._inbound(subject)
         if inbound is None or inbound.parts is None:
             return
-        data = message.data
-        if int(index) != inbound.received or inbound.received >= inbound.granted:
-            self._drop(inbound, "a part was lost")
-            return
-        part, start, stop = inbound.places[inbound.received]
-        if len(data) != stop - start:
-            self._drop(inbound, f"a part has {len(data)} bytes instead of {stop - start}")
-            return
-        inbound.parts[part][start:stop] = data
+        _, start, stop = inbound.places[inbound.received]
         inbound.received += 1
         inbound.moved = self._now()
-        self._ahead -= len(data)
+        self._ahead -= stop - start
         if inbound.received == len(inbound.places):
             self._forget(inbound)
-            self._tell(sender, Taken(inbound.number))
+            self._tell(inbound.sender, Taken(inbound.number))
             header, *buffers = inbound.parts
-            self._deliver(sender, header, list(map(Buffer, buffers)))
+            self._deliver(inbound.sender, header, list(map(Buffer, buffers)))
         else:
             self._grant()
+
+    def _inbound(self, subject: str) -> _Inbound | None:
+        sender, number, _ = subject.split(".")[-3:]
+        return self._in.get((sender, int(number))) if number.isdecimal() else None
 
     def _drop(self, inbound: _Inbound, reason: str) -> None:
         log.warning("transfer %d from %s is dropped: %s", inbound.number, inbound.sender, reason)
