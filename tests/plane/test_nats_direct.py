@@ -75,7 +75,8 @@ def feed(sorter: Sorter, data: bytes, cuts: list[int]) -> None:
     """As an event loop would, never more at a time than the next of `cuts`."""
     at = turn = 0
     while at < len(data):
-        into = memoryview(sorter.get_buffer(-1))
+        into = sorter.get_buffer(-1)
+        assert isinstance(into, memoryview)
         size = min(len(into), cuts[turn % len(cuts)], len(data) - at)
         into[:size] = data[at : at + size]
         sorter.buffer_updated(size)

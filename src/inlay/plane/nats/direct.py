@@ -60,11 +60,11 @@ class Sorter(asyncio.BufferedProtocol):
 
     # What the transport calls.
 
-    def get_buffer(self, sizehint: int) -> "bytearray | memoryview":
-        """Where the next bytes are to be."""
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes are to be; a view, of which asyncio's TLS fills slices."""
         if self._into is not None and self._left:
             return self._into[:_AT_A_TIME]
-        return self._scratch
+        return memoryview(self._scratch)
 
     def buffer_updated(self, nbytes: int) -> None:
         """So many bytes have come."""
