@@ -9,6 +9,8 @@ model thinks, answers, calls a tool and ends, so that what reads an output has s
 """
 
 import json
+import re
+import shlex
 from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import pairwise
@@ -167,6 +169,13 @@ def published() -> dict[str, Any]:
     return dict(_PUBLISHED)
 
 
+def recipes() -> list[list[str]]:
+    """The words of every `inlay` command that `docs/deepseek.md` shows, without the first."""
+    page = (Path(__file__).resolve().parent.parent / "docs" / "deepseek.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```sh\n(.*?)^```", page, re.M | re.S)
+    return [shlex.split(line)[1:] for block in blocks for line in block.splitlines()]
+
+
 def write(directory: Path, *, next_token_layer: bool = True, **changes: Any) -> Path:
     """A tiny R1 as the real one is laid out: linear weights in fp8 with a scale for each block of 128 x 128.
 
@@ -200,13 +209,12 @@ def write_plain(directory: Path, of: Path) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     stored = load_file(next(of.glob("*.safetensors")))
     config = json.loads((of / "config.json").read_text())
-    next_token_layer = f"model.layers.{config['num_hidden_layers']}."
     tensors = {
         name: by_formula(tensor, stored[f"{name}_scale_inv"])
         if f"{name}_scale_inv" in stored
         else tensor.float()
         for name, tensor in stored.items()
-        if not name.endswith("_scale_inv") and not name.startswith(next_token_layer)
+        if not name.endswith("_scale_inv")
     }
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     config = {

@@ -14,6 +14,7 @@ from inlay.cli.options import Options
 from inlay.cli.reading import parse, read
 from inlay.cli.settings import ServeSettings
 from inlay.cli.usage import usage
+from tests.deepseek import recipes
 
 SERVE = next(command for command in COMMANDS if command.name == "serve")
 
@@ -38,6 +39,19 @@ def test_a_model_alone_gets_every_default() -> None:
     assert got.frontend.port == 8000
     assert got.engine.enable_prefix_caching
     assert not got.frontend.enable_prompt_embeds
+
+
+@pytest.mark.parametrize("words", recipes(), ids=lambda words: " ".join(words[words.index("--") + 1 :]))
+def test_the_commands_for_deepseek_are_ones_inlay_takes(words: list[str]) -> None:
+    assert words[0] == "serve"
+    got = serve(*words[1:])
+    assert (got.engine.engine, got.frontend.enable_prompt_embeds) == ("vllm", True)
+    # A body that holds the largest prompt in base64 is not refused for its size, and there is room for several.
+    if got.frontend.max_prompt_embeds_bytes != 10 << 20:
+        assert isinstance(got.frontend.max_prompt_embeds_bytes, int)
+        assert got.frontend.max_request_embeds_bytes >= got.frontend.max_prompt_embeds_bytes
+        assert got.frontend.max_body_bytes > got.frontend.max_prompt_embeds_bytes * 4 / 3
+        assert got.frontend.max_inflight_bytes > 3 * got.frontend.max_body_bytes
 
 
 def test_flags_reach_the_section_they_belong_to() -> None:

@@ -11,17 +11,17 @@ WITH = {"any": "any", "rows": "rows", "mixed": "text and rows"}
 
 
 def test_the_page_shows_the_table_of_refusals() -> None:
-    always = set(refusals(second_runner=False, own_reasoning=False))
-    second = set(refusals(second_runner=True, own_reasoning=False)) - always
-    own = set(refusals(second_runner=False, own_reasoning=True)) - always
-    assert all((always, second, own))
+    always = set(refusals(ids_are_looked_up=False, own_reasoning=False))
+    looked_up = set(refusals(ids_are_looked_up=True, own_reasoning=False)) - always
+    own = set(refusals(ids_are_looked_up=False, own_reasoning=True)) - always
+    assert all((always, looked_up, own))
     shown = [line for line in PAGE.splitlines() if line.startswith("| `") and line.count("|") == 4]
-    for refusal in always | second | own:
-        where = " (second model runner)" if refusal in second else ""
+    for refusal in always | looked_up | own:
+        where = " (second model runner, speculation)" if refusal in looked_up else ""
         where = " (with `--reasoning-parser` after `--`)" if refusal in own else where
         assert f"| `{refusal.feature}`{where} | {WITH[refusal.prompts]} | {refusal.reason} |" in shown
     table = PAGE[PAGE.index("| feature |") : PAGE.index("Worked around")]
-    assert table.count("| `") == len(always | second | own)
+    assert table.count("| `") == len(always | looked_up | own)
 
 
 def test_the_page_names_the_models_the_libraries_and_the_connectors() -> None:

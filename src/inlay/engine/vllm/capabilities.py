@@ -34,14 +34,18 @@ _AFTER = (
 _HOT = "vLLM takes temperatures up to 2"
 _PRIOR_GRAMMAR = "vLLM would begin the grammar anew in the middle of the output"
 _PRIOR_PENALTIES = "vLLM would count the tokens of the other worker as the prompt's"
-_V2_PENALTY = "vLLM's second model runner reads token 0 in place of every row, and would penalise it where it should see nothing"
+_LOOKED_UP_PENALTY = (
+    "with vLLM's second model runner, and where it speculates, token 0 stands in the place of every row, and would be penalised "
+    "where nothing should be seen"
+)
 
 
-def refusals(*, second_runner: bool, own_reasoning: bool) -> tuple[Refusal, ...]:
+def refusals(*, ids_are_looked_up: bool, own_reasoning: bool) -> tuple[Refusal, ...]:
     """What is refused.
 
     Args:
-        second_runner: whether vLLM runs its second model runner, as it does on a GPU.
+        ids_are_looked_up: whether a token must stand in the place of a row: with vLLM's second model runner, which GPUs get, and
+            where it speculates.
         own_reasoning: whether a user has said where vLLM's grammars begin.
     """
     always = (
@@ -53,7 +57,7 @@ def refusals(*, second_runner: bool, own_reasoning: bool) -> tuple[Refusal, ...]
     return (
         *always,
         *([Refusal("grammar_after", "any", _AFTER)] if own_reasoning else []),
-        *([Refusal("repetition_penalty", "rows", _V2_PENALTY)] if second_runner else []),
+        *([Refusal("repetition_penalty", "rows", _LOOKED_UP_PENALTY)] if ids_are_looked_up else []),
     )
 
 

@@ -193,7 +193,9 @@ def _card(
         },
         grammars=KINDS,
         shares_text_prefix=False,
-        refusals=capabilities.refusals(second_runner=_second_runner(config), own_reasoning=own_reasoning),
+        refusals=capabilities.refusals(
+            ids_are_looked_up=_ids_are_looked_up(config), own_reasoning=own_reasoning
+        ),
         secret_fingerprint=secret.fingerprint,
     )
 
@@ -215,17 +217,20 @@ def _described(
             adapters=adapters,
         ),
         counters=counters,
-        # The second runner looks every id up before it overlays the rows: there it must be a token's.
-        placeholder=0 if _second_runner(config) else card.vocab_size,
+        placeholder=0 if _ids_are_looked_up(config) else card.vocab_size,
         by_priority=config.scheduler_config.policy == "priority",
         sleeps=bool(config.model_config.enable_sleep_mode),
         lora=config.lora_config,
     )
 
 
-def _second_runner(config: Any) -> bool:
-    """Whether vLLM runs its second model runner, as it does on a GPU."""
-    return bool(config.use_v2_model_runner)
+def _ids_are_looked_up(config: Any) -> bool:
+    """Whether the ids in the place of rows must be a token's.
+
+    vLLM's second model runner, which a GPU gets, looks all ids up before it puts rows over them. So does what drafts tokens by
+    the model (multi-token prediction, EAGLE), which knows of no rows; and what finds drafts in the prompt proposes them as tokens.
+    """
+    return bool(config.use_v2_model_runner) or config.speculative_config is not None
 
 
 def _rows_refused(config: Any, model_config: dict[str, Any]) -> str | None:
