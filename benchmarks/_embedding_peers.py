@@ -100,7 +100,23 @@ def onnx(model: str, threads: int, dtype: str) -> Any:
     return embed
 
 
-PEERS = {"sentence-transformers": sentence_transformers, "vllm": vllm, "onnx": onnx}
+def infinity(model: str, threads: int, dtype: str) -> Any:
+    """Its engine without its server; texts go in at once, as its route has them."""
+    import asyncio
+
+    import torch
+    from infinity_emb import AsyncEmbeddingEngine, EngineArgs
+
+    torch.set_num_threads(threads)
+    loop = asyncio.new_event_loop()
+    engine = AsyncEmbeddingEngine.from_args(
+        EngineArgs(model_name_or_path=model, engine="torch", device="cpu", dtype=dtype, bettertransformer=False, model_warmup=False)
+    )  # fmt: skip
+    loop.run_until_complete(engine.astart())
+    return lambda texts: loop.run_until_complete(engine.embed(sentences=texts))
+
+
+PEERS = {"infinity": infinity, "sentence-transformers": sentence_transformers, "vllm": vllm, "onnx": onnx}
 
 
 def main() -> None:

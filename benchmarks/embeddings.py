@@ -1,7 +1,7 @@
 """Texts embedded a second, and one at a time, beside others; and what a response costs outside the model.
 
     BENCH_MODEL=all-MiniLM-L6-v2 python -m benchmarks.embeddings
-    BENCH_SENTENCE_TRANSFORMERS=venv/bin/python BENCH_ONNX=venv/bin/python BENCH_VLLM=venv/bin/python ...
+    BENCH_SENTENCE_TRANSFORMERS=venv/bin/python BENCH_ONNX=venv/bin/python BENCH_VLLM=... BENCH_INFINITY=... ...
     python -m benchmarks.embeddings --threads 2 --rounds 5
 
 `BENCH_MODEL` is a directory of a model of MiniLM's shape; without it a random one is made. Peers run in the Python their variable names. All embed the same `--texts` texts of mixed length, drawn
@@ -41,11 +41,17 @@ from inlay.protocol.embedding import EmbedWork, Vectors
 from inlay.render import Renderer
 
 ONE = "what is the capital of the island on the hill and who rules it"
-PEERS = {"sentence-transformers": "BENCH_SENTENCE_TRANSFORMERS", "onnx": "BENCH_ONNX", "vllm": "BENCH_VLLM"}
+PEERS = {
+    "sentence-transformers": "BENCH_SENTENCE_TRANSFORMERS",
+    "onnx": "BENCH_ONNX",
+    "vllm": "BENCH_VLLM",
+    "infinity": "BENCH_INFINITY",
+}
 DTYPES = {
     "sentence-transformers": ("float32", "bfloat16"),
     "onnx": ("float32", "int8"),
     "vllm": ("float32", "bfloat16"),
+    "infinity": ("float32",),
 }
 _WORDS = (
     "the of and to in is was for on that by this with from at as it an be are which have or has had were but not one "
@@ -67,11 +73,19 @@ class Contender(Protocol):
 class Inlay:
     """The real engine and tokenizer, in this process."""
 
-    def __init__(self, model: Path, threads: int, dtype: str) -> None:
-        self.name = f"inlay {dtype}"
+    def __init__(self, model: Path, threads: int, dtype: str, precision: str = "highest") -> None:
+        self.name = f"inlay {dtype}" if precision == "highest" else f"inlay {precision} {dtype}"
         self._clock = time.process_time if threads == 1 else time.perf_counter
         self._loop = asyncio.new_event_loop()
-        settings = EngineSettings(model=str(model), task="embed", dtype=dtype, num_threads=threads)  # type: ignore[arg-type]
+        settings = EngineSettings.model_validate(
+            {
+                "model": str(model),
+                "task": "embed",
+                "dtype": dtype,
+                "num_threads": threads,
+                "float32_matmul_precision": precision,
+            }
+        )
         self._engine = EmbedEngine(settings, Secret.random())
         self._loop.run_until_complete(self._engine.start())
         self._renderer = Renderer.load(self._engine.card.path)
@@ -206,6 +220,7 @@ def throughput(model: Path, threads: int, rounds: int, count: int) -> dict[str, 
             continue
         peers += [Peer(kind, python, model, threads, dtype) for dtype in DTYPES[kind]]
     contenders: list[Contender] = [Inlay(model, threads, dtype) for dtype in ("float32", "bfloat16")]
+    contenders.append(Inlay(model, threads, "float32", "high"))
     for peer in peers:
         peer.wait_ready()
     contenders += peers

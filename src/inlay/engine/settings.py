@@ -148,6 +148,11 @@ class EngineSettings(BaseModel):
         description="The numbers of elements that requests may shorten embeddings to, for models trained for it whose config.json does "
         "not say so.",
     )
+    float32_matmul_precision: Literal["highest", "high"] = Field(
+        default="highest",
+        description="How exact products of float32 are, as in torch: highest keeps all 24 bits, high about 16 where that is faster, "
+        "which it is for embeddings and scores of BERT's kind on a CPU with AMX.",
+    )
     max_num_queued_tokens: int = Field(
         default=1_000_000,
         ge=1,

@@ -169,7 +169,7 @@ def test_a_compiler_that_fails_is_done_without(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", "/bin/false")
     with caplog.at_level(logging.WARNING):
-        assert load() is None
+        assert load("kernels") is None
     assert "native kernels are not used" in caplog.text
     assert not list((tmp_path / "inlay" / "kernels").iterdir())
 
@@ -177,7 +177,7 @@ def test_a_compiler_that_fails_is_done_without(
 def test_no_compiler_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert load() is None
+    assert load("kernels") is None
 
 
 def test_a_user_without_a_home_does_without(
@@ -187,7 +187,7 @@ def test_a_user_without_a_home_does_without(
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr("os.path.expanduser", lambda path: path)
     with caplog.at_level(logging.WARNING):
-        assert load() is None
+        assert load("kernels") is None
     assert "native kernels are not used" in caplog.text
 
 
@@ -198,14 +198,14 @@ def test_kernels_in_a_directory_others_may_write_to_are_not_loaded(
     (tmp_path / "inlay" / "kernels").mkdir(parents=True)
     (tmp_path / "inlay" / "kernels").chmod(0o777)
     with caplog.at_level(logging.WARNING):
-        assert load() is None
+        assert load("kernels") is None
     assert "written by" in caplog.text
 
 
 def test_kernels_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert load() is not None
+    assert load("kernels") is not None
     (path,) = (tmp_path / "inlay" / "kernels").iterdir()
     made = path.stat().st_mtime_ns
-    assert load() is not None
+    assert load("kernels") is not None
     assert path.stat().st_mtime_ns == made

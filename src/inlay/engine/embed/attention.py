@@ -8,6 +8,7 @@ A forward pass gets its `PackedAttention` as a keyword argument, which transform
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -71,20 +72,29 @@ class PackedAttention:
     Args:
         lengths: of the sequences, in the batch's order: descending, or they are grouped badly.
         device: of the batch.
+
+    Attributes:
+        lengths: as given.
     """
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
-        self._groups: list[_Group] = []
+        self.lengths = lengths
         self._windows: dict[tuple[int, int], Tensor] = {}
         self._device = device
+
+    @cached_property
+    def _groups(self) -> list[_Group]:
+        groups: list[_Group] = []
+        lengths = self.lengths
         start = 0
         while start < len(lengths):
             # What is long is worth a product of its own, and no copy.
             least = lengths[start] * (1 if lengths[start] >= _ALONE else _ALIKE)
             stop = next((n for n in range(start, len(lengths)) if lengths[n] < least), len(lengths))
-            first = self._groups[-1].stop if self._groups else 0
-            self._groups.append(_group(lengths[start:stop], first, device))
+            first = groups[-1].stop if groups else 0
+            groups.append(_group(lengths[start:stop], first, self._device))
             start = stop
+        return groups
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, causal: bool, window: int | None

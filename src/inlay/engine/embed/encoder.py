@@ -19,6 +19,7 @@ from inlay.engine.embed.attention import IMPLEMENTATION, PackedAttention
 from inlay.engine.embed.families import Family, family_of
 from inlay.engine.embed.gelu import fuse_gelu
 from inlay.engine.embed.pooling import dense_layers, pool
+from inlay.engine.embed.tiled import tile, tiles_serve
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
 from inlay.engine.torch.checkpoint import device_of, dtype_of, load
@@ -61,7 +62,7 @@ class Encoder:
             InvalidRequestError: it does not fit together, or settings ask for what it cannot do.
         """
         base = model.base_model
-        if family.gelu is not None:
+        if not (family.tiled and _tiled(base, settings)) and family.gelu is not None:
             fuse_gelu(base, family.gelu)
         accelerate(base, family.fused)
         self._base = base
@@ -198,6 +199,15 @@ class Encoder:
             values = torch.frombuffer(bytearray(segment.data.view), dtype=self.dtype)
             embeds[start : start + len(segment)] = values.view(segment.shape).to(self.device)
         return embeds
+
+
+def _tiled(base: Any, settings: EngineSettings) -> bool:
+    """Whether the layers of a model of BERT's kind run over a CPU's tiles from now on."""
+    if base.device.type != "cpu" or base.dtype not in (torch.float32, torch.bfloat16) or not tiles_serve():
+        return False
+    if base.dtype == torch.bfloat16:
+        return tile(base, 1)
+    return tile(base, 3 if settings.float32_matmul_precision == "highest" else 2)
 
 
 class _Given(nn.Module):

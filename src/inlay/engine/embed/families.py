@@ -18,6 +18,7 @@ class Family:
         position_offset: how far the first position's id is from 0; None for one more than the padding token's.
         token_types: whether the two texts of a pair are told apart.
         fused: projections of one parent module that take the same input.
+        tiled: whether its `encoder` is of BERT's kind, which `TiledEncoder` computes.
         gelu: module and attribute of a GELU, and the attribute of the linear before it, which can apply it.
         scores: whether a sequence classification head is served.
     """
@@ -26,6 +27,7 @@ class Family:
     position_offset: int | None = 0
     token_types: bool = False
     fused: tuple[tuple[str, ...], ...] = (("query", "key", "value"),)
+    tiled: bool = False
     gelu: tuple[str, str, str] | None = None
     scores: bool = True
 
@@ -34,18 +36,18 @@ _BERT_GELU = ("Intermediate", "intermediate_act_fn", "dense")
 _DECODER = Family(causal=True, fused=_LLAMA, scores=False)
 
 FAMILIES: dict[str, Family] = {
-    "bert": Family(token_types=True, gelu=_BERT_GELU),
-    "camembert": Family(position_offset=None, gelu=_BERT_GELU),
+    "bert": Family(token_types=True, tiled=True, gelu=_BERT_GELU),
+    "camembert": Family(position_offset=None, tiled=True, gelu=_BERT_GELU),
     "distilbert": Family(fused=(("q_lin", "k_lin", "v_lin"),), gelu=("FFN", "activation", "lin1")),
-    "electra": Family(token_types=True, gelu=_BERT_GELU, scores=False),
+    "electra": Family(token_types=True, tiled=True, gelu=_BERT_GELU, scores=False),
     "gemma3_text": _DECODER,
     "llama": _DECODER,
     "mistral": _DECODER,
     "modernbert": Family(fused=()),
     "qwen2": _DECODER,
     "qwen3": _DECODER,
-    "roberta": Family(position_offset=None, gelu=_BERT_GELU),
-    "xlm-roberta": Family(position_offset=None, gelu=_BERT_GELU),
+    "roberta": Family(position_offset=None, tiled=True, gelu=_BERT_GELU),
+    "xlm-roberta": Family(position_offset=None, tiled=True, gelu=_BERT_GELU),
 }
 
 REFUSED: dict[str, str] = {

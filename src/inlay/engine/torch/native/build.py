@@ -1,4 +1,4 @@
-"""Compiles `kernels.cpp` once for this CPU and keeps the result in the user's cache directory.
+"""Compiles kernels once for this CPU and keeps the result in the user's cache directory.
 
 A C interface and `ctypes`, not a torch extension: it compiles in two seconds where torch's headers alone take half a
 minute, and a call costs two microseconds where the dispatcher costs five. OpenMP's library is the one torch has loaded, so
@@ -17,7 +17,7 @@ from pathlib import Path
 
 _logger = logging.getLogger(__name__)
 
-_SOURCE = Path(__file__).with_name("kernels.cpp")
+_SOURCES = Path(__file__).parent
 
 _FLAGS: tuple[str, ...] = (
     "-O3", "-march=native", "-std=c++17", "-Wno-psabi", "-fopenmp", "-shared", "-fPIC",
@@ -31,19 +31,20 @@ if platform.machine() in ("x86_64", "AMD64"):
 _COMPILE_SECONDS = 120.0
 
 
-def load() -> ctypes.CDLL | None:
-    """The compiled kernels, or None, with the reason logged, where they cannot be had.
+def load(name: str) -> ctypes.CDLL | None:
+    """The kernels of `name`.cpp, compiled, or None, with the reason logged, where they cannot be had.
 
     `CXX` names the compiler, as for other builds; `g++`, `clang++` and `c++` are tried without it.
     """
     compiler = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++", "c++")), None)
     if compiler is None:
-        _logger.info("there is no C++ compiler: attention runs on torch's own operators, which are slower")
+        _logger.info("there is no C++ compiler: what %s would do, torch's own operators do slower", name)
         return None
     try:
-        path = _directory() / f"kernels-{_identity(compiler)}.so"
+        source = _SOURCES / f"{name}.cpp"
+        path = _directory() / f"{name}-{_identity(compiler, source)}.so"
         if not path.is_file():
-            _compile(compiler, path)
+            _compile(compiler, source, path)
         return ctypes.CDLL(str(path))
     # RuntimeError: a user without a home directory, as containers have.
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
@@ -66,12 +67,14 @@ def _directory() -> Path:
     return directory
 
 
-def _identity(compiler: str) -> str:
-    """What the result depends on: source, flags, compiler and the instructions this CPU has."""
+def _identity(compiler: str, source: Path) -> str:
+    """What the result depends on: sources, flags, compiler and the instructions this CPU has."""
     version = subprocess.run(
         [compiler, "--version"], capture_output=True, check=True, timeout=_COMPILE_SECONDS
     )
-    digest = hashlib.sha256(_SOURCE.read_bytes())
+    digest = hashlib.sha256()
+    for path in (source, *sorted(_SOURCES.glob("*.h"))):
+        digest.update(path.read_bytes())
     for part in (
         " ".join(_FLAGS),
         version.stdout.decode(errors="replace"),
@@ -90,13 +93,13 @@ def _instructions() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
 
 
-def _compile(compiler: str, path: Path) -> None:
-    """Compile beside `path` and move there, so that two processes never see half a file."""
+def _compile(compiler: str, source: Path, path: Path) -> None:
+    """Compile `source` beside `path` and move there, so that two processes never see half a file."""
     handle, name = tempfile.mkstemp(dir=path.parent, suffix=".so")
     os.close(handle)
     try:
         subprocess.run(
-            [compiler, *_FLAGS, str(_SOURCE), "-o", name],
+            [compiler, *_FLAGS, str(source), "-o", name],
             capture_output=True, text=True, check=True, timeout=_COMPILE_SECONDS,
         )  # fmt: skip
         Path(name).replace(path)

@@ -1,9 +1,5 @@
 // What a step on a CPU does besides matrix products, one pass over its data each.
 //
-// Written so that a compiler vectorises it for whatever CPU it is compiled on: no intrinsics. Accumulation is in float32.
-// NaN and infinity must come out where they go in, for the engine drops what a non-finite result touched: hence no
-// -ffinite-math-only, and comparisons below that let NaN through.
-//
 // Shapes: T positions, Q query heads, H key/value heads, G = Q / H, N pages of P positions, D head size.
 
 #include <algorithm>
@@ -12,76 +8,12 @@
 #include <cstring>
 #include <limits>
 
+#include "lanes.h"
+
 namespace {
 
 // Rows from which several threads are worth their start.
 constexpr int64_t WORTH_THREADS = 16;
-
-struct bf16 {
-    uint16_t bits;
-};
-
-inline float load(float x) { return x; }
-
-inline float load(bf16 x) {
-    uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
-    float value;
-    std::memcpy(&value, &bits, 4);
-    return value;
-}
-
-inline void store(float* to, float value) { *to = value; }
-
-// Round to nearest, ties to even; NaN stays NaN.
-inline void store(bf16* to, float value) {
-    uint32_t bits;
-    std::memcpy(&bits, &value, 4);
-    uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    to->bits = static_cast<uint16_t>(value != value ? 0x7fc0u : rounded);
-}
-
-// Sixteen at a time, by the compilers' own vector types: any CPU they know, no intrinsics.
-constexpr int64_t LANES = 16;
-typedef float Lanes __attribute__((vector_size(LANES * sizeof(float))));
-typedef uint32_t WideLanes __attribute__((vector_size(LANES * sizeof(uint32_t))));
-typedef uint16_t HalfLanes __attribute__((vector_size(LANES * sizeof(uint16_t))));
-
-inline Lanes load_lanes(const float* from) {
-    Lanes found;
-    std::memcpy(&found, from, sizeof(found));
-    return found;
-}
-
-inline Lanes load_lanes(const bf16* from) {
-    HalfLanes bits;
-    std::memcpy(&bits, from, sizeof(bits));
-    return reinterpret_cast<Lanes>(__builtin_convertvector(bits, WideLanes) << 16);
-}
-
-inline float sum_lanes(Lanes x) {
-    float sum = 0;
-    for (int64_t i = 0; i < LANES; i++) sum += x[i];
-    return sum;
-}
-
-// exp for x <= 88, from Cephes' expf: range reduction by ln 2 and a polynomial of degree 5.
-inline float exponential(float x) {
-    x = x < -87.0f ? -87.0f : x;
-    float n = std::floor(x * 1.44269504088896341f + 0.5f);
-    // fma: a compiler that may reorder sums would fold the two steps into one.
-    float r = std::fma(n, 2.12194440e-4f, std::fma(n, -0.693359375f, x));
-    float y = 1.9875691500e-4f;
-    y = y * r + 1.3981999507e-3f;
-    y = y * r + 8.3334519073e-3f;
-    y = y * r + 4.1665795894e-2f;
-    y = y * r + 1.6666665459e-1f;
-    y = y * r + 5.0000001201e-1f;
-    y = y * r * r + r + 1.0f;
-    uint32_t bits = static_cast<uint32_t>(static_cast<int32_t>(n) + 127) << 23;
-    float power;
-    std::memcpy(&power, &bits, 4);
-    return y * power;
-}
 
 // A CPU does not look ahead from one page to another, and pages lie anywhere.
 template <typename T>

@@ -209,5 +209,5 @@ class Kernels:
 @cache
 def kernels() -> Kernels | None:
     """The kernels of this process, compiled at the first call; None where they cannot be had."""
-    library = load()
+    library = load("kernels")
     return None if library is None else Kernels(library)

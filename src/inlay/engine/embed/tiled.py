@@ -1,0 +1,186 @@
+"""Encoders of BERT's kind in native loops over a CPU's tile registers (AMX), all layers in one call.
+
+oneDNN's products of a batch of this size reach half of what tiles do, and between products everything goes through memory again.
+"""
+
+import ctypes
+import logging
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, Literal, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+
+from inlay.engine.embed.attention import PackedAttention
+from inlay.engine.torch.native.build import load
+from inlay.errors import EngineError
+
+_logger = logging.getLogger(__name__)
+
+Parts = Literal[1, 2, 3]
+"""How many bfloat16 stand for an element of a product: one, two for about 16 bits, or three for a float32's 24."""
+
+_TOLERANCE: Mapping[Parts, float] = {1: 1e-1, 2: 1e-3, 3: 1e-4}
+"""The greatest difference from torch's own layers on random input, of the greatest state."""
+
+_pointer = ctypes.c_void_p
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [
+        (name, _pointer)
+        for name in (
+            "qkv", "out", "up", "down", "qkv_bias", "out_bias", "up_bias", "down_bias",
+            "attention_norm", "attention_norm_bias", "norm", "norm_bias",
+        )
+    ]  # fmt: skip
+
+
+class _Encode(ctypes.Structure):
+    _fields_ = [
+        *((name, _pointer) for name in ("layers", "starts", "states", "workspace")),
+        *((name, ctypes.c_int64) for name in ("num_layers", "sequences", "hidden", "inner", "heads")),
+        ("eps", ctypes.c_float),
+        ("threads", ctypes.c_int32),
+    ]
+
+
+class Shape(NamedTuple):
+    """Sizes that all layers share."""
+
+    hidden: int
+    inner: int
+    heads: int
+    eps: float
+
+
+class TiledEncoder(nn.Module):
+    """Stands where a transformers model's `encoder` stood."""
+
+    def __init__(self, encoder: nn.Module, shape: Shape, parts: Parts, library: ctypes.CDLL) -> None:
+        """Pack the weights of `encoder`, which are not kept."""
+        super().__init__()
+        self._shape = shape
+        self._run = getattr(library, f"inlay_encode_{parts}")
+        self._bytes = getattr(library, f"inlay_encode_bytes_{parts}")
+        self._bytes.restype = ctypes.c_int64
+        self._tensors: list[Tensor] = []
+        layers = [self._layer(layer, parts) for layer in cast("Any", encoder).layer]
+        self._layers = (_Layer * len(layers))(*layers)
+        self._workspace = torch.empty(0, dtype=torch.uint8)
+
+    def _layer(self, layer: Any, parts: Parts) -> _Layer:
+        attention = layer.attention.self
+        weights: dict[str, list[nn.Linear]] = {
+            "qkv": [attention.query, attention.key, attention.value],
+            "out": [layer.attention.output.dense],
+            "up": [layer.intermediate.dense],
+            "down": [layer.output.dense],
+        }
+        found = _Layer()
+        for name, linears in weights.items():
+            weight = torch.cat([linear.weight.detach() for linear in linears])
+            setattr(found, name, self._kept(_packed(weight, parts)))
+            setattr(found, f"{name}_bias", self._kept(torch.cat([linear.bias for linear in linears]).float()))
+        for name, norm in (
+            ("attention_norm", layer.attention.output.LayerNorm),
+            ("norm", layer.output.LayerNorm),
+        ):
+            setattr(found, name, self._kept(norm.weight.float()))
+            setattr(found, f"{name}_bias", self._kept(norm.bias.float()))
+        return found
+
+    def _kept(self, tensor: Tensor) -> int:
+        """The address of a copy of `tensor` that lives as long as this."""
+        own = tensor.detach().clone().contiguous()
+        self._tensors.append(own)
+        return own.data_ptr()
+
+    def forward(
+        self, hidden_states: Tensor, *_: Any, packed: PackedAttention, **__: Any
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """States [1, T, C] to float32 [1, T, C]; what goes in may be written over."""
+        states = hidden_states[0].float().contiguous()
+        starts = np.concatenate(([0], np.cumsum(packed.lengths, dtype=np.int64)))
+        if starts[-1] != len(states):
+            raise EngineError(f"{len(states)} positions were given for sequences of {starts[-1]}")
+        shape = self._shape
+        call = _Encode(
+            ctypes.addressof(self._layers), starts.ctypes.data, states.data_ptr(), None, len(self._layers), len(packed.lengths),
+            shape.hidden, shape.inner, shape.heads, shape.eps, torch.get_num_threads(),
+        )  # fmt: skip
+        needed = self._bytes(ctypes.byref(call))
+        if len(self._workspace) < needed:
+            self._workspace = torch.empty(needed, dtype=torch.uint8)
+        call.workspace = self._workspace.data_ptr()
+        self._run(ctypes.byref(call))
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states[None])
+
+
+def _packed(weight: Tensor, parts: Parts) -> Tensor:
+    """`weight` [out, in] as `tiles.h` wants it: all of its first parts, then all second ones, flat."""
+    outside, inside = weight.shape
+    found = []
+    rest = weight.float().contiguous()
+    for part in range(parts):
+        # All but the last are cut off, not rounded: the parts add up exactly.
+        own = rest if part == parts - 1 else (rest.view(torch.int32) & ~0xFFFF).view(torch.float32)
+        tiles = own.to(torch.bfloat16).view(outside // 16, 16, inside // 32, 16, 2)
+        found.append(tiles.permute(0, 2, 3, 1, 4).flatten())
+        rest = rest - own
+    return torch.cat(found)
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled loops, or None where they cannot be had or the system keeps tiles from this process."""
+    found = load("encoder")
+    return None if found is None or found.inlay_tiles() < 0 else found
+
+
+def tiles_serve() -> bool:
+    """Whether this CPU has tiles. Without, the loops compute the same, slowly."""
+    found = library()
+    return found is not None and bool(found.inlay_tiles())
+
+
+def tile(base: Any, parts: Parts) -> bool:
+    """Swap the `encoder` of a model of BERT's kind for loops over tiles, where both give the same; whether that was done.
+
+    Args:
+        base: on a CPU, in its final dtype, with `PackedAttention` as its attention.
+        parts: what stands for an element of a product.
+    """
+    loops = library()
+    shape = None if loops is None else _shape(base)
+    if loops is None or shape is None:
+        return False
+    swapped = TiledEncoder(base.encoder, shape, parts, loops)
+    lengths = (70, 33, 5)
+    x = torch.randn(1, sum(lengths), shape.hidden, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        expected = _states(base.encoder, x.to(base.dtype), lengths)
+        error = (_states(swapped, x, lengths) - expected).abs().max() / expected.abs().max()
+    if not error <= _TOLERANCE[parts]:
+        _logger.warning("layers over tiles differ by %.3g and are not used", float(error))
+        return False
+    base.encoder = swapped
+    return True
+
+
+def _states(encoder: nn.Module, x: Tensor, lengths: Sequence[int]) -> Tensor:
+    found: Tensor = encoder(x, packed=PackedAttention(lengths, x.device)).last_hidden_state[0]
+    return found.float()
+
+
+def _shape(base: Any) -> Shape | None:
+    """Sizes of a model's layers, or None where the loops do not compute them."""
+    config = base.config
+    hidden, inner, heads = config.hidden_size, config.intermediate_size, config.num_attention_heads
+    size = hidden // heads
+    if config.hidden_act != "gelu" or hidden % 32 or inner % 32 or size % 32 or size * heads != hidden:
+        return None
+    return Shape(hidden, inner, heads, float(config.layer_norm_eps))

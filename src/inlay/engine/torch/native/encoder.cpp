@@ -1,0 +1,495 @@
+// All layers of an encoder of BERT's kind (norms after the residual, GELU, learned positions) over sequences laid end to end.
+//
+// A thread takes sequences of about CHUNK positions through all layers, so that what lies between two products stays in its
+// cache and no thread waits for another. Where there are fewer such chunks than threads, all work on one, and wait for each
+// other after every step.
+//
+// A float32 is the sum of three bfloat16 that hold 8 of its 24 bits each, so six products of bfloat16 give one of float32 to
+// its last bits, and three give one of about 16 bits (Henry, Tang and Heinecke, arXiv 1904.06376). Tiles make that faster
+// than products of float32.
+//
+// Shapes: T positions, S sequences, C hidden size, I inner size, D head size; C, I and D are multiples of 32.
+
+#include <algorithm>
+#include <omp.h>
+#include <type_traits>
+#include <vector>
+
+#include "tiles.h"
+
+extern "C" {
+
+// Weights are packed for tiles, all parts of bfloat16 after each other, the greatest first.
+struct EncoderLayer {
+    const void *qkv, *out, *up, *down;
+    const float *qkv_bias, *out_bias, *up_bias, *down_bias;
+    const float *attention_norm, *attention_norm_bias, *norm, *norm_bias;
+};
+
+struct Encode {
+    const EncoderLayer* layers;
+    const int64_t* starts;  // [S + 1], of the sequences, and T
+    float* states;          // [T, C], what goes in and what comes out
+    void* workspace;        // of as many bytes as `inlay_encode_bytes_*` says, at a multiple of 64
+    int64_t num_layers, sequences, hidden, inner, heads;
+    float eps;
+    int32_t threads;
+};
+
+}  // extern "C"
+
+namespace {
+
+// Positions that share a reading of all weights.
+constexpr int64_t CHUNK = 512;
+// Positions to a thread from which threads divide positions among them, not columns.
+constexpr int64_t OWN_ROWS = 64;
+
+inline int64_t whole(int64_t size, int64_t multiple) { return (size + multiple - 1) / multiple * multiple; }
+
+// Hands out parts of one stretch of memory; from null on, it counts what they take.
+struct Arena {
+    char* at;
+    template <typename T>
+    T* take(int64_t count) {
+        T* found = reinterpret_cast<T*>(at);
+        at += whole(count * sizeof(T), 64);
+        return found;
+    }
+};
+
+// The exact GELU, with erfc by Abramowitz and Stegun 7.1.26 (absolute error 1.5e-7).
+inline float gelu(float x) {
+    const float z = std::fabs(x) * 0.70710678118654752f;
+    const float t = 1.0f / (1.0f + 0.3275911f * z);
+    float y = 1.061405429f;
+    y = y * t - 1.453152027f;
+    y = y * t + 1.421413741f;
+    y = y * t - 0.284496736f;
+    y = y * t + 0.254829592f;
+    const float half = 0.5f * y * t * exponential(-z * z);
+    return x >= 0.0f ? x - x * half : x * half;
+}
+
+// The same to an absolute error of 1e-4, which bfloat16 does not show: the normal distribution by a polynomial of degree 8 in
+// the square, least squares weighted until its errors on [-4, 4] were even, and scaled to end at 0 and 1.
+inline Lanes short_gelu(Lanes x) {
+    constexpr float factors[] = {-1.87998247f, 4.55696058f, -6.60079193f, 6.48204327f, -4.64454603f, 2.52863431f, -1.06256950f, 0.39892271f};
+    constexpr float END = 4.0f, SCALE = 1.0000560f;
+    const Lanes end = Lanes{} + END;
+    Lanes y = x < -end ? -end : x;
+    y = y > end ? end : y;
+    const Lanes square = y * y * (1.0f / (END * END));
+    Lanes found = Lanes{} + 0.346322f;
+    for (const float factor : factors) found = found * square + factor;
+    return x * (found * y * SCALE + 0.5f);
+}
+
+inline Lanes exact_gelu(Lanes x) {
+    float values[LANES];
+    std::memcpy(values, &x, sizeof(x));
+    for (int64_t i = 0; i < LANES; i++) values[i] = gelu(values[i]);
+    return load_lanes(values);
+}
+
+inline void prefetch(const char* from, int64_t bytes, int64_t first, int64_t count) {
+    for (int64_t at = first; at < std::min(bytes, first + count); at += 64) __builtin_prefetch(from + at, 0, 2);
+}
+
+// Activations as PARTS bfloat16 each.
+template <int PARTS>
+struct Split {
+    using State = std::conditional_t<PARTS == 1, bf16, float>;
+    bf16* data;
+    int64_t size, stride;
+
+    static Split of(Arena& arena, int64_t rows, int64_t size) {
+        return {arena.take<bf16>(PARTS * rows * size), size, rows * size};
+    }
+
+    void put(int64_t row, int64_t column, Lanes rest) {
+        bf16* to = data + row * size + column;
+        for (int part = 0; part < PARTS - 1; part++) {
+            // Cut off, not rounded: the parts add up exactly.
+            const WideLanes bits = reinterpret_cast<WideLanes>(rest);
+            const HalfLanes first = __builtin_convertvector(bits >> 16, HalfLanes);
+            std::memcpy(to + part * stride, &first, sizeof(first));
+            rest -= reinterpret_cast<Lanes>(bits & 0xffff0000u);
+        }
+        store_lanes(to + (PARTS - 1) * stride, rest);
+    }
+
+    static Lanes activate(Lanes x) { return PARTS == 1 ? short_gelu(x) : exact_gelu(x); }
+
+    // Brings `count` bytes from `first` on of each part of the 32 columns from `column` on nearer.
+    void fetch(const void* weight, int64_t columns, int64_t column, int64_t first, int64_t count) const {
+        for (int part = 0; part < PARTS; part++)
+            prefetch(static_cast<const char*>(weight) + (part * columns + column) * size * 2, BLOCK * size * 2, first, count);
+    }
+
+    // [32][32] of the product, from a row and a column on.
+    void product(Tiles& tiles, int64_t row, bool both, const void* weight, int64_t columns, int64_t column, float* out) const {
+        const bf16* right = static_cast<const bf16*>(weight) + column * size;
+        tiles.clear();
+        tiles.add<PARTS>(data + row * size, size, stride, right, right + TILE * size, columns * size, size / BLOCK, both);
+        tiles.save(out, BLOCK, both);
+    }
+};
+
+// Turns scores into what is to be divided by their sum, which it gives. What lies beyond `count` becomes next to nothing.
+template <typename T>
+float soften(T* to, float* scores, int64_t count, int64_t padded, float scaling) {
+    std::fill(scores + count, scores + padded, -INFINITY);
+    float top = -INFINITY;
+#pragma omp simd reduction(max : top)
+    for (int64_t i = 0; i < padded; i++) top = scores[i] > top ? scores[i] : top;
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < padded; i++) {
+        scores[i] = exponential((scores[i] - top) * scaling);
+        sum += scores[i];
+    }
+    for (int64_t i = 0; i < padded; i += LANES) store_lanes(to + i, load_lanes(scores + i));
+    return sum;
+}
+
+// One head of one sequence. `query`, `key` and `value` are of its first position; positions are `stride` apart.
+template <typename T>
+struct Head {
+    const T *query, *key, *value;
+    int64_t stride, length, size;
+};
+
+inline int64_t attention_bytes(int64_t longest, int64_t size) {
+    const int64_t padded = whole(longest, BLOCK);
+    return padded * size * 4 + BLOCK * padded * 8 + BLOCK * size * 4 + 64 * 8;
+}
+
+// By tiles, in bfloat16; probabilities are rounded before they are multiplied, as everyone does.
+template <typename Put>
+void attend(Tiles& tiles, const Head<bf16>& head, char* scratch, Put&& put) {
+    const int64_t length = head.length, size = head.size, padded = whole(length, BLOCK);
+    const float scaling = 1.0f / std::sqrt(static_cast<float>(size));
+    Arena arena{scratch};
+    uint32_t* keys = arena.take<uint32_t>(padded * size / 2);
+    uint32_t* values = arena.take<uint32_t>(padded * size / 2);
+    float* scores = arena.take<float>(BLOCK * padded);
+    bf16* weights = arena.take<bf16>(BLOCK * padded);
+    float* out = arena.take<float>(BLOCK * BLOCK);
+    float sums[BLOCK];
+    std::memset(keys, 0, padded * size * 2);
+    std::memset(values, 0, padded * size * 2);
+    // Keys are columns of the one product, and values rows of the other.
+    for (int64_t j = 0; j < length; j++) {
+        uint32_t* to = keys + (j / TILE) * (size / 2) * TILE + j % TILE;
+        const bf16* from = head.key + j * head.stride;
+        for (int64_t pair = 0; pair < size / 2; pair++) std::memcpy(to + pair * TILE, from + 2 * pair, 4);
+    }
+    for (int64_t j = 0; j < length; j += 2) {
+        const bf16 *from = head.value + j * head.stride, *from2 = j + 1 < length ? from + head.stride : nullptr;
+        for (int64_t group = 0; group < size / TILE; group++) {
+            uint32_t* to = values + (group * (padded / 2) + j / 2) * TILE;
+            for (int64_t i = 0; i < TILE; i++) to[i] = from[group * TILE + i].bits;
+            if (from2)
+                for (int64_t i = 0; i < TILE; i++) to[i] |= static_cast<uint32_t>(from2[group * TILE + i].bits) << 16;
+        }
+    }
+    for (int64_t first = 0; first < length; first += BLOCK) {
+        const int64_t rows = std::min(BLOCK, length - first);
+        const bool both = rows > TILE;
+        for (int64_t j = 0; j < padded; j += BLOCK) {
+            const bf16* right = reinterpret_cast<const bf16*>(keys + j * size / 2);
+            tiles.clear();
+            tiles.add(head.query + first * head.stride, head.stride, 0, right, right + TILE * size, 0, size / BLOCK, both);
+            tiles.save(scores + j, padded, both);
+        }
+        for (int64_t row = 0; row < rows; row++)
+            sums[row] = soften(weights + row * padded, scores + row * padded, length, padded, scaling);
+        for (int64_t column = 0; column < size; column += BLOCK) {
+            const bf16* right = reinterpret_cast<const bf16*>(values + column * (padded / 2));
+            tiles.clear();
+            tiles.add(weights, padded, 0, right, right + TILE * padded, 0, padded / BLOCK, both);
+            tiles.save(out, BLOCK, both);
+            for (int64_t row = 0; row < rows; row++) {
+                const float* own = out + row * BLOCK;
+                const float factor = 1.0f / sums[row];
+                put(first + row, column, load_lanes(own) * factor);
+                put(first + row, column + LANES, load_lanes(own + LANES) * factor);
+            }
+        }
+    }
+}
+
+// In float32, six queries at a time.
+template <typename Put>
+void attend(Tiles&, const Head<float>& head, char* scratch, Put&& put) {
+    constexpr int ROWS = 6;
+    const int64_t length = head.length, size = head.size, padded = whole(length, BLOCK);
+    const float scaling = 1.0f / std::sqrt(static_cast<float>(size));
+    Arena arena{scratch};
+    float* keys = arena.take<float>(padded * size);
+    float* scores = arena.take<float>(ROWS * padded);
+    for (int64_t i = 0; i < size; i++) {
+        float* to = keys + i * padded;
+        for (int64_t j = 0; j < length; j++) to[j] = head.key[j * head.stride + i];
+        std::fill(to + length, to + padded, 0.0f);
+    }
+    for (int64_t first = 0; first < length; first += ROWS) {
+        const int64_t rows = std::min<int64_t>(ROWS, length - first);
+        const float* queries[ROWS];
+        float sums[ROWS];
+        for (int64_t row = 0; row < ROWS; row++) queries[row] = head.query + (first + std::min(row, rows - 1)) * head.stride;
+        for (int64_t j = 0; j < padded; j += BLOCK) {
+            Lanes found[ROWS][2] = {};
+            for (int64_t i = 0; i < size; i++) {
+                const Lanes k = load_lanes(keys + i * padded + j), k2 = load_lanes(keys + i * padded + j + LANES);
+                for (int row = 0; row < ROWS; row++) {
+                    found[row][0] += queries[row][i] * k;
+                    found[row][1] += queries[row][i] * k2;
+                }
+            }
+            for (int row = 0; row < ROWS; row++) std::memcpy(scores + row * padded + j, found[row], sizeof(found[row]));
+        }
+        for (int64_t row = 0; row < ROWS; row++)
+            sums[row] = soften(scores + row * padded, scores + row * padded, length, padded, scaling);
+        for (int64_t column = 0; column < size; column += BLOCK) {
+            Lanes found[ROWS][2] = {};
+            for (int64_t j = 0; j < length; j++) {
+                const float* from = head.value + j * head.stride + column;
+                const Lanes v = load_lanes(from), v2 = load_lanes(from + LANES);
+                for (int row = 0; row < ROWS; row++) {
+                    const float weight = scores[row * padded + j];
+                    found[row][0] += weight * v;
+                    found[row][1] += weight * v2;
+                }
+            }
+            for (int64_t row = 0; row < rows; row++) {
+                const float factor = 1.0f / sums[row];
+                put(first + row, column, found[row][0] * factor);
+                put(first + row, column + LANES, found[row][1] * factor);
+            }
+        }
+    }
+}
+
+// Mean and variance of one position's states, in place.
+inline void normalise(float* x, const float* weight, const float* bias, float eps, int64_t size) {
+    float sum = 0, squares = 0;
+    for (int64_t i = 0; i < size; i++) sum += x[i];
+    const float mean = sum / size;
+    for (int64_t i = 0; i < size; i++) squares += (x[i] - mean) * (x[i] - mean);
+    const float factor = 1.0f / std::sqrt(squares / size + eps);
+    for (int64_t i = 0; i < size; i++) x[i] = (x[i] - mean) * factor * weight[i] + bias[i];
+}
+
+struct Chunk {
+    int64_t first, last;  // sequences
+};
+
+// What lies between the steps of a chunk of `rows` positions.
+template <int PARTS>
+struct Between {
+    using State = typename Split<PARTS>::State;
+    Split<PARTS> input, attended, inner;
+    State* qkv;
+
+    static Between of(Arena& arena, const Encode& a, int64_t rows) {
+        // Tiles read whole blocks of rows.
+        rows = whole(rows, BLOCK) + BLOCK;
+        return {
+            Split<PARTS>::of(arena, rows, a.hidden), Split<PARTS>::of(arena, rows, a.hidden), Split<PARTS>::of(arena, rows, a.inner),
+            arena.take<State>(rows * 3 * a.hidden)};
+    }
+};
+
+// One thread's part of taking a chunk through all layers.
+template <int PARTS>
+class Pass {
+    using Activations = Split<PARTS>;
+    using State = typename Activations::State;
+
+public:
+    Pass(const Encode& a, Chunk chunk, Between<PARTS> between, char* scratch, int rank, int size)
+        : a(a), chunk(chunk), between(between), scratch(scratch), rank(rank), size(size), base(a.starts[chunk.first]),
+          rows(a.starts[chunk.last] - base), by_columns(size > 1 && rows < size * OWN_ROWS) {
+        const int64_t share = by_columns ? rows : whole((rows + size - 1) / size, BLOCK);
+        low = by_columns ? 0 : std::min(rows, rank * share);
+        high = std::min(rows, low + share);
+    }
+
+    void run() {
+        for (int64_t row = low; row < high; row++)
+            if (mine(row)) put(row);
+        agree();
+        for (int64_t layer = 0; layer < a.num_layers; layer++) {
+            const EncoderLayer& l = a.layers[layer];
+            product(between.input, l.qkv, l.qkv_bias, 3 * a.hidden, [&](int64_t row, int64_t column, Lanes found) {
+                store_lanes(between.qkv + row * 3 * a.hidden + column, found);
+            });
+            wait();
+            attention();
+            wait();
+            rest(l);
+        }
+    }
+
+private:
+    const Encode& a;
+    Chunk chunk;
+    Between<PARTS> between;
+    char* scratch;
+    int rank, size;
+    int64_t base, rows, low, high;
+    bool by_columns;
+    Tiles tiles;
+
+    float* state(int64_t row) { return a.states + (base + row) * a.hidden; }
+
+    bool mine(int64_t row) const { return !by_columns || row % size == rank; }
+
+    void wait() {
+        if (size > 1) {
+#pragma omp barrier
+        }
+    }
+
+    // Where every thread has a part of every position.
+    void agree() {
+        if (by_columns) wait();
+    }
+
+    void put(int64_t row) {
+        for (int64_t column = 0; column < a.hidden; column += LANES) between.input.put(row, column, load_lanes(state(row) + column));
+    }
+
+    template <typename End>
+    void product(
+        const Activations& left, const void* weight, const float* bias, int64_t columns, End&& end) {
+        alignas(64) float found[BLOCK * BLOCK];
+        const int64_t blocks = columns / BLOCK;
+        const int64_t start = by_columns ? blocks * rank / size : 0, stop = by_columns ? blocks * (rank + 1) / size : blocks;
+        const int64_t share = whole(BLOCK * left.size * 2 / std::max<int64_t>(1, (high - low + BLOCK - 1) / BLOCK), 64);
+        for (int64_t column = start * BLOCK; column < stop * BLOCK; column += BLOCK)
+            for (int64_t row = low; row < high; row += BLOCK) {
+                const int64_t count = std::min(BLOCK, high - row);
+                // The weights of all layers are too many for the second cache: what the next columns need is on its way in time.
+                if (column + BLOCK < stop * BLOCK) left.fetch(weight, columns, column + BLOCK, (row - low) / BLOCK * share, share);
+                left.product(tiles, row, count > TILE, weight, columns, column, found);
+                for (int64_t r = 0; r < count; r++)
+                    for (int64_t i = 0; i < BLOCK; i += LANES)
+                        end(row + r, column + i, load_lanes(found + r * BLOCK + i) + load_lanes(bias + column + i));
+            }
+        agree();
+    }
+
+    void attention() {
+        const int64_t head_size = a.hidden / a.heads, items = (chunk.last - chunk.first) * a.heads;
+        for (int64_t item = rank; item < items; item += size) {
+            const int64_t sequence = chunk.first + item / a.heads, column = item % a.heads * head_size;
+            const int64_t first = a.starts[sequence] - base;
+            const State* own = between.qkv + first * 3 * a.hidden + column;
+            const Head<State> head{
+                own, own + a.hidden, own + 2 * a.hidden, 3 * a.hidden, a.starts[sequence + 1] - a.starts[sequence], head_size};
+            attend(tiles, head, scratch, [&](int64_t row, int64_t at, Lanes found) {
+                between.attended.put(first + row, column + at, found);
+            });
+        }
+    }
+
+    // All of a layer after its attention.
+    void rest(const EncoderLayer& l) {
+        const auto add = [&](int64_t row, int64_t column, Lanes found) {
+            float* to = state(row) + column;
+            store_lanes(to, load_lanes(to) + found);
+        };
+        product(between.attended, l.out, l.out_bias, a.hidden, add);
+        norm(l.attention_norm, l.attention_norm_bias);
+        product(between.input, l.up, l.up_bias, a.inner, [&](int64_t row, int64_t column, Lanes found) {
+            between.inner.put(row, column, Activations::activate(found));
+        });
+        product(between.inner, l.down, l.down_bias, a.hidden, add);
+        norm(l.norm, l.norm_bias);
+    }
+
+    void norm(const float* weight, const float* bias) {
+        for (int64_t row = low; row < high; row++)
+            if (mine(row)) {
+                normalise(state(row), weight, bias, a.eps, a.hidden);
+                put(row);
+            }
+        agree();
+    }
+};
+
+// How a batch is divided, and where its parts lie.
+struct Plan {
+    std::vector<Chunk> chunks;
+    int64_t rows = 0, longest = 0;
+    bool together;
+
+    explicit Plan(const Encode& a) {
+        for (int64_t s = 0; s < a.sequences; s++) {
+            const int64_t length = a.starts[s + 1] - a.starts[s];
+            if (chunks.empty() || a.starts[s + 1] - a.starts[chunks.back().first] > CHUNK) chunks.push_back({s, s});
+            chunks.back().last = s + 1;
+            rows = std::max(rows, a.starts[s + 1] - a.starts[chunks.back().first]);
+            longest = std::max(longest, length);
+        }
+        together = static_cast<int64_t>(chunks.size()) < a.threads;
+    }
+};
+
+template <int PARTS>
+int64_t bytes(const Encode& a) {
+    const Plan plan(a);
+    Arena arena{nullptr};
+    Between<PARTS>::of(arena, a, plan.rows);
+    const int64_t between = reinterpret_cast<int64_t>(arena.at);
+    return between * (plan.together ? 1 : a.threads) + whole(attention_bytes(plan.longest, a.hidden / a.heads), 64) * a.threads;
+}
+
+template <int PARTS>
+void encode(const Encode& a) {
+    tiles_granted();
+    const Plan plan(a);
+    Arena arena{static_cast<char*>(a.workspace)};
+    std::vector<char*> scratches;
+    std::vector<Between<PARTS>> betweens;
+    for (int thread = 0; thread < a.threads; thread++) {
+        scratches.push_back(arena.take<char>(attention_bytes(plan.longest, a.hidden / a.heads)));
+        betweens.push_back(thread == 0 || !plan.together ? Between<PARTS>::of(arena, a, plan.rows) : betweens[0]);
+    }
+    const int64_t chunks = plan.chunks.size();
+    if (plan.together) {
+#pragma omp parallel num_threads(a.threads)
+        for (const Chunk chunk : plan.chunks) {
+            const int rank = omp_get_thread_num();
+            Pass<PARTS>(a, chunk, betweens[0], scratches[rank], rank, omp_get_num_threads()).run();
+#pragma omp barrier
+        }
+    } else {
+#pragma omp parallel for num_threads(a.threads) schedule(dynamic, 1)
+        for (int64_t chunk = 0; chunk < chunks; chunk++) {
+            const int thread = omp_get_thread_num();
+            Pass<PARTS>(a, plan.chunks[chunk], betweens[thread], scratches[thread], 0, 1).run();
+        }
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+// Whether this CPU has tiles and this process may use them: 1; 0 where loops stand for them; -1 where it may not.
+int32_t inlay_tiles() { return tiles_granted() ? 1 : TILES_COMPILED ? -1 : 0; }
+
+void inlay_encode_1(const Encode* a) { encode<1>(*a); }
+void inlay_encode_2(const Encode* a) { encode<2>(*a); }
+void inlay_encode_3(const Encode* a) { encode<3>(*a); }
+
+// Bytes of the workspace.
+int64_t inlay_encode_bytes_1(const Encode* a) { return bytes<1>(*a); }
+int64_t inlay_encode_bytes_2(const Encode* a) { return bytes<2>(*a); }
+int64_t inlay_encode_bytes_3(const Encode* a) { return bytes<3>(*a); }
+
+}  // extern "C"

@@ -1,0 +1,177 @@
+// Products of tiles of bfloat16: blocks of 32 rows and 32 columns, by AMX where the compiler knows it, else by loops that give
+// the same.
+//
+// Intrinsics, against the rule of the other kernels: no compiler finds these instructions by itself, and they are ten times
+// as fast as what it finds.
+//
+// The left operand is row-major. The right one is packed: columns in groups of 16, of each group blocks of 32 elements of every
+// column, of each block 16 rows of [16 columns][2]: two elements that follow each other in a column.
+
+#pragma once
+
+#include "lanes.h"
+
+#if defined(__AMX_BF16__) || defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+#ifdef __AMX_BF16__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace {
+
+constexpr int64_t TILE = 16, BLOCK = 2 * TILE;
+// Bytes of a tile and of one of its rows.
+constexpr int64_t TILE_BYTES = 1024, ROW_BYTES = 64;
+
+// Rounded to nearest, ties to even; NaN stays NaN.
+inline void store_lanes(bf16* to, Lanes values) {
+#ifdef __AVX512BF16__
+    const __m256bh found = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(values));
+    std::memcpy(to, &found, sizeof(found));
+#else
+    for (int64_t i = 0; i < LANES; i++) store(to + i, values[i]);
+#endif
+}
+
+inline void store_lanes(float* to, Lanes values) { std::memcpy(to, &values, sizeof(values)); }
+
+#ifdef __AMX_BF16__
+
+constexpr bool TILES_COMPILED = true;
+
+// Whether the kernel lets this process use tiles: it is asked once, for their state is large.
+inline bool tiles_granted() {
+    constexpr int REQUEST = 0x1023, TILE_DATA = 18;
+    static const bool granted = syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+    return granted;
+}
+
+// The tile registers of this thread while it lives: 0 to 3 are sums, 4 and 5 the left operand, 6 and 7 the right one.
+struct Tiles {
+    Tiles() {
+        alignas(64) uint8_t shape[64] = {1};
+        for (int tile = 0; tile < 8; tile++) {
+            const uint16_t bytes = ROW_BYTES;
+            std::memcpy(shape + 16 + 2 * tile, &bytes, 2);
+            shape[48 + tile] = TILE;
+        }
+        _tile_loadconfig(shape);
+    }
+    ~Tiles() { _tile_release(); }
+
+    void clear() {
+        // The intrinsics do not tell the compiler that they read memory.
+        __asm__ volatile("" ::: "memory");
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+
+    void left(const char* from, int64_t stride, bool both) {
+        _tile_loadd(4, from, stride);
+        if (both) _tile_loadd(5, from + TILE * stride, stride);
+    }
+
+    void right(const char* from, const char* from2) {
+        _tile_loadd(6, from, ROW_BYTES);
+        _tile_loadd(7, from2, ROW_BYTES);
+    }
+
+    void multiply(bool both) {
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        if (both) {
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+
+    // Adds the product of `blocks` blocks of bfloat16; without `both`, of the first 16 rows only. Of operands in PARTS, which
+    // lie `part` and `right_part` elements apart, those products are added that are not less than a float32's last bit.
+    template <int PARTS = 1>
+    void add(
+        const bf16* left_rows, int64_t stride, int64_t part, const bf16* b, const bf16* b2, int64_t right_part, int64_t blocks, bool both) {
+        const char* a = reinterpret_cast<const char*>(left_rows);
+        const auto load_left = [&](int64_t k, int p) { left(a + k * ROW_BYTES + p * part * 2, stride * 2, both); };
+        const auto load_right = [&](int64_t k, int p) {
+            const int64_t at = k * (TILE_BYTES / 2) + p * right_part;
+            right(reinterpret_cast<const char*>(b + at), reinterpret_cast<const char*>(b2 + at));
+        };
+        for (int64_t k = 0; k < blocks; k++) {
+            // In an order that loads a tile again as seldom as may be.
+            load_right(k, 0);
+            load_left(k, 0);
+            multiply(both);
+            if (PARTS > 2) {
+                load_left(k, 2);
+                multiply(both);
+            }
+            if (PARTS > 1) {
+                load_left(k, 1);
+                multiply(both);
+                load_right(k, 1);
+                if (PARTS > 2) multiply(both);
+                load_left(k, 0);
+                multiply(both);
+            }
+            if (PARTS > 2) {
+                load_right(k, 2);
+                multiply(both);
+            }
+        }
+    }
+
+    // Writes the sums, 32 or 16 rows of 32, to rows of `columns`.
+    void save(float* to, int64_t columns, bool both) const {
+        const int64_t step = columns * 4;
+        _tile_stored(0, to, step);
+        _tile_stored(1, to + TILE, step);
+        if (both) {
+            _tile_stored(2, to + TILE * columns, step);
+            _tile_stored(3, to + TILE * columns + TILE, step);
+        }
+    }
+};
+
+#else
+
+constexpr bool TILES_COMPILED = false;
+
+inline bool tiles_granted() { return false; }
+
+struct Tiles {
+    alignas(64) float sums[BLOCK * BLOCK];
+
+    void clear() { std::memset(sums, 0, sizeof(sums)); }
+
+    static void add_half(float* to, const bf16* left, int64_t stride, const bf16* right, int64_t blocks, int64_t rows) {
+        for (int64_t row = 0; row < rows; row++)
+            for (int64_t k = 0; k < blocks * BLOCK; k++) {
+                const float x = load(left[row * stride + k]);
+                const bf16* pairs = right + k / 2 * BLOCK + k % 2;
+                for (int64_t column = 0; column < TILE; column++) to[row * BLOCK + column] += x * load(pairs[2 * column]);
+            }
+    }
+
+    template <int PARTS = 1>
+    void add(
+        const bf16* left, int64_t stride, int64_t part, const bf16* b, const bf16* b2, int64_t right_part, int64_t blocks, bool both) {
+        for (int p = 0; p < PARTS; p++)
+            for (int q = 0; p + q < PARTS; q++) {
+                add_half(sums, left + p * part, stride, b + q * right_part, blocks, both ? BLOCK : TILE);
+                add_half(sums + TILE, left + p * part, stride, b2 + q * right_part, blocks, both ? BLOCK : TILE);
+            }
+    }
+
+    void save(float* to, int64_t columns, bool both) const {
+        for (int64_t row = 0; row < (both ? BLOCK : TILE); row++) std::memcpy(to + row * columns, sums + row * BLOCK, BLOCK * 4);
+    }
+};
+
+#endif
+
+}  // namespace

@@ -1,0 +1,169 @@
+"""Layers over a CPU's tiles give what torch's own layers give, on CPUs with tiles and without."""
+
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import BertConfig, BertForSequenceClassification, BertModel
+
+from inlay.engine.embed import encoder as encoder_module
+from inlay.engine.embed.attention import IMPLEMENTATION, PackedAttention
+from inlay.engine.embed.encoder import Encoder
+from inlay.engine.embed.tiled import Parts, Shape, TiledEncoder, library, tile
+from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.native import build
+from inlay.errors import EngineError
+from inlay.prompt import Prompt, Tokens
+
+LENGTHS = (97, 64, 33, 32, 31, 17, 16, 2, 1)
+WITHOUT_TILES = ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8", "-mno-avx512bf16")
+ERRORS: dict[Parts, float] = {1: 3e-2, 2: 3e-4, 3: 1e-5}
+
+
+def config(**options: object) -> BertConfig:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 96}
+    made = BertConfig(**{**sizes, "vocab_size": 50, "layer_norm_eps": 1e-5, **options})
+    made._attn_implementation = IMPLEMENTATION
+    return made
+
+
+def bert(**options: object) -> BertModel:
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        model = BertModel(config(**options), add_pooling_layer=False)
+        for parameter in model.parameters():
+            parameter.data.add_(0.1 * torch.randn_like(parameter))
+    return model.eval().requires_grad_(False)
+
+
+def states(lengths: tuple[int, ...], size: int = 64) -> Tensor:
+    return torch.randn(1, sum(lengths), size, generator=torch.Generator().manual_seed(7))
+
+
+def run(layers: torch.nn.Module, x: Tensor, lengths: tuple[int, ...]) -> Tensor:
+    found: Tensor = layers(x.clone(), packed=PackedAttention(lengths, x.device)).last_hidden_state[0]
+    return found
+
+
+@pytest.fixture(scope="module", params=["this CPU", "no tiles"])
+def loops(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The loops as they are compiled here, and as they are where a compiler knows no tiles."""
+    if request.param == "this CPU":
+        found = library()
+    else:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+            words = WITHOUT_TILES if "-mprefer-vector-width=512" in build._FLAGS else ()
+            patch.setattr(build, "_FLAGS", (*build._FLAGS, *words))
+            found = build.load("encoder")
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("parts", "threads"), [(1, 1), (2, 1), (3, 1), (1, 2), (3, 3)], indirect=["threads"])
+def test_layers_over_tiles_give_what_torch_gives(loops: ctypes.CDLL, parts: Parts, threads: int) -> None:
+    model = bert()
+    tiled = TiledEncoder(model.encoder, Shape(64, 96, 2, 1e-5), parts, loops)
+    for lengths in (LENGTHS, (5,), (130,), (260, 258)):
+        x = states(lengths)
+        expected = run(model.encoder, x, lengths)
+        error = (run(tiled, x, lengths) - expected).abs().max() / expected.abs().max()
+        assert error < ERRORS[parts]
+
+
+def test_heads_of_64_and_many_layers_are_the_same(loops: ctypes.CDLL) -> None:
+    model = bert(hidden_size=128, intermediate_size=160, num_hidden_layers=4)
+    tiled = TiledEncoder(model.encoder, Shape(128, 160, 2, 1e-5), 3, loops)
+    x = states((70, 9), 128)
+    assert torch.allclose(run(tiled, x, (70, 9)), run(model.encoder, x, (70, 9)), atol=2e-5)
+
+
+@pytest.mark.parametrize(("parts", "poison"), [(1, float("nan")), (3, float("inf"))])
+def test_a_sequence_that_is_not_finite_harms_no_neighbour(
+    loops: ctypes.CDLL, parts: Parts, poison: float
+) -> None:
+    tiled = TiledEncoder(bert().encoder, Shape(64, 96, 2, 1e-5), parts, loops)
+    x = states((20, 11, 7))
+    clean = run(tiled, x, (20, 11, 7))
+    x[:, 20:31] = poison
+    found = run(tiled, x, (20, 11, 7))
+    assert torch.equal(found[:20], clean[:20])
+    assert torch.equal(found[31:], clean[31:])
+    assert not found[20:31].isfinite().any()
+
+
+def test_a_sequence_is_the_same_alone_and_among_others(loops: ctypes.CDLL) -> None:
+    tiled = TiledEncoder(bert().encoder, Shape(64, 96, 2, 1e-5), 3, loops)
+    x = states((40, 23, 9))
+    among = run(tiled, x, (40, 23, 9))
+    assert torch.allclose(run(tiled, x[:, 40:63], (23,)), among[40:63], atol=1e-6)
+
+
+def test_float32_in_three_parts_is_as_exact_as_a_float32_product(loops: ctypes.CDLL) -> None:
+    model = bert()
+    x = states((64, 50))
+    tiled = run(TiledEncoder(model.encoder, Shape(64, 96, 2, 1e-5), 3, loops), x, (64, 50))
+    plain = run(model.encoder, x, (64, 50))
+    exact = run(model.double().encoder, x.double(), (64, 50))
+    assert (tiled - exact).abs().max() < 4 * (plain - exact).abs().max()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"hidden_act": "relu"}, {"num_attention_heads": 4}, {"intermediate_size": 100}],
+    ids=["another activation", "heads of 16", "an odd size"],
+)
+def test_what_the_loops_do_not_compute_stays_as_it_is(options: dict[str, object]) -> None:
+    model = bert(**options)
+    before = model.encoder
+    assert not tile(model, 3)
+    assert model.encoder is before
+
+
+def test_an_encoder_that_is_not_what_it_seems_stays_as_it_is() -> None:
+    model = bert()
+    model.encoder.layer[1].attention.self.scaling = 1.0
+    assert not tile(model, 3)
+
+
+def test_states_that_do_not_fit_their_lengths_are_refused() -> None:
+    loops = library()
+    assert loops is not None
+    tiled = TiledEncoder(bert().encoder, Shape(64, 96, 2, 1e-5), 1, loops)
+    with pytest.raises(EngineError, match="9 positions were given for sequences of 12"):
+        run(tiled, states((9,)), (7, 5))
+
+
+@pytest.mark.parametrize("task", ["embed", "score"])
+@pytest.mark.parametrize(
+    "asked", [{"dtype": "float32"}, {"float32_matmul_precision": "high"}, {"dtype": "bfloat16"}]
+)
+def test_a_model_served_over_tiles_gives_the_vectors_and_scores_it_gave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, asked: dict[str, object]
+) -> None:
+    kind = BertModel if task == "embed" else BertForSequenceClassification
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        kind(config()).save_pretrained(tmp_path)
+    settings = EngineSettings(model=str(tmp_path), task=task, num_threads=1, **asked)  # type: ignore[arg-type]
+    prompts = [Prompt.of(Tokens(list(range(1, length)))) for length in (40, 31, 8)]
+    seconds = [9, 7, 3] if task == "score" else []
+    found = []
+    for serve in (True, False):
+        monkeypatch.setattr(encoder_module, "tiles_serve", lambda serve=serve: serve)
+        loaded = Encoder.load(settings)
+        assert isinstance(loaded._base.encoder, TiledEncoder) is serve
+        found.append(loaded.vectors(prompts, seconds))
+    tolerance = 5e-2 if asked.get("dtype") == "bfloat16" else 1e-3
+    assert torch.allclose(found[0], found[1], atol=tolerance * float(found[1].abs().max()))
