@@ -1,5 +1,6 @@
 """`inlay nats`, `inlay worker` and `inlay frontend` as processes of their own."""
 
+import base64
 import json
 import re
 import signal
@@ -13,9 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
+import numpy as np
 import psutil
 import pytest
 
+from inlay.tensors import write
 from tests.models import tiny
 from tests.parts import Part, running
 from tests.serving import Served, free_port, serving
@@ -23,6 +27,7 @@ from tests.serving import Served, free_port, serving
 pytestmark = pytest.mark.slow
 END_SECONDS = 30
 READY_SECONDS = 90
+RAW = {"content-type": "application/octet-stream"}
 
 
 def refused(*words: object) -> tuple[int, str]:
@@ -116,6 +121,37 @@ def shown(server: Served) -> set[str]:
     with urllib.request.urlopen(server.url + "/metrics", timeout=END_SECONDS) as response:
         text = response.read().decode()
     return set(re.findall(r'^vllm:num_requests_running\{engine="([^"]+)"', text, re.MULTILINE))
+
+
+def test_a_reference_is_served_by_every_frontend_also_when_the_one_that_took_it_is_dead(nats: str) -> None:
+    names = ("--nats", nats, "--namespace", "references")
+    http = (*names, "--enable-prompt-embeds")
+    rows = np.random.default_rng(7).standard_normal((24, 48)).astype(np.float32)
+    file = write(rows, "safetensors")
+    with (
+        worker(nats, "--namespace", "references", "--served-model-name", "m"),
+        serving(*http, command="frontend") as one,
+        serving(*http, command="frontend") as other,
+    ):
+        by_value = ask(one, prompt=None, prompt_embeds=base64.b64encode(file).decode())["choices"]
+        told = httpx.post(f"{one.v1}/prompt_embeds", content=file, headers=RAW, timeout=END_SECONDS).json()
+        reference = {"prompt": None, "prompt_embeds": {"ref": told["id"]}}
+        assert ask(other, **reference)["choices"] == by_value
+        one.process.kill()
+        one.process.wait(END_SECONDS)
+        again = httpx.post(f"{other.v1}/prompt_embeds", content=file, headers=RAW, timeout=END_SECONDS).json()
+        assert again["id"] == told["id"]
+        with serving(*http, command="frontend") as third:
+            assert ask(third, **reference)["choices"] == by_value
+            at = f"{third.v1}/prompt_embeds/{told['id']}"
+            assert httpx.post(f"{at}/pin", json={}, timeout=END_SECONDS).json()["pinned"]
+            assert httpx.get(at.replace(third.v1, other.v1), timeout=END_SECONDS).json()["pinned"]
+            assert httpx.delete(at, timeout=END_SECONDS).status_code == 200
+            answer = httpx.post(
+                f"{other.v1}/completions", json={"model": "m", **reference}, timeout=END_SECONDS
+            )
+            assert answer.status_code == 404
+            assert "not found" in answer.json()["error"]["message"]
 
 
 def test_an_engine_that_dies_is_started_again_and_the_worker_stays(nats: str) -> None:

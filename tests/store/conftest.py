@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.plane.conftest import nats_server
 from tests.store.directories import Opened
 from tests.store.making import Clock
+
+__all__ = ["nats_server"]
 
 
 @pytest.fixture

@@ -12,7 +12,10 @@ from inlay.digest import Secret
 from inlay.frontend import build_app, check, serve
 from inlay.plane.nats.frontend import NatsPlane
 from inlay.plane.nats.member import Member
+from inlay.plane.nats.prompts import NatsPrompts
 from inlay.router import Router
+from inlay.store import PromptStore
+from inlay.store.fleet import FleetStore
 from inlay.store.secret import read_key
 from inlay.telemetry import Tracing, configure
 
@@ -43,7 +46,7 @@ async def _host(settings: FleetFrontendSettings, console: Console) -> None:
         await plane.start()
         undo.pop_all()
         undo.push_async_callback(plane.close)
-        store = settings.store.open(secret) if frontend.enable_prompt_embeds else None
+        store = await _store(settings, secret, member)
         if store is not None:
             undo.callback(store.close)
         tracing = Tracing.open(settings.telemetry.otlp_traces_endpoint, "inlay-frontend")
@@ -63,3 +66,16 @@ async def _host(settings: FleetFrontendSettings, console: Console) -> None:
             )
 
         await serve(app, frontend, on_started=started, on_stopping=stopping)
+
+
+async def _store(
+    settings: FleetFrontendSettings, secret: Secret, member: Member
+) -> PromptStore | FleetStore | None:
+    """Where uploaded embeddings are kept, or None where none are taken."""
+    if not settings.frontend.enable_prompt_embeds:
+        return None
+    if not settings.store.prompt_store_nats:
+        return settings.store.open(secret)
+    store = settings.store.open_shared(secret, await NatsPrompts.open(member))
+    await store.start()
+    return store

@@ -9,7 +9,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.frontend.settings import FrontendSettings
 from inlay.plane.nats.settings import NatsSettings
 from inlay.router.settings import RouterSettings
-from inlay.store.settings import StoreSettings
+from inlay.store.settings import FleetStoreSettings, StoreSettings
 from inlay.telemetry import TelemetrySettings
 
 _MODEL = Field(description="Directory of the model, or its name on the hub.")
@@ -42,7 +42,7 @@ class NatsServerSettings(BaseModel):
     )
     store_dir: Path | None = Field(
         default=None,
-        description="Directory of what the server keeps: cards, and the namespace's secret. "
+        description="Directory of what the server keeps: cards, the namespace's secret, stored prompts. "
         "$XDG_STATE_HOME/inlay/nats-PORT, or ~/.local/state in its place, unless set.",
     )
 
@@ -76,7 +76,7 @@ class FleetFrontendSettings(BaseModel):
     fleet: NatsSettings = Field(default=NatsSettings(), title="Fleet")
     frontend: FrontendSettings = Field(default=FrontendSettings(), title="HTTP")
     router: RouterSettings = Field(default=RouterSettings(), title="Routing")
-    store: StoreSettings = Field(default=StoreSettings(), title="Stored embeddings")
+    store: FleetStoreSettings = Field(default=FleetStoreSettings(), title="Stored embeddings")
     telemetry: TelemetrySettings = Field(default=TelemetrySettings(), title="Logs and traces")
 
 

@@ -65,7 +65,7 @@ from inlay.protocol.openai.tokenize import (
     TokenizeResponse,
 )
 from inlay.router import Router
-from inlay.store import PromptStore
+from inlay.store import Prompts, PromptStore
 from inlay.telemetry import Tracing
 
 Handler: TypeAlias = Callable[[Call], Awaitable[None]]
@@ -335,7 +335,7 @@ def build_app(
     settings: FrontendSettings,
     *,
     secret: Secret,
-    store: PromptStore | None = None,
+    store: PromptStore | Prompts | None = None,
     tracing: Tracing | None = None,
 ) -> App:
     """The HTTP side of inlay, as an ASGI app.

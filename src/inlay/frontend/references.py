@@ -7,18 +7,18 @@ from typing import Any
 from inlay.errors import InvalidRequestError, NotFoundError
 from inlay.frontend.embeds import Embeddings
 from inlay.frontend.incoming import Incoming
-from inlay.frontend.server import OFFLOAD_BYTES, Call
+from inlay.frontend.server import Call
 from inlay.frontend.sources import Source, check_source
 from inlay.prompt import Rows
 from inlay.protocol.work import ModelCard
-from inlay.store import PromptStore
+from inlay.store import Prompts, StoredPrompt
 from inlay.tensors.tensor import quoted
 
 SWEEP_SECONDS = 10.0
 """How often the store is looked through for what has expired."""
 
 
-def store_of(call: Call) -> PromptStore:
+def store_of(call: Call) -> Prompts:
     """The store.
 
     Raises:
@@ -88,23 +88,21 @@ async def stored_rows(call: Call, sources: Sequence[Source], card: ModelCard) ->
     if not wanted:
         return {}
     store, target, tenant = store_of(call), call.server.embeds.target(card), call.tenant.id
+
+    def look(stored: StoredPrompt) -> None:
+        call.intake.whole([stored.bytes])
+
     found: dict[str, tuple[Rows, ...]] = {}
     for ref, param in wanted.items():
         try:
-            call.intake.whole([store.get(tenant, ref).bytes])
-            rows = store.ready(tenant, ref, target)
-            if rows is None:
-                # Rows that are cast, or that memory has no room for, belong to the request.
-                call.reservation.grow(store.get(tenant, ref).bytes)
-                rows = await call.server.prepare(OFFLOAD_BYTES, store.rows, tenant, ref, target)
+            found[ref] = await store.rows(tenant, ref, target, look=look, hold=call.reservation.grow)
         except NotFoundError as error:
             raise NotFoundError(error.message, param=param) from error
-        found[ref] = rows
     return found
 
 
-async def sweep(store: PromptStore) -> None:
+async def sweep(store: Prompts) -> None:
     """Remove what has expired, from time to time, until cancelled."""
     while True:
         await asyncio.sleep(SWEEP_SECONDS)
-        store.sweep()
+        await store.sweep()

@@ -35,7 +35,7 @@ from inlay.frontend.worker_metrics import WorkerMetrics
 from inlay.pace import background
 from inlay.protocol.work import ModelCard
 from inlay.router import Router, ServedModel
-from inlay.store import PromptStore
+from inlay.store import OwnPrompts, Prompts, PromptStore
 from inlay.telemetry import Span, Tracing
 
 OFFLOAD_BYTES = 16 * 1024
@@ -66,12 +66,12 @@ class Server:
         router: Router,
         settings: FrontendSettings,
         secret: Secret,
-        store: PromptStore | None = None,
+        store: PromptStore | Prompts | None = None,
         tracing: Tracing | None = None,
     ) -> None:
         self.router = router
         self.settings = settings
-        self.store = store
+        self.store = OwnPrompts(store) if isinstance(store, PromptStore) else store
         self.secret = secret
         self.tracing = tracing
         self.created = int(time.time())
@@ -83,8 +83,8 @@ class Server:
         self.engines = EngineMetrics(router.ready)
         self.metrics.registry.register(self.engines)
         self.metrics.registry.register(WorkerMetrics(router.ready, router.missing))
-        if store is not None:
-            self.metrics.registry.register(StoreMetrics(store))
+        if self.store is not None:
+            self.metrics.registry.register(StoreMetrics(self.store))
         self.results = ResultCache(settings.embedding_cache_bytes)
         self.metrics.registry.register(CacheMetrics(self.results))
         self.limits = EmbedsLimits(settings, router.models)

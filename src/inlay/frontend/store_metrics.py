@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from inlay.store import PromptStore
+from inlay.store import Prompts
 
 _COUNTERS = {
     "hits": "Uses of stored embeddings answered from memory.",
     "loads": "Uses of stored embeddings that had to read a file.",
+    "fetches": "Uses of stored embeddings that had to fetch them from the fleet.",
     "misses": "References that were not found.",
     "evictions": "Stored embeddings that went to make room.",
     "expirations": "Stored embeddings that went because nobody used them.",
@@ -20,7 +21,7 @@ _COUNTERS = {
 class StoreMetrics(Collector):
     """Reads a store's own counters whenever someone looks."""
 
-    def __init__(self, store: PromptStore) -> None:
+    def __init__(self, store: Prompts) -> None:
         self._store = store
 
     def collect(self) -> Iterator[Metric]:
@@ -35,6 +36,7 @@ class StoreMetrics(Collector):
         )
         size.add_metric(["memory"], stats.memory_bytes)
         size.add_metric(["disk"], stats.disk_bytes)
+        size.add_metric(["nats"], stats.shared_bytes)
         yield size
         for name, text in _COUNTERS.items():
             yield CounterMetricFamily(f"inlay:prompt_store_{name}", text, getattr(stats, name))

@@ -9,7 +9,7 @@ from inlay.frontend.incoming import OCTETS, read_tensor
 from inlay.frontend.lift import Parsed
 from inlay.frontend.query import query_of
 from inlay.frontend.references import store_of
-from inlay.frontend.server import OFFLOAD_BYTES, Call
+from inlay.frontend.server import Call
 from inlay.prompt import Buffer
 from inlay.protocol.openai.prompt_embeds import (
     PinRequest,
@@ -18,8 +18,8 @@ from inlay.protocol.openai.prompt_embeds import (
     UploadRequest,
 )
 from inlay.protocol.work import ModelCard
-from inlay.store import PromptStore, StoredPrompt
-from inlay.tensors import read
+from inlay.store import StoredPrompt
+from inlay.tensors import Tensor, read
 
 _upload = msgspec.json.Decoder(UploadRequest)
 _pin = msgspec.json.Decoder(PinRequest)
@@ -31,7 +31,12 @@ async def upload(call: Call) -> None:
     name = _model(call)
     card = None if name is None else call.server.card(name)
     data = await read_tensor(call) if media_of(call.scope["headers"]).kind == OCTETS else await _decoded(call)
-    stored = await call.server.prepare(len(data), _put, call, store, data, card)
+    tensor = await call.server.prepare(len(data), _read, call, data, card)
+    tenant = call.tenant.id
+    stored = await store.put(tenant, data, tensor, hold=call.reservation.grow)
+    if card is not None:
+        # The first use then finds everything made.
+        await store.rows(tenant, stored.id, call.server.embeds.target(card), look=_seen)
     await call.json(_shown(stored))
 
 
@@ -55,28 +60,27 @@ async def _decoded(call: Call) -> Buffer:
     return parsed.data(parsed.request.data, limits=server.embeds.limits)
 
 
-def _put(call: Call, store: PromptStore, data: Buffer, card: ModelCard | None) -> StoredPrompt:
-    embeds, tenant = call.server.embeds, call.tenant.id
+def _read(call: Call, data: Buffer, card: ModelCard | None) -> Tensor:
+    embeds = call.server.embeds
     tensor = read(data, limits=embeds.limits)
     if card is not None:
         embeds.check(tensor, card)
-    stored = store.put(tenant, data, tensor, adopt=True)
-    if card is not None:
-        # The first use then finds everything made.
-        store.rows(tenant, stored.id, embeds.target(card))
-    return stored
+    return tensor
+
+
+def _seen(stored: StoredPrompt) -> None:
+    """It has been looked at already."""
 
 
 async def show(call: Call) -> None:
     """Answer with what is known of a stored prompt. Not a use."""
-    await call.json(_shown(store_of(call).get(call.tenant.id, _id(call))))
+    await call.json(_shown(await store_of(call).get(call.tenant.id, _id(call))))
 
 
 async def delete(call: Call) -> None:
     """Delete a stored prompt from every tier."""
     id_ = _id(call)
-    store = store_of(call)
-    await call.server.prepare(OFFLOAD_BYTES, store.delete, call.tenant.id, id_)
+    await store_of(call).delete(call.tenant.id, id_)
     await call.json(PromptEmbedsDeleted(id=id_))
 
 
@@ -88,8 +92,7 @@ async def pin(call: Call) -> None:
         request = _pin.decode(body.text() or b"{}")
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise from_parser(error) from error
-    stored = await call.server.prepare(OFFLOAD_BYTES, store.pin, call.tenant.id, _id(call), request.pinned)
-    await call.json(_shown(stored))
+    await call.json(_shown(await store.pin(call.tenant.id, _id(call), request.pinned)))
 
 
 def _id(call: Call) -> str:

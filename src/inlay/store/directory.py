@@ -150,8 +150,7 @@ class Directory:
         descriptor = self._open(file.name + _PROMPT, os.O_RDONLY)
         try:
             header = self._format.read_header(descriptor)
-            if header.description != description:
-                raise DamagedFileError("it holds another prompt")
+            self._format.check(header, description)
             return self._format.read_payload(descriptor, header)
         except LockedFileError as error:
             raise DamagedFileError(str(error)) from error

@@ -72,10 +72,29 @@ class Description(msgspec.Struct, frozen=True, array_like=True):
     table_id: str | None
     num_bytes: int
 
+    @classmethod
+    def of(cls, key: Key, tensor: Tensor) -> "Description":
+        """Of a tensor that is to be found by `key`."""
+        return cls(*key, tensor.dtype, tensor.shape, tensor.format, tensor.table_id, len(tensor.data))
+
     @property
     def key(self) -> Key:
         """What it is found by."""
         return self.tenant, self.id
+
+    def told(self, *, expires_at: float | None) -> StoredPrompt:
+        """What its owner is told; without a time to expire it is pinned."""
+        *batch, num_tokens, hidden = self.shape
+        return StoredPrompt(
+            id=self.id,
+            num_prompts=math.prod(batch),
+            num_tokens=num_tokens,
+            hidden_size=hidden,
+            dtype=self.dtype,
+            bytes=self.num_bytes,
+            expires_at=expires_at,
+            pinned=expires_at is None,
+        )
 
     def prompts(self, data: Buffer) -> list[Tensor]:
         """The prompts whose elements are in `data`, sharing its memory."""
@@ -151,17 +170,7 @@ class Entry:
 
     def told(self, ttl: float) -> StoredPrompt:
         """What its owner is told."""
-        *batch, num_tokens, hidden = self.description.shape
-        return StoredPrompt(
-            id=self.description.id,
-            num_prompts=math.prod(batch),
-            num_tokens=num_tokens,
-            hidden_size=hidden,
-            dtype=self.description.dtype,
-            bytes=self.description.num_bytes,
-            expires_at=None if self.pinned else self.used_at + ttl,
-            pinned=self.pinned,
-        )
+        return self.description.told(expires_at=None if self.pinned else self.used_at + ttl)
 
     def has_passed(self, target: Target) -> bool:
         """Whether the tensor is known to pass all that `to_rows` checks for `target`."""

@@ -144,6 +144,12 @@ class FileFormat:
             raise DamagedFileError("its description cannot be read") from error
         return Header(description, payload_bytes, digest, seal)
 
+    @staticmethod
+    def check(header: Header, description: Description) -> None:
+        """Raises `DamagedFileError` for the header of another prompt."""
+        if header.description != description:
+            raise DamagedFileError("it holds another prompt")
+
     def read_payload(self, descriptor: int, header: Header) -> Buffer:
         """The elements.
 

@@ -6,7 +6,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from inlay.digest import Secret
 from inlay.errors import InvalidRequestError
+from inlay.store.fleet import FleetLimits, FleetStore
 from inlay.store.secret import load_secret, read_key
+from inlay.store.shared import Shared
 from inlay.store.store import PromptStore
 
 MIB = 1024 * 1024
@@ -38,7 +40,8 @@ class StoreSettings(BaseModel):
     )
     prompt_store_key_file: Path | None = Field(
         default=None,
-        description="File of a 32-byte key that the files in prompt_store_dir are encrypted with (AES-256-GCM).",
+        description="File of a 32-byte key that uploaded embeddings are encrypted with (AES-256-GCM) where they are kept "
+        "outside of memory; the same for all frontends of a fleet.",
     )
     state_dir: Path | None = Field(
         default=None,
@@ -67,25 +70,66 @@ class StoreSettings(BaseModel):
             InvalidRequestError: as `PromptStore`; or a directory without a secret that outlives the process: the next
                 start would find no file of its own there, and remove them all.
         """
-        directory = self.prompt_store_dir
-        if directory is not None and self.state_dir is None and self.secret_file is None:
+        if self.prompt_store_dir is not None and self.state_dir is None and self.secret_file is None:
             raise InvalidRequestError(
                 "--prompt-store-dir needs --state-dir or --secret-file: what is stored is bound to a secret that must be "
                 "the same after a restart",
                 param="prompt_store_dir",
             )
-        key_file = self.prompt_store_key_file
-        if key_file is not None and directory is None:
+        if self.prompt_store_key_file is not None and self.prompt_store_dir is None:
             raise InvalidRequestError(
                 "--prompt-store-key-file encrypts the files of --prompt-store-dir, which is not set",
                 param="prompt_store_key_file",
             )
+        return self._own(secret, self.prompt_store_tenant_bytes)
+
+    def _own(self, secret: Secret, tenant_bytes: int | None) -> PromptStore:
+        directory = self.prompt_store_dir
         return PromptStore(
             secret,
             memory_bytes=self.prompt_store_memory_bytes,
             ttl=self.prompt_store_ttl,
             directory=directory,
             disk_bytes=0 if directory is None else self.prompt_store_disk_bytes,
-            max_per_tenant_bytes=self.prompt_store_tenant_bytes,
-            encryption_key=None if key_file is None else read_key(key_file),
+            max_per_tenant_bytes=tenant_bytes,
+            encryption_key=self._key(),
+        )
+
+    def _key(self) -> bytes | None:
+        return None if self.prompt_store_key_file is None else read_key(self.prompt_store_key_file)
+
+
+class FleetStoreSettings(StoreSettings):
+    """The same for a frontend of a fleet."""
+
+    prompt_store_nats: bool = Field(
+        default=True,
+        description="Keep uploaded embeddings in NATS, so that every frontend serves every reference; memory, and the "
+        "directory if there is one, are caches then. Else they are at the frontend that took them.",
+    )
+    prompt_store_nats_bytes: int = Field(
+        default=10 * 1024 * MIB, ge=MIB, description="Bytes of uploaded embeddings in NATS at most."
+    )
+
+    def open_shared(self, secret: Secret, shared: Shared) -> FleetStore:
+        """The store these settings describe, over what a fleet shares.
+
+        Args:
+            secret: of the namespace.
+            shared: where the fleet keeps it.
+
+        Raises:
+            InvalidRequestError: as `PromptStore`, or a bad key.
+        """
+        return FleetStore(
+            secret,
+            shared,
+            # A caller's share is of what the fleet keeps.
+            self._own(secret, None),
+            FleetLimits(
+                max_bytes=self.prompt_store_nats_bytes,
+                max_per_tenant_bytes=self.prompt_store_tenant_bytes,
+                ttl=self.prompt_store_ttl,
+            ),
+            encryption_key=self._key(),
         )

@@ -10,7 +10,13 @@ import msgspec
 import numpy as np
 
 from inlay.digest import Secret, row_digests
-from inlay.errors import InvalidRequestError, NotFoundError, OverloadedError
+from inlay.errors import (
+    BodyTooLargeError,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    RateLimitedError,
+)
 from inlay.prompt import Buffer, Rows
 from inlay.store.directory import Directory
 from inlay.store.disk import DiskTier
@@ -41,6 +47,8 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
         refused_files: files removed because they were torn, changed, or written under another secret.
         locked_files: files left alone at the start, as they are sealed with another key.
         disk_errors: reads, writes and removals that failed; prompts they concerned are in memory only.
+        fetches: uses that had to fetch from what a fleet shares.
+        shared_bytes: held there, by all.
     """
 
     count: int
@@ -56,6 +64,8 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
     refused_files: int
     locked_files: int
     disk_errors: int
+    fetches: int = 0
+    shared_bytes: int = 0
 
 
 class PromptStore:
@@ -110,7 +120,7 @@ class PromptStore:
         self._clock = clock
         self._ttl = ttl
         self._lock = threading.Lock()
-        self._uploads: Flights[Key, StoredPrompt] = Flights()
+        self._uploads: Flights[Key, Entry] = Flights()
         self._uses: Flights[tuple[Entry, Target], tuple[Rows, ...]] = Flights()
         self._closed = False
         self._hits = self._loads = self._misses = 0
@@ -148,23 +158,36 @@ class PromptStore:
         """
         prompts_of(tensor)
         key = self._names.key(tenant, self._names.id(tenant, data))
-        return self._uploads.run(key, partial(self._put, key, tensor, adopt))
+        description = Description.of(key, tensor)
+        return self._uploads.run(key, partial(self._put, description, tensor.data, adopt)).told(self._ttl)
 
-    def _put(self, key: Key, tensor: Tensor, adopt: bool) -> StoredPrompt:
-        description = Description(
-            *key, tensor.dtype, tensor.shape, tensor.format, tensor.table_id, len(tensor.data)
-        )
+    def keep(self, description: Description, data: Buffer) -> Entry:
+        """Keep a copy of a prompt that is stored elsewhere, if there is room for it; what `made` takes.
+
+        Args:
+            description: of the tensor.
+            data: its elements, which will never change.
+        """
+        try:
+            return self._uploads.run(description.key, partial(self._put, description, data, True))
+        except (BodyTooLargeError, RateLimitedError, OverloadedError):
+            # Good for those who wait for it, and for nobody after them.
+            entry = Entry(description, self._clock())
+            entry.data, entry.gone = data, True
+            return entry
+
+    def _put(self, description: Description, data: Buffer, adopt: bool) -> Entry:
         with self._lock:
             self._check_open()
             now = self._clock()
             self._ledger.expire(now)
-            entry = self._ledger.find(key, now)
+            entry = self._ledger.find(description.key, now)
             if entry is not None:
                 self._touch(entry, now)
-                return entry.told(self._ttl)
+                return entry
             self._ledger.admit(description.tenant, description.num_bytes)
         try:
-            entry = self._admitted(Entry(description, now), tensor.data, adopt)
+            entry = self._admitted(Entry(description, now), data, adopt)
         except BaseException:
             with self._lock:
                 self._ledger.dismiss(description.tenant, description.num_bytes)
@@ -172,7 +195,7 @@ class PromptStore:
         finally:
             if self._disk is not None:
                 self._disk.tidy()
-        return entry.told(self._ttl)
+        return entry
 
     def _admitted(self, entry: Entry, data: Buffer, adopt: bool) -> Entry:
         """Bring an admitted entry into memory, or if that has no room to disk."""
@@ -237,7 +260,21 @@ class PromptStore:
             if made is not None:
                 self._hits += 1
                 return made
+        return self.made(entry, target)
+
+    def made(self, entry: Entry, target: Target) -> tuple[Rows, ...]:
+        """The rows of what `keep` returned, as `rows` does for what was put."""
         return self._uses.run((entry, target), partial(self._prepare, entry, target))
+
+    def holds(self, tenant: str, id_: str) -> bool:
+        """Whether a prompt is in any tier. Not a use."""
+        with self._lock:
+            return self._ledger.find(self._names.key(tenant, id_), self._clock()) is not None
+
+    def names(self) -> list[Key]:
+        """What every prompt is found by."""
+        with self._lock:
+            return [entry.key for entry in self._ledger.entries]
 
     def ready(self, tenant: str, id_: str, target: Target) -> tuple[Rows, ...] | None:
         """As `rows`, where that takes neither a file nor a pass over the elements; else None, and nothing is touched.
@@ -285,7 +322,7 @@ class PromptStore:
         self._misses += 1
         if self._disk is not None:
             self._disk.tidy()
-        return NotFoundError(f"prompt_embeds {quoted(id_)} not found")
+        return missing(id_)
 
     def _touch(self, entry: Entry, now: float) -> None:
         self._ledger.touch(entry, now)
@@ -369,10 +406,21 @@ class PromptStore:
         """
         with self._lock:
             entry = self._lookup(tenant, id_)
-            if self._disk is None:
-                self._ledger.remove(entry)
+        self._remove(entry)
+
+    def discard(self, key: Key) -> None:
+        """`delete`, by key, of a prompt that need not be there."""
+        with self._lock:
+            entry = self._ledger.find(key, self._clock())
+        if entry is not None:
+            self._remove(entry)
+
+    def _remove(self, entry: Entry) -> None:
         if self._disk is not None:
             self._disk.delete(entry)
+            return
+        with self._lock:
+            self._ledger.remove(entry)
 
     def sweep(self) -> int:
         """Remove what has expired, and try again to write what could not be; to be called from time to time.
@@ -426,6 +474,11 @@ class PromptStore:
     def _check_open(self) -> None:
         if self._closed:
             raise OverloadedError("the store of prompt_embeds is closed")
+
+
+def missing(id_: str) -> NotFoundError:
+    """The error of an id that its asker does not find, whatever the reason."""
+    return NotFoundError(f"prompt_embeds {quoted(id_)} not found")
 
 
 def _fills_its_memory(data: Buffer) -> bool:

@@ -1,6 +1,8 @@
 """What a namespace keeps in NATS' key-value storage: the workers' cards."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import msgspec
 import nats.errors
@@ -12,6 +14,8 @@ from nats.js.kv import KeyValue
 from inlay.errors import InvalidRequestError, OverloadedError
 from inlay.plane.nats.connection import Connection
 from inlay.protocol.work import ModelCard
+
+T = TypeVar("T")
 
 CARD_SECONDS = 3600.0
 """How long a card is kept that nobody renews. It only cleans up: who is there is judged by heartbeats."""
@@ -35,13 +39,35 @@ async def bucket(connection: Connection, name: str, *, replicas: int, seconds: f
         seconds: how long a value is kept, or None for ever.
 
     Raises:
-        InvalidRequestError: the server has no JetStream, or too few servers for the replicas.
+        InvalidRequestError, OverloadedError: as `storage`.
+    """
+
+    async def key_value(jetstream: JetStreamContext) -> KeyValue:
+        try:
+            return await jetstream.key_value(name)
+        except nats.js.errors.BucketNotFoundError:
+            config = KeyValueConfig(bucket=name, replicas=replicas, ttl=seconds, history=1)
+            return await jetstream.create_key_value(config)
+
+    return await storage(connection, name, key_value)
+
+
+async def storage(connection: Connection, name: str, find: Callable[[JetStreamContext], Awaitable[T]]) -> T:
+    """What `find` finds or makes of the server's storage, once that is ready to say.
+
+    Args:
+        connection: to NATS.
+        name: of what is looked for, in messages.
+        find: asks.
+
+    Raises:
+        InvalidRequestError: the server has no JetStream, or does not let us, or too few servers for the replicas.
         OverloadedError: it does not answer.
     """
     until = asyncio.get_running_loop().time() + AGREE_SECONDS
     while True:
         try:
-            return await _bucket(connection.jetstream, name, replicas, seconds)
+            return await _asked(connection.jetstream, name, find)
         except OverloadedError:
             # A cluster that has just started has no leader yet.
             if asyncio.get_running_loop().time() > until:
@@ -49,13 +75,11 @@ async def bucket(connection: Connection, name: str, *, replicas: int, seconds: f
         await asyncio.sleep(_RETRY_SECONDS)
 
 
-async def _bucket(jetstream: JetStreamContext, name: str, replicas: int, seconds: float | None) -> KeyValue:
+async def _asked(
+    jetstream: JetStreamContext, name: str, find: Callable[[JetStreamContext], Awaitable[T]]
+) -> T:
     try:
-        try:
-            return await jetstream.key_value(name)
-        except nats.js.errors.BucketNotFoundError:
-            config = KeyValueConfig(bucket=name, replicas=replicas, ttl=seconds, history=1)
-            return await jetstream.create_key_value(config)
+        return await find(jetstream)
     except nats.errors.NoRespondersError as error:
         raise InvalidRequestError(NO_STORAGE) from error
     except nats.js.errors.ServiceUnavailableError as error:

@@ -58,10 +58,15 @@ class Member:
             undo.pop_all()
         return cls(id_, settings, control, bulk, Cards(cards))
 
+    @property
+    def replicas(self) -> int:
+        """Servers that each keep what the namespace keeps."""
+        return self._settings.nats_replicas
+
     async def secret(self, own: Secret | None) -> Secret:
         """The namespace's secret, as `inlay.plane.nats.secret.agree`."""
         storage = await bucket(
-            self.control, self.subjects.namespace_facts, replicas=self._settings.nats_replicas, seconds=None
+            self.control, self.subjects.namespace_facts, replicas=self.replicas, seconds=None
         )
         return await agree(storage, own, self._settings.namespace)
 

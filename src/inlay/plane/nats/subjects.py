@@ -54,6 +54,16 @@ class Subjects:
         return f"inlay_{self.namespace}_cards"
 
     @property
+    def deleted_prompts(self) -> str:
+        """What frontends tell each other of stored prompts that were deleted."""
+        return f"inlay.{self.namespace}.deleted"
+
+    @property
+    def prompts(self) -> str:
+        """The key-value bucket of stored prompts, and the object store of their contents."""
+        return f"inlay_{self.namespace}_prompts"
+
+    @property
     def namespace_facts(self) -> str:
         """The key-value bucket of what all of a namespace share."""
         return f"inlay_{self.namespace}"

@@ -1,0 +1,437 @@
+"""Stored prompts that every frontend of a fleet serves: in what they share, with each one's own store before it as a cache."""
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from inlay.digest import Secret
+from inlay.errors import BodyTooLargeError, NotFoundError, OverloadedError, RateLimitedError
+from inlay.prompt import Buffer, Rows
+from inlay.store.entry import Description, Entry, StoredPrompt, Target, cost
+from inlay.store.file_format import DamagedFileError, FileFormat, LockedFileError
+from inlay.store.ledger import LONGEST_WAIT
+from inlay.store.names import Key, Names
+from inlay.store.prompts import Threads, nothing
+from inlay.store.reaper import PERIOD_SECONDS, Reaper
+from inlay.store.sealing import Sealer
+from inlay.store.shared import (
+    Record,
+    Shared,
+    content_of,
+    decode,
+    encode,
+    fill,
+    key_of,
+    listed,
+    name_of,
+    room,
+)
+from inlay.store.store import PromptStore, StoreStats, missing
+from inlay.tensors import Tensor, prompts_of
+
+_log = logging.getLogger(__name__)
+_id = re.compile(r"pe-[a-z2-7]{32}")
+
+_TRIES = 16
+"""How often a change is tried that others are quicker with, each time."""
+_SPARE = 1 / 20
+"""Part of all room that is made beyond what is needed, so that not every upload has to look for it."""
+
+
+class FleetLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How much a fleet may keep, and for how long.
+
+    Attributes:
+        max_bytes: of all contents.
+        max_entries: prompts.
+        max_per_tenant_bytes: of one tenant, as `inlay.store.entry.cost` counts them; None for no bound of its own.
+        ttl: seconds an unpinned prompt is kept after its last use.
+    """
+
+    max_bytes: int
+    ttl: float
+    max_entries: int = 65536
+    max_per_tenant_bytes: int | None = None
+
+
+class FleetStore:
+    """`inlay.store.prompts.Prompts` over what a fleet shares.
+
+    Whether a prompt is there, and to whom, is asked of `shared` at every use: one small question. So what one frontend deletes no other
+    serves from the moment on at which the deletion was answered, and none serves what it cannot ask about. The content of an id never
+    changes, as the id is made of it: it is fetched once and kept by `local` for as long as that likes.
+
+    Args:
+        secret: the namespace's.
+        shared: what all frontends share.
+        local: this frontend's own tiers; closed with this. Its bounds are those of a cache.
+        limits: of what is shared.
+        encryption_key: 32 bytes that contents are sealed with, the same at all frontends; None leaves them readable in NATS.
+        clock: seconds since the epoch, at all frontends about the same.
+    """
+
+    def __init__(
+        self,
+        secret: Secret,
+        shared: Shared,
+        local: PromptStore,
+        limits: FleetLimits,
+        *,
+        encryption_key: bytes | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._names = Names(secret)
+        self._format = FileFormat(self._names, None if encryption_key is None else Sealer(encryption_key))
+        self._shared = shared
+        self._local = local
+        self._limits = limits
+        self._clock = clock
+        self._threads = Threads()
+        self._reaper = Reaper(shared, secrets.token_hex(8), clock)
+        self._reap_at = 0.0
+        self._making_room = asyncio.Lock()
+        self._writing = 0
+        self._fetching: dict[Key, asyncio.Task[Entry]] = {}
+        self._later_tasks: set[asyncio.Task[object]] = set()
+        self._misses = self._evictions = self._fetches = self._shared_bytes = 0
+
+    async def start(self) -> None:
+        """Begin to listen to what others delete, and forget what they have. Raises `OverloadedError`."""
+        await self._shared.listen(self._told, self._back)
+        self._back()
+
+    # Upload
+
+    async def put(
+        self, tenant: str, data: Buffer, tensor: Tensor, *, hold: Callable[[int], None] = nothing
+    ) -> StoredPrompt:
+        """As `inlay.store.prompts.Prompts.put`."""
+        prompts_of(tensor)
+        key = self._names.key(tenant, await self._threads.run(self._names.id, tenant, data))
+        description = Description.of(key, tensor)
+        self._check_size(description)
+        written: Record | None = None
+        kept: Record | None = None
+        try:
+            for _ in range(_TRIES):
+                revision, found = await self._find(key)
+                now = self._clock()
+                live = found is not None and found.is_live(now)
+                if found is not None and live:
+                    new = found.used(now, self._limits.ttl)
+                else:
+                    if written is None:
+                        written = await self._written(description, tensor.data, hold)
+                    new = written.used(now, self._limits.ttl)
+                if await self._shared.swap(name_of(key), encode(new), revision):
+                    kept = new
+                    if found is not None and not live:
+                        self._later(self._shared.erase(found.content))
+                    break
+            else:
+                raise _contended()
+        finally:
+            if written is not None and (kept is None or kept.content != written.content):
+                self._later(self._shared.erase(written.content))
+        await self._keep(description, tensor.data)
+        return kept.told()
+
+    def _check_size(self, description: Description) -> None:
+        size, share = cost(description.num_bytes), self._limits.max_per_tenant_bytes
+        largest = self._limits.max_bytes if share is None else min(self._limits.max_bytes, share)
+        if max(size, self._format.file_size(description.num_bytes)) > largest:
+            raise BodyTooLargeError(
+                f"prompt_embeds of {description.num_bytes} bytes take {size} in the store, which may hold {self._limits.max_bytes}"
+                + ("" if share is None else f", and {share} for one caller")
+            )
+
+    async def _written(self, description: Description, data: Buffer, hold: Callable[[int], None]) -> Record:
+        """The record of a content that has been written, which nobody knows yet."""
+        size = self._format.file_size(description.num_bytes)
+        await self._check_share(description)
+        name = secrets.token_hex(16)
+        async with self._making_room:
+            await self._make_room(size)
+            self._writing += size
+        try:
+            hold(size)
+            with room() as file:
+                await self._threads.run(fill, file, self._format, description, data)
+                await self._shared.write(name, file)
+        except BaseException:
+            self._later(self._shared.erase(name))
+            raise
+        finally:
+            self._writing -= size
+        return Record(name, size, description, self._clock(), self._limits.ttl)
+
+    async def _check_share(self, description: Description) -> None:
+        share = self._limits.max_per_tenant_bytes
+        if share is None:
+            return
+        now, size = self._clock(), cost(description.num_bytes)
+        records = await listed(self._shared, description.tenant.hex())
+        used = sum(cost(record.description.num_bytes) for _, _, record in records if record.is_live(now))
+        if used + size > share:
+            raise RateLimitedError(
+                f"your stored prompt_embeds take {used} bytes; {size} more would pass your share of {share}: delete some, "
+                "or wait until they expire",
+                retry_after=min(self._limits.ttl, LONGEST_WAIT),
+            )
+
+    async def _make_room(self, size: int) -> None:
+        """See that `size` more bytes fit, at the cost of what was used least recently and is not pinned."""
+        limits = self._limits
+        held, count = await self._shared.size()
+        short = held + self._writing + size - limits.max_bytes
+        over = count + 1 - limits.max_entries
+        if short <= 0 and over <= 0:
+            return
+        now = self._clock()
+        records = await listed(self._shared)
+        # The server counts those that were just removed too.
+        over = len(records) + 1 - limits.max_entries
+        victims = [found for found in records if not (found[2].pinned and found[2].is_live(now))]
+        victims.sort(key=lambda found: (found[2].is_live(now), found[2].used_at))
+        if sum(record.size for _, _, record in victims) < short or len(victims) < over:
+            raise OverloadedError(
+                f"the fleet's store of prompt_embeds is full of pinned ones; {size} bytes more find no room",
+                retry_after=min(limits.ttl, LONGEST_WAIT),
+            )
+        short = max(0, short + int(_SPARE * limits.max_bytes))
+        over += int(_SPARE * limits.max_entries)
+        for name, revision, record in victims:
+            if short <= 0 and over <= 0:
+                break
+            if await self._reaper.remove(name, revision, record):
+                self._evictions += 1
+                short, over = short - record.size, over - 1
+
+    # Use
+
+    async def get(self, tenant: str, id_: str) -> StoredPrompt:
+        """As `inlay.store.prompts.Prompts.get`."""
+        return (await self._live(tenant, id_))[2].told()
+
+    async def rows(
+        self,
+        tenant: str,
+        id_: str,
+        target: Target,
+        *,
+        look: Callable[[StoredPrompt], None],
+        hold: Callable[[int], None] = nothing,
+    ) -> tuple[Rows, ...]:
+        """As `inlay.store.prompts.Prompts.rows`."""
+        key, revision, record = await self._live(tenant, id_)
+        look(record.told())
+        now = self._clock()
+        if record.is_late(now):
+            self._later(self._note(key, revision, record.used(now, self._limits.ttl)))
+        held = 0
+        try:
+            if self._local.holds(tenant, id_):
+                made = self._local.ready(tenant, id_, target)
+                if made is not None:
+                    return made
+                held = record.description.num_bytes
+                hold(held)
+                return await self._threads.run(self._local.rows, tenant, id_, target)
+        except NotFoundError:
+            # It left the cache a moment ago, for others or for good: who is right is in the record.
+            pass
+        # The content, and its elements.
+        hold(record.size + record.description.num_bytes - held)
+        entry = await self._fetched(key)
+        return await self._threads.run(self._local.made, entry, target)
+
+    async def _note(self, key: Key, revision: int, record: Record) -> None:
+        # Where another has changed it, that was a use too, or the end.
+        await self._shared.swap(name_of(key), encode(record), revision)
+
+    async def _fetched(self, key: Key) -> Entry:
+        """The prompt, fetched once for all who want it at the same time."""
+        task = self._fetching.get(key)
+        if task is None:
+            task = self._fetching[key] = asyncio.create_task(self._fetch(key))
+            task.add_done_callback(partial(self._fetched_last, key))
+        # Whoever leaves must not take it from the others.
+        return await asyncio.shield(task)
+
+    def _fetched_last(self, key: Key, task: "asyncio.Task[Entry]") -> None:
+        del self._fetching[key]
+        if not task.cancelled():
+            task.exception()  # told to those who wait, if any still do
+
+    async def _fetch(self, key: Key) -> Entry:
+        for _ in range(_TRIES):
+            revision, record = await self._find(key)
+            if record is None or not record.is_live(self._clock()):
+                break
+            with room() as file:
+                problem = "its content is gone"
+                if await self._shared.read(record.content, record.size, file):
+                    try:
+                        data = await self._threads.run(content_of, file, self._format, record.description)
+                    except DamagedFileError as error:
+                        problem = str(error)
+                    except LockedFileError as error:
+                        _log.error("the stored prompt %s cannot be read: it is %s", record.content, error)
+                        raise OverloadedError(
+                            "the stored prompt cannot be read here: it was encrypted with another key",
+                            retry_after=60,
+                        ) from error
+                    else:
+                        self._fetches += 1
+                        return await self._keep(record.description, data)
+            # Where it was changed meanwhile, all is well or another's doing: look again.
+            if await self._reaper.remove(name_of(key), revision, record):
+                _log.warning("the stored prompt %s is refused and removed: %s", record.content, problem)
+                break
+        raise self._missing(key[1])
+
+    # Pins, deletion, expiry
+
+    async def pin(self, tenant: str, id_: str, pinned: bool) -> StoredPrompt:
+        """As `inlay.store.prompts.Prompts.pin`."""
+        for _ in range(_TRIES):
+            key, revision, record = await self._live(tenant, id_)
+            used = record.used(self._clock(), self._limits.ttl)
+            new = msgspec.structs.replace(used, pinned=pinned)
+            if await self._shared.swap(name_of(key), encode(new), revision):
+                return new.told()
+        raise _contended()
+
+    async def delete(self, tenant: str, id_: str) -> None:
+        """As `inlay.store.prompts.Prompts.delete`. When it fails, it may be done again."""
+        key = self._key(tenant, id_)
+        content: str | None = None
+        for _ in range(_TRIES):
+            revision, record = await self._find(key)
+            if record is None or (content is not None and record.content != content):
+                break
+            if not record.leaving:
+                if not record.is_live(self._clock()):
+                    break
+                leaving = msgspec.structs.replace(record, leaving=True)
+                if await self._shared.swap(name_of(key), encode(leaving), revision):
+                    content = record.content
+                continue
+            # Marked first: whoever is cut off here leaves what nobody uses, and what can be finished by asking again.
+            content = record.content
+            await self._shared.erase(content)
+            if await self._shared.drop(name_of(key), revision):
+                break
+        else:
+            raise _contended()
+        await self._threads.run(self._local.discard, key)
+        if content is None:
+            raise self._missing(id_)
+        self._shared.tell(name_of(key))
+
+    async def sweep(self) -> None:
+        """As `inlay.store.prompts.Prompts.sweep`."""
+        self._local.sweep()
+        now = time.monotonic()
+        try:
+            self._shared_bytes, _ = await self._shared.size()
+            if now >= self._reap_at:
+                self._reap_at = now + PERIOD_SECONDS
+                if await self._reaper.turn():
+                    await self._reaper.reap()
+        except OverloadedError as error:
+            _log.warning("stored prompts are not swept: %s", error.message)
+
+    # Finding
+
+    def _key(self, tenant: str, id_: str) -> Key:
+        if not _id.fullmatch(id_):
+            raise self._missing(id_)
+        return self._names.key(tenant, id_)
+
+    async def _find(self, key: Key) -> tuple[int, Record | None]:
+        name = name_of(key)
+        revision, kept = await self._shared.find(name)
+        return revision, None if kept is None else decode(name, kept)
+
+    async def _live(self, tenant: str, id_: str) -> tuple[Key, int, Record]:
+        key = self._key(tenant, id_)
+        revision, record = await self._find(key)
+        if record is None or not record.is_live(self._clock()):
+            raise self._missing(id_)
+        return key, revision, record
+
+    def _missing(self, id_: str) -> NotFoundError:
+        self._misses += 1
+        return missing(id_)
+
+    # The cache
+
+    def _told(self, name: str) -> None:
+        try:
+            key = key_of(name)
+        except ValueError:
+            _log.warning("NATS tells of a deleted prompt by a name that is none")
+            return
+        self._later(self._threads.run(self._local.discard, key))
+
+    def _back(self) -> None:
+        self._later(self._compare())
+
+    async def _compare(self) -> None:
+        """Forget what is no longer in what is shared: its deletion may have been told when we did not hear."""
+        for key in self._local.names():
+            await self._verify(key)
+
+    async def _verify(self, key: Key) -> None:
+        """Forget a prompt that is gone."""
+        _, record = await self._find(key)
+        if record is None or not record.is_live(self._clock()):
+            await self._threads.run(self._local.discard, key)
+
+    async def _keep(self, description: Description, data: Buffer) -> Entry:
+        """Have a prompt in the cache, unless it was deleted while it came."""
+        entry = await self._threads.run(self._local.keep, description, data)
+        self._later(self._verify(description.key))
+        return entry
+
+    def _later(self, work: Coroutine[Any, Any, object]) -> None:
+        """Do what nobody waits for; what fails is done by the reaper, or at the next use."""
+        task = asyncio.create_task(work)
+        self._later_tasks.add(task)
+        task.add_done_callback(self._done_later)
+
+    def _done_later(self, task: "asyncio.Task[object]") -> None:
+        self._later_tasks.discard(task)
+        problem = None if task.cancelled() else task.exception()
+        if problem is not None:
+            _log.warning("what was to be done for stored prompts was not: %s", problem)
+
+    def stats(self) -> StoreStats:
+        """As `inlay.store.prompts.Prompts.stats`: of this frontend, but for `shared_bytes`."""
+        return msgspec.structs.replace(
+            self._local.stats(),
+            misses=self._misses,
+            evictions=self._evictions,
+            expirations=self._reaper.expired,
+            fetches=self._fetches,
+            shared_bytes=self._shared_bytes,
+        )
+
+    def close(self) -> None:
+        """As `inlay.store.prompts.Prompts.close`."""
+        for task in (*self._later_tasks, *self._fetching.values()):
+            task.cancel()
+        self._threads.close()
+        self._local.close()
+
+
+def _contended() -> OverloadedError:
+    return OverloadedError("the stored prompt is being changed by others", retry_after=1)
