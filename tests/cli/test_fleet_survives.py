@@ -8,10 +8,10 @@ import random
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import psutil
 import pytest
@@ -20,26 +20,43 @@ import torch
 from tests.equality.reference import rows_of, tokenizer_of
 from tests.models import tiny
 from tests.parts import Part
-from tests.serving import free_port
+from tests.plane.nats_server import NatsServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SECONDS = float(os.environ.get("SURVIVE_SECONDS", "60"))
 STREAMS = 50
 WORKERS = 3
+FRONTENDS = 2
+CLIENT_SECONDS = 300
 TEXT = "the harbour town counts its lanterns every night and writes the number in a book"
 MODEL = "llama"
-HARMS = ("freeze", "restart NATS", "kill", "drain")
+HARMS = ("freeze", "restart NATS", "kill a frontend", "kill", "drain")
+READY_SECONDS = 90
+
+
+def saved_bytes(rows: torch.Tensor) -> bytes:
+    file = io.BytesIO()
+    torch.save(rows.contiguous(), file)
+    return file.getvalue()
 
 
 def saved(rows: torch.Tensor) -> str:
-    file = io.BytesIO()
-    torch.save(rows.contiguous(), file)
-    return base64.b64encode(file.getvalue()).decode()
+    return base64.b64encode(saved_bytes(rows)).decode()
 
 
-def prompts() -> dict[str, dict[str, Any]]:
-    """A request of every kind of prompt."""
+async def stored(client: openai.AsyncOpenAI, rows: torch.Tensor) -> str:
+    """The id of rows that were uploaded."""
+    raw = {"content-type": "application/octet-stream"}
+    told = await client.post(
+        "/prompt_embeds", content=saved_bytes(rows), cast_to=httpx.Response, options={"headers": raw}
+    )
+    id_: str = told.json()["id"]
+    return id_
+
+
+async def prompts(client: openai.AsyncOpenAI) -> dict[str, dict[str, Any]]:
+    """A request of every kind of prompt; what they refer to is stored through `client`."""
     path = tiny(MODEL)
     ids = tokenizer_of(path)(TEXT)["input_ids"]
     rows = rows_of(path, ids)
@@ -48,11 +65,15 @@ def prompts() -> dict[str, dict[str, Any]]:
         {"type": "prompt_embeds", "data": saved(rows[5:11])},
         {"type": "token_ids", "token_ids": ids[11:]},
     ]
+    part = {"type": "prompt_embeds", "ref": await stored(client, rows[5:11])}
+    whole = {"ref": await stored(client, rows)}
     return {
         "text": {"prompt": TEXT},
         "ids": {"prompt": ids},
         "rows": {"prompt": None, "extra_body": {"prompt_embeds": saved(rows)}},
         "mixture": {"prompt": mixed},
+        "reference": {"prompt": None, "extra_body": {"prompt_embeds": whole}},
+        "mixture by reference": {"prompt": [mixed[0], part, mixed[2]]},
     }
 
 
@@ -65,38 +86,45 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 
 
 class Fleet:
-    """NATS, two frontends and three workers."""
+    """NATS, two frontends and three workers.
+
+    Attributes:
+        bases: where the frontends are; None for one that is dead.
+        deaths: how often each was killed.
+    """
 
     def __init__(self, directory: Path) -> None:
-        self._nats_port = free_port()
-        self._url = f"nats://127.0.0.1:{self._nats_port}"
-        self._store = directory
-        ports = [free_port(), free_port()]
-        self.nats = self._start_nats()
+        self._nats = NatsServer(directory)
+        self._nats.start()
         self.workers = [self._worker() for _ in range(WORKERS)]
-        self.frontends = [
-            Part("frontend", "--nats", self._url, "--enable-prompt-embeds", "--port", port, until="HTTP at")
-            for port in ports
-        ]
-        for part in (*self.workers, *self.frontends):
-            part.wait_ready()
+        self._frontends = [self._frontend() for _ in range(FRONTENDS)]
+        self.bases: list[str | None] = [_ready(part) for part in self._frontends]
+        self.deaths = [0] * FRONTENDS
         for part in self.workers:
-            _give_way(part)
-        self.bases = [f"http://127.0.0.1:{port}/v1" for port in ports]
+            _give_way(part.wait_ready())
 
-    def _start_nats(self) -> Part:
-        words = ("nats", "--port", self._nats_port, "--store-dir", self._store)
-        return Part(*words, until="NATS at").wait_ready()
+    def _frontend(self) -> Part:
+        return Part(
+            "frontend", "--nats", self._nats.url, "--enable-prompt-embeds", "--port", 0, until="HTTP at"
+        )
 
     def _worker(self) -> Part:
         names = ("--served-model-name", "m", "--dtype", "float32", "--num-threads", 1)
-        return Part("worker", tiny(MODEL), "--nats", self._url, *names, until=" serves ")
+        return Part("worker", tiny(MODEL), "--nats", self._nats.url, *names, until=" serves ")
 
     def restart_nats(self) -> None:
-        self.nats.send(signal.SIGINT)
-        self.nats.wait()
-        self.nats.end()
-        self.nats = self._start_nats()
+        self._nats.kill()
+        self._nats.start()
+
+    def kill_frontend(self, index: int) -> None:
+        """Kill a frontend, and start another in its place."""
+        # In this order: whoever still finds it has counted one death less.
+        self.bases[index] = None
+        self.deaths[index] += 1
+        dead, self._frontends[index] = self._frontends[index], self._frontend()
+        dead.send(signal.SIGKILL)
+        dead.end()
+        self.bases[index] = _ready(self._frontends[index])
 
     def replace(self, index: int, number: signal.Signals) -> None:
         """End a worker by a signal and start another in its place."""
@@ -111,8 +139,20 @@ class Fleet:
         self.workers[index].send(signal.SIGCONT)
 
     def end(self) -> None:
-        for part in (*self.workers, *self.frontends, self.nats):
+        for part in (*self.workers, *self._frontends):
             part.end()
+        self._nats.kill()
+
+
+def _ready(frontend: Part) -> str:
+    """The base URL of a frontend that knows the workers."""
+    said = frontend.wait_ready().said
+    url = next(line for line in said if "HTTP at" in line).split()[-1]
+    deadline = time.monotonic() + READY_SECONDS
+    while httpx.get(url + "/ready", timeout=READY_SECONDS).status_code != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return url + "/v1"
 
 
 def _give_way(worker: Part) -> None:
@@ -128,15 +168,43 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
     fleet.end()
 
 
-@pytest.fixture
-async def clients(fleet: Fleet) -> AsyncIterator[list[openai.AsyncOpenAI]]:
-    async with AsyncExitStack() as stack:
-        yield [
-            await stack.enter_async_context(
-                openai.AsyncOpenAI(base_url=base, api_key="unused", max_retries=0, timeout=120)
+class Clients:
+    """A client for each frontend there was, without retries of its own."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._made: dict[str, openai.AsyncOpenAI] = {}
+
+    def at(self, index: int) -> openai.AsyncOpenAI:
+        """Of that frontend, or where it is dead of another."""
+        base = self._fleet.bases[index] or next(filter(None, self._fleet.bases))
+        if base not in self._made:
+            self._made[base] = openai.AsyncOpenAI(
+                base_url=base, api_key="unused", max_retries=0, timeout=CLIENT_SECONDS
             )
-            for base in fleet.bases
-        ]
+        return self._made[base]
+
+    async def ask(self, index: int, request: dict[str, Any]) -> tuple[Any, ...]:
+        """The answer; from another frontend when this one is killed meanwhile, and only then."""
+        while True:
+            deaths = sum(self._fleet.deaths)
+            try:
+                return await answer(self.at(index), request)
+            except (openai.APIConnectionError, httpx.TransportError):
+                if sum(self._fleet.deaths) == deaths:
+                    raise
+                index = (index + 1) % FRONTENDS
+
+    async def close(self) -> None:
+        for client in self._made.values():
+            await client.close()
+
+
+@pytest.fixture
+async def clients(fleet: Fleet) -> AsyncIterator[Clients]:
+    clients = Clients(fleet)
+    yield clients
+    await clients.close()
 
 
 async def answer(client: openai.AsyncOpenAI, request: dict[str, Any]) -> tuple[Any, ...]:
@@ -158,10 +226,10 @@ async def answer(client: openai.AsyncOpenAI, request: dict[str, Any]) -> tuple[A
     return ids, tokens, finish, usage
 
 
-def requests() -> list[dict[str, Any]]:
+async def requests(client: openai.AsyncOpenAI) -> list[dict[str, Any]]:
     """One for each stream."""
     made = []
-    kinds, samplings = list(prompts().values()), list(SAMPLINGS.values())
+    kinds, samplings = list((await prompts(client)).values()), list(SAMPLINGS.values())
     for number in range(STREAMS):
         request = {**kinds[number % len(kinds)], **samplings[number // len(kinds) % len(samplings)]}
         extra = {**request.get("extra_body", {}), "return_token_ids": True, "ignore_eos": True}
@@ -169,11 +237,9 @@ def requests() -> list[dict[str, Any]]:
     return made
 
 
-async def test_for_a_minute_nobody_notices_what_becomes_of_the_parts(
-    fleet: Fleet, clients: list[openai.AsyncOpenAI]
-) -> None:
-    asked = requests()
-    expected = await asyncio.gather(*(answer(clients[0], request) for request in asked))
+async def test_for_a_minute_nobody_notices_what_becomes_of_the_parts(fleet: Fleet, clients: Clients) -> None:
+    asked = await requests(clients.at(0))
+    expected = await asyncio.gather(*(clients.ask(0, request) for request in asked))
     assert all(len(ids) == request["max_tokens"] for (ids, *_), request in zip(expected, asked, strict=True))
     until = asyncio.get_running_loop().time() + SECONDS
     ended = 0
@@ -181,7 +247,7 @@ async def test_for_a_minute_nobody_notices_what_becomes_of_the_parts(
     async def client(number: int) -> None:
         nonlocal ended
         while len(done) < len(HARMS) or asyncio.get_running_loop().time() < until:
-            assert await answer(clients[(number + ended) % 2], asked[number]) == expected[number]
+            assert await clients.ask((number + ended) % FRONTENDS, asked[number]) == expected[number]
             ended += 1
 
     draw = random.Random(20261121)
@@ -198,6 +264,8 @@ async def test_for_a_minute_nobody_notices_what_becomes_of_the_parts(
             await asyncio.to_thread(fleet.replace, index, signal.SIGTERM)
         elif what == "freeze":
             await asyncio.to_thread(fleet.freeze, index, 5.0)
+        elif what == "kill a frontend":
+            await asyncio.to_thread(fleet.kill_frontend, done.count(what) % FRONTENDS)
         else:
             await asyncio.to_thread(fleet.restart_nats)
     await asyncio.gather(*streams)

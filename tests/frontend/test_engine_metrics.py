@@ -83,3 +83,22 @@ async def test_many_who_look_at_once_ask_the_workers_once() -> None:
     assert asked == 1
     await metrics.refresh()
     assert asked == 2
+
+
+def test_what_the_router_decides_and_what_waits_is_shown_by_model(llama: Fleet) -> None:
+    url = llama.serve()
+
+    def shown() -> dict[tuple[str, str], float]:
+        families = text_string_to_metric_families(httpx.get(url + "/metrics").text)
+        return {
+            (sample.name, sample.labels.get("attempt", "")): sample.value
+            for family in families
+            for sample in family.samples
+            if sample.labels.get("model_name") == "tiny"
+        }
+
+    before = shown()
+    assert before["inlay:router_requests_waiting", ""] == 0
+    post(url, "/v1/completions", {"prompt": TEXT, "max_tokens": 3, "n": 2, "temperature": 1})
+    decisions = ("inlay:router_decisions_total", "first")
+    assert shown()[decisions] - before.get(decisions, 0) == 2

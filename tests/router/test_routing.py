@@ -120,6 +120,18 @@ async def test_a_prompt_goes_where_a_like_one_went_be_it_text_or_rows(fleet: Fle
     assert set(router.loads().values()) == {IDLE}
 
 
+async def test_decisions_and_the_blocks_that_were_found_are_counted(fleet: Fleet) -> None:
+    router = await fleet.router({}, {})
+    streams = [await send(router, work(str(number), rows(1, 304))) for number in range(3)]
+    streams.append(await send(router, work("else", text(2, 160))))
+    assert router.tally.decisions == {("m", False): 4}
+    # Blocks of 16: three times 19 of rows and one of text, and ten; all but the first prompt of rows were found.
+    assert router.tally.looked_up == {"m": 3 * 20 + 10}
+    assert router.tally.hits == {"m": 2 * 20}
+    for stream in streams:
+        stream.cancel()
+
+
 async def test_a_prefix_is_left_for_a_worker_with_less_to_do(fleet: Fleet) -> None:
     router = await fleet.router({}, {})
     streams = [await send(router, work(str(n), text(1, 320, n))) for n in range(6)]
@@ -186,6 +198,7 @@ async def test_works_wait_in_the_router_when_all_are_full_and_go_where_there_is_
     waiting = [asyncio.create_task(send(router, work(f"w{n}", priority=-n))) for n in range(3)]
     await asyncio.sleep(0)
     assert router.num_waiting == 3
+    assert router.waiting() == {"m": 3}
     fleet.engines[1].let_go()
     await finish(placed[1 if fleet.where()["1"] == 1 else 0])
     await fleet.until_seen(3)
@@ -199,6 +212,7 @@ async def test_works_wait_in_the_router_when_all_are_full_and_go_where_there_is_
     (await waiting[0]).cancel()
     assert set(router.loads().values()) == {IDLE}
     assert router.num_waiting == 0
+    assert router.waiting() == {}
 
 
 async def test_a_client_that_leaves_while_it_waits_takes_no_room(fleet: Fleet) -> None:

@@ -31,7 +31,7 @@ class Waiters:
     def __init__(self, **settings: float | int) -> None:
         self.places = Places()
         self.now = 0.0
-        self.room: WaitingRoom[str] = WaitingRoom(
+        self.room: WaitingRoom[str, str] = WaitingRoom(
             RouterSettings.model_validate(settings), self.places.undone.append, lambda: self.now
         )
 

@@ -29,6 +29,7 @@ from inlay.frontend.limits import EmbedsLimits
 from inlay.frontend.memory import Room, private
 from inlay.frontend.metrics import Metrics, RequestTimes
 from inlay.frontend.renderers import Renderers
+from inlay.frontend.router_metrics import RouterMetrics
 from inlay.frontend.settings import FrontendSettings
 from inlay.frontend.store_metrics import StoreMetrics
 from inlay.frontend.worker_metrics import WorkerMetrics
@@ -83,6 +84,7 @@ class Server:
         self.engines = EngineMetrics(router.ready)
         self.metrics.registry.register(self.engines)
         self.metrics.registry.register(WorkerMetrics(router.ready, router.missing))
+        self.metrics.registry.register(RouterMetrics(router))
         if self.store is not None:
             self.metrics.registry.register(StoreMetrics(self.store))
         self.results = ResultCache(settings.embedding_cache_bytes)

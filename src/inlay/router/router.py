@@ -2,13 +2,14 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from random import Random
 from typing import NamedTuple
 
 import msgspec
 
-from inlay.digest import Secret
+from inlay.digest import BLOCK_SIZE, Secret
 from inlay.errors import DeadlineExceededError, OverloadedError
 from inlay.protocol.embedding import EmbedWork, Vectors
 from inlay.protocol.routing import WorkerLoad, routing_chain
@@ -23,6 +24,7 @@ from inlay.router.model import ServedModel
 from inlay.router.pool import Pool
 from inlay.router.resume import ResumingStream, Sent
 from inlay.router.settings import RouterSettings
+from inlay.router.tally import Tally
 from inlay.router.waiting import WaitingRoom
 
 ASLEEP_RETRY_AFTER = 5.0
@@ -50,6 +52,9 @@ class Router:
         secret: of the namespace. Without it nothing is known of what is cached where.
         random: chooses among equals.
         clock: seconds that only grow.
+
+    Attributes:
+        tally: what it has decided.
     """
 
     def __init__(
@@ -66,8 +71,11 @@ class Router:
         self._clock = clock
         self._fleet = Fleet(plane, settings, random or Random(), clock)
         self._catalog = Catalog(self._fleet.workers, plane.missing)
-        self._waiting: WaitingRoom[list[_Placed]] = WaitingRoom(settings, _cancel, clock)
+        self._waiting: WaitingRoom[tuple[str, str | None], list[_Placed]] = WaitingRoom(
+            settings, _cancel, clock
+        )
         self._watching: asyncio.Task[None] | None = None
+        self.tally = Tally()
 
     async def start(self) -> None:
         """Listen to what workers and other frontends tell, where the plane carries it."""
@@ -82,6 +90,13 @@ class Router:
     def num_waiting(self) -> int:
         """Works that wait because all workers are full."""
         return self._waiting.num_works
+
+    def waiting(self) -> dict[str, int]:
+        """The same by the model that they were sent to."""
+        found: Counter[str] = Counter()
+        for (name, _), works in self._waiting.lines.items():
+            found[name] += works
+        return found
 
     def loads(self) -> dict[str, WorkerLoad]:
         """What all frontends, as far as is known here, have under way at each worker, by its id."""
@@ -164,7 +179,8 @@ class Router:
             RateLimitedError: too much of the client's waits.
             DeadlineExceededError: the works' time was over before there was room.
         """
-        pool = self._pool(name)
+        base = self._catalog.base(name)
+        pool = self._fleet.pool(base)
         first = works[0]
         self._check(name, pool, first.adapter)
         keys = await self._keys(pool, first)
@@ -174,7 +190,7 @@ class Router:
             self._check(name, pool, first.adapter)
             return self._place(pool, works, keys, session, self._clock() - came)
 
-        line = (name, first.adapter)
+        line = (base.name, first.adapter)
         placed = None if self._waiting.waits(line) else place()
         if placed is None:
             placed = await self._wait(line, place, works, client)
@@ -185,7 +201,7 @@ class Router:
 
     async def _wait(
         self,
-        line: Hashable,
+        line: tuple[str, str | None],
         place: Callable[[], list[_Placed] | None],
         works: Sequence[Work],
         client: Hashable,
@@ -313,7 +329,10 @@ class Router:
             except OverloadedError:
                 gone.add(member.id)
                 continue
+            model = member.card.name
+            self.tally.chose(model, len(placed), further=only is not None)
             if keys is not None:
+                self.tally.looked(model, len(keys), chosen.cached // BLOCK_SIZE)
                 self._fleet.sent(pool, member, keys)
             return placed
 

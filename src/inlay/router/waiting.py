@@ -12,6 +12,7 @@ from inlay.errors import InlayError, OverloadedError, RateLimitedError
 from inlay.fair_queue import FairQueue
 from inlay.router.settings import RouterSettings
 
+L = TypeVar("L", bound=Hashable)
 P = TypeVar("P")
 
 _REMEMBERED_SECONDS = 10.0
@@ -37,14 +38,14 @@ class _Rate:
         return self._value
 
 
-class _Ticket(Generic[P]):
+class _Ticket(Generic[L, P]):
     """Someone who waits."""
 
     __slots__ = ("client", "line", "num_works", "number", "place", "placed", "priority", "waits")
 
     def __init__(
         self,
-        line: Hashable,
+        line: L,
         number: int,
         place: Callable[[], P | None],
         *,
@@ -62,7 +63,7 @@ class _Ticket(Generic[P]):
         self.placed: asyncio.Future[P] = asyncio.get_running_loop().create_future()
 
 
-class WaitingRoom(Generic[P]):
+class WaitingRoom(Generic[L, P]):
     """Bounded lines of works, one for each kind of place they may have; whoever is placed gets a `P`.
 
     Args:
@@ -79,8 +80,9 @@ class WaitingRoom(Generic[P]):
     ) -> None:
         self._settings = settings
         self._undo = undo
-        self._lines: dict[Hashable, FairQueue[_Ticket[P]]] = {}
+        self._lines: dict[L, FairQueue[_Ticket[L, P]]] = {}
         self._works_of: Counter[Hashable] = Counter()
+        self._works_in: Counter[L] = Counter()
         self._ended = _Rate(clock)
         self._numbers = count()
 
@@ -89,13 +91,18 @@ class WaitingRoom(Generic[P]):
         """Works that wait."""
         return self._works_of.total()
 
-    def waits(self, line: Hashable) -> bool:
+    @property
+    def lines(self) -> dict[L, int]:
+        """Works that wait in each line where any do."""
+        return dict(self._works_in)
+
+    def waits(self, line: L) -> bool:
         """Whether anyone waits in a line."""
         return line in self._lines
 
     async def wait(
         self,
-        line: Hashable,
+        line: L,
         place: Callable[[], P | None],
         *,
         num_works: int,
@@ -122,6 +129,7 @@ class WaitingRoom(Generic[P]):
         )
         self._lines.setdefault(line, FairQueue()).push(ticket, client, priority)
         self._works_of[client] += num_works
+        self._works_in[line] += num_works
         timeout = self._settings.router_queue_timeout
         timer = (
             None
@@ -160,23 +168,26 @@ class WaitingRoom(Generic[P]):
         rate = self._ended.count()
         return min(_LONGEST_RETRY, max(1.0, math.ceil((self.num_works + 1) / rate))) if rate else 1.0
 
-    def _expire(self, ticket: _Ticket[P], timeout: float) -> None:
+    def _expire(self, ticket: _Ticket[L, P], timeout: float) -> None:
         if not ticket.placed.done():
             self._leave(ticket)
             ticket.placed.set_exception(
                 OverloadedError(f"all workers were full for {timeout:g} s", retry_after=self.retry_after())
             )
 
-    def _leave(self, ticket: _Ticket[P]) -> None:
+    def _leave(self, ticket: _Ticket[L, P]) -> None:
         if ticket.waits:
             queue = self._lines[ticket.line]
             queue.remove(ticket, ticket.client, ticket.priority)
             self._left(ticket, queue)
 
-    def _left(self, ticket: _Ticket[P], queue: FairQueue[_Ticket[P]]) -> None:
+    def _left(self, ticket: _Ticket[L, P], queue: FairQueue[_Ticket[L, P]]) -> None:
         ticket.waits = False
         if not queue:
             del self._lines[ticket.line]
+        self._works_in[ticket.line] -= ticket.num_works
+        if not self._works_in[ticket.line]:
+            del self._works_in[ticket.line]
         self._works_of[ticket.client] -= ticket.num_works
         if not self._works_of[ticket.client]:
             del self._works_of[ticket.client]
@@ -187,7 +198,7 @@ class WaitingRoom(Generic[P]):
 
     def call(self) -> None:
         """There may be room: place whoever's turn it is, for as long as there is."""
-        stuck: set[Hashable] = set()
+        stuck: set[L] = set()
         while True:
             heads = [(queue.first(), queue) for line, queue in self._lines.items() if line not in stuck]
             if not heads:

@@ -32,7 +32,7 @@ from inlay.plane.nats.member import Member
 
 T = TypeVar("T")
 
-WAIT_SECONDS = 10.0
+WAIT_SECONDS = 15.0
 """How long NATS may be away, or not keep anything, before whoever waits for it is told."""
 CHUNK_BYTES = 512 * 1024
 _SPARE_BYTES = 4096
