@@ -16,6 +16,7 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import uvloop
@@ -32,7 +33,7 @@ from inlay.router import Router
 from inlay.router.settings import RouterSettings
 
 WORKERS = 3
-HIDDEN, LAYERS = 512, 8
+HIDDEN, LAYERS, HEADS, KV_HEADS = 512, 8, 8, 4
 ROWS, QUESTION, OUTPUT = 768, 16, 8
 DOCUMENTS, ASKED = 12, 6
 AT_ONCE = 3
@@ -105,9 +106,9 @@ async def measure(server: NatsServer, rounds: int) -> None:
             found[policy].append((hits, statistics.mean(seconds)))
     await plane.close()
     for policy, runs in found.items():
-        hits, means = zip(*runs, strict=True)
+        parts, means = [part for part, _ in runs], [mean for _, mean in runs]
         print(
-            f"{policy:12} hits {statistics.mean(hits):.1%} ({min(hits):.1%}-{max(hits):.1%}), "
+            f"{policy:12} hits {statistics.mean(parts):.1%} ({min(parts):.1%}-{max(parts):.1%}), "
             f"mean time to first token {statistics.mean(means) * 1e3:.0f} ms ({min(means) * 1e3:.0f}-{max(means) * 1e3:.0f})"
         )
     ratios = [slow[1] / fast[1] for slow, fast in zip(found["round-robin"], found["kv"], strict=True)]
@@ -121,12 +122,19 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": HIDDEN // 8}
-        shape = {"hidden_size": HIDDEN, "intermediate_size": 3 * HIDDEN, "num_hidden_layers": LAYERS}
-        model = make("llama", directory / "model", max_position_embeddings=2048, **shape, **heads)
+        shape: dict[str, Any] = {
+            "hidden_size": HIDDEN,
+            "intermediate_size": 3 * HIDDEN,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": HEADS,
+            "num_key_value_heads": KV_HEADS,
+            "head_dim": HIDDEN // HEADS,
+            "max_position_embeddings": 2048,
+        }
+        model = make("llama", directory / "model", **shape)
         server = stack.enter_context(NatsServer(directory))
         # Keys and values of a position: half of all documents fit into one worker.
-        position = 2 * LAYERS * heads["num_key_value_heads"] * heads["head_dim"] * 4
+        position = 2 * LAYERS * KV_HEADS * (HIDDEN // HEADS) * 4
         room = position * (ROWS + 2 * QUESTION + OUTPUT) * (DOCUMENTS // 2 + AT_ONCE)
         words = (
             "--dtype",
