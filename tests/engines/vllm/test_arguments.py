@@ -1,12 +1,16 @@
 """What of inlay's settings reaches vLLM, and how the words after -- do."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from inlay import engine as engines
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError
+from tests.engines.vllm.serving import FLAGS, SECRET
+from tests.models import make
 
 
 def arguments(directory: Path, *words: str, **settings: Any) -> Any:
@@ -48,6 +52,50 @@ def test_words_after_the_dashes_reach_vllm_untouched(directory: Path) -> None:
     found = arguments(directory, "--seed", "5", "--scheduling-policy=priority", "--kv-events-config", "{}")
     assert (found.seed, found.scheduling_policy) == (5, "priority")
     assert found.kv_events_config is not None
+
+
+def test_only_ranks_of_experts_know_of_one_another(directory: Path, tmp_path: Path) -> None:
+    ranks = {"data_parallel_size": 2, "data_parallel_rank": 1}
+    dense = arguments(directory, **ranks)
+    assert (dense.data_parallel_size, dense.data_parallel_rank) == (1, None)
+    assert dense.create_engine_config().parallel_config.data_parallel_size == 1
+    words = ("--data-parallel-address", "10.0.0.1", "--enable-expert-parallel")
+    sparse = arguments(make("qwen2_moe", tmp_path / "sparse"), *words, **ranks)
+    assert (sparse.data_parallel_size, sparse.data_parallel_rank) == (2, 1)
+    config = sparse.create_engine_config().parallel_config
+    assert (config.data_parallel_external_lb, config.data_parallel_index) == (True, 1)
+    assert (config.data_parallel_master_ip, config.enable_expert_parallel) == ("10.0.0.1", True)
+
+
+def test_each_rank_of_a_dense_model_publishes_at_ports_of_its_own(directory: Path) -> None:
+    from inlay.engine.vllm.cache_events import CacheEvents
+
+    given = {"enable_kv_cache_events": True, "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:6557"}
+    config = arguments(directory, kv_events_config=json.dumps(given)).create_engine_config()
+    CacheEvents(SECRET).turn_on(config, rank=2)
+    found = config.kv_events_config
+    assert (found.endpoint, found.replay_endpoint) == ("tcp://*:5559", "tcp://*:6559")
+
+
+def test_events_are_turned_on_where_prefixes_are_cached_and_left_where_they_are_not(directory: Path) -> None:
+    from inlay.engine.vllm.cache_events import CacheEvents
+
+    off = {"enable_kv_cache_events": False}
+    for more in ({}, {"kv_events_config": json.dumps(off)}):
+        config = arguments(directory, **more).create_engine_config()
+        CacheEvents(SECRET).turn_on(config)
+        assert config.kv_events_config.enable_kv_cache_events
+        assert config.kv_events_config.endpoint.startswith("ipc://")
+    config = arguments(directory, enable_prefix_caching=False).create_engine_config()
+    CacheEvents(SECRET).turn_on(config)
+    assert config.kv_events_config is None
+
+
+async def test_sleep_is_refused_at_the_start_where_the_platform_has_none(directory: Path) -> None:
+    engine = engines.create(EngineSettings(model=str(directory), enable_sleep_mode=True, **FLAGS), SECRET)
+    with pytest.raises(InvalidRequestError, match=r"vLLM refuses the model or its settings: .*[Ss]leep"):
+        await engine.start()
+    await engine.close()
 
 
 @pytest.mark.parametrize(

@@ -44,11 +44,12 @@ def path() -> Path:
     return model("qwen3")
 
 
-def serve(path: Path, *rest: object, **more: Any) -> Any:
+def serve(path: Path, *rest: object, admin_key: str = "", **more: Any) -> Any:
     words = [path, *WORDS]
     # `serving` puts the port last, and the words after -- have to stand behind it.
     environment = {
         "HF_HUB_OFFLINE": "1",
+        **({"INLAY_ADMIN_API_KEY": admin_key} if admin_key else {}),
         "INLAY_ENGINE_ARGUMENTS": " ".join(map(str, ("--enforce-eager", *rest))),
     }
     return serving(*words, environment=environment, within=START_SECONDS, **more)
