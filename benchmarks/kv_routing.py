@@ -135,17 +135,10 @@ def main() -> None:
         server = stack.enter_context(NatsServer(directory))
         # Keys and values of a position: half of all documents fit into one worker.
         position = 2 * LAYERS * KV_HEADS * (HIDDEN // HEADS) * 4
-        room = position * (ROWS + 2 * QUESTION + OUTPUT) * (DOCUMENTS // 2 + AT_ONCE)
-        words = (
-            "--dtype",
-            "float32",
-            "--num-threads",
-            1,
-            "--served-model-name",
-            "m",
-            "--kv-cache-memory-bytes",
-            room,
-        )
+        longest = ROWS + 2 * QUESTION + OUTPUT
+        room = position * longest * (DOCUMENTS // 2 + AT_ONCE)
+        words: tuple[object, ...] = ("--dtype", "float32", "--num-threads", 1, "--served-model-name", "m")
+        words += ("--kv-cache-memory-bytes", room, "--max-model-len", longest)
         parts = [
             Part("worker", model, "--nats", server.url, *words, until=" serves ") for _ in range(WORKERS)
         ]
