@@ -133,6 +133,7 @@ async def test_while_nats_is_away_all_wait_and_then_say_so(
     async with AsyncExitStack() as stack:
         stack.callback(server.kill)
         one = await Joined(server, stack).prompts()
+        monkeypatch.setattr(prompts_module, "WAIT_SECONDS", 60.0)
         assert await one.swap("a.b", b"kept", 0)
         await one.write("content", io.BytesIO(b"content"))
         server.kill()
