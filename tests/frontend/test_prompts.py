@@ -13,7 +13,7 @@ from torch import Tensor
 from inlay.digest import Secret, row_digests
 from inlay.errors import InvalidRequestError
 from inlay.frontend import embeds as embeds_module
-from inlay.frontend.prompts import truncated
+from inlay.frontend.prompts import cut_off, kept_positions, truncated
 from inlay.plane.local.arena import Arena
 from inlay.prompt import Buffer, Prompt, Rows, Segment, Tokens
 from inlay.protocol.openai.generation import GenerationRequest
@@ -57,7 +57,7 @@ def test_what_is_kept_is_one_end_and_no_atomic_segment_is_split(
     whole = positions(prompt)
     most = LIMIT - 3 if keep < 0 else keep
     try:
-        kept = positions(truncated(prompt, request, LIMIT, 3))
+        kept = positions(truncated(prompt, kept_positions(request, LIMIT, 3), cut_off(request)))
     except InvalidRequestError:
         kept = []
     assert kept == (whole[: len(kept)] if side == "right" else whole[len(whole) - len(kept) :])
@@ -72,11 +72,11 @@ def test_what_is_kept_is_one_end_and_no_atomic_segment_is_split(
 
 
 def test_an_output_of_unknown_length_is_left_room_for_one_token() -> None:
-    prompt = Prompt.of(Tokens(range(99)))
     request = GenerationRequest(truncate_prompt_tokens=-1)
-    assert truncated(prompt, request, LIMIT, None) == Prompt.of(Tokens(range(99 - LIMIT + 1, 99)))
-    assert truncated(prompt, request, LIMIT, 0) == Prompt.of(Tokens(range(99 - LIMIT, 99)))
-    assert truncated(prompt, request, LIMIT, LIMIT + 5) == Prompt.of(Tokens([98]))
+    assert kept_positions(request, LIMIT, None) == LIMIT - 1
+    assert kept_positions(request, LIMIT, 0) == LIMIT
+    assert kept_positions(request, LIMIT, LIMIT + 5) == 1
+    assert truncated(Prompt.of(Tokens(range(99))), 1, "left") == Prompt.of(Tokens([98]))
 
 
 BODY: dict[str, Any] = {
@@ -105,6 +105,34 @@ def test_a_truncated_prompt_answers_as_what_is_left_of_it(url: str, llama: Fleet
             assert response.json()["usage"]["prompt_tokens"] == 4
     long = post(url, "/v1/completions", {**BODY, "prompt": [5] * 600, "truncate_prompt_tokens": -1})
     assert long.json()["usage"]["prompt_tokens"] == 512 - 5
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_text_far_beyond_the_context_is_cut_to_its_end(url: str, llama: Fleet, side: str) -> None:
+    long = f"{TEXT} " * 20_000
+    short = long[-9_000:] if side == "left" else long[:9_000]
+    fields = {"truncate_prompt_tokens": 50, "truncation_side": side}
+    answers = []
+    for text in (long, short):
+        data = saved(embeds_of(llama))
+        # A chat's template says something at both ends.
+        around = {"type": "prompt_embeds", "data": data}
+        content = [around, {"type": "text", "text": text}, around]
+        parts = [
+            {"type": "text", "text": text},
+            {"type": "prompt_embeds", "data": data},
+            {"type": "text", "text": text},
+        ]
+        chat = {**BODY, **fields, "messages": [{"role": "user", "content": content}]}
+        found = [
+            *ids_of(post(url, "/v1/completions", {**BODY, **fields, "prompt": text})),
+            *ids_of(post(url, "/v1/completions", {**BODY, **fields, "prompt": parts})),
+            *ids_of(post(url, "/v1/chat/completions", chat)),
+        ]
+        answers.append(found)
+    assert answers[0] == answers[1]
+    refused = post(url, "/v1/completions", {**BODY, "prompt": long})
+    assert "maximum context length" in error(refused)["message"]
 
 
 def mixed(llama: Fleet) -> list[list[dict[str, Any]]]:

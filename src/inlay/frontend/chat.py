@@ -15,7 +15,7 @@ from inlay.frontend.incoming import Incoming, read_request
 from inlay.frontend.intake import size_of
 from inlay.frontend.messages import check_depth, with_rows
 from inlay.frontend.prompt_logprobs import with_prompt_logprobs
-from inlay.frontend.prompts import truncated
+from inlay.frontend.prompts import cut_off, kept_positions, truncated
 from inlay.frontend.reading import Forms, check_tool_use, read_as
 from inlay.frontend.references import embeddings_of
 from inlay.frontend.respond import generation_of, respond
@@ -105,12 +105,14 @@ async def ask(
     forms = Forms.of(server.settings, renderer)
     check_tool_use(server.settings, card, forms, use)
     embeddings = await embeddings_of(call, incoming, sources, card)
-    prompt, size = await server.prepare(incoming.size, _prompt, request, messages, embeddings, renderer, kept)
-    del embeddings, messages
     max_tokens = (
         request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     )
-    prompt = truncated(prompt, request, model.max_len, max_tokens)
+    keep = kept_positions(request, model.max_len, max_tokens)
+    prompt, size = await server.prepare(
+        incoming.size, _prompt, request, messages, embeddings, renderer, kept, keep
+    )
+    del embeddings, messages
     call.intake.prepared([prompt], size)
     sampling = sampling_of(
         request,
@@ -142,8 +144,9 @@ def _prompt(
     embeddings: Embeddings,
     renderer: Renderer,
     kept: msgspec.Struct,
+    keep: int | None,
 ) -> tuple[Prompt, int]:
-    """The prompt of a chat, and the bytes of `kept`."""
+    """The prompt of a chat, cut to `keep` positions unless that is None, and the bytes of `kept`."""
     messages, rows = read_messages(embeddings.one)
     continues = bool(request.continue_final_message)
     prompt = renderer.chat(
@@ -155,13 +158,15 @@ def _prompt(
         else request.add_generation_prompt,
         continue_final_message=continues,
         template_kwargs=request.chat_template_kwargs or {},
+        keep=keep,
+        side=cut_off(request),
     )
     if not len(prompt):
         raise InvalidRequestError(
             "messages: the chat template writes nothing for them; a prompt must have at least one position",
             param="messages",
         )
-    return prompt, size_of(kept, "messages")
+    return truncated(prompt, keep, cut_off(request)), size_of(kept, "messages")
 
 
 def _check_chat(request: ChatRequest, max_choices: int) -> None:

@@ -13,7 +13,7 @@ from inlay.frontend.generation import Generation, Pieces
 from inlay.frontend.incoming import read_request
 from inlay.frontend.intake import size_of
 from inlay.frontend.prompt_logprobs import check_has_ids, with_prompt_logprobs
-from inlay.frontend.prompts import PromptReader, truncated
+from inlay.frontend.prompts import PromptReader, kept_positions
 from inlay.frontend.references import embeddings_of
 from inlay.frontend.respond import generation_of, respond
 from inlay.frontend.sampling import check_request, sampling_of
@@ -42,14 +42,14 @@ async def completions(call: Call) -> None:
     check_request(request)
     model = server.model(request.model)
     card = model.card
+    keep = kept_positions(request, model.max_len, request.max_tokens)
     renderer = await server.renderers.of(card)
     embeddings = await embeddings_of(call, incoming, in_completion(request), card)
     prompts, size = await server.prepare(
         incoming.size,
         _prompts,
-        PromptReader(request, card, renderer, embeddings),
+        PromptReader(request, card, renderer, embeddings, keep=keep),
         request,
-        model.max_len,
         server.settings.max_choices,
     )
     del incoming, embeddings
@@ -64,9 +64,7 @@ async def completions(call: Call) -> None:
     await respond(call, request, model, generation, shape)
 
 
-def _prompts(
-    reader: PromptReader, request: CompletionRequest, limit: int, most: int
-) -> tuple[list[Prompt], int]:
+def _prompts(reader: PromptReader, request: CompletionRequest, most: int) -> tuple[list[Prompt], int]:
     """The prompts of a request, and the bytes of what else it says."""
     prompts = reader.prompts(most=most)
     asked = len(prompts) * request.candidates
@@ -77,8 +75,7 @@ def _prompts(
         )
     if not all(map(len, prompts)):
         raise InvalidRequestError("prompt must have at least one position", param="prompt")
-    kept = [truncated(prompt, request, limit, request.max_tokens) for prompt in prompts]
-    return kept, size_of(request, "prompt", "prompt_embeds")
+    return prompts, size_of(request, "prompt", "prompt_embeds")
 
 
 def _sampling(request: CompletionRequest, model: ServedModel, prompts: list[Prompt]) -> Sampling:

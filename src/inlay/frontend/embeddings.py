@@ -12,7 +12,7 @@ from inlay.errors import InvalidRequestError
 from inlay.frontend.embeds import Embeddings
 from inlay.frontend.incoming import read_request
 from inlay.frontend.inputs import Cut, Inputs, Prompts, Texts
-from inlay.frontend.prompts import truncated
+from inlay.frontend.prompts import kept_positions, truncated
 from inlay.frontend.references import embeddings_of
 from inlay.frontend.sampling import check_ids
 from inlay.frontend.server import JSON, Call
@@ -125,13 +125,7 @@ async def embeddings(call: Call) -> None:
 
 def cut_of(request: TextsRequest, limit: int) -> Cut:
     """How a request wants its inputs to fit. Raises `InvalidRequestError` for more than the model takes."""
-    keep = request.truncate_prompt_tokens
-    if keep is not None and (keep < -1 or keep == 0 or keep > limit):
-        raise InvalidRequestError(
-            f"truncate_prompt_tokens must be -1 or from 1 to {limit}, got {keep}",
-            param="truncate_prompt_tokens",
-        )
-    return Cut(limit, limit if keep == -1 else keep, request.truncation_side or "right")
+    return Cut(limit, kept_positions(request, limit, 0), request.truncation_side or "right")
 
 
 def _inputs(
@@ -158,7 +152,7 @@ def _inputs(
             for source in in_prompt_embeds(request.prompt_embeds)
             for rows in embeddings.prompts(source)
         ]
-        return _prompts(found, cut, request, "prompt_embeds")
+        return _prompts(found, cut, "prompt_embeds")
     if given is None or given in ("", []):
         raise InvalidRequestError("input must be given and must not be empty", param="input")
     check_count(
@@ -185,7 +179,7 @@ def _inputs(
         if not each:
             raise InvalidRequestError(f"{where} is empty", param=where)
         check_ids(each, model.card.vocab_size, where)
-    return _prompts([Prompt.of(Tokens(each)) for each in ids], cut, request, "input")
+    return _prompts([Prompt.of(Tokens(each)) for each in ids], cut, "input")
 
 
 def _id_lists(given: "Sequence[int | list[int]]", *, whole: bool) -> list[list[int]]:
@@ -200,10 +194,9 @@ def _id_lists(given: "Sequence[int | list[int]]", *, whole: bool) -> list[list[i
     return lists or [flat]
 
 
-def _prompts(prompts: list[Prompt], cut: Cut, request: TextsRequest, param: str) -> Prompts:
+def _prompts(prompts: list[Prompt], cut: Cut, param: str) -> Prompts:
     if cut.keep is not None:
-        request.truncation_side = cut.side
-        prompts = [truncated(prompt, request, cut.limit, 0) for prompt in prompts]
+        prompts = [truncated(prompt, cut.keep, cut.side) for prompt in prompts]
     for index, prompt in enumerate(prompts):
         cut.check(len(prompt), f"{param}[{index}]")
         if not len(prompt):

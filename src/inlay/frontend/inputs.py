@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from inlay.errors import ContextLengthError, InvalidRequestError
 from inlay.prompt import Prompt, Tokens
-from inlay.render import Renderer
+from inlay.render import Renderer, Side
 
 CHUNK_INPUTS = 64
 CHUNK_POSITIONS = 16 * 1024
@@ -64,7 +64,7 @@ class Cut:
 
     limit: int
     keep: int | None = None
-    side: Literal["left", "right"] = "right"
+    side: Side = "right"
 
     def check(self, length: int, param: str) -> None:
         """Raise `ContextLengthError` for an input that is too long."""

@@ -11,23 +11,32 @@ from inlay.protocol.openai.completions import CompletionRequest, PromptPart, Tex
 from inlay.protocol.openai.embeddings import TextsRequest
 from inlay.protocol.openai.generation import GenerationRequest
 from inlay.protocol.work import ModelCard
-from inlay.render import Renderer
+from inlay.render import Renderer, Side
 
 
 class PromptReader:
     """Makes prompts for one model. CPU work, safe to call from any thread."""
 
     def __init__(
-        self, request: CompletionRequest, card: ModelCard, renderer: Renderer, embeddings: Embeddings
+        self,
+        request: CompletionRequest,
+        card: ModelCard,
+        renderer: Renderer,
+        embeddings: Embeddings,
+        *,
+        keep: int | None,
     ) -> None:
+        """For `request`, which keeps `keep` positions of each prompt, or all where it is None."""
         self._request = request
+        self._keep = keep
+        self._side = cut_off(request)
         self._card = card
         self._renderer = renderer
         self._embeddings = embeddings
         self._special = request.add_special_tokens is not False
 
     def prompts(self, *, most: int) -> list[Prompt]:
-        """Every prompt of the request, in order.
+        """Every prompt of the request, in order, cut to what it keeps.
 
         Raises:
             InvalidRequestError: none, more than `most`, or one that is not a prompt for this model.
@@ -39,7 +48,7 @@ class PromptReader:
             _check_count(len(sources), most)
             found = []
             for source in sources:
-                found += [Prompt.of(rows) for rows in self._embeddings.prompts(source)]
+                found += [self._kept(Prompt.of(rows)) for rows in self._embeddings.prompts(source)]
             _check_count(len(found), most)
             return found
         prompt = request.prompt
@@ -78,58 +87,92 @@ class PromptReader:
         if not items:
             raise InvalidRequestError(f"{param} is empty", param=param)
         if ids:
-            return Prompt.of(self._ids(ids, param))
+            return self._kept(Prompt.of(self._ids(ids, param)))
+        room = self._keep
         segments: list[Segment] = []
-        for index, part in enumerate(parts):
-            segments += self._part(part, index, f"{param}[{index}]")
-        return Prompt.of(*segments)
+        # From the end that is kept, so that texts beyond what is kept are not tokenized.
+        order = range(len(parts)) if self._side == "right" else reversed(range(len(parts)))
+        for index in order:
+            segment = self._part(parts[index], index, f"{param}[{index}]", room)
+            segments.append(segment)
+            room = None if room is None else max(0, room - len(segment))
+        return self._kept(Prompt.of(*(segments if self._side == "right" else reversed(segments))))
 
-    def _part(self, part: PromptPart, index: int, param: str) -> list[Segment]:
+    def _part(self, part: PromptPart, index: int, param: str, room: int | None) -> Segment:
         if isinstance(part, TextPart):
             # Only the beginning of a prompt is where a tokenizer's own first token belongs.
-            special = self._special and index == 0
-            return [Tokens(self._renderer.encode(part.text, add_special_tokens=special))]
+            return self._tokens(part.text, self._special and index == 0, room)
         if isinstance(part, TokenIdsPart):
-            return [self._ids(part.token_ids, f"{param}.token_ids")]
-        return [self._embeddings.one(part_source(part, param))]
+            return self._ids(part.token_ids, f"{param}.token_ids")
+        return self._embeddings.one(part_source(part, param))
 
     def _text(self, text: str) -> Prompt:
-        return Prompt.of(Tokens(self._renderer.encode(text, add_special_tokens=self._special)))
+        return self._kept(Prompt.of(self._tokens(text, self._special, self._keep)))
+
+    def _tokens(self, text: str, special: bool, room: int | None) -> Tokens:
+        return Tokens(
+            ()
+            if room == 0
+            else self._renderer.encode(text, add_special_tokens=special, keep=room, side=self._side)
+        )
+
+    def _kept(self, prompt: Prompt) -> Prompt:
+        return truncated(prompt, self._keep, self._side)
 
     def _ids(self, ids: list[int], param: str) -> Tokens:
         check_ids(ids, self._card.vocab_size, param)
         return Tokens(ids)
 
 
-def truncated(
-    prompt: Prompt, request: GenerationRequest | TextsRequest, limit: int, max_tokens: int | None
-) -> Prompt:
-    """What `request` keeps of a prompt, which shares its memory. Atomic segments are kept whole or not at all.
+def kept_positions(
+    request: GenerationRequest | TextsRequest, limit: int, max_tokens: int | None
+) -> int | None:
+    """How many positions of each prompt `request` keeps at most, or None for all.
 
     Args:
-        prompt: whole.
-        request: says how much is kept, and which side.
+        request: says how many.
         limit: positions the model takes.
         max_tokens: of the output, for which room is left when as much as fits is kept; None asks for one at least.
 
     Raises:
-        InvalidRequestError: more than the model takes is to be kept, or nothing is left.
+        InvalidRequestError: more than the model takes is to be kept, or nothing.
     """
     keep = request.truncate_prompt_tokens
     if keep is None:
-        return prompt
-    if keep == 0 or keep > limit:
+        return None
+    if keep < -1 or keep == 0 or keep > limit:
         raise InvalidRequestError(
             f"truncate_prompt_tokens must be -1 or from 1 to {limit}, got {keep}",
             param="truncate_prompt_tokens",
         )
     if keep < 0:
-        keep = max(1, limit - (1 if max_tokens is None else max_tokens))
+        return max(1, limit - (1 if max_tokens is None else max_tokens))
+    return keep
+
+
+def cut_off(request: GenerationRequest) -> Side:
+    """Which side of a prompt `request` cuts off."""
+    return request.truncation_side or "left"
+
+
+def truncated(prompt: Prompt, keep: int | None, side: Side) -> Prompt:
+    """What is kept of a prompt, which shares its memory. Atomic segments are kept whole or not at all.
+
+    Args:
+        prompt: whole, or as much of it.
+        keep: positions at most, or None for all.
+        side: which is cut off.
+
+    Raises:
+        InvalidRequestError: nothing is left.
+    """
+    if keep is None:
+        return prompt
     length = len(prompt)
     if length <= keep:
         return prompt
     bounds = prompt.atomic_bounds()
-    if request.truncation_side == "right":
+    if side == "right":
         kept = prompt.slice(0, split_point(bounds, keep))
     else:
         start = length - keep

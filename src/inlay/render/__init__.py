@@ -1,6 +1,7 @@
 """Text, chats and ids: what stands between what clients write and the positions models read. No torch."""
 
 from inlay.render.detokenizer import Detokenizer
+from inlay.render.ends import Side
 from inlay.render.output import (
     PLAIN,
     Begins,
@@ -28,6 +29,7 @@ __all__ = [
     "ReasoningDelta",
     "ReasoningIds",
     "Renderer",
+    "Side",
     "StopStrings",
     "ToolCallDelta",
 ]

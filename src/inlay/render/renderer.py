@@ -3,9 +3,10 @@
 import secrets
 import threading
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
@@ -13,6 +14,7 @@ from inlay.errors import ContextLengthError, InvalidRequestError
 from inlay.prompt import Prompt, Rows, Segment, Tokens
 from inlay.render.conversation import Marks, template_messages
 from inlay.render.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
+from inlay.render.ends import Side, end_of
 from inlay.render.template import ChatTemplates
 from inlay.render.texts import Pair, TextEncoder
 from inlay.render.tokenizer import load_tokenizer
@@ -81,17 +83,29 @@ class Renderer:
         """One more than the largest id with a token; the model's embedding table may have more rows."""
         return self._vocabulary.size
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+    def encode(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        keep: int | None = None,
+        side: Side = "left",
+    ) -> tuple[int, ...]:
         """The ids of a text; special tokens written in it become their ids.
 
         Args:
             text: any.
             add_special_tokens: with those the tokenizer puts around a text, such as a beginning-of-text token.
+            keep: ids that are of interest, or None for all. Of a long text only the end that has them is tokenized: more of
+                them may come back, and, as `end_of` says, of some texts fewer.
+            side: the side of the text that is not of interest.
 
         Raises:
-            InvalidRequestError: the text holds unpaired surrogates.
-            ContextLengthError: it is certain to take more than `max_positions`.
+            InvalidRequestError: the text holds unpaired surrogates, where it was tokenized.
+            ContextLengthError: it is certain to take more than `max_positions`, and all of it was asked for.
         """
+        if keep is not None:
+            return self._text_encoder().end(text, add_special_tokens=add_special_tokens, keep=keep, side=side)
         self._check_length(text)
         return _encode(self._tokenizer, text, add_special_tokens=add_special_tokens)
 
@@ -101,7 +115,7 @@ class Renderer:
         *,
         add_special_tokens: bool = True,
         keep: int | None = None,
-        side: Literal["left", "right"] = "right",
+        side: Side = "right",
     ) -> list[tuple[int, ...]]:
         """The ids of each of many texts; arguments and errors as `TextEncoder.encode`, and `ContextLengthError` as `encode`."""
         if keep is None:
@@ -125,6 +139,8 @@ class Renderer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
+        keep: int | None = None,
+        side: Side = "left",
     ) -> Prompt:
         """The prompt of a chat. Nothing a message says is ever taken for embeddings; text next to them is split only there.
 
@@ -135,11 +151,13 @@ class Renderer:
             add_generation_prompt: end where the assistant's answer begins.
             continue_final_message: end where the last message's content ends.
             template_kwargs: further variables for the template.
+            keep: positions that are of interest, or None for all; as for `encode`.
+            side: the side of the prompt that is not.
 
         Raises:
             InvalidRequestError: the messages are malformed, the model has no template, or the template refuses the
                 messages, fails on them, or leaves out embeddings.
-            ContextLengthError: its text is certain to take more than `max_positions`.
+            ContextLengthError: its text is certain to take more than `max_positions`, and all of it was asked for.
         """
         if continue_final_message and add_generation_prompt:
             raise InvalidRequestError(
@@ -174,9 +192,10 @@ class Renderer:
         if continue_final_message:
             text = marks.cut(text)
         if not rows:
-            return Prompt.of(Tokens(self.encode(text, add_special_tokens=False)))
-        self._check_length(text)
-        return self._rows_tokenizer().prompt(text, marks, rows)
+            return Prompt.of(Tokens(self.encode(text, add_special_tokens=False, keep=keep, side=side)))
+        if keep is None:
+            self._check_length(text)
+        return self._rows_tokenizer().prompt(text, marks, rows, keep=keep, side=side)
 
     def template_variables(self, *, tools: bool) -> frozenset[str]:
         """The variables that the chat template for requests with or without tools reads.
@@ -271,12 +290,18 @@ class _RowsTokenizer:
         self._tokenizer.add_special_tokens([AddedToken(self._text, normalized=False, special=True)])
         self._id = self._tokenizer.token_to_id(self._text)
 
-    def prompt(self, text: str, marks: Marks, rows: Sequence[Rows]) -> Prompt:
-        """The prompt of a rendered text, with `rows` in the places of their marks."""
-        ids = _encode(self._tokenizer, marks.replace(text, self._text), add_special_tokens=False)
+    def prompt(
+        self, text: str, marks: Marks, rows: Sequence[Rows], *, keep: int | None, side: Side
+    ) -> Prompt:
+        """The prompt of a rendered text, with `rows` in the places of their marks; of its one end, `keep` positions or more."""
+        whole = marks.replace(text, self._text)
+        encode = partial(_encode, self._tokenizer, add_special_tokens=False)
+        # A mark counts as one position, so that there are never too few.
+        ids = encode(whole) if keep is None else end_of(encode, whole, keep, side).ids
+        count = ids.count(self._id)
         segments: list[Segment] = []
         start = 0
-        for part in rows:
+        for part in rows[:count] if side == "right" else rows[len(rows) - count :]:
             place = ids.index(self._id, start)
             segments += [Tokens(ids[start:place]), part]
             start = place + 1

@@ -1,17 +1,15 @@
 """Texts and pairs of texts to ids for models that embed or score them: many at a time, cut where they are too long."""
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
 from inlay.errors import InvalidRequestError
+from inlay.render.ends import Side, end_of, first_size, part_of
 
 _CHARACTERS = 32
-"""Characters per kept token of which a text is cut before it is tokenized; what is cut off takes time and memory for nothing."""
-
-_MARGIN = 32
-"""Tokens from a cut on which it has no influence."""
+"""Characters per kept token of which a text of a pair is cut before it is tokenized; what is cut off takes time and memory for nothing."""
 
 _PROBE = "a"
 
@@ -41,7 +39,7 @@ class TextEncoder:
         *,
         add_special_tokens: bool = True,
         keep: int | None = None,
-        side: Literal["left", "right"] = "right",
+        side: Side = "right",
     ) -> list[tuple[int, ...]]:
         """The ids of each text.
 
@@ -64,15 +62,25 @@ class TextEncoder:
             found.append((*before, *kept, *after)[:keep])
         return found
 
-    def _cut(self, texts: Sequence[str], room: int, side: Literal["left", "right"]) -> list[list[int]]:
-        """The ids of each text without special tokens, `room` of them at least, on the side that is kept, where there are as many."""
-        short = [_end(text, room, side) for text in texts]
-        found = self._ids(short, add_special_tokens=False)
-        for index, (text, part) in enumerate(zip(texts, short, strict=True)):
-            # Near where a text was cut its tokens may differ from those it has whole.
-            if part is not text and len(found[index]) < room + _MARGIN:
-                found[index] = self._ids([text], add_special_tokens=False)[0]
-        return found
+    def end(self, text: str, *, add_special_tokens: bool, keep: int, side: Side) -> tuple[int, ...]:
+        """One end of a text's ids, the special tokens there included: `keep` of them at least, or all; as `end_of` has them."""
+        found = end_of(self._bare, text, keep, side)
+        before, after = (self._before, self._after) if add_special_tokens else ([], [])
+        if found.whole:
+            return (*before, *found.ids, *after)
+        return (*before, *found.ids) if side == "right" else (*found.ids, *after)
+
+    def _cut(self, texts: Sequence[str], room: int, side: Side) -> list[Sequence[int]]:
+        """The ids of each text without special tokens, of one end of it where it is long: those that `end_of` finds."""
+        size = first_size(room)
+        # Short texts, which most are, together.
+        short = iter(self._ids([text for text in texts if len(text) <= size], add_special_tokens=False))
+        return [
+            next(short) if len(text) <= size else end_of(self._bare, text, room, side).ids for text in texts
+        ]
+
+    def _bare(self, text: str) -> list[int]:
+        return self._ids([text], add_special_tokens=False)[0]
 
     def pairs(self, pairs: Sequence[tuple[str, str]], *, keep: int | None = None) -> list[Pair]:
         """The ids of each pair of texts, with the special tokens around and between them.
@@ -85,7 +93,9 @@ class TextEncoder:
             InvalidRequestError: a text holds unpaired surrogates.
         """
         short = [
-            pair if keep is None else (_end(pair[0], keep, "right"), _end(pair[1], keep, "right"))
+            pair
+            if keep is None
+            else (part_of(pair[0], _enough(keep), "right"), part_of(pair[1], _enough(keep), "right"))
             for pair in pairs
         ]
         try:
@@ -104,7 +114,7 @@ class TextEncoder:
         # A tokenizer's own way to truncate is a setting of the whole tokenizer, which other threads use.
         room = max(0, keep - self._tokenizer.num_special_tokens_to_add(True))
         one, two = (
-            self._tokenizer.encode(_end(text, room, "right"), add_special_tokens=False)
+            self._tokenizer.encode(part_of(text, _enough(room), "right"), add_special_tokens=False)
             for text in (first, second)
         )
         first_length, second_length = _shared(len(one.ids), len(two.ids), room)
@@ -121,12 +131,9 @@ class TextEncoder:
         return [encoding.ids for encoding in encodings]
 
 
-def _end(text: str, room: int, side: Literal["left", "right"]) -> str:
-    """What of `text` certainly holds the `room` ids that are kept, unless its tokens are very long."""
-    most = _CHARACTERS * (room + _MARGIN)
-    if len(text) <= most:
-        return text
-    return text[:most] if side == "right" else text[-most:]
+def _enough(room: int) -> int:
+    """Characters that certainly hold the `room` ids that are kept, unless tokens are very long."""
+    return _CHARACTERS * (room + 32)
 
 
 def _shared(one: int, two: int, room: int) -> tuple[int, int]:
