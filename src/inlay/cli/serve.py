@@ -15,6 +15,7 @@ import inlay
 from inlay.cli.console import Console
 from inlay.cli.engine_words import with_words
 from inlay.cli.loop import run_until_told
+from inlay.cli.model_directory import check_model
 from inlay.cli.settings import ServeSettings
 from inlay.cli.signals import on_signals
 from inlay.digest import Secret
@@ -31,8 +32,6 @@ from inlay.protocol.embedding import EmbeddingCard
 from inlay.protocol.work import ModelCard, Task
 from inlay.router import Router
 from inlay.telemetry import Tracing, configure
-from inlay.tensors.hub import local_directory
-from inlay.tensors.table import config_of
 from inlay.worker import Supervisor, Tied, starting
 from inlay.worker.adapter_orders import check_adapters
 
@@ -195,11 +194,6 @@ def _check(engine: EngineSettings, frontend: FrontendSettings) -> None:
         InvalidRequestError: an address, a file or the model cannot be used; all that cannot are named.
     """
 
-    def model() -> None:
-        directory = local_directory(engine.model)
-        if directory is not None:
-            config_of(directory)
-
     def admin_address() -> None:
         if frontend.admin_port is not None:
             check_address(frontend.admin_host, frontend.admin_port)
@@ -214,7 +208,7 @@ def _check(engine: EngineSettings, frontend: FrontendSettings) -> None:
         partial(check, frontend),
         partial(check_engine, engine),
         partial(check_adapters, engine),
-        model,
+        partial(check_model, engine),
     ):
         try:
             look()

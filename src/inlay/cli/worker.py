@@ -14,6 +14,7 @@ import inlay
 from inlay.cli.console import Console
 from inlay.cli.engine_words import with_words
 from inlay.cli.loop import run_until_told
+from inlay.cli.model_directory import check_model
 from inlay.cli.settings import WorkerSettings
 from inlay.cli.signals import on_signals
 from inlay.digest import Secret
@@ -24,8 +25,6 @@ from inlay.plane.nats.member import Member
 from inlay.plane.nats.worker import NatsWorker
 from inlay.store.secret import read_key
 from inlay.telemetry import configure
-from inlay.tensors.hub import local_directory
-from inlay.tensors.table import config_of
 from inlay.worker import Relay, Supervisor, Tied, starting
 from inlay.worker.adapter_orders import check_adapters
 
@@ -47,9 +46,7 @@ def run(settings: WorkerSettings, rest: Sequence[str]) -> int:
 
 async def _host(settings: WorkerSettings, console: Console) -> None:
     check_adapters(settings.engine)
-    directory = local_directory(settings.engine.model)
-    if directory is not None:
-        config_of(directory)
+    check_model(settings.engine)
     own = None if settings.secret_file is None else Secret(read_key(settings.secret_file))
     ranks = ranks_of(settings.engine, os.environ)
     together = Tied() if tied(settings.engine) else None

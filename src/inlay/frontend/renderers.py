@@ -1,12 +1,15 @@
 """The renderer of each model, loaded at first use."""
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import NamedTuple
 
-from inlay.errors import InvalidRequestError
+from inlay.errors import EngineError, InlayError, InvalidRequestError
 from inlay.protocol.work import ModelCard
 from inlay.render import Renderer
+
+_log = logging.getLogger(__name__)
 
 
 class _Key(NamedTuple):
@@ -27,7 +30,7 @@ class Renderers:
         self._loading: dict[_Key, asyncio.Task[Renderer]] = {}
 
     async def of(self, card: ModelCard) -> Renderer:
-        """The renderer of the model of `card`. Raises `InlayError` when its directory has no usable tokenizer."""
+        """The renderer of the model of `card`. Raises `EngineError` when its directory has no usable tokenizer here; the log says why."""
         key = _Key(card.path, card.limits.max_model_len)
         renderer = self._loaded.get(key)
         if renderer is not None:
@@ -43,7 +46,12 @@ class Renderers:
         return renderer
 
     def _load(self, key: _Key) -> Renderer:
-        return Renderer.load(key.path, chat_template=self._template, max_positions=key.max_positions)
+        try:
+            return Renderer.load(key.path, chat_template=self._template, max_positions=key.max_positions)
+        except InlayError as error:
+            # Whoever asks has done nothing wrong, and is not shown how files are called here.
+            _log.error("no text can be read or written: %s", error.message)
+            raise EngineError("this server cannot read the model's tokenizer or chat template") from error
 
 
 def _read(path: str) -> str:
