@@ -282,7 +282,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": [384]}, "prompt", "id 384 is out of vocabulary"),
     ({"prompt": [-1]}, "prompt", "id -1 is out of vocabulary"),
     ({"prompt": [True]}, "prompt[0]", "got `bool`"),
-    ({"prompt": [1, "a"]}, "prompt", "several of these"),
+    ({"prompt": [1, "a"]}, "prompt", "begins with a token id and has a string too"),
     ({"prompt": [[1], [2, {"type": "text", "text": "x"}]]}, "prompt[1]", "token ids and parts"),
     ({"prompt": [[]]}, "prompt[0]", "is empty"),
     ({"prompt": ["x"] * 129}, "prompt", "at most 128"),

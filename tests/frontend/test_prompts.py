@@ -169,6 +169,31 @@ def test_lists_of_mixed_prompts_work_with_n_logprobs_and_streams(url: str, llama
     assert streamed == dict.fromkeys(range(6), expected)
 
 
+def test_ids_parts_and_texts_as_parts_may_be_prompts_of_one_request(url: str, llama: Fleet) -> None:
+    tokens = tokenizer_of(llama.path)(TEXT)["input_ids"]
+    text = {"type": "text", "text": TEXT}
+    (expected,) = ids_of(post(url, "/v1/completions", {**BODY, "prompt": TEXT}))
+    together = [[text], tokens, *mixed(llama)]
+    assert ids_of(post(url, "/v1/completions", {**BODY, "prompt": together})) == [expected] * 5
+
+
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [
+        (["text", [5, 6]], "begins with a string and has a list too"),
+        ([[5, 6], "text"], "begins with a list and has a string too"),
+        ([5, "text"], "begins with a token id and has a string too"),
+        ([[5], {"type": "text", "text": "a"}], "begins with a list and has a part too"),
+        ([5, {"type": "text", "text": "a"}], "prompt holds token ids and parts"),
+    ],
+)
+def test_what_may_not_stand_side_by_side_is_told(url: str, prompt: Any, says: str) -> None:
+    response = post(url, "/v1/completions", {**BODY, "prompt": prompt})
+    assert response.status_code == 400
+    assert says in error(response)["message"]
+    assert error(response)["param"] == "prompt"
+
+
 def test_lists_of_mixed_prompts_are_held_to_the_limits(url: str, llama: Fleet) -> None:
     prompts = mixed(llama)
     over = error(post(url, "/v1/completions", {**BODY, "prompt": prompts, "n": 43}))

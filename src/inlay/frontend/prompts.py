@@ -73,8 +73,9 @@ class PromptReader:
         flat = [item for item in prompt if not isinstance(item, str | list)]
         if len(flat) != len(prompt):
             raise InvalidRequestError(
-                "prompt is a list of strings, of token ids, of parts, or of lists of token ids or of parts; got a "
-                "list of several of these",
+                "prompt is a string, a list of strings, of token ids or of parts, or a list of lists, each of token ids or of "
+                f"parts; got a list that begins with {_kind(prompt[0])} and has {_kind(_other(prompt))} too. Beside lists, write a "
+                'text as [{"type": "text", "text": ...}]',
                 param="prompt",
             )
         return [self._one(flat, "prompt")]
@@ -122,6 +123,19 @@ class PromptReader:
     def _ids(self, ids: list[int], param: str) -> Tokens:
         check_ids(ids, self._card.vocab_size, param)
         return Tokens(ids)
+
+
+def _kind(item: object) -> str:
+    if isinstance(item, str):
+        return "a string"
+    if isinstance(item, int):
+        return "a token id"
+    return "a list" if isinstance(item, list) else "a part"
+
+
+def _other(items: Sequence[object]) -> object:
+    """The first that is of another kind than the first of all."""
+    return next(item for item in items if _kind(item) != _kind(items[0]))
 
 
 def kept_positions(
