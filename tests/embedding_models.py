@@ -7,10 +7,7 @@
 The families differ on purpose: pooling, Dense layers, token types, the first position's id, windows, prompts.
 """
 
-import atexit
 import json
-import shutil
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,14 +19,21 @@ from transformers import (
     AutoModel,
     AutoModelForSequenceClassification,
     BertConfig,
+    CamembertConfig,
     DistilBertConfig,
+    ElectraConfig,
     Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
     ModernBertConfig,
     PreTrainedTokenizerFast,
+    Qwen2Config,
     Qwen3Config,
     RobertaConfig,
     XLMRobertaConfig,
 )
+
+from tests.scratch import scratch
 
 _TEXT = (
     "the a harbour town counts its lanterns every night and writes number in book hello world what is capital of island it on "
@@ -72,6 +76,8 @@ _CONFIGS: dict[str, Any] = {
     "e5": lambda: BertConfig(**_ENCODER),
     "roberta": lambda: RobertaConfig(**_ENCODER),
     "xlm-roberta": lambda: XLMRobertaConfig(**_ENCODER),
+    "camembert": lambda: CamembertConfig(**_ENCODER),
+    "electra": lambda: ElectraConfig(**_ENCODER, embedding_size=32),
     "distilbert": lambda: DistilBertConfig(
         vocab_size=VOCAB_SIZE, dim=48, n_layers=2, n_heads=4, hidden_dim=80, max_position_embeddings=80, pad_token_id=0
     ),
@@ -79,6 +85,9 @@ _CONFIGS: dict[str, Any] = {
         **_ENCODER, local_attention=16, global_attn_every_n_layers=2, reference_compile=False
     ),
     "qwen3": lambda: Qwen3Config(**_DECODER),
+    "qwen2": lambda: Qwen2Config(**_DECODER),
+    "llama": lambda: LlamaConfig(**_DECODER),
+    "mistral": lambda: MistralConfig(**_DECODER, sliding_window=16),
     "gemma": lambda: Gemma3TextConfig(
         **_DECODER,
         query_pre_attn_scalar=16,
@@ -94,9 +103,14 @@ _POOLING: dict[str, dict[str, Any]] = {
     "e5": _MEAN,
     "roberta": {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True},
     "xlm-roberta": {"pooling_mode": ["weightedmean", "mean_sqrt_len_tokens"]},
+    "camembert": _MEAN,
+    "electra": _CLS,
     "distilbert": {"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": False},
     "modernbert": _CLS,
     "qwen3": _LAST,
+    "qwen2": _LAST,
+    "llama": _LAST,
+    "mistral": _LAST,
     "gemma": _MEAN,
 }
 EMBEDDING_MODELS = tuple(_CONFIGS)
@@ -188,9 +202,9 @@ def _tokenizer(name: str) -> PreTrainedTokenizerFast:
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     ends = [("[CLS]", 1), ("[SEP]", 2)]
-    if name in ("qwen3", "gemma"):
+    if name in ("qwen3", "qwen2", "llama", "mistral", "gemma"):
         tokenizer.post_processor = processors.TemplateProcessing(single="$A [SEP]", special_tokens=ends)
-    elif name in ("roberta", "xlm-roberta"):
+    elif name in ("roberta", "xlm-roberta", "camembert"):
         tokenizer.post_processor = processors.TemplateProcessing(
             single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] [SEP] $B [SEP]", special_tokens=ends
         )
@@ -206,13 +220,11 @@ def _tokenizer(name: str) -> PreTrainedTokenizerFast:
         unk_token="[UNK]",
         model_max_length=MAX_LENGTH,
         model_input_names=["input_ids", "token_type_ids", "attention_mask"]
-        if name in ("bert", "bge", "e5")
+        if name in ("bert", "bge", "e5", "electra")
         else ["input_ids", "attention_mask"],
     )
 
 
 @cache
 def _root() -> Path:
-    root = tempfile.mkdtemp(prefix="inlay-embedding-models-")
-    atexit.register(shutil.rmtree, root, ignore_errors=True)
-    return Path(root)
+    return scratch("embedding-models")

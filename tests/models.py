@@ -9,9 +9,6 @@ What the families are is in `tests.model_configs`. Weights are drawn wide enough
 repeating one token.
 """
 
-import atexit
-import shutil
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
 from tests.model_configs import EOS_ID, FAMILIES, VOCAB_SIZE, config_of
+from tests.scratch import scratch
 
 END, TURN, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 """The tokens 0 to 2. A generation config names the last as the end of the output."""
@@ -114,9 +112,7 @@ def tiny(family: str, dtype: str = "float32") -> Path:
 @cache
 def models_root() -> Path:
     """Where models are kept until the process ends."""
-    root = tempfile.mkdtemp(prefix="inlay-models-")
-    atexit.register(shutil.rmtree, root, ignore_errors=True)
-    return Path(root)
+    return scratch("models")
 
 
 @cache

@@ -1,7 +1,6 @@
 """Small tokenizer directories of each kind that models come with, trained once a session."""
 
 import json
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from tokenizers import (
 from transformers import PreTrainedTokenizerFast
 
 from inlay.render import Renderer
+from tests.scratch import scratch
 
 CORPUS = (
     "the harbour town counts its lanterns every night and writes the number in a book",
@@ -210,7 +210,7 @@ def qwen_like() -> Path:
     """A byte-level directory with a template for tools and reasoning."""
     return save(
         byte_level(),
-        Path(_root().name) / "qwen",
+        _root() / "qwen",
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         chat_template=QWEN_TEMPLATE,
@@ -222,7 +222,7 @@ def llama_like() -> Path:
     """A byte-fallback directory with a bos token and a template that trims and shouts."""
     return save(
         byte_fallback(),
-        Path(_root().name) / "llama",
+        _root() / "llama",
         bos_token="<s>",
         eos_token="</s>",
         unk_token="<unk>",
@@ -233,7 +233,7 @@ def llama_like() -> Path:
 @cache
 def renderer(kind: str) -> Renderer:
     """A renderer without a template, of one of `KINDS` or of "byte_level_after_replace"."""
-    directory = Path(_root().name) / kind
+    directory = _root() / kind
     directory.mkdir()
     make = KINDS.get(kind, byte_level_after_replace)
     make().save(str(directory / "tokenizer.json"))
@@ -241,5 +241,5 @@ def renderer(kind: str) -> Renderer:
 
 
 @cache
-def _root() -> "tempfile.TemporaryDirectory[str]":
-    return tempfile.TemporaryDirectory(prefix="inlay-tokenizers-", ignore_cleanup_errors=True)
+def _root() -> Path:
+    return scratch("tokenizers")

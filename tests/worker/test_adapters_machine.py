@@ -140,8 +140,14 @@ class AdaptersMachine(RuleBasedStateMachine):
         assert not self.engine.held
 
     def teardown(self) -> None:
-        if not hasattr(self, "card"):
-            return
+        try:
+            if hasattr(self, "card"):
+                self.leave()
+        finally:
+            if hasattr(self, "root"):
+                shutil.rmtree(self.root)
+
+    def leave(self) -> None:
         for client in self.clients:
             self.host.abort(f"work-{self.clients.index(client)}")
         try:
@@ -157,7 +163,6 @@ class AdaptersMachine(RuleBasedStateMachine):
             self.run(self.engine.close())
             self.run(self.loop.shutdown_default_executor())
             self.loop.close()
-            shutil.rmtree(self.root)
 
 
 AdaptersMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)

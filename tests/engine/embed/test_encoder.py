@@ -1,5 +1,6 @@
 """Vectors and scores are those of plain transformers, whatever else is in the batch."""
 
+import json
 import random
 from functools import cache
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from inlay.engine.embed.encoder import Encoder
+from inlay.engine.embed.families import FAMILIES
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
@@ -47,6 +49,14 @@ def test_vectors_are_those_of_transformers_whatever_the_lengths(name: str) -> No
         expected = reference.vector(path, ids(length))
         assert reference.cosine(vector, expected) > 0.99999
         assert np.linalg.norm(vector) == pytest.approx(np.linalg.norm(expected), rel=1e-4)
+
+
+def test_no_family_is_left_out() -> None:
+    made = {
+        json.loads((tiny_embedding(name) / "config.json").read_text())["model_type"]
+        for name in EMBEDDING_MODELS
+    }
+    assert made == set(FAMILIES)
 
 
 @pytest.mark.parametrize("name", ["bert", "modernbert", "qwen3"])
@@ -93,7 +103,7 @@ def test_rows_of_a_decoder_are_as_good_as_the_tokens_they_were_looked_up_from() 
     assert encoder(tiny_embedding("bert")).refuses_rows is not None
 
 
-@pytest.mark.parametrize("name", ["bert", "roberta", "xlm-roberta", "distilbert", "modernbert"])
+@pytest.mark.parametrize("name", ["bert", "roberta", "xlm-roberta", "camembert", "distilbert", "modernbert"])
 @pytest.mark.parametrize("labels", [1, 3])
 def test_scores_are_those_of_transformers(name: str, labels: int) -> None:
     path = tiny_scoring(name, labels)
