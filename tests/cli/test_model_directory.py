@@ -21,7 +21,9 @@ def without(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(shutil.copytree(tiny("llama"), directory, ignore=shutil.ignore_patterns("tokenizer*")))
 
 
-@pytest.mark.parametrize("words", [("serve", "--port", "0"), ("worker", "--nats", NOWHERE)], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    "words", [("serve", "--port", "0"), ("worker", "--nats", NOWHERE)], ids=lambda words: words[0]
+)
 def test_a_model_without_a_tokenizer_is_refused_at_the_start(without: Path, words: tuple[str, ...]) -> None:
     command, *rest = words
     done = subprocess.run(

@@ -40,7 +40,7 @@ def run(settings: DemoSettings) -> int:
         # Its answers were checked in float32, with the weights as they are stored.
         engine=EngineSettings(model=str(demo.model_dir()), served_model_name=[MODEL_NAME], dtype="float32"),
         frontend=FrontendSettings(
-            host=settings.host, port=_port(settings), enable_prompt_embeds=True, log_requests=False
+            host=settings.host, port=_port(settings, console), enable_prompt_embeds=True, log_requests=False
         ),
     )
 
@@ -54,12 +54,13 @@ def run(settings: DemoSettings) -> int:
     return run_host(served, console, show)
 
 
-def _port(settings: DemoSettings) -> int:
+def _port(settings: DemoSettings, console: Console) -> int:
     if settings.port is not None:
         return settings.port
     try:
         check_address(settings.host, DEFAULT_PORT)
-    except InvalidRequestError:
+    except InvalidRequestError as error:
+        console.line(f"{error.message}; the demo takes a free port instead (--port chooses one)")
         return 0
     return DEFAULT_PORT
 

@@ -180,16 +180,23 @@ class ResumingStream:
             ) from error
         self._failed_on.add(self._sent.worker.id)
         workers = await self._wait_for_workers(error)
-        log.warning(
-            "work %s goes on elsewhere after %d tokens: %s", self._first.id, len(self._shown), error.message
-        )
         self._work = msgspec.structs.replace(
             self._first, attempt=attempt, prior_output=tuple(self._shown), deadline=self._remaining()
         )
+        last = self._sent.worker.id
         try:
             self._sent = self._send(workers, self._work)
         except (NotFoundError, OverloadedError):
             raise error from None
+        here = self._sent.worker.id
+        log.warning(
+            "work %s goes on at %s%s after %d tokens: %s",
+            self._first.id,
+            here,
+            ", started again," if here == last else "",
+            len(self._shown),
+            error.message,
+        )
         if self._cancelled:
             self._sent.stream.cancel()
 
