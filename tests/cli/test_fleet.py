@@ -221,6 +221,9 @@ def test_the_status_of_a_fleet_names_its_workers(nats: str) -> None:
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=END_SECONDS).stdout
 
     assert "no worker in status" in status()
+    assert refused("status", "--nats", "nats://127.0.0.1:1")[1].startswith(
+        "inlay status: cannot reach NATS at"
+    )
     with worker(nats, "--namespace", "status", "--served-model-name", "m") as part:
         (line,) = [line for line in status().splitlines() if line.startswith("worker-")]
         assert line.split()[1:5] == ["m", "ready", "0", "0"]

@@ -12,13 +12,16 @@ from inlay.digest import Secret
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError, OverloadedError
+from inlay.plane.local import LocalPlane
 from inlay.plane.nats.frontend import NatsPlane
 from inlay.plane.nats.member import Member
 from inlay.plane.nats.messages import Acknowledge, Beat, Embed, Submit, ToWorker
 from inlay.plane.nats.settings import NatsSettings
+from inlay.plane.nats.worker import NatsWorker
 from inlay.prompt import Prompt, Tokens
 from inlay.protocol.embedding import EmbedWork
 from inlay.protocol.work import PROTOCOL, Command, Sampling, Work
+from inlay.worker import Relay
 from tests.plane.fleet import Fleet, FleetWorker, card_of, found
 from tests.plane.nats_server import NatsServer
 from tests.plane.test_conformance import SECRET, collect, ids, work
@@ -47,6 +50,23 @@ async def test_a_frontend_that_comes_later_learns_of_the_workers_that_are_there(
     assert len({worker.id for worker in workers}) == 3
     for worker in workers:
         assert ids(await collect(worker.send(work("a", Tokens([3]), max_tokens=2)))) == [3, 3]
+
+
+async def test_a_worker_that_loads_its_model_is_told_from_one_that_is_not_there(
+    fleet: Fleet, echo_settings: EngineSettings
+) -> None:
+    plane = await fleet.frontend(SECRET)
+    engine = EchoEngine(echo_settings, SECRET)
+    await engine.start()
+    worker = NatsWorker(await Member.join(fleet.settings, "worker"), Relay(LocalPlane()))
+    await worker.start()
+    await until(plane, "it is loading its model")
+    assert not plane.workers()
+    worker.announce(engine.card)
+    await found(plane)
+    assert not plane.missing()
+    await worker.close()
+    await engine.close()
 
 
 async def test_fleets_of_other_namespaces_are_not_seen(
@@ -194,11 +214,27 @@ async def test_a_secret_from_a_file_is_never_kept_in_nats(fleet: Fleet) -> None:
     await member.leave()
 
 
-async def test_a_server_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inlay.plane.nats.connection.CONNECT_SECONDS", 0.5)
-    nowhere = NatsSettings(nats=["nats://user:s3cret@127.0.0.1:1"])  # type: ignore[list-item]
-    with pytest.raises(OverloadedError, match=r"no NATS server answers at nats://127\.0\.0\.1:1 within"):
+async def test_a_server_that_is_not_there_is_named_and_nothing_is_called_cut(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inlay.plane.nats.connection.CONNECT_SECONDS", 3600.0)
+    nowhere = NatsSettings(nats=["nats://user:s3cret@127.0.0.1:1"], nats_wait=0.3)  # type: ignore[list-item]
+    with pytest.raises(OverloadedError) as caught:
         await Member.join(nowhere, "worker")
+    said = "cannot reach NATS at nats://127.0.0.1:1: nothing listens there. Start it with `inlay nats`"
+    assert caught.value.message.startswith(said)
+    assert "cut" not in caplog.text
+
+
+async def test_a_server_that_comes_a_little_later_is_waited_for(tmp_path: Path) -> None:
+    with NatsServer(tmp_path) as server:
+        settings = server.settings().model_copy(update={"nats_wait": 60.0})
+        server.kill()
+        joining = asyncio.create_task(Member.join(settings, "worker"))
+        await asyncio.sleep(0.1)
+        assert not joining.done()
+        await asyncio.to_thread(server.start)
+        await (await joining).leave()
 
 
 async def test_only_who_knows_the_password_is_let_in(tmp_path: Path) -> None:

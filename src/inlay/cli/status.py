@@ -100,7 +100,7 @@ def table(seen: dict[str, Any]) -> str:
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
-    if not seen["workers"]:
+    if not seen["workers"] and not seen["missing"]:
         lines.append(f"no worker in {seen['namespace']}")
     return "\n".join([*lines, *_missing(seen["missing"])]) + "\n"
 

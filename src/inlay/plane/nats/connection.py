@@ -23,7 +23,7 @@ Take: TypeAlias = Callable[[Msg], None]
 """Takes a message on the event loop; must not block."""
 
 CONNECT_SECONDS = 10.0
-"""How long the first connection may take."""
+"""How long the first connection may take where something listens; where nothing does, the settings say how long to wait."""
 
 _PROBE_SECONDS = 1.0
 _STALE_SECONDS = 2.0
@@ -96,9 +96,12 @@ class Connection:
         )
         refused = asyncio.create_task(self._refused.wait())
         try:
-            await asyncio.wait(
-                {connecting, refused}, timeout=CONNECT_SECONDS, return_when=asyncio.FIRST_COMPLETED
-            )
+            for seconds in (settings.nats_wait, max(0.0, CONNECT_SECONDS - settings.nats_wait)):
+                await asyncio.wait(
+                    {connecting, refused}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+                )
+                if connecting.done() or refused.done() or self._nobody_listens:
+                    break
             if not connecting.done():
                 raise self._unreachable()
             connecting.result()
@@ -113,12 +116,21 @@ class Connection:
         self._since = self._now()
         self._tasks = [asyncio.create_task(self._pump()), asyncio.create_task(self._probe())]
 
+    @property
+    def _nobody_listens(self) -> bool:
+        return isinstance(self._problem, OSError) and not isinstance(self._problem, TimeoutError)
+
     def _unreachable(self) -> InvalidRequestError | OverloadedError:
-        where, said = self._settings.shown_urls, str(self._problem or "no answer").removeprefix("nats: ")
+        where, problem = self._settings.shown_urls, self._problem
+        if isinstance(problem, ConnectionRefusedError):
+            said = "nothing listens there"
+        else:
+            said = str(problem or "no answer").removeprefix("nats: ")
         if self._refused.is_set():
             return InvalidRequestError(f"the NATS server at {where} does not let us in: {said}")
         return OverloadedError(
-            f"no NATS server answers at {where} within {CONNECT_SECONDS:g} s: {said}", retry_after=1
+            f"cannot reach NATS at {where}: {said}. Start it with `inlay nats`, or say where it is with --nats",
+            retry_after=1,
         )
 
     @property
@@ -276,10 +288,10 @@ class Connection:
             log.warning("NATS: %s", str(error) or type(error).__name__)
 
     async def _disconnected(self) -> None:
+        was, self._since = self._since, None
         self._lost_at = self._now()
-        self._since = None
         self._outbox.clear()
-        if not self._closing:
+        if was is not None and not self._closing:
             log.warning("the connection to NATS is cut")
 
     async def _reconnected(self) -> None:

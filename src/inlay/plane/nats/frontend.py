@@ -176,6 +176,9 @@ class NatsPlane:
         if beat.state == "left":
             self._drop(participant, None)
             return
+        if not beat.revision:
+            self._miss(participant, "it is loading its model")
+            return
         link = self._links.get(participant)
         if link is not None and link.beat.incarnation != beat.incarnation:
             self._drop(participant, "its engine was started again")

@@ -108,7 +108,7 @@ class Beat(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         protocol: version of the messages it speaks.
         incarnation: counts the engines it has run: a new one knows nothing of the works and the cache of the last.
-        revision: of its card in the key-value bucket.
+        revision: of its card in the key-value bucket; 0 while it has none, as it loads its model for the first time.
         state: "ready"; "draining": sends what it has and takes nothing more; "away": has no engine now; "left": it ends.
         stats: of its engine, as last told; totals restart with the incarnation.
         stats_age: seconds since they were told: a worker whose engine hangs is still there.

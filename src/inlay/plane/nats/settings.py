@@ -24,6 +24,12 @@ class NatsSettings(BaseModel):
         description="URLs of NATS servers, nats://[USER:PASSWORD@]HOST:PORT or tls://...; one that answers is enough. "
         f"{DEFAULT_URL} unless set.",
     )
+    nats_wait: float = Field(
+        default=2.0,
+        ge=0,
+        le=3600,
+        description="Seconds to go on trying at the start while nothing listens at any of the URLs; more where everything is started at once and nobody starts it again.",
+    )
     nats_creds: Path | None = Field(
         default=None, description="File of NATS credentials: a user's JWT and its key."
     )

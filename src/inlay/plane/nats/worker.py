@@ -182,8 +182,6 @@ class NatsWorker:
     # Being there.
 
     def _beat(self) -> None:
-        if not self._published.is_set():
-            return
         beat = Beat(
             self._protocol,
             self._incarnation,
