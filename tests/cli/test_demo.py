@@ -1,10 +1,12 @@
 """`inlay demo`: what it shows is right, and what it prints to be pasted works."""
 
+import io
 import json
 import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +15,10 @@ from dataclasses import dataclass
 import pytest
 
 from inlay import demo
+from inlay.cli import demo as demo_command
+from inlay.cli.console import Console
 from inlay.cli.demo import inputs_shown, question_shown
+from inlay.cli.settings import DemoSettings
 from tests.serving import free_port
 
 START_SECONDS = 90
@@ -95,6 +100,20 @@ def test_the_openai_snippet_answers_when_pasted(shown: Shown, answers: list[str]
         ["bash", "-c", shown.snippet(SNIPPETS[2])], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == answers[0]
+
+
+def test_it_says_why_it_takes_another_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = io.StringIO()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(demo_command, "DEFAULT_PORT", port)
+        assert demo_command._port(DemoSettings(), Console(io.StringIO(), said)) == 0
+    assert (
+        f"cannot listen on 127.0.0.1:{port}: Address already in use; the demo takes a free port"
+        in said.getvalue()
+    )
 
 
 def test_it_ends_by_itself_when_asked_to() -> None:

@@ -236,6 +236,20 @@ async def test_what_was_shown_goes_with_the_next_attempt_and_comes_once(
     assert all(work.sampling == sent[0].sampling for work in sent)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_the_log_says_where_a_work_goes_on(
+    echo_settings: EngineSettings, around: Around, caplog: pytest.LogCaptureFixture, workers: int
+) -> None:
+    engines = [Scripted(echo_settings) for _ in range(workers)]
+    give_up = gives_up_after(3)
+    engines[0].fail = lambda work, delta: delta if work.attempt else give_up(work, delta)
+    router, plane = await around(*engines)
+    assert len((await read(await send(router, echo_work()))).ids) == 12
+    ids = [worker.id for worker in plane.workers()]
+    (said,) = [record.getMessage() for record in caplog.records if "goes on at" in record.getMessage()]
+    assert f"goes on at {ids[-1]}{' again' if workers == 1 else ''} after 3 tokens" in said
+
+
 async def test_a_worker_that_gives_up_by_itself_is_as_good_as_lost(
     echo_settings: EngineSettings, around: Around
 ) -> None:

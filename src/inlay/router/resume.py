@@ -193,7 +193,7 @@ class ResumingStream:
             "work %s goes on at %s%s after %d tokens: %s",
             self._first.id,
             here,
-            ", started again," if here == last else "",
+            " again" if here == last else "",
             len(self._shown),
             error.message,
         )
