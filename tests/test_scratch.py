@@ -17,6 +17,7 @@ def started(temporary: Path, then: str) -> "subprocess.Popen[str]":
         stdout=subprocess.PIPE,
         text=True,
         env=environment,
+        cwd=Path(__file__).parents[1],
     )
 
 
@@ -31,7 +32,7 @@ def test_a_directory_goes_with_its_process_and_after_a_killed_one_with_the_next(
         killed.wait()
         assert left.is_dir()
         with started(tmp_path, "") as third:
-            third.wait()
+            assert third.wait() == 0
         assert list(tmp_path.iterdir()) == [kept]
         alive.communicate("\n")
     assert not list(tmp_path.iterdir())
