@@ -11,7 +11,9 @@
 // Shapes: T positions, S sequences, C hidden size, I inner size, D head size; C, I and D are multiples of 32.
 
 #include <algorithm>
+#include <atomic>
 #include <omp.h>
+#include <sched.h>
 #include <type_traits>
 #include <vector>
 
@@ -286,6 +288,26 @@ struct Chunk {
     int64_t first, last;  // sequences
 };
 
+// Where threads wait for each other for microseconds: OpenMP's barrier sleeps when it is told to spin little, as engines tell it
+// to. Whoever waits longer gives way.
+class Meeting {
+public:
+    void wait(int size) {
+        const int round = rounds.load(std::memory_order_acquire);
+        if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == size) {
+            arrived.store(0, std::memory_order_relaxed);
+            rounds.store(round + 1, std::memory_order_release);
+            return;
+        }
+        for (int64_t looks = 0; rounds.load(std::memory_order_acquire) == round; looks++)
+            if (looks > PATIENCE) sched_yield();
+    }
+
+private:
+    static constexpr int64_t PATIENCE = 20000;
+    std::atomic<int> arrived{0}, rounds{0};
+};
+
 // What lies between the steps of a chunk of `rows` positions.
 template <int PARTS>
 struct Between {
@@ -309,8 +331,8 @@ class Pass {
     using State = typename Activations::State;
 
 public:
-    Pass(const Encode& a, Chunk chunk, Between<PARTS> between, char* scratch, int rank, int size)
-        : a(a), chunk(chunk), between(between), scratch(scratch), rank(rank), size(size), base(a.starts[chunk.first]),
+    Pass(const Encode& a, Chunk chunk, Between<PARTS> between, char* scratch, Meeting& meeting, int rank, int size)
+        : a(a), chunk(chunk), between(between), scratch(scratch), meeting(meeting), rank(rank), size(size), base(a.starts[chunk.first]),
           rows(a.starts[chunk.last] - base), by_columns(size > 1 && rows < size * OWN_ROWS) {
         const int64_t share = by_columns ? rows : whole((rows + size - 1) / size, BLOCK);
         low = by_columns ? 0 : std::min(rows, rank * share);
@@ -326,7 +348,8 @@ public:
             product(between.input, l.qkv, l.qkv_bias, 3 * a.hidden, [&](int64_t row, int64_t column, Lanes found) {
                 store_lanes(between.qkv + row * 3 * a.hidden + column, found);
             });
-            wait();
+            // Where threads share columns, a product has ended with this.
+            if (!by_columns) wait();
             attention();
             wait();
             rest(l);
@@ -338,6 +361,7 @@ private:
     Chunk chunk;
     Between<PARTS> between;
     char* scratch;
+    Meeting& meeting;
     int rank, size;
     int64_t base, rows, low, high;
     bool by_columns;
@@ -348,9 +372,7 @@ private:
     bool mine(int64_t row) const { return !by_columns || row % size == rank; }
 
     void wait() {
-        if (size > 1) {
-#pragma omp barrier
-        }
+        if (size > 1) meeting.wait(size);
     }
 
     // Where every thread has a part of every position.
@@ -460,18 +482,19 @@ void encode(const Encode& a) {
         betweens.push_back(thread == 0 || !plan.together ? Between<PARTS>::of(arena, a, plan.rows) : betweens[0]);
     }
     const int64_t chunks = plan.chunks.size();
+    Meeting meeting;
     if (plan.together) {
 #pragma omp parallel num_threads(a.threads)
         for (const Chunk chunk : plan.chunks) {
             const int rank = omp_get_thread_num();
-            Pass<PARTS>(a, chunk, betweens[0], scratches[rank], rank, omp_get_num_threads()).run();
-#pragma omp barrier
+            Pass<PARTS>(a, chunk, betweens[0], scratches[rank], meeting, rank, omp_get_num_threads()).run();
+            meeting.wait(omp_get_num_threads());
         }
     } else {
 #pragma omp parallel for num_threads(a.threads) schedule(dynamic, 1)
         for (int64_t chunk = 0; chunk < chunks; chunk++) {
             const int thread = omp_get_thread_num();
-            Pass<PARTS>(a, plan.chunks[chunk], betweens[thread], scratches[thread], 0, 1).run();
+            Pass<PARTS>(a, plan.chunks[chunk], betweens[thread], scratches[thread], meeting, 0, 1).run();
         }
     }
 }
