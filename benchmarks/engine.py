@@ -2,6 +2,7 @@
 
     python -m benchmarks.engine                     a random model of Qwen3-0.6B's shape in bfloat16
     python -m benchmarks.engine --layers 4 --rounds 3 --long
+    python -m benchmarks.engine --only 'decode .* at 64|prefill 512'
     BENCH_VLLM=venv/bin/python python -m benchmarks.engine
 
 vLLM runs in the Python that `BENCH_VLLM` names, its engine's own loop without a server. All take turns for `--rounds` rounds; the table shows the best of each, because what a shared
@@ -13,12 +14,13 @@ import argparse
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -68,6 +70,7 @@ class Case:
         requests: what is asked.
         items: tokens that count.
         floor: least time in seconds, or 0 where none is stated.
+        positions: whose keys and values a step reads.
         steps: to decode, or None.
         alone: whether `transformers` cannot do it.
         times: seconds by contender.
@@ -77,6 +80,7 @@ class Case:
     requests: list[Request]
     items: int
     floor: float
+    positions: int = 0
     steps: int | None = None
     alone: bool = False
     times: dict[str, list[float]] = field(default_factory=dict)
@@ -143,9 +147,18 @@ def gemm_peak() -> float:
 class Ours:
     """The engine's own loop: schedule, compute, sample, tell. Only its thread is left out."""
 
-    def __init__(self, directory: Path, threads: int, max_num_seqs: int, num_positions: int) -> None:
+    def __init__(
+        self, directory: Path, threads: int, max_num_seqs: int, num_positions: int, *, max_loras: int = 0
+    ) -> None:
         self.model = CausalModel.load(
-            EngineSettings(model=str(directory), dtype="bfloat16", device="cpu", num_threads=threads)
+            EngineSettings(
+                model=str(directory),
+                dtype="bfloat16",
+                device="cpu",
+                num_threads=threads,
+                enable_lora=max_loras > 0,
+                max_loras=max(1, max_loras),
+            )
         )
         bounds = Bounds(
             num_pages=num_positions // PAGE_SIZE,
@@ -154,7 +167,7 @@ class Ours:
             max_num_batched_tokens=2048,
             max_model_len=4608,
         )
-        self._core = Core(self.model, bounds, Secret.random(), prefix_caching=False)
+        self.core = Core(self.model, bounds, Secret.random(), prefix_caching=False)
         self._works = 0
         self._grammar: Grammar | None = None
         self._grammars: Grammars | None = None
@@ -163,35 +176,40 @@ class Ours:
         """Hold all outputs from now on to `grammar`, or to none."""
         self._grammar, self._grammars = grammar, grammars
 
-    def _admit(self, ids: list[int], max_tokens: int) -> None:
+    def _admit(self, ids: list[int], max_tokens: int, adapter: str | None = None) -> None:
         self._works += 1
         grammar, state = self._grammar, None
         if grammar is not None and self._grammars is not None:
             state = self._grammars.start(grammar, (), ()).result()
         sampling = Sampling(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, grammar=grammar)
-        work = Work(id=str(self._works), prompt=Prompt.of(Tokens(ids)), sampling=sampling)
-        for delta in self._core.admit(work, grammar=state):
+        prompt = Prompt.of(Tokens(ids))
+        work = Work(id=str(self._works), prompt=prompt, sampling=sampling, adapter=adapter)
+        for delta in self.core.admit(work, grammar=state):
             raise RuntimeError(f"a work ended before it began: {delta}")
 
-    def decode(self, prompts: list[list[int]], steps: int) -> float:
-        for ids in prompts:
-            self._admit(ids, LASTING)
+    def begin(self, prompts: list[list[int]], adapters: Sequence[str] = ()) -> None:
+        """Read prompts in, with the adapters dealt out in turn, until each has its first token."""
+        for index, ids in enumerate(prompts):
+            self._admit(ids, LASTING, adapters[index % len(adapters)] if adapters else None)
         told: set[str] = set()
         while len(told) < len(prompts):
-            told.update(delta.work_id for delta in self._core.step())
+            told.update(delta.work_id for delta in self.core.step())
+
+    def decode(self, prompts: list[list[int]], steps: int) -> float:
+        self.begin(prompts)
         start = _clock()
         for _ in range(steps):
-            self._core.step()
+            self.core.step()
         took = (_clock() - start) / steps
-        self._core.abort_all()
+        self.core.abort_all()
         return took
 
     def load(self, requests: list[Request]) -> float:
         for ids, max_tokens in requests:
             self._admit(ids, max_tokens)
         start = _clock()
-        while len(self._core):
-            self._core.step()
+        while len(self.core):
+            self.core.step()
         return _clock() - start
 
 
@@ -266,8 +284,8 @@ def prompt(length: int, index: int) -> list[int]:
     return [(11 * position + 7919 * index) % 151000 + 1 for position in range(length)]
 
 
-def cases_of(weights: int, layers: int, key_bytes: int, steps: int, *, long: bool) -> list[Case]:
-    """Floors are in bytes to be read and in FLOPs here; `main` divides them by what the machine does a second."""
+def cases_of(weights: int, layers: int, steps: int, *, long: bool) -> list[Case]:
+    """Floors are in bytes of weights and in FLOPs here; `main` adds keys and values, and divides by what the machine does a second."""
     linear = weights - 2 * 151936 * 1024
     shapes = [(batch, context) for context in (64, 512) for batch in (1, 8, 32)]
     shapes += [(batch, 4096) for batch in (1, 8, 32)] if long else []
@@ -276,7 +294,8 @@ def cases_of(weights: int, layers: int, key_bytes: int, steps: int, *, long: boo
             f"decode {batch} at {context}",
             [(prompt(context, index), 0) for index in range(batch)],
             batch,
-            float(weights + batch * context * key_bytes),
+            float(weights),
+            batch * context,
             steps,
         )
         for batch, context in shapes
@@ -316,6 +335,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--long", action="store_true", help="Contexts of 4096 too; take few layers for them.")
+    parser.add_argument("--only", default="", help="Cases whose name this regular expression finds.")
     parser.add_argument("--no-transformers", action="store_true", help="Leave transformers out.")
     options = parser.parse_args()
     missing = {
@@ -332,7 +352,13 @@ def main() -> None:
         directory = Path(name)
         write_model(directory, options.layers)
         weights = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
-        positions = 32 * (4096 + 128 if options.long else 512 + 128) + 2048
+        wanted = [
+            case
+            for case in cases_of(weights, options.layers, options.steps, long=options.long)
+            if re.search(options.only, case.name)
+        ]
+        # Room for what each prompt decodes, and not for requests that wait.
+        positions = max(sum(len(ids) + 128 for ids, _ in case.requests[:32]) for case in wanted) + 2048
         started = time.perf_counter()
         ours = Ours(directory, options.threads, 32, positions)
         loaded = time.perf_counter() - started
@@ -345,7 +371,7 @@ def main() -> None:
         if vllm is not None:
             contenders["vLLM"] = vllm
         speeds, peaks = [bandwidth()], [gemm_peak()]
-        cases = cases_of(weights, options.layers, key_bytes, options.steps, long=options.long)
+        cases = [replace(case, floor=case.floor + case.positions * key_bytes) for case in wanted]
         for _ in range(options.rounds):
             for case in cases:
                 for contender, runner in contenders.items():

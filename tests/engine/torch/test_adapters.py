@@ -10,6 +10,7 @@ import torch
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.lora import BASE, LoraBank, Low, Selection
+from inlay.engine.torch.native import kernels
 from inlay.errors import EngineError, InvalidRequestError, NotFoundError
 from inlay.prompt import Prompt, Tokens
 from tests import adapters
@@ -153,14 +154,54 @@ def test_a_step_without_adapters_selects_nothing() -> None:
 
 
 def test_a_step_for_one_adapter_needs_no_mask() -> None:
-    assert Selection.of((2, 2), (1, 1), 4, torch.device("cpu")) == (2, 3, None)
+    selection = Selection.of((2, 2), (1, 1), 4, torch.device("cpu"))
+    assert selection is not None
+    assert selection[:3] == (2, 3, None)
+    assert selection.rows.tolist() == [0, 1, 2, 3]
 
 
-def test_what_is_not_finite_stays_with_its_own_position() -> None:
+def test_a_selection_orders_positions_by_slot_and_leaves_out_those_without() -> None:
+    selection = Selection.of((2, BASE, 0, 2), (2, 1, 1, 1), 6, torch.device("cpu"))
+    assert selection is not None
+    assert selection.rows.tolist() == [3, 0, 1, 4, 5]
+    assert selection.slots.tolist() == [0, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_native_kernel_adds_what_products_add(dtype: torch.dtype, threads: int) -> None:
+    native = kernels()
+    if native is None:
+        pytest.skip("no compiler here")
+    sizes = [70, 33]
+    linear = torch.nn.Linear(40, sum(sizes), dtype=dtype).requires_grad_(False)
+    bank = LoraBank(slots=4, rank=5)
+    fast = bank.adapt(linear, linear.weight, ["x", "y"], sizes, native)
+    slow = bank.adapt(linear, linear.weight, ["v", "w"], sizes)
+    for rank in (5, 1, 3):
+        x, y = (
+            Low(torch.randn(rank, 40, dtype=dtype), torch.randn(rank, size, dtype=dtype)) for size in sizes
+        )
+        bank.put({"x": x, "y": y, "v": x, "w": y})
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for slots in ((0,), (0, 1, 2, 0, BASE, 1), (2,) * 11, (BASE, 1), (1, 0) * 16, (1, 0) * 17):
+            given = torch.randn(1, len(slots), 40, dtype=dtype)
+            selection = Selection.of(slots, (1,) * len(slots), len(slots), given.device)
+            with torch.inference_mode(), bank.selected(selection):
+                tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+                torch.testing.assert_close(fast(given), slow(given), rtol=tolerance, atol=20 * tolerance)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_what_is_not_finite_stays_with_its_own_position(native: bool) -> None:
     bank = LoraBank(slots=3, rank=2)
     linear = torch.nn.Linear(4, 5, bias=False)
     linear.weight.requires_grad_(False)
-    adapted = bank.adapt(linear, linear.weight, ["x"], [5])
+    adapted = bank.adapt(linear, linear.weight, ["x"], [5], kernels() if native else None)
     first = bank.put({"x": Low(torch.full((1, 4), 3e38), torch.ones(1, 5))})
     second = bank.put({"x": Low(torch.ones(2, 4), torch.ones(2, 5))})
     x = torch.ones(3, 4)

@@ -1,6 +1,7 @@
 """What is swapped in computes what was there before."""
 
 import logging
+from typing import cast
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from inlay.engine.torch import linear
 from inlay.engine.torch.linear import FusedPart, PackedLinear, PlainLinear, RMSNorm, accelerate, packs
+from inlay.engine.torch.native import Kernels, Panels, kernels
 
 FUSED = (("q_proj", "k_proj", "v_proj"),)
 
@@ -40,6 +42,41 @@ def test_a_packed_linear_equals_the_plain_one(dtype: torch.dtype, bias: bool) ->
         torch.testing.assert_close(
             packed(x), original(x), atol=1e-2 if dtype == torch.bfloat16 else 1e-5, rtol=1e-2
         )
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_products_of_a_few_rows_equal_those_of_onednn(bias: bool) -> None:
+    native = kernels()
+    if native is None or not packs(torch.bfloat16):
+        pytest.skip("no packed linears in bfloat16, or no compiler, here")
+    original = nn.Linear(96, 192, bias=bias).bfloat16().requires_grad_(False)
+    fast = PackedLinear(original.weight, original.bias, kernels=native)
+    slow = PackedLinear(original.weight, original.bias)
+    assert slow.native_rows == 0
+    for rows in (1, 2, 4, 5, 31, 64, 65):
+        x = torch.randn(1, rows, 96).bfloat16()
+        assert fast(x).shape == (1, rows, 192)
+        torch.testing.assert_close(fast(x), slow(x), atol=1e-2, rtol=1e-2)
+
+
+class _Wrong:
+    """Kernels whose products are not products."""
+
+    def product_rows(self, panels: Panels) -> int:
+        return 4
+
+    def product(self, x: Tensor, panels: Panels, bias: Tensor | None) -> Tensor:
+        return x.new_ones(len(x), panels.outputs)
+
+
+def test_native_products_that_disagree_with_onednn_are_not_used() -> None:
+    if not packs(torch.bfloat16):
+        pytest.skip("no packed linears in bfloat16 here")
+    weight = torch.randn(64, 64).bfloat16()
+    packed = PackedLinear(weight, None, kernels=cast("Kernels", _Wrong()))
+    assert packed.native_rows == 0
+    x = torch.randn(1, 64).bfloat16()
+    torch.testing.assert_close(packed(x), F.linear(x, weight), atol=1e-1, rtol=1e-2)
 
 
 @pytest.mark.parametrize("biases", [(False, False, False), (True, True, True), (True, False, True)])

@@ -15,7 +15,7 @@ from inlay.engine.torch import model as model_module
 from inlay.engine.torch.batch import Batch, Stretch
 from inlay.engine.torch.fused import FusedAttention, FusedGated
 from inlay.engine.torch.model import CausalModel
-from inlay.engine.torch.native import Kernels, kernels
+from inlay.engine.torch.native import Kernels, Panels, kernels
 from inlay.engine.torch.native.build import load
 from inlay.engine.torch.table import PageRun
 from inlay.prompt import Tokens
@@ -55,6 +55,65 @@ def test_a_gated_unit_is_silu_of_the_gate_times_the_other(
     gate[0, :4] = torch.tensor([-200.0, 200.0, -88.5, 0.0])
     both = torch.cat([gate, up], 1).to(dtype)
     near(native.silu_and_multiply(both), F.silu(both[:, :19].double()) * both[:, 19:].double())
+
+
+def packed_by_hand(weight: Tensor, width: int) -> tuple[Tensor, Panels]:
+    """A weight [O, I] laid out as oneDNN does, [O / width, I / 2, width, 2]."""
+    outputs, inputs = weight.shape
+    laid = weight.view(outputs // width, width, inputs // 2, 2).transpose(1, 2).contiguous()
+    return laid, Panels(laid.data_ptr(), outputs, inputs, width)
+
+
+@pytest.mark.parametrize("width", [32, 64])
+@pytest.mark.parametrize("panels", [1, 2, 5])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_product_with_a_packed_weight_is_the_product(
+    native: Kernels, width: int, panels: int, bias: bool
+) -> None:
+    weight = torch.randn(panels * width, 96).bfloat16()
+    extra = torch.randn(panels * width).bfloat16() if bias else None
+    laid, packed = packed_by_hand(weight, width)
+    for rows in (1, 2, 3, 4, 5, 16, 17, 32, 33, 64):
+        if rows > native.product_rows(packed):
+            continue
+        x = torch.randn(rows, 96).bfloat16()
+        found = native.product(x, packed, extra)
+        expected = F.linear(x.double(), weight.double(), None if extra is None else extra.double())
+        torch.testing.assert_close(found.double(), expected, atol=1e-2, rtol=1e-2)
+        assert torch.equal(found, native.product(x[None], packed, extra)[0])
+    del laid
+
+
+@pytest.mark.parametrize("rows", [1, 4, 20])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_stays_in_its_row_of_a_product(native: Kernels, rows: int, bad: float) -> None:
+    weight = torch.randn(32, 64).bfloat16()
+    laid, packed = packed_by_hand(weight, 32)
+    if rows > native.product_rows(packed):
+        pytest.skip("no tiles here")
+    x = torch.randn(rows, 64).bfloat16()
+    clean = native.product(x, packed, None)
+    x[rows - 1, 7] = bad
+    found = native.product(x, packed, None)
+    assert not torch.isfinite(found[-1]).any()
+    assert torch.equal(found[:-1], clean[:-1])
+    del laid
+
+
+def test_a_product_by_several_threads_is_the_same(native: Kernels) -> None:
+    weight = torch.randn(7 * 32, 64).bfloat16()
+    laid, packed = packed_by_hand(weight, 32)
+    before = torch.get_num_threads()
+    try:
+        for rows in (1, 4, min(20, native.product_rows(packed)), native.product_rows(packed)):
+            x = torch.randn(rows, 64).bfloat16()
+            torch.set_num_threads(1)
+            alone = native.product(x, packed, None)
+            torch.set_num_threads(3)
+            assert torch.equal(native.product(x, packed, None), alone)
+    finally:
+        torch.set_num_threads(before)
+    del laid
 
 
 @given(

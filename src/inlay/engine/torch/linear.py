@@ -4,7 +4,8 @@ Three swaps, each checked against what it replaces before it is used:
 - projections of the same input become one product (query, key, value; gate, up);
 - on a CPU, weights are laid out once for oneDNN (`mkldnn::_reorder_linear_weight`, `mkldnn::_linear_pointwise`), where
   `F.linear` lays them out again at every call. These operators are private to torch: if they are missing or disagree with
-  `F.linear`, that is used instead;
+  `F.linear`, that is used instead. Products of a few rows in bfloat16 read that layout themselves, where there are native
+  kernels and theirs agree with oneDNN's;
 - root-mean-square norms, in transformers two casts and six operations over whole activations, become one native pass, or
   a reduction and two operations where there are no native kernels. `F.rms_norm` is no faster on a CPU than what it would replace.
 """
@@ -18,26 +19,85 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from inlay.engine.torch.lora import LoraBank
-from inlay.engine.torch.native import Kernels, kernels
+from inlay.engine.torch.native import Kernels, Panels, kernels
 
 _logger = logging.getLogger(__name__)
 
 _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
 
-class PackedLinear(nn.Module):
-    """A linear layer for inference whose weight is held in oneDNN's own layout. The given weight is not kept."""
+_PANEL_WIDTHS = (32, 64)
+"""Outputs that oneDNN's layouts keep together: with AMX, and without."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, *, gelu: bool = False) -> None:
-        """Pack `weight` [out, in]; with `gelu`, the exact GELU of the product is what comes out, in the same pass."""
+_LEAST_ROWS = 4
+"""Positions a step computes at least on a CPU where oneDNN does its products, the missing ones padded: oneDNN reads weights at
+17 GB/s for products of one row and 14 for two, but 20 for three to six, of 34 a core can read on an AMD machine."""
+
+
+class PackedLinear(nn.Module):
+    """A linear layer for inference whose weight is held in oneDNN's own layout. The given weight is not kept.
+
+    Attributes:
+        nbytes: of the packed weight.
+        native_rows: rows up to which a native kernel computes the product; 0 for none.
+    """
+
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        *,
+        gelu: bool = False,
+        kernels: Kernels | None = None,
+    ) -> None:
+        """Pack `weight` [out, in].
+
+        Args:
+            weight: as of `nn.Linear`.
+            bias: likewise.
+            gelu: the exact GELU of the product is what comes out, in the same pass.
+            kernels: compute products of a few rows where they can.
+        """
         super().__init__()
         # Not a parameter: an opaque layout that must not be cast, moved or saved.
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
         self._bias = None if bias is None else bias.detach()
+        self.nbytes: int = torch.ops.mkldnn._nbytes(self._weight)
         self._end = ("gelu", "none") if gelu else ("none", "")
+        self._kernels = kernels
+        self._panels: Panels | None = None
+        self.native_rows = self._most = 0
+        if kernels is not None and weight.dtype is torch.bfloat16 and not gelu:
+            self._panels = self._find_panels(kernels, *weight.shape)
+        if kernels is not None and self._panels is not None:
+            self.native_rows = kernels.product_rows(self._panels)
+        self._most = self.native_rows * weight.shape[1]
+
+    def _find_panels(self, kernels: Kernels, outputs: int, inputs: int) -> Panels | None:
+        """The layout with which a native product is oneDNN's, None where there is no such."""
+        if inputs % 2 or self.nbytes != 2 * outputs * inputs:
+            return None
+        x = torch.randn(5, inputs, generator=torch.Generator().manual_seed(1)).bfloat16()
+        expected = self(x).float()
+        for width in _PANEL_WIDTHS:
+            if outputs % width:
+                continue
+            panels = Panels(torch.ops.mkldnn.data_ptr(self._weight), outputs, inputs, width)
+            # One row and five go through different kernels.
+            samples = [rows for rows in (1, 5) if rows <= kernels.product_rows(panels)]
+            if all(
+                _differ(kernels.product(x[:rows], panels, self._bias), expected[:rows])
+                <= _TOLERANCE[torch.bfloat16]
+                for rows in samples
+            ):
+                return panels
+        return None
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] to [..., out]."""
+        panels = self._panels
+        if self._kernels is not None and panels is not None and 0 < x.numel() <= self._most:
+            return self._kernels.product(x, panels, self._bias)
         end, algorithm = self._end
         return cast(
             "Tensor", torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, end, [], algorithm)
@@ -127,6 +187,11 @@ class FusedPart(nn.Module):
         return self._fused.take(self._index, x)
 
 
+def _differ(found: Tensor, expected: Tensor) -> float:
+    """The greatest difference over the greatest of `expected`; NaN where either holds one."""
+    return float((found.float() - expected.float()).abs().max() / expected.float().abs().max())
+
+
 def packs(dtype: torch.dtype) -> bool:
     """Whether oneDNN's packed products exist here and agree with `F.linear` for `dtype`, on random input."""
     if dtype not in _TOLERANCE:
@@ -138,10 +203,9 @@ def packs(dtype: torch.dtype) -> bool:
         linear = PackedLinear(weight, bias)
         for shape in ((1, 1, 64), (1, 7, 64), (3, 64)):
             x = torch.randn(shape, generator=generator).to(dtype)
-            expected = F.linear(x, weight, bias).float()
-            error = (linear(x).float() - expected).abs().max() / expected.abs().max()
+            error = _differ(linear(x), F.linear(x, weight, bias))
             if not error <= _TOLERANCE[dtype]:
-                _logger.warning("packed linears differ by %.3g in %s and are not used", float(error), dtype)
+                _logger.warning("packed linears differ by %.3g in %s and are not used", error, dtype)
                 return False
     except (AttributeError, RuntimeError) as error:
         _logger.warning("packed linears are not available in %s: %s", dtype, error)
@@ -163,7 +227,7 @@ def accelerate(model: nn.Module, fused: Sequence[Sequence[str]], bank: LoraBank 
     first = next(model.parameters())
     native = kernels() if first.device.type == "cpu" and Kernels.serve(first.dtype) else None
     pack = first.device.type == "cpu" and packs(first.dtype)
-    swap = _Swap(pack, bank)
+    swap = _Swap(pack, bank, native)
     for path, parent in list(model.named_modules()):
         for names in fused:
             siblings = [getattr(parent, name, None) for name in names]
@@ -178,21 +242,28 @@ def accelerate(model: nn.Module, fused: Sequence[Sequence[str]], bank: LoraBank 
                 setattr(parent, name, norm)
 
 
+def least_rows(model: nn.Module) -> int:
+    """Positions a step of an accelerated `model` computes at least, so that none takes longer than more would."""
+    packed = [module for module in model.modules() if isinstance(module, PackedLinear)]
+    return _LEAST_ROWS if any(not linear.native_rows for linear in packed) else 1
+
+
 class _Swap(NamedTuple):
-    """How a linear is replaced: `pack` its weight or not, and with room for adapters where there is a `bank`."""
+    """How a linear is replaced: `pack` its weight or not, with room for adapters where there is a `bank`, by which kernels."""
 
     pack: bool
     bank: LoraBank | None
+    native: Kernels | None
 
     def linear(
         self, path: str, names: Sequence[str], weight: Tensor, bias: Tensor | None, sizes: Sequence[int]
     ) -> nn.Module:
         """One product for the modules `names` of the parent at `path`, with `sizes` outputs."""
-        linear = PackedLinear(weight, bias) if self.pack else PlainLinear(weight, bias)
+        linear = PackedLinear(weight, bias, kernels=self.native) if self.pack else PlainLinear(weight, bias)
         # The head is not in the body; an expert sees some of the positions only.
         if self.bank is None or not path or "experts" in path.split("."):
             return linear
-        return self.bank.adapt(linear, weight, [f"{path}.{name}" for name in names], sizes)
+        return self.bank.adapt(linear, weight, [f"{path}.{name}" for name in names], sizes, self.native)
 
     def fuse(self, path: str, parent: nn.Module, names: Sequence[str], linears: Sequence[nn.Linear]) -> None:
         """Put one product into the place of several."""
@@ -223,10 +294,9 @@ def _faster_norm(module: nn.Module, native: Kernels | None) -> RMSNorm | None:
         return None
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(3, weight.shape[0], generator=generator).to(weight)
-    expected = module(x).float()
+    expected = module(x)
     for factor in (weight.detach().float(), 1 + weight.detach().float()):
         norm = RMSNorm(factor, eps, native)
-        error = (norm(x).float() - expected).abs().max() / expected.abs().max()
-        if error <= _TOLERANCE[weight.dtype]:
+        if _differ(norm(x), expected) <= _TOLERANCE[weight.dtype]:
             return norm
     return None

@@ -3,7 +3,8 @@
 Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (2021): y += scale * (x A^T) B^T. Every linear has room for the
 same number of adapters, a slot each, padded to the largest rank that is allowed. A step computes with the slots from the first to
 the last that one of its positions is for: one product down to their ranks, in which whatever is not a position's own is set to
-zero, and one back up. Without such positions nothing is computed and nothing is read.
+zero, and one back up. A few positions on a CPU go through a native kernel, each with its own slot only. Without such positions
+nothing is computed and nothing is read.
 
 Shapes: T positions, S slots of a step, R largest rank, P parts of a fused linear, I inputs, O outputs of a part.
 """
@@ -17,7 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from inlay.engine.torch.native import Kernels
 from inlay.errors import EngineError
+
+NATIVE_POSITIONS = 32
+"""Positions up to which the native kernel is taken; from there on products win."""
 
 BASE = -1
 """The slot of positions that are for no adapter."""
@@ -30,11 +35,15 @@ class Selection(NamedTuple):
         first: of the slots.
         stop: past the last.
         foreign: [T, S] bool, True where a slot is not the position's own; None where all are.
+        rows: int32, the positions that are for an adapter, ordered by slot.
+        slots: int32, of each of `rows`.
     """
 
     first: int
     stop: int
     foreign: Tensor | None
+    rows: Tensor
+    slots: Tensor
 
     @classmethod
     def of(
@@ -55,9 +64,13 @@ class Selection(NamedTuple):
         # Nobody looks at padding: it goes with the last span.
         counts = [*counts[:-1], rows - sum(counts[:-1])]
         own = torch.tensor(list(slots)).repeat_interleave(torch.tensor(counts))
-        if stop - first == 1 and bool((own == first).all()):
-            return cls(first, stop, None)
-        return cls(first, stop, (own[:, None] != torch.arange(first, stop)).to(device))
+        order = own.argsort(stable=True)
+        order = order[int((own == BASE).sum()) :]
+        adapted, of_adapted = order.int(), own[order].int()
+        if stop - first == 1 and len(adapted) == len(own):
+            return cls(first, stop, None, adapted, of_adapted)
+        foreign = (own[:, None] != torch.arange(first, stop)).to(device)
+        return cls(first, stop, foreign, adapted, of_adapted)
 
 
 class Low(NamedTuple):
@@ -70,9 +83,17 @@ class Low(NamedTuple):
 class AdaptedLinear(nn.Module):
     """A linear, and what adapters add to it."""
 
-    def __init__(self, linear: nn.Module, bank: "LoraBank", weight: Tensor, sizes: Sequence[int]) -> None:
+    def __init__(
+        self,
+        linear: nn.Module,
+        bank: "LoraBank",
+        weight: Tensor,
+        sizes: Sequence[int],
+        kernels: Kernels | None = None,
+    ) -> None:
         """Make room around `linear`, whose weight was `weight` [sum of sizes, I] and whose parts have `sizes` outputs."""
         super().__init__()
+        self._kernels = kernels
         self._linear = linear
         self._bank = bank
         self._sizes = list(sizes)
@@ -93,6 +114,9 @@ class AdaptedLinear(nn.Module):
         return output
 
     def _add(self, selection: Selection, x: Tensor, output: Tensor) -> None:
+        if self._kernels is not None and len(selection.rows) <= NATIVE_POSITIONS:
+            self._kernels.adapt(output, x.contiguous(), self._down, self._up, selection.rows, selection.slots)
+            return
         slots = slice(selection.first, selection.stop)
         low = x @ self._down[slots].flatten(0, 2).T
         low = low.view(len(x), -1, len(self._sizes), self._bank.rank)
@@ -138,7 +162,12 @@ class LoraBank:
         self._free = list(range(slots))
 
     def adapt(
-        self, linear: nn.Module, weight: Tensor, names: Sequence[str], sizes: Sequence[int]
+        self,
+        linear: nn.Module,
+        weight: Tensor,
+        names: Sequence[str],
+        sizes: Sequence[int],
+        kernels: Kernels | None = None,
     ) -> nn.Module:
         """What stands in the place of a linear.
 
@@ -147,8 +176,9 @@ class LoraBank:
             weight: [sum of sizes, I].
             names: of the modules whose product it is, as the model's author calls them, in order.
             sizes: their outputs.
+            kernels: add what adapters do to a few positions.
         """
-        adapted = AdaptedLinear(linear, self, weight, sizes)
+        adapted = AdaptedLinear(linear, self, weight, sizes, kernels)
         self._places |= {name: (adapted, part) for part, name in enumerate(names)}
         return adapted
 
@@ -212,4 +242,4 @@ def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
     return torch.from_numpy(memory).view(like.dtype).view(shape)
 
 
-__all__ = ["BASE", "AdaptedLinear", "LoraBank", "Low", "Selection"]
+__all__ = ["BASE", "NATIVE_POSITIONS", "AdaptedLinear", "LoraBank", "Low", "Selection"]

@@ -24,7 +24,7 @@ from inlay.engine.torch.families import Family, check_positions, check_windows, 
 from inlay.engine.torch.fused import fuse
 from inlay.engine.torch.gathered_attention import Workspace
 from inlay.engine.torch.layers import LayerShape, observe
-from inlay.engine.torch.linear import accelerate
+from inlay.engine.torch.linear import accelerate, least_rows
 from inlay.engine.torch.lora import LoraBank, Selection
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.page_groups import PageGroup, group_layers
@@ -35,10 +35,6 @@ from inlay.errors import EngineError, InvalidRequestError
 from inlay.tensors.table import EmbeddingTable, config_of
 
 _logger = logging.getLogger(__name__)
-
-_LEAST_ROWS = 4
-"""Positions a step computes at least on a CPU, the missing ones padded: oneDNN reads weights at 17 GB/s for products of one
-row and 14 for two, but 20 for three to six, of 34 a core can read here."""
 
 
 class CausalModel:
@@ -86,7 +82,7 @@ class CausalModel:
         self._embed = model.get_input_embeddings()
         self._float32_scores = family.float32_scores
         self._workspace = Workspace()
-        self._least_rows = _LEAST_ROWS if model.device.type == "cpu" else 1
+        self._least_rows = least_rows(model)
         self.path = str(directory)
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device

@@ -8,67 +8,28 @@
 #include <cstring>
 #include <limits>
 
-#include "lanes.h"
+#include "vectors.h"
 
 namespace {
 
 // Rows from which several threads are worth their start.
 constexpr int64_t WORTH_THREADS = 16;
 
-// A CPU does not look ahead from one page to another, and pages lie anywhere.
-template <typename T>
-inline void fetch(const T* from, int64_t size) {
-    for (int64_t i = 0; i < size; i += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(from + i);
-}
-
-// scores[g][j] = queries[g] . rows[j] for GROUP queries of one head; a row is widened once for all of them.
-template <int GROUP, typename T>
-void dots(float* scores, int64_t score_stride, const float* queries, const T* rows, const T* next, int64_t count, int64_t size) {
-    for (int64_t j = 0; j < count; j++) {
-        const T* row = rows + j * size;
-        if (next) fetch(next + j * size, size);
-        Lanes sums[GROUP] = {};
-        int64_t i = 0;
-        for (; i + LANES <= size; i += LANES) {
-            const Lanes k = load_lanes(row + i);
-            for (int g = 0; g < GROUP; g++) sums[g] += load_lanes(queries + g * size + i) * k;
-        }
-        for (int g = 0; g < GROUP; g++) {
-            float sum = sum_lanes(sums[g]);
-            for (int64_t rest = i; rest < size; rest++) sum += queries[g * size + rest] * load(row[rest]);
-            scores[g * score_stride + j] = sum;
-        }
-    }
-}
-
-// acc[g] = acc[g] * shrink[g] + sum of weights[g][j] * rows[j], for GROUP queries of one head.
-template <int GROUP, typename T>
-void accumulate(
-    float* acc, int64_t acc_stride, const float* shrink, const float* weights, int64_t weight_stride, const T* rows, const T* next,
-    int64_t count, int64_t size) {
-    if (next)
-        for (int64_t j = 0; j < count; j++) fetch(next + j * size, size);
-    int64_t i = 0;
-    for (; i + LANES <= size; i += LANES) {
-        Lanes sums[GROUP];
-        for (int g = 0; g < GROUP; g++) sums[g] = load_lanes(acc + g * acc_stride + i) * shrink[g];
-        for (int64_t j = 0; j < count; j++) {
-            const Lanes v = load_lanes(rows + j * size + i);
-            for (int g = 0; g < GROUP; g++) sums[g] += weights[g * weight_stride + j] * v;
-        }
-        for (int g = 0; g < GROUP; g++) std::memcpy(acc + g * acc_stride + i, &sums[g], sizeof(Lanes));
-    }
-    for (int g = 0; g < GROUP; g++)
-        for (int64_t rest = i; rest < size; rest++) {
-            float sum = acc[g * acc_stride + rest] * shrink[g];
-            for (int64_t j = 0; j < count; j++) sum += weights[g * weight_stride + j] * load(rows[j * size + rest]);
-            acc[g * acc_stride + rest] = sum;
-        }
-}
-
 // Greatest of the finite and infinite scores; a NaN among them shows in the sum of their exponentials.
 inline float greatest(const float* scores, int64_t count, float start) {
-    for (int64_t i = 0; i < count; i++) start = scores[i] > start ? scores[i] : start;
+    int64_t i = 0;
+    if (count >= LANES) {
+        Lanes top = load_lanes(scores);
+        for (i = LANES; i + LANES <= count; i += LANES) {
+            const Lanes own = load_lanes(scores + i);
+            top = own > top ? own : top;
+        }
+        Half eight[2];
+        std::memcpy(eight, &top, sizeof(top));
+        eight[0] = eight[0] > eight[1] ? eight[0] : eight[1];
+        for (int64_t lane = 0; lane < LANES / 2; lane++) start = eight[0][lane] > start ? eight[0][lane] : start;
+    }
+    for (; i < count; i++) start = scores[i] > start ? scores[i] : start;
     return start;
 }
 
@@ -161,22 +122,24 @@ void attend_part(const PagedDecode& a, int64_t s, int64_t h, int64_t low, int64_
 template <typename T>
 void merge_parts(const PagedDecode& a, int64_t s, int64_t h) {
     const int64_t stride = a.value_size + 2;
-    const float* parts = a.workspace + (s * a.heads + h) * a.splits * a.group * stride;
+    float* parts = a.workspace + (s * a.heads + h) * a.splits * a.group * stride;
     for (int64_t g = 0; g < a.group; g++) {
         const int64_t head = h * a.group + g;
         float top = a.sinks ? a.sinks[head] : -std::numeric_limits<float>::infinity();
         for (int64_t c = 0; c < a.splits; c++) top = std::max(top, parts[(c * a.group + g) * stride]);
         float sum = a.sinks ? exponential(a.sinks[head] - top) : 0.0f;
         for (int64_t c = 0; c < a.splits; c++) {
-            const float* state = parts + (c * a.group + g) * stride;
-            sum += state[1] * exponential(state[0] - top);
+            float* state = parts + (c * a.group + g) * stride;
+            // From here on the factor of the part's values.
+            state[0] = exponential(state[0] - top);
+            sum += state[1] * state[0];
         }
         T* out = static_cast<T*>(a.out) + (a.rows[s] * a.heads * a.group + head) * a.value_size;
         for (int64_t i = 0; i < a.value_size; i++) {
             float found = 0;
             for (int64_t c = 0; c < a.splits; c++) {
                 const float* state = parts + (c * a.group + g) * stride;
-                found += state[2 + i] * exponential(state[0] - top);
+                found += state[2 + i] * state[0];
             }
             store(out + i, found / sum);
         }

@@ -53,10 +53,18 @@ inline Lanes load_lanes(const bf16* from) {
     return reinterpret_cast<Lanes>(__builtin_convertvector(bits, WideLanes) << 16);
 }
 
+typedef float Half __attribute__((vector_size(LANES / 2 * sizeof(float))));
+typedef float Quarter __attribute__((vector_size(LANES / 4 * sizeof(float))));
+
+// By halves: compilers add lanes one after another where they are told to.
 inline float sum_lanes(Lanes x) {
-    float sum = 0;
-    for (int64_t i = 0; i < LANES; i++) sum += x[i];
-    return sum;
+    Half eight[2];
+    std::memcpy(eight, &x, sizeof(x));
+    eight[0] += eight[1];
+    Quarter four[2];
+    std::memcpy(four, eight, sizeof(four));
+    four[0] += four[1];
+    return (four[0][0] + four[0][1]) + (four[0][2] + four[0][3]);
 }
 
 // exp for x <= 88, from Cephes' expf: range reduction by ln 2 and a polynomial of degree 5.

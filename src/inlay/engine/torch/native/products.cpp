@@ -1,0 +1,226 @@
+// Products of a few rows with a weight that oneDNN has packed: y = x W^T + b, in bfloat16, accumulated in float32.
+//
+// With few rows a product is as fast as its weight is read, and oneDNN reads it at two thirds of what a core can: nothing asks for
+// what comes next early enough. Here the weight is read once, from end to end, where oneDNN has put it, and asked for ahead.
+//
+// The weight lies in panels of `width` outputs, 32 or 64: [O / width][I / 2][width][2], pairs of inputs beside each other.
+// Shapes: R rows, I inputs, O outputs.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "tiles.h"
+
+extern "C" {
+
+struct PackedProduct {
+    const void* x;       // [R, I]
+    const void* weight;  // [O / width, I / 2, width, 2]
+    const void* bias;    // [O] or null
+    void* out;           // [R, O]
+    int64_t rows, inputs, outputs, width;
+    int32_t threads;
+};
+
+}  // extern "C"
+
+namespace {
+
+// Bytes ahead of what is read: the best of 0 to 16 KB, on an Intel machine.
+constexpr int64_t AHEAD = 2048;
+
+// Low and high halves: the first and second input of sixteen outputs. Little-endian; on another machine the result is refused.
+inline Lanes first_of_pair(WideLanes pairs) { return reinterpret_cast<Lanes>(pairs << 16); }
+inline Lanes second_of_pair(WideLanes pairs) { return reinterpret_cast<Lanes>(pairs & 0xffff0000u); }
+
+inline float bias_of(const PackedProduct& a, int64_t output) {
+    return a.bias ? load(static_cast<const bf16*>(a.bias)[output]) : 0.0f;
+}
+
+// PANELS panels of VECTORS * 16 outputs from `output` on; `x` [ROWS, I] in float32.
+template <int ROWS, int VECTORS, int PANELS>
+void panels(const PackedProduct& a, const float* x, int64_t output) {
+    constexpr int64_t WIDTH = VECTORS * LANES;
+    const bf16* weight = static_cast<const bf16*>(a.weight) + output * a.inputs;
+    Lanes sums[ROWS][PANELS * VECTORS] = {};
+    for (int64_t k = 0; k < a.inputs; k += 2)
+        for (int p = 0; p < PANELS; p++) {
+            const char* from = reinterpret_cast<const char*>(weight + p * WIDTH * a.inputs + k * WIDTH);
+            for (int v = 0; v < VECTORS; v++) {
+                // Into the second level: the first is too small for what is asked for ahead.
+                __builtin_prefetch(from + AHEAD + v * sizeof(Lanes), 0, 2);
+                WideLanes pairs;
+                std::memcpy(&pairs, from + v * sizeof(Lanes), sizeof(pairs));
+                const Lanes first = first_of_pair(pairs), second = second_of_pair(pairs);
+                for (int r = 0; r < ROWS; r++) {
+                    sums[r][p * VECTORS + v] += first * x[r * a.inputs + k];
+                    sums[r][p * VECTORS + v] += second * x[r * a.inputs + k + 1];
+                }
+            }
+        }
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < PANELS * VECTORS; v++)
+            for (int64_t i = 0; i < LANES; i++) {
+                const int64_t at = output + v * LANES + i;
+                store(static_cast<bf16*>(a.out) + r * a.outputs + at, sums[r][v][i] + bias_of(a, at));
+            }
+}
+
+template <int ROWS, int VECTORS>
+void few_rows(const PackedProduct& a, const float* x) {
+    // Two panels of 32 and not one: with more runs under way a core reads more.
+    constexpr int PANELS = 4 / VECTORS;
+    constexpr int64_t WIDTH = VECTORS * LANES, STEP = PANELS * WIDTH;
+    const int64_t whole = a.outputs / STEP, rest = (a.outputs - whole * STEP) / WIDTH;
+#pragma omp parallel for num_threads(a.threads) schedule(static)
+    for (int64_t task = 0; task < whole + rest; task++) {
+        if (task < whole)
+            panels<ROWS, VECTORS, PANELS>(a, x, task * STEP);
+        else
+            panels<ROWS, VECTORS, 1>(a, x, whole * STEP + (task - whole) * WIDTH);
+    }
+}
+
+template <int ROWS>
+void few_rows(const PackedProduct& a, const float* x) {
+    return a.width == 32 ? few_rows<ROWS, 2>(a, x) : few_rows<ROWS, 4>(a, x);
+}
+
+void few_rows(const PackedProduct& a) {
+    std::vector<float> x(a.rows * a.inputs);
+    for (size_t i = 0; i < x.size(); i++) x[i] = load(static_cast<const bf16*>(a.x)[i]);
+    switch (a.rows) {
+        case 1: return few_rows<1>(a, x.data());
+        case 2: return few_rows<2>(a, x.data());
+        case 3: return few_rows<3>(a, x.data());
+        case 4: return few_rows<4>(a, x.data());
+    }
+}
+
+#ifdef __AMX_BF16__
+
+// A tile of x: 16 rows of 32 inputs. Of the weight: 16 pairs of inputs of 16 outputs; two of them side by side are 32 inputs of a panel.
+constexpr int64_t ELEMENTS = TILE * BLOCK;
+
+struct Freed {
+    void operator()(bf16* memory) const { operator delete[](memory, std::align_val_t(64)); }
+};
+
+// x as tiles, [R / 16, I / 32, 16, 32], zero past its rows.
+std::unique_ptr<bf16[], Freed> tiles_of(const PackedProduct& a) {
+    const int64_t blocks = (a.rows + TILE - 1) / TILE, depth = a.inputs / BLOCK;
+    std::unique_ptr<bf16[], Freed> tiles(new (std::align_val_t(64)) bf16[blocks * depth * ELEMENTS]);
+    bf16* to = tiles.get();
+    for (int64_t b = 0; b < blocks; b++)
+        for (int64_t k = 0; k < depth; k++)
+            for (int64_t row = b * TILE; row < (b + 1) * TILE; row++, to += BLOCK) {
+                if (row < a.rows)
+                    std::memcpy(to, static_cast<const bf16*>(a.x) + row * a.inputs + k * BLOCK, BLOCK * sizeof(bf16));
+                else
+                    std::memset(static_cast<void*>(to), 0, BLOCK * sizeof(bf16));
+            }
+    return tiles;
+}
+
+inline void fetch_ahead(const bf16* from) {
+    const char* ahead = reinterpret_cast<const char*>(from) + AHEAD;
+    for (int64_t i = 0; i < 2 * ELEMENTS * static_cast<int64_t>(sizeof(bf16)); i += 64) _mm_prefetch(ahead + i, _MM_HINT_T1);
+}
+
+// Sums [16, 16] of block `b` of rows and the outputs from `output` on.
+void round_tile(const PackedProduct& a, const float* sums, int64_t b, int64_t output) {
+    for (int64_t row = b * TILE; row < std::min(a.rows, (b + 1) * TILE); row++, sums += TILE)
+        for (int64_t i = 0; i < TILE; i++)
+            store(static_cast<bf16*>(a.out) + row * a.outputs + output + i, sums[i] + bias_of(a, output + i));
+}
+
+// Two panels for at most 16 rows.
+void two_panels(Tiles& tiles, const PackedProduct& a, const bf16* x, int64_t output) {
+    const bf16 *left = static_cast<const bf16*>(a.weight) + output * a.inputs, *right = left + BLOCK * a.inputs;
+    tiles.clear();
+    for (int64_t k = 0; k < a.inputs / BLOCK; k++, x += ELEMENTS, left += 2 * ELEMENTS, right += 2 * ELEMENTS) {
+        fetch_ahead(left), fetch_ahead(right);
+        _tile_loadd(4, x, 64);
+        _tile_loadd(5, left, 128);
+        _tile_dpbf16ps(0, 4, 5);
+        _tile_loadd(6, left + BLOCK, 128);
+        _tile_dpbf16ps(1, 4, 6);
+        _tile_loadd(5, right, 128);
+        _tile_dpbf16ps(2, 4, 5);
+        _tile_loadd(6, right + BLOCK, 128);
+        _tile_dpbf16ps(3, 4, 6);
+    }
+    alignas(64) float sums[4][TILE * TILE];
+    _tile_stored(0, sums[0], 64);
+    _tile_stored(1, sums[1], 64);
+    _tile_stored(2, sums[2], 64);
+    _tile_stored(3, sums[3], 64);
+    for (int64_t j = 0; j < 4; j++) round_tile(a, sums[j], 0, output + j * TILE);
+}
+
+// One panel for all rows, 32 at a time.
+void one_panel(Tiles& tiles, const PackedProduct& a, const bf16* x, int64_t output) {
+    const int64_t blocks = (a.rows + TILE - 1) / TILE, depth = a.inputs / BLOCK;
+    alignas(64) float sums[4][TILE * TILE];
+    for (int64_t b = 0; b < blocks; b += 2) {
+        const bf16* weight = static_cast<const bf16*>(a.weight) + output * a.inputs;
+        // Of an odd number the last is computed twice: a way around that costs every other one.
+        const bf16 *upper = x + b * depth * ELEMENTS, *lower = b + 1 < blocks ? upper + depth * ELEMENTS : upper;
+        tiles.clear();
+        for (int64_t k = 0; k < depth; k++, upper += ELEMENTS, lower += ELEMENTS, weight += 2 * ELEMENTS) {
+            if (b == 0) fetch_ahead(weight);
+            _tile_loadd(4, upper, 64);
+            _tile_loadd(6, weight, 128);
+            _tile_loadd(5, lower, 64);
+            _tile_loadd(7, weight + BLOCK, 128);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(1, 4, 7);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+        _tile_stored(0, sums[0], 64);
+        _tile_stored(1, sums[1], 64);
+        _tile_stored(2, sums[2], 64);
+        _tile_stored(3, sums[3], 64);
+        for (int64_t j = 0; j < 4; j++) round_tile(a, sums[j], b + j / 2, output + j % 2 * TILE);
+    }
+}
+
+void by_tiles(const PackedProduct& a) {
+    const auto x = tiles_of(a);
+    const int64_t pairs = a.rows <= TILE ? a.outputs / (2 * BLOCK) : 0, rest = a.outputs / BLOCK - 2 * pairs;
+#pragma omp parallel num_threads(a.threads)
+    {
+        Tiles tiles;
+#pragma omp for schedule(static)
+        for (int64_t task = 0; task < pairs + rest; task++) {
+            if (task < pairs)
+                two_panels(tiles, a, x.get(), task * 2 * BLOCK);
+            else
+                one_panel(tiles, a, x.get(), (2 * pairs + task - pairs) * BLOCK);
+        }
+    }
+}
+
+#endif
+
+}  // namespace
+
+extern "C" {
+
+// Whether there are tiles and the kernel lets this process use them.
+int32_t inlay_have_tiles() { return TILES_COMPILED && tiles_granted(); }
+
+// At most four rows, or, with tiles, any number where `width` is 32 and `inputs` a multiple of 32.
+void inlay_packed_product_bfloat16(const PackedProduct* a) {
+#ifdef __AMX_BF16__
+    if (a->rows > 4) return by_tiles(*a);
+#endif
+    few_rows(*a);
+}
+
+}  // extern "C"
