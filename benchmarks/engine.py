@@ -180,7 +180,7 @@ class Ours:
         self._works += 1
         grammar, state = self._grammar, None
         if grammar is not None and self._grammars is not None:
-            state = self._grammars.start(grammar, (), ()).result()
+            state = self._grammars.start(grammar, (), ()).state.result()
         sampling = Sampling(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, grammar=grammar)
         prompt = Prompt.of(Tokens(ids))
         work = Work(id=str(self._works), prompt=prompt, sampling=sampling, adapter=adapter)
