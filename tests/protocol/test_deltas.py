@@ -5,8 +5,9 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.protocol.deltas import after, halves, sliced, untold
-from inlay.protocol.work import Delta, PromptLogprobs, TokenLogprobs, Usage
+from inlay.errors import EngineError, ErrorFrame
+from inlay.protocol.deltas import after, halves, joined, sliced, untold
+from inlay.protocol.work import Delta, FinishReason, PromptLogprobs, TokenLogprobs, Usage
 
 
 def scores(start: int, count: int, top: int) -> PromptLogprobs:
@@ -84,3 +85,60 @@ def test_prompt_logprobs_that_were_told_are_left_out(count: int, top: int, posit
     else:
         assert rest == sliced(told, max(0, position - 4), count)
         assert rest.start == max(4, position)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 4), min_size=1, max_size=8),
+    with_logprobs=st.sets(st.integers(0, 7)),
+    told=st.sets(st.integers(0, 7)),
+    resumed=st.integers(0, 5),
+    reason=st.sampled_from([None, "stop", "length", "abort"]),
+)
+def test_joined_deltas_say_the_same_in_the_same_order(
+    sizes: list[int], with_logprobs: set[int], told: set[int], resumed: int, reason: FinishReason | None
+) -> None:
+    deltas, offset = [], resumed
+    for index, size in enumerate(sizes):
+        ids = tuple(range(offset, offset + size))
+        last = index == len(sizes) - 1
+        deltas.append(
+            Delta(
+                "w",
+                1,
+                offset,
+                ids,
+                tuple(TokenLogprobs(-float(id_)) for id_ in ids) if index in with_logprobs else (),
+                reason if last else None,
+                7 if last and reason == "stop" else None,
+                Usage(3, offset + size) if index in told else None,
+            )
+        )
+        offset += size
+    fewer = joined(deltas)
+    assert [id_ for delta in fewer for id_ in delta.token_ids] == list(range(resumed, offset))
+    assert [delta.offset + len(delta.token_ids) for delta in fewer[:-1]] == [
+        delta.offset for delta in fewer[1:]
+    ]
+    assert [one for delta in fewer for one in delta.logprobs] == [
+        one for delta in deltas for one in delta.logprobs
+    ]
+    assert all(len(delta.logprobs) in (0, len(delta.token_ids)) for delta in fewer)
+    assert [delta.finish_reason for delta in fewer] == [None] * (len(fewer) - 1) + [reason]
+    assert fewer[-1].stop_token_id == deltas[-1].stop_token_id
+    usages = [delta.usage for delta in deltas if delta.usage is not None]
+    assert [delta.usage for delta in fewer if delta.usage is not None][-1:] == usages[-1:]
+    if not with_logprobs and reason != "abort":
+        assert len(fewer) == 1
+
+
+def test_what_does_not_follow_is_not_joined() -> None:
+    first = Delta("w", 1, 0, (1, 2))
+    for second in (
+        Delta("w", 1, 3, (4,)),
+        Delta("w", 1, 1, (2,)),
+        Delta("w", 2, 2, (3,)),
+        Delta("w", 1, 2, (3,), finish_reason="abort"),
+        Delta("w", 1, 2, finish_reason="error", error=ErrorFrame.of(EngineError("no"))),
+        Delta("w", 1, 2, prompt_logprobs=scores(0, 1, 0)),
+    ):
+        assert joined([first, second]) == [first, second]

@@ -1,6 +1,7 @@
-"""Cutting what an engine says, without changing it."""
+"""Cutting and joining what an engine says, without changing it."""
 
 import struct
+from collections.abc import Sequence
 from itertools import islice
 
 import msgspec
@@ -61,3 +62,42 @@ def halves(delta: Delta) -> tuple[Delta, Delta] | None:
     )
     rest = msgspec.structs.replace(after(delta, delta.offset + middle), prompt_logprobs=None)
     return first, rest
+
+
+def joined(deltas: Sequence[Delta]) -> list[Delta]:
+    """Deltas of one work as fewer that say the same: those become one that follow each other and hold little but ids."""
+    runs: list[list[Delta]] = []
+    for delta in deltas:
+        if runs and _follows(runs[-1][-1], delta):
+            runs[-1].append(delta)
+        else:
+            runs.append([delta])
+    return [run[0] if len(run) == 1 else _one(run) for run in runs]
+
+
+def _follows(first: Delta, second: Delta) -> bool:
+    return (
+        first.finish_reason is None
+        and second.finish_reason in (None, "stop", "length")
+        and first.attempt == second.attempt
+        and first.offset + len(first.token_ids) == second.offset
+        and _plain(first)
+        and _plain(second)
+    )
+
+
+def _plain(delta: Delta) -> bool:
+    return not delta.logprobs and delta.prompt_logprobs is None and delta.error is None
+
+
+def _one(run: list[Delta]) -> Delta:
+    last = run[-1]
+    return Delta(
+        last.work_id,
+        last.attempt,
+        run[0].offset,
+        tuple(id_ for delta in run for id_ in delta.token_ids),
+        finish_reason=last.finish_reason,
+        stop_token_id=last.stop_token_id,
+        usage=next((delta.usage for delta in reversed(run) if delta.usage is not None), None),
+    )

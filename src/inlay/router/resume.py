@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import msgspec
 
 from inlay.errors import DeadlineExceededError, EngineError, InlayError, NotFoundError, OverloadedError
-from inlay.protocol.deltas import after, untold
+from inlay.protocol.deltas import after, joined, untold
 from inlay.protocol.work import Delta, Exactness, ModelCard, PromptLogprobs, Stream, Usage, Work, Worker
 
 log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class ResumingStream:
     def _kept_of(self, deltas: Sequence[Delta]) -> tuple[list[Delta], InlayError | None]:
         """(what is to be shown, what ends the attempt after it)."""
         batch: list[Delta] = []
-        for delta in deltas:
+        for delta in joined(deltas):
             try:
                 kept = self._kept(delta)
             except InlayError as error:
