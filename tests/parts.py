@@ -8,8 +8,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-READY_SECONDS = 90.0
-END_SECONDS = 30.0
+READY_SECONDS = 180.0
+END_SECONDS = 90.0
 
 
 class Part:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-START_SECONDS = 90.0
+START_SECONDS = 180.0
 
 _PORTS = 12000, 29999
 """Below those that connections get, of which a test makes many before its server listens."""

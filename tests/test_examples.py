@@ -59,7 +59,7 @@ def test_notes_that_are_retrieved_by_vectors_and_sent_as_rows_are_answered_from(
             sys.executable, str(ROOT / "examples" / "retrieval.py"),
             "--base-url", answering.v1, "--embedding-url", finding.v1,
         ],
-        check=True, capture_output=True, text=True, timeout=110,
+        check=True, capture_output=True, text=True, timeout=180,
     )  # fmt: skip
     assert "Where is the key?  <- " in run.stdout
     last = run.stdout.splitlines()[-1]

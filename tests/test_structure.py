@@ -97,4 +97,4 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 import {module}
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=180)

@@ -21,7 +21,7 @@ from inlay.cli.demo import inputs_shown, question_shown
 from inlay.cli.settings import DemoSettings
 from tests.serving import free_port
 
-START_SECONDS = 90
+START_SECONDS = 180
 
 
 PYTHON = "python" if shutil.which("python") == sys.executable else shlex.quote(sys.executable)

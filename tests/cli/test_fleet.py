@@ -25,8 +25,8 @@ from tests.parts import Part, running
 from tests.serving import Served, free_port, serving
 
 pytestmark = pytest.mark.slow
-END_SECONDS = 30
-READY_SECONDS = 90
+END_SECONDS = 90
+READY_SECONDS = 180
 RAW = {"content-type": "application/octet-stream"}
 
 

@@ -32,7 +32,7 @@ CLIENT_SECONDS = 300
 TEXT = "the harbour town counts its lanterns every night and writes the number in a book"
 MODEL = "llama"
 HARMS = ("freeze", "restart NATS", "kill a frontend", "kill", "drain")
-READY_SECONDS = 90
+READY_SECONDS = 180
 
 
 def saved_bytes(rows: torch.Tensor) -> bytes:

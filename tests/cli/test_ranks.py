@@ -38,7 +38,7 @@ def ask(server: Served, family: int) -> int:
     """How much of a prompt was cached."""
     body = {"model": "m", "prompt": [family + 3] * 200, "max_tokens": 2, "temperature": 0}
     answer = httpx.post(
-        server.v1 + "/completions", json=body, headers={"authorization": "Bearer chief"}, timeout=60
+        server.v1 + "/completions", json=body, headers={"authorization": "Bearer chief"}, timeout=180
     )
     assert answer.status_code == 200, answer.text
     cached: int = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
@@ -46,7 +46,7 @@ def ask(server: Served, family: int) -> int:
 
 
 def tell(server: Served, path: str) -> dict[str, Any]:
-    answer = httpx.post(server.url + path, headers={"authorization": "Bearer chief"}, timeout=60)
+    answer = httpx.post(server.url + path, headers={"authorization": "Bearer chief"}, timeout=180)
     assert answer.status_code == 200, answer.text
     body: dict[str, Any] = answer.json()
     return body

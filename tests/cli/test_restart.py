@@ -16,7 +16,7 @@ from tests.serving import Served, serving, starting
 PROMPT = {"prompt": "the lighthouse keeper counted the ships", "max_tokens": 20, "temperature": 0}
 PATIENCE = 90.0
 
-client = httpx.Client(verify=False, timeout=60)
+client = httpx.Client(verify=False, timeout=180)
 """One for all: making what verifies certificates takes long."""
 
 

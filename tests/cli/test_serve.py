@@ -17,7 +17,7 @@ import pytest
 from tests.models import tiny
 from tests.serving import serving
 
-END_SECONDS = 30
+END_SECONDS = 90
 
 
 def refused(*words: object) -> tuple[int, list[str]]:

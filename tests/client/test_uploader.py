@@ -171,7 +171,7 @@ def test_the_command_prints_the_id(url: str, uploader: Uploader, tmp_path: Path)
     ]
 
     def run(*more: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run([*command, *more], capture_output=True, text=True, timeout=60)
+        return subprocess.run([*command, *more], capture_output=True, text=True, timeout=180)
 
     plain = run()
     assert (plain.returncode, plain.stdout.strip()) == (0, uploader.upload(prompt(3).to_bytes()).id)

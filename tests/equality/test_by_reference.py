@@ -49,13 +49,13 @@ def answers(url: str, data: bytes, id_: str) -> dict[str, list[int]]:
         return {**fields, "prompt_embeds": source, **more}
 
     def post(source: object, **more: Any) -> list[int]:
-        return ids_of(httpx.post(url + "/v1/completions", json=request(source, **more), timeout=60))
+        return ids_of(httpx.post(url + "/v1/completions", json=request(source, **more), timeout=180))
 
     files: Any = [("request", (None, json.dumps(request({"part": "a"})))), ("a", ("a.pt", data))]
     inner = [{"type": "prompt_embeds", "ref": id_}]
     return {
         "by value": post(base64.b64encode(data).decode()),
-        "multipart": ids_of(httpx.post(url + "/v1/completions", files=files, timeout=60)),
+        "multipart": ids_of(httpx.post(url + "/v1/completions", files=files, timeout=180)),
         "by reference": post({"ref": id_}),
         "by reference, apart from what is cached": post({"ref": id_}, cache_salt="another"),
         "by reference in parts": post(None, prompt=inner),

@@ -50,7 +50,7 @@ async def test_a_request_that_two_workers_share_has_the_vectors_of_transformers(
 ) -> None:
     url, fleet = served
     texts = [f"{text} {'x ' * (number % 7)}" for number, text in enumerate(TEXTS)]
-    async with httpx.AsyncClient(timeout=60) as client:
+    async with httpx.AsyncClient(timeout=180) as client:
         response = await client.post(url + "/v1/embeddings", json={"input": texts})
     assert response.status_code == 200, response.text
     vectors = np.array([item["embedding"] for item in response.json()["data"]], np.float32)

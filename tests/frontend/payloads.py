@@ -39,7 +39,7 @@ def constant(value: float, rows: int = 4, hidden: int = HIDDEN, *, table_id: str
 
 def post(url: str, path: str, body: Any, **headers: str) -> httpx.Response:
     names = {name.replace("_", "-"): value for name, value in headers.items()}
-    return httpx.post(url + path, json=body, headers=names, timeout=30)
+    return httpx.post(url + path, json=body, headers=names, timeout=180)
 
 
 def error(response: httpx.Response) -> dict[str, Any]:

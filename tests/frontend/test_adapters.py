@@ -61,12 +61,12 @@ def nothing_is_left(url: str) -> Iterator[None]:
 
 def load(url: str, name: str, path: object = "", **more: Any) -> httpx.Response:
     body = {"lora_name": name, **({"lora_path": str(path)} if path else {}), **more}
-    return httpx.post(url + "/v1/load_lora_adapter", json=body, headers=ADMIN, timeout=60)
+    return httpx.post(url + "/v1/load_lora_adapter", json=body, headers=ADMIN, timeout=180)
 
 
 def unload(url: str, name: str, **more: Any) -> httpx.Response:
     return httpx.post(
-        url + "/v1/unload_lora_adapter", json={"lora_name": name, **more}, headers=ADMIN, timeout=60
+        url + "/v1/unload_lora_adapter", json={"lora_name": name, **more}, headers=ADMIN, timeout=180
     )
 
 
@@ -244,7 +244,7 @@ def test_unloading_lets_a_stream_end_and_takes_no_new_request(url: str, lora: Pa
         body = {"model": "a", "prompt": [1, 2, 3], "max_tokens": 200, "ignore_eos": True, "stream": True}
         count = 0
         headers = {"authorization": "Bearer plain"}
-        with httpx.stream("POST", url + "/v1/completions", json=body, headers=headers, timeout=60) as answer:
+        with httpx.stream("POST", url + "/v1/completions", json=body, headers=headers, timeout=180) as answer:
             for line in answer.iter_lines():
                 if line.startswith("data: {"):
                     count += bool(json.loads(line[6:])["choices"])
@@ -267,7 +267,7 @@ def test_a_stream_that_outlasts_the_deadline_ends_with_an_error(url: str, lora: 
     load(url, "a", lora)
     body = {"model": "a", "prompt": [1, 2, 3], "max_tokens": 450, "ignore_eos": True, "stream": True}
     headers = {"authorization": "Bearer plain"}
-    with httpx.stream("POST", url + "/v1/completions", json=body, headers=headers, timeout=60) as answer:
+    with httpx.stream("POST", url + "/v1/completions", json=body, headers=headers, timeout=180) as answer:
         lines = (line for line in answer.iter_lines() if line.startswith("data: "))
         next(lines)
         assert unload(url, "a", drain_timeout=0).status_code == 200

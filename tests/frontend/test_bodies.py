@@ -21,7 +21,7 @@ JSON = {"content-type": "application/json"}
 def raw(url: str, data: bytes, *, then: bytes | None = None, wait: float = 0.0) -> bytes:
     """What the server answers to bytes on a connection, read until it closes or is silent."""
     parts = urlsplit(url)
-    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=10) as connection:
+    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=30) as connection:
         connection.sendall(data)
         if then is not None:
             time.sleep(wait)
@@ -64,7 +64,7 @@ def test_a_body_over_the_limit_is_refused_before_it_is_sent(url: str) -> None:
 
 def test_a_sender_of_a_refused_body_gets_to_see_why(url: str) -> None:
     response = httpx.post(
-        url + "/v1/completions", content=b"x" * (80 * 1024 * 1024), headers=JSON, timeout=30
+        url + "/v1/completions", content=b"x" * (80 * 1024 * 1024), headers=JSON, timeout=180
     )
     assert response.status_code == 413
 
@@ -80,7 +80,7 @@ def test_a_slow_body_is_given_up(llama: Fleet) -> None:
 def test_a_trickle_is_given_up_though_bytes_keep_coming(llama: Fleet) -> None:
     url = llama.serve(body_timeout=0.5)
     parts = urlsplit(url)
-    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=10) as connection:
+    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=30) as connection:
         connection.sendall(head(1000))
         began = time.monotonic()
         connection.settimeout(0.05)

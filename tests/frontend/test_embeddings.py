@@ -73,7 +73,7 @@ def expected(text: str | list[int]) -> npt.NDArray[np.float32]:
 
 
 def post(url: str, path: str = "/v1/embeddings", **body: Any) -> httpx.Response:
-    return httpx.post(url + path, json=body, timeout=60)
+    return httpx.post(url + path, json=body, timeout=180)
 
 
 def vectors(response: httpx.Response) -> npt.NDArray[np.float32]:
@@ -278,7 +278,7 @@ def test_a_client_that_leaves_frees_the_engine(bert: Fleet, url: str) -> None:
 def test_a_request_that_takes_too_long_ends_with_504(bert: Fleet, url: str) -> None:
     texts = different(2000)
     response = httpx.post(
-        url + "/v1/embeddings", json={"input": texts}, headers={"X-Request-Timeout": "0.2"}, timeout=60
+        url + "/v1/embeddings", json={"input": texts}, headers={"X-Request-Timeout": "0.2"}, timeout=180
     )
     assert response.status_code == 504
     assert bert.idle_within(20)

@@ -141,7 +141,7 @@ def test_an_engine_is_not_probed_in_its_sleep(probed: Fleet) -> None:
     url = probed.serve(admin_api_key=["chief"])
     for path, state in (("/sleep", "asleep"), ("/wake_up", "ok")):
         assert (
-            httpx.post(url + path, headers={"authorization": "Bearer chief"}, timeout=60).status_code == 200
+            httpx.post(url + path, headers={"authorization": "Bearer chief"}, timeout=180).status_code == 200
         )
         body = waited(url, state)
         assert body["status"] == "ok"

@@ -27,14 +27,14 @@ MIB = 1024 * 1024
 
 def ask(url: str, key: str | None = None, **fields: Any) -> httpx.Response:
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
-    return httpx.post(url + "/v1/completions", json={**SHORT, **fields}, headers=headers, timeout=30)
+    return httpx.post(url + "/v1/completions", json={**SHORT, **fields}, headers=headers, timeout=180)
 
 
 @contextmanager
 def unfinished(url: str, length: int, more: str = "") -> Iterator[socket.socket]:
     """A request whose body does not come."""
     parts = urlsplit(url)
-    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=10) as connection:
+    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=30) as connection:
         head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n{more}\r\n"
         connection.sendall(head.encode() + b"{")
         yield connection

@@ -200,7 +200,7 @@ def send(
     named = [
         (name, (f"{name}.safetensors", data, "application/octet-stream")) for name, data in files.items()
     ]
-    return httpx.post(url + path, files=[*sent, *named], timeout=30, **more)
+    return httpx.post(url + path, files=[*sent, *named], timeout=180, **more)
 
 
 @pytest.fixture(scope="module")
@@ -267,7 +267,7 @@ def test_large_files_take_either_way_in(url: str, llama: Fleet, whole: bool) -> 
 
     headers = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
     got = httpx.post(
-        url + "/v1/completions", content=body if whole else pieces(), headers=headers, timeout=30
+        url + "/v1/completions", content=body if whole else pieces(), headers=headers, timeout=180
     )
     assert got.json()["choices"] == want.json()["choices"]
     until(lambda: llama.apps[url].server.budget.used == 0)

@@ -42,7 +42,7 @@ def shown(url: str, folder: Path) -> tuple[str, list[str]]:
     """(the page as its scripts have made it, what it said on the console)."""
     assert CHROMIUM is not None
     done = subprocess.run(
-        [CHROMIUM, *QUIET, f"--user-data-dir={folder}", url], capture_output=True, text=True, timeout=90
+        [CHROMIUM, *QUIET, f"--user-data-dir={folder}", url], capture_output=True, text=True, timeout=180
     )
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 

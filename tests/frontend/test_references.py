@@ -28,7 +28,7 @@ def stored(rows: torch.Tensor | np.ndarray[Any, Any], **more: Any) -> bytes:
 
 
 def upload(url: str, data: bytes, query: str = "", **headers: str) -> httpx.Response:
-    return httpx.post(f"{url}/v1/prompt_embeds{query}", content=data, headers={**RAW, **headers}, timeout=30)
+    return httpx.post(f"{url}/v1/prompt_embeds{query}", content=data, headers={**RAW, **headers}, timeout=180)
 
 
 def uploaded(url: str, data: bytes, **headers: str) -> str:
@@ -39,7 +39,7 @@ def uploaded(url: str, data: bytes, **headers: str) -> str:
 
 
 def complete(url: str, headers: dict[str, str] | None = None, **fields: Any) -> list[int]:
-    response = httpx.post(url + "/v1/completions", json={**GREEDY, **fields}, headers=headers, timeout=30)
+    response = httpx.post(url + "/v1/completions", json={**GREEDY, **fields}, headers=headers, timeout=180)
     assert response.status_code == 200, response.text
     ids: list[int] = response.json()["choices"][0]["token_ids"]
     return ids

@@ -70,7 +70,7 @@ def test_when_all_is_full_requests_wait_and_more_than_may_wait_are_503(
     narrow: Fleet, narrow_url: str
 ) -> None:
     def ask(**fields: object) -> httpx.Response:
-        return httpx.post(narrow_url + "/v1/completions", json={**LONG, **fields}, timeout=60)
+        return httpx.post(narrow_url + "/v1/completions", json={**LONG, **fields}, timeout=180)
 
     answers: list[httpx.Response] = []
     first = threading.Thread(target=lambda: answers.append(ask(n=4)))

@@ -33,7 +33,7 @@ def embedder() -> Iterator[str]:
 
 
 def post(url: str, path: str, **body: Any) -> dict[str, Any]:
-    response = httpx.post(url + path, json=body, timeout=60)
+    response = httpx.post(url + path, json=body, timeout=180)
     assert response.status_code == 200, response.text
     found: dict[str, Any] = response.json()
     return found
@@ -123,7 +123,7 @@ def test_an_embedding_model_scores_by_cosine(embedder: str) -> None:
 def test_what_cannot_be_scored_is_refused_by_name(
     url: str, path: str, body: dict[str, Any], param: str, phrase: str
 ) -> None:
-    response = httpx.post(url + path, json=body, timeout=60)
+    response = httpx.post(url + path, json=body, timeout=180)
     assert response.status_code == 400, response.text
     error = response.json()["error"]
     assert (error["param"], phrase in error["message"]) == (param, True), error
@@ -136,6 +136,6 @@ def test_long_pairs_are_cut_as_asked(url: str) -> None:
 
 def test_a_head_of_several_labels_gives_no_score() -> None:
     with fleet(tiny_scoring("distilbert", 3), task="score") as running:
-        response = httpx.post(running.serve() + "/score", json={"text_1": "a", "text_2": "b"}, timeout=60)
+        response = httpx.post(running.serve() + "/score", json={"text_1": "a", "text_2": "b"}, timeout=180)
         assert response.status_code == 400
         assert "3 labels" in response.json()["error"]["message"]

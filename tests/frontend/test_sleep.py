@@ -41,7 +41,7 @@ def patient_url(sleeper: Fleet) -> str:
 
 
 def tell(url: str, path: str, method: str = "POST") -> httpx.Response:
-    return httpx.request(method, url + path, headers=CHIEF, timeout=60)
+    return httpx.request(method, url + path, headers=CHIEF, timeout=180)
 
 
 def ask(url: str, **fields: Any) -> httpx.Response:

@@ -66,7 +66,7 @@ def test_a_stream_open_at_ctrl_c_ends_with_an_error_event_within_the_drain_time(
         tiny("llama"), "--engine", "echo", "--max-model-len", 5_000_000, "--drain-timeout", 1.5
     ) as served:
         body = {**LONG, "max_tokens": 4_000_000, "stream": True}
-        with httpx.stream("POST", served.url + "/v1/completions", json=body, timeout=30) as stream:
+        with httpx.stream("POST", served.url + "/v1/completions", json=body, timeout=180) as stream:
             lines = stream.iter_text()
             text = next(lines)
             served.process.send_signal(signal.SIGINT)
@@ -86,7 +86,7 @@ def test_a_second_ctrl_c_ends_at_once() -> None:
         tiny("llama"), "--engine", "echo", "--max-model-len", 5_000_000, "--drain-timeout", 60
     ) as served:
         body = {**LONG, "max_tokens": 4_000_000, "stream": True}
-        with httpx.stream("POST", served.url + "/v1/completions", json=body, timeout=30) as stream:
+        with httpx.stream("POST", served.url + "/v1/completions", json=body, timeout=180) as stream:
             next(stream.iter_text())
             served.process.send_signal(signal.SIGINT)
             time.sleep(0.5)

@@ -177,7 +177,9 @@ def test_a_key_with_costly_schemas_delays_no_other_key_s(llama: Fleet) -> None:
             body = json.dumps(
                 {"model": "tiny", "prompt": TEXT, "max_tokens": 1, "structured_outputs": {"json": schema}}
             )
-            connection = stack.enter_context(closing(http.client.HTTPConnection(host, int(port), timeout=60)))
+            connection = stack.enter_context(
+                closing(http.client.HTTPConnection(host, int(port), timeout=180))
+            )
             connection.request(
                 "POST",
                 "/v1/completions",

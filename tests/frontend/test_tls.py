@@ -30,7 +30,7 @@ def client(trusted: Path, pair: Pair | None = None) -> httpx.Client:
     context = ssl.create_default_context(cafile=str(trusted))
     if pair is not None:
         context.load_cert_chain(*pair)
-    return httpx.Client(verify=context, timeout=30)
+    return httpx.Client(verify=context, timeout=180)
 
 
 def localhost(url: str) -> str:

@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from inlay.plane.nats.settings import NatsSettings
 from tests.serving import free_port
 
-START_SECONDS = 20.0
+START_SECONDS = 60.0
 
 
 def binary() -> str:

@@ -20,13 +20,13 @@ def served() -> Iterator[Fleet]:
 def embed(url: str, key: str, text: str, **options: str) -> None:
     body = {"input": [text], **options}
     response = httpx.post(
-        url + "/v1/embeddings", json=body, headers={"Authorization": f"Bearer {key}"}, timeout=60
+        url + "/v1/embeddings", json=body, headers={"Authorization": f"Bearer {key}"}, timeout=180
     )
     assert response.status_code == 200, response.text
 
 
 def counted(url: str, name: str) -> float:
-    lines = httpx.get(url + "/metrics", timeout=60).text.splitlines()
+    lines = httpx.get(url + "/metrics", timeout=180).text.splitlines()
     return float(next(line for line in lines if line.startswith(f"inlay:embedding_cache_{name} ")).split()[1])
 
 

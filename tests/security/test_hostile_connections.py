@@ -24,7 +24,7 @@ JSON = b"content-type: application/json\r\n"
 def connected(client: httpx.Client) -> Iterator[socket.socket]:
     """A bare connection to the client's server."""
     parts = urlsplit(str(client.base_url))
-    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=30) as connection:
+    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=180) as connection:
         yield connection
 
 

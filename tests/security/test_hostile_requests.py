@@ -72,7 +72,7 @@ def test_more_candidates_than_any_number_can_count_are_all_of_them(
 ) -> None:
     # Found by the fuzzer: beyond 64 bits it was a 500.
     body = {"prompt": "a", **settings(), "temperature": 1.0, "seed": 5}
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=180) as client:
         every = shown(client.post("/v1/completions", json=body).json())
 
     def attack(client: httpx.Client) -> None:
@@ -174,7 +174,7 @@ def test_penalties_on_rows_do_not_depend_on_whoever_came_before(
     rows = saved(rows_of(path, tokenizer_of(path).encode("It is the town on the hill")))
     body = {"prompt_embeds": rows, **settings(24), "repetition_penalty": 1.5, "frequency_penalty": 0.5}
     body["ignore_eos"] = True
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=180) as client:
         first = shown(client.post("/v1/completions", json=body).json())
 
     def attack(client: httpx.Client) -> None:

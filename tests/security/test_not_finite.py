@@ -64,7 +64,7 @@ def asked(path: Path, dtype: str, server: Served) -> tuple[Question, ...]:
     if dtype == "float32":
         return found
     # In bfloat16 the reference may differ in the last bit; what is asked for is that nothing changes.
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=180) as client:
         answers = [shown(client.post(one.path, json=one.body).json()) for one in found]
     return tuple(Question(one.path, one.body, answer) for one, answer in zip(found, answers, strict=True))
 

@@ -60,7 +60,7 @@ def secrets(path: Path, number: int) -> dict[str, tuple[dict[str, Any], dict[str
 def cached(url: str, key: dict[str, str], form: dict[str, Any], **more: Any) -> int:
     """The cached tokens of a prompt, as its asker is told."""
     body = {**form, **settings(1), **more}
-    response = httpx.post(url + "/v1/completions", json=body, headers=key, timeout=60)
+    response = httpx.post(url + "/v1/completions", json=body, headers=key, timeout=180)
     assert response.status_code == 200, response.text
     number: int = response.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
     return number

@@ -28,7 +28,7 @@ SECRET_WORDS = "the harbour town counts its lanterns"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 ANOTHER = "5cf92f3577b34da6a3ce929d0e0e4736"
 PARENT = "00f067aa0ba902b7"
-START_SECONDS = 90
+START_SECONDS = 180
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Told:
             "traceparent": f"00-{trace or secrets.token_hex(16)}-{PARENT}-01",
             "x-request-id": f"r-{time.monotonic_ns()}",
         }
-        return httpx.post(self.url + "/v1/completions", json=body, headers=headers, timeout=60)
+        return httpx.post(self.url + "/v1/completions", json=body, headers=headers, timeout=180)
 
     def line_of(self, request_id: str) -> dict[str, Any]:
         deadline = time.monotonic() + 30

@@ -52,7 +52,7 @@ sys.meta_path.insert(0, Absent())
 import inlay.engine
 import inlay.worker.__main__
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=180)
 
 
 @pytest.fixture

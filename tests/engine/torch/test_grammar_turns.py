@@ -65,18 +65,18 @@ async def test_clients_take_turns_at_compiling(directory: Path, monkeypatch: pyt
     made = grammars.Grammars(directory, VOCAB_SIZE, (EOS_ID,))
     try:
         mine = [made.start(Grammar("regex", regex), (), (), client="hostile") for regex in "abcd"]
-        assert begun.get(timeout=60) == "a"
+        assert begun.get(timeout=180) == "a"
         good = made.start(Grammar("regex", "x"), (), (), client="good")
         # One of a client at a time, whatever threads are free.
-        assert begun.get(timeout=60) == "x"
+        assert begun.get(timeout=180) == "x"
         assert begun.empty()
         # Whoever else waits for the same has it done in its own turn.
         joined = made.start(Grammar("regex", "d"), (), (), client="third")
-        assert begun.get(timeout=60) == "d"
+        assert begun.get(timeout=180) == "d"
         for one in held.values():
             one.set()
         await asyncio.gather(*(asyncio.wrap_future(one.state) for one in (*mine, good, joined)))
-        assert sorted(begun.get(timeout=60) for _ in range(2)) == ["b", "c"]
+        assert sorted(begun.get(timeout=180) for _ in range(2)) == ["b", "c"]
     finally:
         for one in held.values():
             one.set()
