@@ -31,8 +31,8 @@ import torch
 from tests.frontend.live import fleet
 from transformers import BertConfig, BertModel, BertTokenizerFast
 
+from inlay import engine as engines
 from inlay.digest import Secret
-from inlay.engine.embed.engine import EmbedEngine
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.threads import environment
 from inlay.frontend.inputs import Cut, Texts, chunks
@@ -86,7 +86,7 @@ class Inlay:
                 "float32_matmul_precision": precision,
             }
         )
-        self._engine = EmbedEngine(settings, Secret.random())
+        self._engine = engines.create(settings, Secret.random())
         self._loop.run_until_complete(self._engine.start())
         self._renderer = Renderer.load(self._engine.card.path)
 

@@ -7,8 +7,8 @@ import httpx
 import numpy as np
 import pytest
 
+from inlay import engine as engines
 from inlay.digest import Secret
-from inlay.engine.embed.engine import EmbedEngine
 from inlay.engine.settings import EngineSettings
 from inlay.frontend import FrontendSettings, build_app, serve
 from inlay.router import Router
@@ -30,7 +30,7 @@ async def served(nats_server: NatsServer) -> AsyncIterator[tuple[str, Fleet]]:
     fleet = Fleet(nats_server)
     settings = EngineSettings(model=str(tiny_embedding("bert")), task="embed", served_model_name=["tiny"])
     for _ in range(2):
-        await fleet.worker(EmbedEngine(settings, SECRET))
+        await fleet.worker(engines.create(settings, SECRET))
     plane = await fleet.frontend(SECRET)
     await found(plane, 2)
     app = build_app(Router(plane), FrontendSettings(port=0), secret=SECRET)

@@ -66,8 +66,9 @@ def create(settings: EngineSettings, secret: Secret) -> Engine:
         return VllmEngine(settings, secret)
     if settings.task != "generate":
         from inlay.engine.embed.engine import EmbedEngine
+        from inlay.engine.embed.local_model import LocalModel
 
-        return EmbedEngine(settings, secret)
+        return EmbedEngine(settings, LocalModel(settings, secret))
     from inlay.engine.torch.engine import TorchEngine
 
     return TorchEngine(settings, secret)

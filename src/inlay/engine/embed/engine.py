@@ -1,24 +1,18 @@
-"""The embedding engine: batches across requests in a thread of its own, answers on the event loop."""
+"""The embedding engine: batches across requests, made into vectors by a `VectorModel`, answers on the event loop."""
 
 import asyncio
 import itertools
 import logging
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from queue import SimpleQueue
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from inlay import __version__
-from inlay.digest import Secret
 from inlay.engine.admission import PromptAdmission
-from inlay.engine.embed.encoder import Encoder
 from inlay.engine.embed.queue import Item, Queue
+from inlay.engine.embed.vector_model import Asked, Loaded, VectorModel
 from inlay.engine.probe import FIRST
 from inlay.engine.settings import EngineSettings
 from inlay.errors import (
@@ -32,11 +26,9 @@ from inlay.errors import (
 )
 from inlay.prompt import Buffer, Prompt, Tokens
 from inlay.protocol.embedding import EmbedWork, EmitVectors, Vectors
-from inlay.protocol.work import Limits, ModelCard, Stats, Task
+from inlay.protocol.work import ModelCard, Stats, Task
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 RETRY_AFTER = 1.0
 """Seconds after which to ask again when too much waits."""
@@ -71,22 +63,21 @@ class _Receiver:
 
 
 class EmbedEngine:
-    """A transformers model that makes vectors, or scores pairs, in this process.
+    """A model that makes vectors, or scores pairs.
 
-    The event loop owns all that waits; the engine's thread is given one batch at a time and gives back its vectors. When the model
-    itself fails, the works of that batch end with an error and the next batch is tried.
+    The event loop owns all that waits; the model is given a few batches at a time and gives back their vectors. When it
+    fails, the works of that batch end with an error and the next batch is tried.
     """
 
-    def __init__(self, settings: EngineSettings, secret: Secret) -> None:
+    def __init__(self, settings: EngineSettings, model: VectorModel) -> None:
         self._settings = settings
-        self._secret = secret
+        self._model = model
         self._queue = Queue(settings.max_num_batched_tokens)
         self._receivers: dict[str, _Receiver] = {}
-        self._encoder: Encoder | None = None
-        self._card: ModelCard | None = None
+        self._loaded: Loaded | None = None
         self._admission: PromptAdmission | None = None
-        self._worker = _Thread()
-        self._batch: asyncio.Task[None] | None = None
+        self._batches: set[asyncio.Task[None]] = set()
+        self._next: asyncio.Handle | None = None
         self._running = 0
         self._stats = Stats()
         self._closing = False
@@ -95,37 +86,46 @@ class EmbedEngine:
     @property
     def card(self) -> ModelCard:
         """What it serves. Raises `EngineError` before it is started."""
-        if self._card is None:
+        return self._ready.card
+
+    @property
+    def _ready(self) -> Loaded:
+        if self._loaded is None:
             raise EngineError("the engine is not started")
-        return self._card
+        return self._loaded
 
     async def start(self) -> None:
         """Load the model.
 
         Raises:
             InvalidRequestError: a model or settings it refuses.
-            EngineError: it was started before.
+            EngineError: it was started before, or the model did not start.
         """
-        if self._card is not None:
+        if self._loaded is not None:
             raise EngineError("the engine was started before")
-        encoder = self._encoder = await self._worker.run(partial(Encoder.load, self._settings))
-        self._card = _card(self._settings, encoder, self._secret)
+        loaded = self._loaded = await self._model.start()
+        self._queue = Queue(loaded.budget)
         self._admission = PromptAdmission(
-            vocab_size=encoder.vocab_size,
-            hidden_size=encoder.hidden_size,
-            dtype=self._card.dtype,
-            refuses_rows=encoder.refuses_rows,
+            vocab_size=loaded.card.vocab_size,
+            hidden_size=loaded.card.hidden_size,
+            dtype=loaded.card.dtype,
+            refuses_rows=loaded.card.prompt_embeds,
         )
 
     async def close(self) -> None:
-        """End every work with an error, stop the thread and let go of the model."""
+        """End every work with an error and let go of the model."""
         self._closing = True
         for work_id in tuple(self._receivers):
             self.abort(work_id)
-        if self._batch is not None:
-            await self._batch
-        await asyncio.to_thread(self._worker.close)
-        self._encoder = None
+        await asyncio.gather(*self._batches)
+        await self._model.close()
+
+    async def failed(self) -> EngineError:
+        """Return why, once the model has failed for good; every work ends with an error first."""
+        error = await self._model.failed()
+        for receiver in tuple(self._receivers.values()):
+            self._end(receiver, receiver.lost(error))
+        return error
 
     def embed(self, work: EmbedWork, emit: EmitVectors) -> None:
         """Admit `work`.
@@ -149,8 +149,9 @@ class EmbedEngine:
         expires = None if work.deadline is None else time.monotonic() + work.deadline
         self._receivers[work.id] = _Receiver(work, emit, expires, len(work.prompts))
         self._queue.add(work.id, [len(prompt) for prompt in work.prompts], priority=work.priority)
-        if self._batch is None:
-            self._batch = asyncio.create_task(self._run())
+        if self._next is None:
+            # Soon, not now: works that come together share a batch.
+            self._next = asyncio.get_running_loop().call_soon(self._start_batches)
 
     def _check(self, work: EmbedWork) -> None:
         if self._admission is None:
@@ -189,7 +190,7 @@ class EmbedEngine:
         work = EmbedWork(
             id=f"probe-{next(self._probes)}",
             prompts=(Prompt.of(Tokens((0,))),),
-            second_from=(1,) if self._encoder is not None and self._encoder.scores else (),
+            second_from=(1,) if Task.SCORE in self.card.tasks else (),
             priority=FIRST,
         )
         self.embed(work, done.set_result)
@@ -220,17 +221,18 @@ class EmbedEngine:
         except Exception:
             log.exception("the receiver of work %s failed", receiver.work.id)
 
-    async def _run(self) -> None:
-        """Compute batches until nothing waits."""
-        try:
-            while True:
-                self._expire()
-                batch = self._queue.next_batch()
-                if not batch:
-                    return
-                await self._compute(batch)
-        finally:
-            self._batch = None
+    def _start_batches(self) -> None:
+        """Give the model as many batches as it takes, of what waits."""
+        self._next = None
+        self._expire()
+        while len(self._batches) < self._ready.batches and (batch := self._queue.next_batch()):
+            task = asyncio.create_task(self._compute(batch, self._works_of(batch)))
+            self._batches.add(task)
+            task.add_done_callback(self._end_batch)
+
+    def _end_batch(self, task: asyncio.Task[None]) -> None:
+        self._batches.discard(task)
+        self._start_batches()
 
     def _expire(self) -> None:
         now = time.monotonic()
@@ -239,41 +241,42 @@ class EmbedEngine:
                 late = DeadlineExceededError("the deadline passed before the embedding was computed")
                 self._end(receiver, receiver.lost(late))
 
-    async def _compute(self, batch: Sequence[Item]) -> None:
-        works = {item.work_id: self._receivers[item.work_id] for item in batch}
-        prompts = [works[item.work_id].work.prompts[item.index] for item in batch]
-        pairs = [works[item.work_id].work.second_from for item in batch]
-        seconds = [
-            second[item.index] if second else item.length for second, item in zip(pairs, batch, strict=True)
-        ]
-        self._running = len(batch)
-        encoder = self._encoder
-        if encoder is None:
-            raise EngineError("the engine is not started")
+    def _works_of(self, batch: Sequence[Item]) -> dict[str, _Receiver]:
+        return {item.work_id: self._receivers[item.work_id] for item in batch}
+
+    async def _compute(self, batch: Sequence[Item], works: dict[str, _Receiver]) -> None:
+        asked = [_asked(works[item.work_id].work, item.index) for item in batch]
+        self._running += len(batch)
         try:
-            found = await self._worker.run(partial(_vectors, encoder, prompts, seconds))
+            found = await self._model.vectors(asked)
         except Exception as error:
             log.exception("a batch failed")
-            failed = EngineError(f"the model failed: {type(error).__name__}: {error}")
+            failed = (
+                error
+                if isinstance(error, InlayError)
+                else EngineError(f"the model failed: {type(error).__name__}: {error}")
+            )
             for work_id, receiver in works.items():
                 if self._receivers.get(work_id) is receiver:
                     self._end(receiver, receiver.lost(failed))
             return
         finally:
-            self._running = 0
-        self._count(batch, prompts)
+            self._running -= len(batch)
+        self._count(asked)
         for work_id, receiver in works.items():
             if self._receivers.get(work_id) is receiver:
                 mine = [place for place, item in enumerate(batch) if item.work_id == work_id]
                 self._take(receiver, [batch[place].index for place in mine], found[mine])
 
-    def _count(self, batch: Sequence[Item], prompts: Sequence[Prompt]) -> None:
-        positions = sum(item.length for item in batch)
+    def _count(self, batch: Sequence[Asked]) -> None:
+        positions = sum(len(asked.prompt) for asked in batch)
+        rows = sum(
+            len(asked.prompt) - len(asked.prompt.token_ids()) for asked in batch if asked.prompt.has_rows
+        )
         stats = self._stats
         self._stats = Stats(
             prompt_tokens=stats.prompt_tokens + positions,
-            rows_served=stats.rows_served
-            + sum(len(prompt) - len(prompt.token_ids()) for prompt in prompts if prompt.has_rows),
+            rows_served=stats.rows_served + rows,
             steps=stats.steps + 1,
             progress=stats.progress + positions,
         )
@@ -296,85 +299,9 @@ class EmbedEngine:
             self._end(receiver, receiver.answer())
 
 
-class _Thread:
-    """One thread that computes for the event loop, a thing at a time."""
-
-    def __init__(self) -> None:
-        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    async def run(self, work: Callable[[], T]) -> T:
-        """What `work` returns or raises, computed in the thread."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[T] = loop.create_future()
-
-        def settle(result: T | None, error: BaseException | None) -> None:
-            if done.cancelled():
-                return
-            if error is not None:
-                done.set_exception(error)
-            else:
-                done.set_result(result)  # type: ignore[arg-type]
-
-        def compute() -> None:
-            result: T | None = None
-            failure: Exception | None = None
-            try:
-                result = work()
-            except Exception as error:  # handed on: raised where it is awaited
-                failure = error
-            try:
-                loop.call_soon_threadsafe(settle, result, failure)
-            except RuntimeError:
-                log.warning("the event loop closed while the engine was computing")
-
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._loop, name="inlay-engine", daemon=True)
-            self._thread.start()
-        self._work.put(compute)
-        return await done
-
-    def _loop(self) -> None:
-        while (work := self._work.get()) is not None:
-            work()
-
-    def close(self) -> None:
-        """End the thread; nothing is being computed."""
-        if self._thread is not None:
-            self._work.put(None)
-            self._thread.join()
-
-
-def _vectors(encoder: Encoder, prompts: Sequence[Prompt], seconds: Sequence[int]) -> npt.NDArray[np.float32]:
-    found: npt.NDArray[np.float32] = encoder.vectors(prompts, seconds).numpy()
-    return found
-
-
-def _card(settings: EngineSettings, encoder: Encoder, secret: Secret) -> ModelCard:
-    names = settings.served_model_name or [settings.model]
-    max_abs = settings.max_prompt_embeds_abs
-    return ModelCard(
-        name=names[0],
-        aliases=tuple(names[1:]),
-        path=encoder.path,
-        weights_id=encoder.weights_id,
-        dtype=str(encoder.dtype).removeprefix("torch."),
-        vocab_size=encoder.vocab_size,
-        hidden_size=encoder.hidden_size,
-        limits=Limits(
-            max_model_len=encoder.max_model_len,
-            max_num_seqs=settings.max_num_seqs,
-            max_prompt_embeds_abs=100 * encoder.embedding_abs_max if max_abs is None else max_abs,
-        ),
-        engine="torch",
-        engine_version=__version__,
-        tasks=(Task.SCORE if encoder.scores else Task.EMBED,),
-        embedding_table_id=encoder.embedding_table_id,
-        embedding_abs_max=encoder.embedding_abs_max,
-        prompt_embeds=encoder.refuses_rows,
-        secret_fingerprint=secret.fingerprint,
-        embedding=encoder.card,
-    )
+def _asked(work: EmbedWork, index: int) -> Asked:
+    prompt = work.prompts[index]
+    return Asked(prompt, work.second_from[index] if work.second_from else len(prompt), work.salt)
 
 
 __all__ = ["EmbedEngine"]

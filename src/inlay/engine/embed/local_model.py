@@ -1,0 +1,139 @@
+"""A transformers model in this process as a `VectorModel`: a thread computes, the event loop waits."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from queue import SimpleQueue
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from inlay import __version__
+from inlay.digest import Secret
+from inlay.engine.embed.encoder import Encoder
+from inlay.engine.embed.vector_model import Asked, Loaded
+from inlay.engine.settings import EngineSettings
+from inlay.errors import EngineError
+from inlay.protocol.work import Limits, ModelCard, Task
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class LocalModel:
+    """An `Encoder` in a thread of its own."""
+
+    def __init__(self, settings: EngineSettings, secret: Secret) -> None:
+        self._settings = settings
+        self._secret = secret
+        self._encoder: Encoder | None = None
+        self._thread = _Thread()
+
+    async def start(self) -> Loaded:
+        """Load the model. Raises `InvalidRequestError` where it, or a setting, is refused."""
+        encoder = self._encoder = await self._thread.run(partial(Encoder.load, self._settings))
+        return Loaded(_card(self._settings, encoder, self._secret), self._settings.max_num_batched_tokens)
+
+    async def vectors(self, batch: Sequence[Asked]) -> npt.NDArray[np.float32]:
+        """What comes of each prompt: [len(batch), size]."""
+        if self._encoder is None:
+            raise EngineError("the engine is not started")
+        return await self._thread.run(partial(_vectors, self._encoder, batch))
+
+    async def failed(self) -> EngineError:
+        """Never return: what fails in this process ends a batch, or the process."""
+        return await asyncio.get_running_loop().create_future()
+
+    async def close(self) -> None:
+        """Stop the thread and let go of the model."""
+        await asyncio.to_thread(self._thread.close)
+        self._encoder = None
+
+
+class _Thread:
+    """One thread that computes for the event loop, a thing at a time."""
+
+    def __init__(self) -> None:
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """What `work` returns or raises, computed in the thread."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+
+        def settle(result: T | None, error: BaseException | None) -> None:
+            if done.cancelled():
+                return
+            if error is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(result)  # type: ignore[arg-type]
+
+        def compute() -> None:
+            result: T | None = None
+            failure: Exception | None = None
+            try:
+                result = work()
+            except Exception as error:  # handed on: raised where it is awaited
+                failure = error
+            try:
+                loop.call_soon_threadsafe(settle, result, failure)
+            except RuntimeError:
+                log.warning("the event loop closed while the engine was computing")
+
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._loop, name="inlay-engine", daemon=True)
+            self._thread.start()
+        self._work.put(compute)
+        return await done
+
+    def _loop(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+
+    def close(self) -> None:
+        """End the thread; nothing is being computed."""
+        if self._thread is not None:
+            self._work.put(None)
+            self._thread.join()
+
+
+def _vectors(encoder: Encoder, batch: Sequence[Asked]) -> npt.NDArray[np.float32]:
+    prompts, seconds = [asked.prompt for asked in batch], [asked.second_from for asked in batch]
+    found: npt.NDArray[np.float32] = encoder.vectors(prompts, seconds).numpy()
+    return found
+
+
+def _card(settings: EngineSettings, encoder: Encoder, secret: Secret) -> ModelCard:
+    names = settings.served_model_name or [settings.model]
+    max_abs = settings.max_prompt_embeds_abs
+    return ModelCard(
+        name=names[0],
+        aliases=tuple(names[1:]),
+        path=encoder.path,
+        weights_id=encoder.weights_id,
+        dtype=str(encoder.dtype).removeprefix("torch."),
+        vocab_size=encoder.vocab_size,
+        hidden_size=encoder.hidden_size,
+        limits=Limits(
+            max_model_len=encoder.max_model_len,
+            max_num_seqs=settings.max_num_seqs,
+            max_prompt_embeds_abs=100 * encoder.embedding_abs_max if max_abs is None else max_abs,
+        ),
+        engine="torch",
+        engine_version=__version__,
+        tasks=(Task.SCORE if encoder.scores else Task.EMBED,),
+        embedding_table_id=encoder.embedding_table_id,
+        embedding_abs_max=encoder.embedding_abs_max,
+        prompt_embeds=encoder.refuses_rows,
+        secret_fingerprint=secret.fingerprint,
+        embedding=encoder.card,
+    )
+
+
+__all__ = ["LocalModel"]
