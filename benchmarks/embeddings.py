@@ -33,6 +33,7 @@ from transformers import BertConfig, BertModel, BertTokenizerFast
 
 from inlay import engine as engines
 from inlay.digest import Secret
+from inlay.engine.embed.engine import EmbedEngine
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.threads import environment
 from inlay.frontend.inputs import Cut, Texts, chunks
@@ -86,7 +87,9 @@ class Inlay:
                 "float32_matmul_precision": precision,
             }
         )
-        self._engine = engines.create(settings, Secret.random())
+        engine = engines.create(settings, Secret.random())
+        assert isinstance(engine, EmbedEngine)
+        self._engine = engine
         self._loop.run_until_complete(self._engine.start())
         self._renderer = Renderer.load(self._engine.card.path)
 

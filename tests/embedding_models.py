@@ -71,11 +71,11 @@ _CLS = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
 _LAST = {"pooling_mode": "lasttoken"}
 
 _CONFIGS: dict[str, Any] = {
-    "bert": lambda: BertConfig(**_ENCODER),
-    "bge": lambda: BertConfig(**_ENCODER),
-    "e5": lambda: BertConfig(**_ENCODER),
-    "roberta": lambda: RobertaConfig(**_ENCODER),
-    "xlm-roberta": lambda: XLMRobertaConfig(**_ENCODER),
+    "bert": lambda **sizes: BertConfig(**_ENCODER | sizes),
+    "bge": lambda **sizes: BertConfig(**_ENCODER | sizes),
+    "e5": lambda **sizes: BertConfig(**_ENCODER | sizes),
+    "roberta": lambda **sizes: RobertaConfig(**_ENCODER | sizes),
+    "xlm-roberta": lambda **sizes: XLMRobertaConfig(**_ENCODER | sizes),
     "camembert": lambda: CamembertConfig(**_ENCODER),
     "electra": lambda: ElectraConfig(**_ENCODER, embedding_size=32),
     "distilbert": lambda: DistilBertConfig(
@@ -84,7 +84,7 @@ _CONFIGS: dict[str, Any] = {
     "modernbert": lambda: ModernBertConfig(
         **_ENCODER, local_attention=16, global_attn_every_n_layers=2, reference_compile=False
     ),
-    "qwen3": lambda: Qwen3Config(**_DECODER),
+    "qwen3": lambda **sizes: Qwen3Config(**_DECODER | sizes),
     "qwen2": lambda: Qwen2Config(**_DECODER),
     "llama": lambda: LlamaConfig(**_DECODER),
     "mistral": lambda: MistralConfig(**_DECODER, sliding_window=16),
@@ -125,9 +125,24 @@ _UNNORMALIZED = {"roberta"}
 
 @cache
 def tiny_embedding(name: str, **options: Any) -> Path:
-    """The directory of a tiny embedding model, made once and shared; treat it as read-only."""
+    """The directory of a tiny embedding model, made once and shared; treat it as read-only. `options` go into its config.json."""
+    directory = _embedding(name)
+    if options:
+        config = json.loads((directory / "config.json").read_text())
+        _json(directory / "config.json", config | options)
+    return directory
+
+
+@cache
+def sized_embedding(name: str, **sizes: Any) -> Path:
+    """One of `tiny_embedding`'s families in other sizes: fields of its configuration. Not of those with Dense layers."""
+    return _embedding(name, **sizes)
+
+
+def _embedding(name: str, **sizes: Any) -> Path:
+    config = _CONFIGS[name](**sizes)
     directory = _root() / f"{name}-{len(list(_root().iterdir()))}"
-    _save(AutoModel.from_config, _CONFIGS[name](), directory, name)
+    _save(AutoModel.from_config, config, directory, name)
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
     for number, (inside, outside, bias, activation) in enumerate(_DENSE.get(name, ()), 2):
         modules.append((f"{number}_Dense", "Dense"))
@@ -141,20 +156,20 @@ def tiny_embedding(name: str, **options: Any) -> Path:
             for index, (path, kind) in enumerate(modules)
         ],
     )
-    _json(directory / "1_Pooling" / "config.json", {"word_embedding_dimension": 48, **_POOLING[name]})
+    _json(
+        directory / "1_Pooling" / "config.json",
+        {"word_embedding_dimension": config.hidden_size, **_POOLING[name]},
+    )
     _json(directory / "sentence_bert_config.json", {"max_seq_length": MAX_LENGTH, "do_lower_case": False})
     _json(directory / "config_sentence_transformers.json", _PROMPTS.get(name, {}))
-    if options:
-        config = json.loads((directory / "config.json").read_text())
-        _json(directory / "config.json", config | options)
     return directory
 
 
 @cache
-def tiny_scoring(name: str, labels: int = 1) -> Path:
+def tiny_scoring(name: str, labels: int = 1, **sizes: Any) -> Path:
     """The directory of a tiny cross-encoder."""
-    directory = _root() / f"score-{name}-{labels}"
-    config = _CONFIGS[name]()
+    directory = _root() / f"score-{name}-{len(list(_root().iterdir()))}"
+    config = _CONFIGS[name](**sizes)
     config.num_labels = labels
     _save(AutoModelForSequenceClassification.from_config, config, directory, name)
     return directory

@@ -24,6 +24,12 @@ def test_a_word_that_was_given_stays_as_it_was_given(given: str) -> None:
     assert with_words(engine, [given], "--enable-prompt-embeds").engine_arguments == [given]
 
 
+def test_sglang_is_told_its_own_words_and_not_vllms() -> None:
+    engine = EngineSettings(model="m", engine="sglang", engine_arguments=["--page-size", "1"])
+    found = with_words(engine, ["--mem-fraction-static", "0.5"], "--enable-prompt-embeds")
+    assert found.engine_arguments == ["--page-size", "1", "--mem-fraction-static", "0.5"]
+
+
 def test_an_engine_that_takes_no_words_says_so() -> None:
     engine = EngineSettings(model="m")
     assert with_words(engine, [], "--enable-prompt-embeds") is engine

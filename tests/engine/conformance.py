@@ -27,6 +27,7 @@ from inlay.errors import (
     NotFoundError,
 )
 from inlay.prompt import Prompt, Rows, Tokens
+from inlay.protocol.capabilities import Feature
 from inlay.protocol.work import Delta, Generates, Sampling, Task, Work
 from tests.engine import reference
 from tests.equality.reference import model_of
@@ -111,6 +112,13 @@ async def run(engine: Generates, *works: Work) -> list[Receiver]:
     return receivers
 
 
+def asks(engine: Generates, feature: Feature) -> None:
+    """Skip a test of what the engine's card refuses."""
+    for refusal in engine.card.refusals:
+        if (refusal.feature, refusal.prompts) == (feature, "any"):
+            pytest.skip(f"refused: {refusal.reason}")
+
+
 class EngineConformance:
     """Engine-independent tests of `Generates`. `directory` and `settings` are fixtures of the subclass."""
 
@@ -186,6 +194,8 @@ class EngineConformance:
         assert (found.last.finish_reason, found.last.stop_token_id) == ("stop", whole[4])
 
     async def test_a_seed_decides_the_output_whoever_else_is_there(self, engine: Generates) -> None:
+        if not engine.card.seeds:
+            pytest.skip("the card says that seeds decide nothing")
         one: dict[str, Any] = {"temperature": 1.0, "seed": 5}
         prompt = Prompt.of(Tokens(ids(5, 20)))
         (alone,) = await run(engine, work("alone", prompt, **one))
@@ -203,6 +213,7 @@ class EngineConformance:
     async def test_prompt_logprobs_come_for_every_position_but_the_first_and_before_the_output(
         self, engine: Generates, directory: Path
     ) -> None:
+        asks(engine, "prompt_logprobs")
         tokens = ids(6, 40)
         prompt = Prompt.of(Tokens(tokens))
         with torch.no_grad():
@@ -231,7 +242,9 @@ class EngineConformance:
         (again,) = await run(engine, work("again", prompt, salt="a"))
         (other,) = await run(engine, work("other", prompt, salt="b"))
         assert first.output == again.output == other.output
-        assert (first.cached, again.cached, other.cached) == (0, 64, 0)
+        assert first.cached == other.cached == 0
+        # Whole pages, of one to 32 positions; the last position is always computed.
+        assert 64 <= again.cached < 70
         assert await engine.reset_prefix_cache() > 0
         (forgotten,) = await run(engine, work("forgotten", prompt, salt="a"))
         assert forgotten.cached == 0

@@ -83,7 +83,7 @@ async def started(settings: EngineSettings) -> Embedding:
     engine = engines.create(settings, SECRET)
     assert isinstance(engine, Embeds)
     await engine.start()
-    return engine  # type: ignore[return-value]
+    return engine
 
 
 def asks_rows(engine: Embedding) -> None:
@@ -131,9 +131,13 @@ class EmbedConformance:
             assert reference.cosine(found[seed], expected) > 0.99999
         assert engine.stats().steps >= steps + sum(lengths) // BUDGET
 
-    async def test_vectors_keep_their_length(self, engine: Embedding, directory: Path) -> None:
+    async def test_vectors_have_the_length_the_card_says(self, engine: Embedding, directory: Path) -> None:
         (found,) = vectors_of(await Waiting(engine, work("one", 20)).answer())
-        assert np.allclose(found, reference.vector(directory, ids(20)), atol=1e-4)
+        expected = reference.vector(directory, ids(20))
+        assert engine.card.embedding is not None
+        if engine.card.embedding.unit:
+            expected /= np.linalg.norm(expected)
+        assert np.allclose(found, expected, atol=1e-4)
 
     async def test_a_text_repeated_by_another_tenant_has_the_same_vector(self, engine: Embedding) -> None:
         asked = [work(salt, 60, salt=salt) for salt in "aabb"]
@@ -251,6 +255,10 @@ class EmbedConformance:
             engine.embed(work("one", 20), lambda _: None)
         await one.answer()
         await Waiting(engine, work("one", 20)).answer()
+
+
+class CloseConformance:
+    """What a class of tests inherits beside `EmbedConformance` where a second engine may be started."""
 
     async def test_closing_answers_what_is_under_way(self, settings: EngineSettings) -> None:
         engine = await started(settings)

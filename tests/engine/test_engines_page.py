@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from inlay.engine.sglang import capabilities as sglang
 from inlay.engine.vllm.capabilities import ROWS_FROM, refusals
 from inlay.engine.vllm.connectors import CONNECTORS
 from inlay.worker.interpreter import NEEDED
@@ -22,6 +23,16 @@ def test_the_page_shows_the_table_of_refusals() -> None:
         assert f"| `{refusal.feature}`{where} | {WITH[refusal.prompts]} | {refusal.reason} |" in shown
     table = PAGE[PAGE.index("| feature |") : PAGE.index("Worked around")]
     assert table.count("| `") == len(always | looked_up | own)
+
+
+def test_the_page_shows_what_is_refused_with_sglang() -> None:
+    table = PAGE[PAGE.index("## What is refused with SGLang") : PAGE.index("Done in another way")]
+    for refusal in sglang.REFUSALS:
+        assert f"| `{refusal.feature}` | {WITH[refusal.prompts]} | {refusal.reason} |" in table
+    seeded = sglang.SEEDED_MIN_P
+    assert f"| `{seeded.feature}` (with --enable-deterministic-inference) | any | {seeded.reason} |" in table
+    assert table.count("| `") == len(sglang.REFUSALS) + 1
+    assert ", ".join(sorted(sglang.ROWS_FROM)) in PAGE
 
 
 def test_the_page_names_the_models_the_libraries_and_the_connectors() -> None:

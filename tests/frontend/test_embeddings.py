@@ -13,6 +13,10 @@ import openai
 import pytest
 import torch
 
+from inlay.errors import InvalidRequestError
+from inlay.frontend.embeddings import Shown
+from inlay.protocol.embedding import EmbeddingCard
+from inlay.protocol.openai.embeddings import EmbeddingRequest
 from tests import embedding_reference as reference
 from tests.embedding_models import MAX_LENGTH, VOCAB_SIZE, WORDS, tiny_embedding
 from tests.frontend.live import Fleet, fleet
@@ -296,3 +300,15 @@ def test_the_list_of_models_says_what_may_be_asked(url: str, e5: str) -> None:
         "prompts": {"query": "query : ", "passage": "passage : "},
         "default_prompt": "passage",
     }
+
+
+def test_a_length_that_the_engine_does_not_leave_vectors_is_refused() -> None:
+    card = EmbeddingCard(size=4, unit=True)
+    for asked in (None, True):
+        assert Shown.of(EmbeddingRequest(model="m", input="x", normalize=asked), card, "m").normalize
+    for refused in (
+        EmbeddingRequest(model="m", input="x", normalize=False),
+        EmbeddingRequest(model="m", input="x", use_activation=False),
+    ):
+        with pytest.raises(InvalidRequestError, match="normalize may only be true"):
+            Shown.of(refused, card, "m")

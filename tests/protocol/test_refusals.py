@@ -49,6 +49,10 @@ def test_a_feature_is_refused_with_the_prompts_it_is_refused_with(
         ("prior_output_with_grammar", {"prior_output": (4,), "grammar": Grammar("json_object")}, {"prior_output": (4,)}),
         ("prior_output_with_penalties", {"prior_output": (4,), "presence_penalty": 1.0}, {"presence_penalty": 1.0}),
         ("temperature_above_2", {"temperature": 2.1}, {"temperature": 2.0}),
+        ("bad_words", {"bad_words": ((5,),)}, {"logit_bias": {5: -1.0}}),
+        ("allowed_token_ids", {"allowed_token_ids": (5,)}, {"bad_words": ((5,),)}),
+        ("min_tokens", {"min_tokens": 1}, {"min_p": 0.5}),
+        ("min_p", {"min_p": 0.5}, {"min_tokens": 1}),
     ],
 )  # fmt: skip
 def test_every_feature_is_told_from_its_neighbour(

@@ -20,6 +20,8 @@ def with_words(engine: EngineSettings, rest: Sequence[str], *meant: str) -> Engi
         UsageError: words for an engine that takes none.
         InvalidRequestError: what they say of data-parallel ranks cannot be.
     """
+    if engine.engine == "sglang":
+        return engine.model_copy(update={"engine_arguments": [*engine.engine_arguments, *rest]})
     if engine.engine != "vllm":
         if rest:
             raise UsageError(

@@ -13,7 +13,7 @@ from inlay.protocol.work import Engine
 
 __all__ = ["Engine", "EngineSettings", "check", "create", "environment"]
 
-_VLLM_ALONE = ("engine_arguments", "kv_transfer_config", "connector")
+_VLLM_ALONE = ("kv_transfer_config", "connector")
 
 
 def check(settings: EngineSettings) -> None:
@@ -26,13 +26,16 @@ def check(settings: EngineSettings) -> None:
     if settings.engine == "vllm":
         from inlay.engine.vllm.connectors import transfer_config
 
-        if settings.task != "generate":
-            raise InvalidRequestError(
-                f"--task {settings.task} is for the built-in engine: behind inlay vLLM generates",
-                param="task",
-            )
         transfer_config(settings)
         return
+    if settings.engine == "sglang" and (settings.task == "score" or settings.enable_lora):
+        wanted = "--enable-lora" if settings.enable_lora else "--task score"
+        raise InvalidRequestError(f"{wanted} is for other engines: behind inlay SGLang generates and embeds")
+    if settings.engine != "sglang" and settings.engine_arguments:
+        raise InvalidRequestError(
+            f"--engine-arguments is for the vllm and sglang engines; the {settings.engine} engine takes none",
+            param="engine_arguments",
+        )
     for name in _VLLM_ALONE:
         if getattr(settings, name):
             raise InvalidRequestError(
@@ -61,9 +64,16 @@ def create(settings: EngineSettings, secret: Secret) -> Engine:
             raise InvalidRequestError(
                 "vLLM is not installed in this environment; --engine-python names the Python of one where it is"
             ) from error
+        if settings.task != "generate":
+            from inlay.engine.embed.engine import EmbedEngine
+            from inlay.engine.vllm.pooling import VllmPooling
+
+            return EmbedEngine(settings, VllmPooling(settings, secret))
         from inlay.engine.vllm.engine import VllmEngine
 
         return VllmEngine(settings, secret)
+    if settings.engine == "sglang":
+        return _sglang(settings, secret)
     if settings.task != "generate":
         from inlay.engine.embed.engine import EmbedEngine
         from inlay.engine.embed.local_model import LocalModel
@@ -74,6 +84,25 @@ def create(settings: EngineSettings, secret: Secret) -> Engine:
     return TorchEngine(settings, secret)
 
 
+def _sglang(settings: EngineSettings, secret: Secret) -> Engine:
+    try:
+        import sglang  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "sglang":
+            raise
+        raise InvalidRequestError(
+            "SGLang is not installed in this environment; --engine-python names the Python of one where it is"
+        ) from error
+    if settings.task != "generate":
+        from inlay.engine.embed.engine import EmbedEngine
+        from inlay.engine.sglang.embedding import SglangEmbedding
+
+        return EmbedEngine(settings, SglangEmbedding(settings, secret))
+    from inlay.engine.sglang.engine import SglangEngine
+
+    return SglangEngine(settings, secret)
+
+
 def environment(settings: EngineSettings, inherited: Mapping[str, str]) -> dict[str, str]:
     """Environment variables the engine's process must be started with, beside those it inherits."""
     if settings.engine == "echo":
@@ -82,6 +111,10 @@ def environment(settings: EngineSettings, inherited: Mapping[str, str]) -> dict[
         from inlay.engine.vllm.environment import environment as vllm_environment
 
         return vllm_environment(settings, inherited)
+    if settings.engine == "sglang":
+        from inlay.engine.sglang.environment import environment as sglang_environment
+
+        return sglang_environment(settings, inherited)
     from inlay.engine.torch.threads import environment as torch_environment
 
     return torch_environment(inherited)

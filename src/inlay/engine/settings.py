@@ -16,9 +16,9 @@ class EngineSettings(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     model: str = Field(description="Directory of a model, or its name on the hub.")
-    engine: Literal["torch", "vllm", "echo"] = Field(
+    engine: Literal["torch", "vllm", "sglang", "echo"] = Field(
         default="torch",
-        description="What runs the model: the built-in engine, or vLLM; echo runs none: it repeats the prompt, to measure "
+        description="What runs the model: the built-in engine, vLLM, or SGLang; echo runs none: it repeats the prompt, to measure "
         "everything else.",
     )
     engine_python: Path | None = Field(
@@ -28,7 +28,7 @@ class EngineSettings(BaseModel):
     )
     engine_arguments: list[str] = Field(
         default=[],
-        description="Words for vLLM's own command line, as after --; in a file they are easier to give.",
+        description="Words for vLLM's or SGLang's own command line, as after --; in a file they are easier to give.",
     )
     kv_transfer_config: str | None = Field(
         default=None, description="How vLLM moves keys and values between machines and caches; its own JSON."

@@ -89,6 +89,11 @@ class Shown(NamedTuple):
         if normalize is None:
             # A shortened vector without its length means nothing.
             normalize = card.normalize or asked is not None
+        if card.unit and not normalize:
+            raise InvalidRequestError(
+                f"normalize may only be true: the engine of the model `{model}` gives vectors length 1",
+                param="normalize",
+            )
         return cls(asked, normalize, request.encoding_format == "base64")
 
 

@@ -81,6 +81,12 @@ def generation_of(
             "with --scheduling-policy priority",
             param="priority",
         )
+    if request.seed is not None and sampling.temperature > 0 and not model.card.seeds:
+        raise InvalidRequestError(
+            f"seed is not supported by the engine of this model ({model.card.engine} {model.card.engine_version}): what it "
+            "draws does not depend on one",
+            param="seed",
+        )
     sampling = msgspec.structs.replace(sampling, bad_words=bad_words_of(request, renderer))
     bulk = reserve(call.reservation, sampling, prompts, request.candidates)
     unscored = msgspec.structs.replace(sampling, prompt_logprobs=None)

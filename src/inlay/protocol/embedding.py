@@ -78,6 +78,7 @@ class EmbeddingCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         prompts: what is put before a text, by name ("query", "document").
         default_prompt: name of the one that is put before texts of requests that name none.
         lower_case: texts are lowered before they are tokenized.
+        unit: vectors leave the engine with length 1 already: requests that want another are refused.
         activation: what makes scores of a scoring model's logits: "sigmoid", "tanh" or "identity".
     """
 
@@ -88,6 +89,7 @@ class EmbeddingCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     prompts: dict[str, str] = {}
     default_prompt: str | None = None
     lower_case: bool = False
+    unit: bool = False
     activation: str = "identity"
 
 

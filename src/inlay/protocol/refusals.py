@@ -32,6 +32,12 @@ _MEANINGS: Mapping[Feature, _Meaning] = {
     "prompt_logprobs": _Meaning(
         lambda work: work.sampling.prompt_logprobs is not None, "prompt_logprobs", "prompt_logprobs"
     ),
+    "bad_words": _Meaning(lambda work: bool(work.sampling.bad_words), "bad_words", "bad_words"),
+    "allowed_token_ids": _Meaning(
+        lambda work: work.sampling.allowed_token_ids is not None, "allowed_token_ids", "allowed_token_ids"
+    ),
+    "min_tokens": _Meaning(lambda work: work.sampling.min_tokens > 0, "min_tokens", "min_tokens"),
+    "min_p": _Meaning(lambda work: work.sampling.min_p > 0.0, "min_p", "min_p"),
     "repetition_penalty": _Meaning(
         lambda work: work.sampling.repetition_penalty != 1.0, "repetition_penalty", "repetition_penalty"
     ),

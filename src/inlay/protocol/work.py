@@ -252,6 +252,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
         resuming: exactness by feature: "greedy", "sampling", "penalties", "logprobs", "grammar".
         grammars: the kinds of grammar the engine can hold an output to; none when it cannot.
         shares_text_prefix: whether text-only and mixed prompts share cached prefixes.
+        seeds: whether the seed of a work decides what is drawn.
         refusals: what it cannot do safely, or at all.
         kv_events: whether the worker tells which blocks it has cached, as `inlay.protocol.routing` says.
         adapters: those that are loaded; it changes while a worker runs.
@@ -282,6 +283,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     resuming: dict[str, Exactness] = {}
     grammars: tuple[GrammarKind, ...] = ()
     shares_text_prefix: bool = True
+    seeds: bool = True
     kv_events: bool = False
     refusals: tuple[Refusal, ...] = ()
     adapters: tuple[Adapter, ...] = ()

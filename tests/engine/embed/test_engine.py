@@ -4,10 +4,10 @@ import pytest
 
 from inlay.engine.settings import EngineSettings
 from tests.embedding_models import tiny_embedding, tiny_scoring
-from tests.engine.embed_conformance import LIMITS, EmbedConformance, ScoreConformance
+from tests.engine.embed_conformance import LIMITS, CloseConformance, EmbedConformance, ScoreConformance
 
 
-class TestEmbedEngine(EmbedConformance):
+class TestEmbedEngine(EmbedConformance, CloseConformance):
     @pytest.fixture(params=["bert", "qwen3"])
     def directory(self, request: pytest.FixtureRequest) -> Path:
         return tiny_embedding(request.param)

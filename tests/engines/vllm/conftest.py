@@ -9,7 +9,8 @@ import pytest_asyncio
 
 from inlay.engine.settings import EngineSettings
 from inlay.protocol.work import Generates
-from tests.engines.vllm.serving import FLAGS, model, started
+from tests.engines.starting import mark, started
+from tests.engines.vllm.serving import FLAGS, model
 
 
 def pytest_configure() -> None:
@@ -18,13 +19,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker(pytest.mark.engines)
-            item.add_marker(pytest.mark.timeout(900))
-            # vLLM and what it imports warn of much that is not ours to change.
-            item.add_marker(pytest.mark.filterwarnings("ignore"))
+    mark(items, Path(__file__).parent)
 
 
 @pytest.fixture(scope="session")

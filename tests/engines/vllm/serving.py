@@ -1,24 +1,14 @@
 """Models vLLM runs on a CPU, and vLLM with them."""
 
-import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from inlay import engine as engines
-from inlay.digest import Secret
-from inlay.engine.settings import EngineSettings
-from inlay.protocol.work import Generates
 from tests.equality.reference import tokenizer_of
 from tests.models import make, models_root
-
-SECRET = Secret(bytes(range(32)))
 
 FLAGS: dict[str, Any] = {
     "engine": "vllm",
@@ -56,18 +46,3 @@ def loud_model() -> Path:
     loud.save_pretrained(directory)
     tokenizer_of(model("llama", "float16")).save_pretrained(directory)
     return directory
-
-
-@asynccontextmanager
-async def started(settings: EngineSettings) -> AsyncIterator[Generates]:
-    """A started engine, in this process, with the environment a worker would have."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"HF_HUB_OFFLINE": "1", **engines.environment(settings, os.environ)}.items():
-            patch.setenv(name, value)
-        engine = engines.create(settings, SECRET)
-        await engine.start()
-        assert isinstance(engine, Generates)
-        try:
-            yield engine
-        finally:
-            await engine.close()

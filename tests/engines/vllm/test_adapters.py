@@ -10,7 +10,8 @@ import pytest_asyncio
 from inlay.engine.settings import EngineSettings
 from inlay.protocol.work import Generates
 from tests.engine.adapter_conformance import AdapterConformance, Adapting
-from tests.engines.vllm.serving import FLAGS, started
+from tests.engines.starting import started
+from tests.engines.vllm.serving import FLAGS
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

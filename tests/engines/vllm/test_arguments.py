@@ -9,7 +9,8 @@ import pytest
 from inlay import engine as engines
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError
-from tests.engines.vllm.serving import FLAGS, SECRET
+from tests.engines.starting import SECRET
+from tests.engines.vllm.serving import FLAGS
 from tests.models import make
 
 

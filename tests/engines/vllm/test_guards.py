@@ -26,8 +26,9 @@ from inlay.protocol.work import Adapter, Adapts, Generates, Grammar, Work
 from tests import adapters
 from tests.engine import reference
 from tests.engine.conformance import Receiver, ids, run, work
+from tests.engines.starting import started
 from tests.engines.vllm import bare
-from tests.engines.vllm.serving import FLAGS, loud_model, started
+from tests.engines.vllm.serving import FLAGS, loud_model
 from tests.equality.reference import model_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -25,7 +25,8 @@ from inlay.protocol.work import Generates
 from inlay.worker.host import Host
 from tests.engine.conformance import Receiver, ids, run, work
 from tests.engine.reference import look_up, rows_of
-from tests.engines.vllm.serving import FLAGS, SECRET, started
+from tests.engines.starting import SECRET, started
+from tests.engines.vllm.serving import FLAGS
 
 
 def test_vllm_reads_a_batch_as_it_was_written() -> None:

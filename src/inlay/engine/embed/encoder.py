@@ -1,20 +1,18 @@
 """A transformers model that turns a batch of prompts into vectors or logits, without padding."""
 
 import copy
-import logging
 from collections.abc import Callable, Sequence
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from blake3 import blake3
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForSequenceClassification
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from inlay.embedding.config import EmbeddingConfig, PoolingMode, activation_of
+from inlay.embedding.config import EmbeddingConfig
+from inlay.engine.embed import facts
 from inlay.engine.embed.attention import IMPLEMENTATION, PackedAttention
 from inlay.engine.embed.families import Family, family_of
 from inlay.engine.embed.gelu import fuse_gelu
@@ -24,15 +22,10 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
 from inlay.engine.torch.checkpoint import device_of, dtype_of, load
 from inlay.engine.torch.linear import accelerate
-from inlay.engine.weights import directory_of, weights_id
-from inlay.errors import EngineError, InvalidRequestError
+from inlay.engine.weights import directory_of
+from inlay.errors import EngineError
 from inlay.prompt import Prompt, Rows, Tokens
-from inlay.protocol.embedding import EmbeddingCard
 from inlay.tensors.table import EmbeddingTable, config_of
-
-_logger = logging.getLogger(__name__)
-
-_SCORES = "ForSequenceClassification"
 
 
 class Encoder:
@@ -80,12 +73,12 @@ class Encoder:
         self.device: torch.device = model.device
         self.vocab_size: int = hidden.vocab_size
         self.hidden_size: int = hidden.hidden_size
-        self._first = _first_position(family, hidden)
-        self.max_model_len = _max_model_len(settings.max_model_len, config, hidden, self._first)
-        self._modes = _modes(settings, config, family, scores=scores)
+        self._first = facts.first_position(family, hidden)
+        self.max_model_len = facts.max_model_len(settings.max_model_len, config, hidden, self._first)
+        self._modes = facts.pooling_modes(settings, config, family)
         self._dense = dense_layers(config.dense, self.hidden_size * len(self._modes)).to(self.device)
-        self.card = _scoring_card(model) if scores else self._embedding_card(config, settings)
-        self.weights_id = _identity(config, self._modes)
+        self.card = facts.card_of(settings, config, hidden, self._modes)
+        self.weights_id = facts.identity(config, self._modes)
         self.refuses_rows: str | None = None
         self.embedding_table_id, self.embedding_abs_max = "", 0.0
         if family.causal and not scores:
@@ -103,40 +96,22 @@ class Encoder:
         """
         directory = directory_of(settings.model, settings.revision)
         config = EmbeddingConfig.read(directory)
-        facts = config_of(config.directory)
-        family = family_of(facts)
+        stored = config_of(config.directory)
+        family = family_of(stored)
         scores = settings.task == "score"
-        _check_task(facts, family, scores=scores)
+        facts.check_task(stored, family, settings.task)
         device = device_of(settings.device)
         if device.type == "cpu":
             torch.set_num_threads(threads.count(settings.num_threads))
         model = load(
             AutoModelForSequenceClassification if scores else AutoModel,
             config.directory,
-            dtype=dtype_of(settings.dtype, facts, device),
+            dtype=dtype_of(settings.dtype, stored, device),
             attn_implementation=IMPLEMENTATION,
             # A pooler is not used here, and many checkpoints lack it.
             spared="" if scores else "pooler.",
         ).to(device)
         return cls(model, family, config, settings, scores=scores)
-
-    def _embedding_card(self, config: EmbeddingConfig, settings: EngineSettings) -> EmbeddingCard:
-        size = config.dense[-1].out_features if config.dense else self.hidden_size * len(self._modes)
-        facts = config_of(config.directory)
-        allowed = settings.matryoshka_dimensions or facts.get("matryoshka_dimensions") or ()
-        if any(not 0 < each <= size for each in allowed):
-            raise InvalidRequestError(
-                f"vectors have {size} elements; matryoshka_dimensions are {list(allowed)}"
-            )
-        return EmbeddingCard(
-            size=size,
-            normalize=config.normalize,
-            any_dimensions=bool(facts.get("is_matryoshka")) and not allowed,
-            dimensions=tuple(sorted(allowed)),
-            prompts=config.prompts,
-            default_prompt=config.default_prompt,
-            lower_case=config.lower_case,
-        )
 
     def vectors(self, prompts: Sequence[Prompt], second_from: Sequence[int] = ()) -> Tensor:
         """What the model makes of each prompt: float32 [S, size], on the host.
@@ -228,65 +203,3 @@ def _head_of(model: Any) -> Callable[[BaseModelOutputWithPooling], Tensor]:
         return found
 
     return logits
-
-
-def _check_task(facts: dict[str, Any], family: Family, *, scores: bool) -> None:
-    names = [str(name) for name in facts.get("architectures") or ()]
-    classifies = any(name.endswith(_SCORES) for name in names)
-    if scores and not (classifies and family.scores):
-        raise InvalidRequestError(
-            f"the checkpoint holds {', '.join(names) or 'no known head'}; --task score serves cross-encoders: encoders "
-            f"whose architecture ends with {_SCORES}"
-        )
-    if not scores and classifies:
-        raise InvalidRequestError(
-            f"the checkpoint holds {', '.join(names)}, which scores pairs and makes no embeddings: start it with --task score"
-        )
-
-
-def _first_position(family: Family, config: Any) -> int:
-    if family.position_offset is not None:
-        return family.position_offset
-    first: int = config.pad_token_id + 1
-    return first
-
-
-def _max_model_len(asked: int | None, config: EmbeddingConfig, facts: Any, first: int) -> int:
-    own = int(facts.max_position_embeddings) - first
-    if asked is not None and asked > own:
-        raise InvalidRequestError(f"max_model_len is {asked}; the model's maximum context length is {own}")
-    return asked or min(own, config.max_length or own)
-
-
-def _modes(
-    settings: EngineSettings, config: EmbeddingConfig, family: Family, *, scores: bool
-) -> tuple[PoolingMode, ...]:
-    if scores:
-        return ("cls",)
-    if settings.pooling != "auto":
-        return (settings.pooling,)
-    if config.pooling is not None:
-        return config.pooling
-    mode: PoolingMode = "lasttoken" if family.causal else "mean"
-    _logger.warning("the model does not say how its states are pooled; taking %r (--pooling)", mode)
-    return (mode,)
-
-
-def _scoring_card(model: Any) -> EmbeddingCard:
-    """Which activation follows the logits, as sentence-transformers' `CrossEncoder` finds it."""
-    config = model.config
-    named = (getattr(config, "sentence_transformers", None) or {}).get("activation_fn") or getattr(
-        config, "sbert_ce_default_activation_function", None
-    )
-    labels = int(config.num_labels)
-    default = "sigmoid" if labels == 1 else "identity"
-    activation = default if named is None else activation_of(named, Path(config.name_or_path))
-    return EmbeddingCard(size=labels, normalize=False, activation=activation)
-
-
-def _identity(config: EmbeddingConfig, modes: Sequence[PoolingMode]) -> str:
-    hasher = blake3(weights_id(config.directory).encode())
-    hasher.update(",".join(modes).encode())
-    for layer in config.dense:
-        hasher.update(f"{weights_id(layer.directory)} {layer.activation}".encode())
-    return hasher.digest(16).hex()

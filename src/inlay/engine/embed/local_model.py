@@ -46,7 +46,8 @@ class LocalModel:
 
     async def failed(self) -> EngineError:
         """Never return: what fails in this process ends a batch, or the process."""
-        return await asyncio.get_running_loop().create_future()
+        never: asyncio.Future[EngineError] = asyncio.get_running_loop().create_future()
+        return await never
 
     async def close(self) -> None:
         """Stop the thread and let go of the model."""

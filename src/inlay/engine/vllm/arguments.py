@@ -12,9 +12,9 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from inlay.engine.ranks import has_experts
 from inlay.engine.settings import EngineSettings
+from inlay.engine.stored_dtype import dtype_name
 from inlay.engine.vllm.connectors import transfer_config
 from inlay.errors import InvalidRequestError
-from inlay.tensors.table import config_of
 
 _SAME = (
     "revision",
@@ -86,6 +86,7 @@ def engine_args(settings: EngineSettings, directory: Path) -> Any:
         )
     args.enable_log_requests = False
     args.disable_log_stats = True
+    args.worker_extension_cls = "inlay.engine.vllm.extension.Extension"
     return args
 
 
@@ -109,7 +110,7 @@ def _own_words(settings: EngineSettings, directory: Path) -> Iterator[str]:
     if "served_model_name" in given:
         yield from ("--served-model-name", *settings.served_model_name)
     if "dtype" in given or "--dtype" not in settings.engine_arguments:
-        yield from ("--dtype", _dtype(settings, directory))
+        yield from ("--dtype", dtype_name(settings, directory))
     transfer = transfer_config(settings)
     if transfer is not None:
         yield from ("--kv-transfer-config", json.dumps(transfer))
@@ -122,18 +123,6 @@ def _flag(name: str) -> str:
 def _named_twice(own: list[str], flags: set[str]) -> list[str]:
     bare = {flag.replace("--no-", "--") for flag in flags}
     return [word for word in own if word.startswith("--") and word.replace("--no-", "--") in bare]
-
-
-def _dtype(settings: EngineSettings, directory: Path) -> str:
-    """The checkpoint's own dtype for "auto": vLLM's would halve float32."""
-    if settings.dtype != "auto":
-        return settings.dtype
-    config = config_of(directory)
-    text = config.get("text_config") or config
-    if config.get("quantization_config"):
-        return "auto"
-    stored = str(text.get("dtype") or text.get("torch_dtype") or "float32")
-    return stored if stored in ("float32", "bfloat16", "float16") else "auto"
 
 
 __all__ = ["engine_args"]

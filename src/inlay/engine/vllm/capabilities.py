@@ -21,7 +21,6 @@ NOT_ALONE = (
     "{model_type!r} is not known to be one"
 )
 NOT_ENABLED = "vLLM was started without --enable-prompt-embeds"
-NO_TABLE = "its embedding table cannot be read: {reason}"
 ADAPTED_TABLE = (
     "--lora-target-modules names the embedding table, and vLLM then mistakes which position an adapter belongs to when a "
     "prompt has rows, or ends"
@@ -65,7 +64,6 @@ __all__ = [
     "ADAPTED_TABLE",
     "NOT_ALONE",
     "NOT_ENABLED",
-    "NO_TABLE",
     "ROWS_FROM",
     "TESTED",
     "refusals",

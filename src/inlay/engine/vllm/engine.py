@@ -13,6 +13,7 @@ from inlay.engine.vllm import reasoning
 from inlay.engine.vllm.adapters import Adapters
 from inlay.engine.vllm.cache_events import CacheEvents
 from inlay.engine.vllm.follower import Follower
+from inlay.engine.vllm.launching import shut_down
 from inlay.engine.vllm.loading import Loaded, load
 from inlay.engine.vllm.prompts import input_of
 from inlay.engine.vllm.sampling import params_of
@@ -97,11 +98,7 @@ class VllmEngine:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._events.close()
         if self._loaded is not None:
-            llm = self._loaded.llm
-            if llm.output_handler is not None:
-                # Otherwise it takes the end of the core for its death.
-                llm.output_handler.cancel()
-            await asyncio.to_thread(llm.shutdown, 0.0)
+            await shut_down(self._loaded.llm)
 
     def watch_blocks(self, tell: Callable[[tuple[KvEvent, ...]], None]) -> bool:
         """From now on call `tell` with what vLLM says of its cache; False where it says nothing that can be heard."""

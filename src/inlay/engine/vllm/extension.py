@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import nn
 
 
 class Extension:
@@ -24,6 +25,11 @@ class Extension:
                 torch.nan_to_num_(tensor, nan=0.0, posinf=0.0, neginf=0.0)
                 seen += 1
         return seen
+
+    def dense_layers(self) -> int:
+        """Linear layers of the pooler: vLLM only writes a line of its log where those of the model's files cannot be read."""
+        pooler = getattr(self.model_runner.model, "pooler", None)
+        return 0 if pooler is None else sum(isinstance(layer, nn.Linear) for layer in pooler.modules())
 
 
 def _tensors(caches: Any) -> Iterator[torch.Tensor]:

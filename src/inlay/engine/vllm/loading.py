@@ -8,29 +8,26 @@ from typing import Any
 import msgspec
 import vllm
 from vllm.usage.usage_lib import UsageContext
-from vllm.v1.engine.async_llm import AsyncLLM
 
 from inlay.digest import Secret
 from inlay.engine.admission import Admission
 from inlay.engine.generation_config import default_sampling, eos_token_ids, generation_config
+from inlay.engine.length import LengthBounds
+from inlay.engine.row_facts import row_facts
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.grammar_source import source_of
 from inlay.engine.vllm import capabilities, reasoning
 from inlay.engine.vllm.arguments import engine_args
 from inlay.engine.vllm.cache_events import CacheEvents
+from inlay.engine.vllm.launching import launch, refused
+from inlay.engine.vllm.rows import ids_are_looked_up, rows_refused
 from inlay.engine.vllm.sampling import KINDS
 from inlay.engine.vllm.stats import Counters
 from inlay.engine.weights import directory_of, weights_id
-from inlay.errors import ContextLengthError, EngineError, InlayError, InvalidRequestError
-from inlay.protocol.work import Exactness, Limits, ModelCard, Sampling, Task, Work
-from inlay.tensors.table import EmbeddingTable, config_of
+from inlay.protocol.work import Exactness, Limits, ModelCard, Sampling, Task
+from inlay.tensors.table import config_of
 
 log = logging.getLogger(__name__)
-
-_HALF_BOUND = 1024.0
-"""Largest absolute value of a row for a float16 model: its residual stream adds up to 64 of that size before it overflows."""
-
-_TIMES_TABLE = 100
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,26 +72,6 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
         processor.process_outputs = watched
 
 
-class _Bounds(msgspec.Struct, frozen=True):
-    """What fits into vLLM."""
-
-    max_model_len: int
-
-    def check(self, work: Work) -> None:
-        prompt, wanted = len(work.prompt), work.sampling.max_tokens
-        if not prompt:
-            raise InvalidRequestError("a prompt needs at least one position, got none", param="prompt")
-        if prompt + max(1, wanted) > self.max_model_len:
-            raise ContextLengthError(
-                f"the maximum context length is {self.max_model_len} positions; got a prompt of {prompt} and "
-                f"max_tokens of {wanted}, together {prompt + wanted}"
-            )
-        if work.prompt.atomic_bounds():
-            raise InvalidRequestError(
-                "vLLM may cut a prompt anywhere; this one has rows that must stay together"
-            )
-
-
 def load(settings: EngineSettings, secret: Secret, adapters: Container[str], events: CacheEvents) -> Loaded:
     """Start vLLM for `settings`; blocks until the model is loaded.
 
@@ -110,28 +87,13 @@ def load(settings: EngineSettings, secret: Secret, adapters: Container[str], eve
     """
     directory = directory_of(settings.model, settings.revision)
     arguments = engine_args(settings, directory)
-    arguments.worker_extension_cls = "inlay.engine.vllm.extension.Extension"
     counters = Counters()
-    try:
+    with refused():
         config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
         known = config.parallel_config.data_parallel_size > 1
         events.turn_on(config, 0 if known else settings.data_parallel_rank or 0)
         own_reasoning = not reasoning.turn_on(config)
-    except (ValueError, NotImplementedError) as error:
-        raise InvalidRequestError(f"vLLM refuses the model or its settings: {_said(error)}") from error
-    try:
-        llm = AsyncLLM.from_vllm_config(
-            config,
-            usage_context=UsageContext.ENGINE_CONTEXT,
-            stat_loggers=[counters],
-            disable_log_stats=True,
-        )
-    except InlayError:
-        raise
-    except Exception as error:
-        raise EngineError(
-            f"vLLM did not start; its own output above says why: {type(error).__name__}: {_said(error)}"
-        ) from error
+    llm = launch(config, counters)
     try:
         card = _card(config, settings, secret, directory, own_reasoning)
         return _described(llm, config, card, counters, adapters)
@@ -148,17 +110,7 @@ def _card(
     generation = generation_config(directory)
     model_config = config_of(directory)
     vocab_size, hidden_size = int(model.get_vocab_size()), int(model.get_inputs_embeds_size())
-    table_id, abs_max = "", 0.0
-    refused = _rows_refused(config, model_config)
-    try:
-        table = EmbeddingTable.open(directory)
-        table_id, abs_max = table.id, table.abs_max()
-    except InvalidRequestError as error:
-        refused = refused or capabilities.NO_TABLE.format(reason=error.message)
-    bound = settings.max_prompt_embeds_abs
-    if bound is None:
-        bound = abs_max * _TIMES_TABLE
-        bound = min(bound, _HALF_BOUND) if dtype == "float16" else bound
+    rows = row_facts(settings, directory, dtype, rows_refused(config, model_config))
     names = settings.served_model_name or [settings.model]
     return ModelCard(
         name=names[0],
@@ -172,14 +124,14 @@ def _card(
             max_model_len=int(model.max_model_len),
             max_num_seqs=int(config.scheduler_config.max_num_seqs),
             max_logprobs=vocab_size if model.max_logprobs == -1 else int(model.max_logprobs),
-            max_prompt_embeds_abs=bound or None,
+            max_prompt_embeds_abs=rows.bound,
         ),
         engine="vllm",
         engine_version=vllm.__version__,
         tasks=(Task.GENERATE,),
-        embedding_table_id=table_id,
-        embedding_abs_max=abs_max,
-        prompt_embeds=refused,
+        embedding_table_id=rows.table_id,
+        embedding_abs_max=rows.abs_max,
+        prompt_embeds=rows.refused,
         block_size=int(config.cache_config.block_size),
         num_blocks=int(config.cache_config.num_gpu_blocks or 0),
         eos_token_ids=eos_token_ids(generation, model_config.get("eos_token_id")),
@@ -194,7 +146,7 @@ def _card(
         grammars=KINDS,
         shares_text_prefix=False,
         refusals=capabilities.refusals(
-            ids_are_looked_up=_ids_are_looked_up(config), own_reasoning=own_reasoning
+            ids_are_looked_up=ids_are_looked_up(config), own_reasoning=own_reasoning
         ),
         secret_fingerprint=secret.fingerprint,
     )
@@ -207,7 +159,7 @@ def _described(
         llm=llm,
         card=card,
         admission=Admission(
-            bounds=_Bounds(card.limits.max_model_len),
+            bounds=LengthBounds(card.limits.max_model_len, "vLLM"),
             vocab_size=card.vocab_size,
             hidden_size=card.hidden_size,
             dtype=card.dtype,
@@ -217,37 +169,11 @@ def _described(
             adapters=adapters,
         ),
         counters=counters,
-        placeholder=0 if _ids_are_looked_up(config) else card.vocab_size,
+        placeholder=0 if ids_are_looked_up(config) else card.vocab_size,
         by_priority=config.scheduler_config.policy == "priority",
         sleeps=bool(config.model_config.enable_sleep_mode),
         lora=config.lora_config,
     )
-
-
-def _ids_are_looked_up(config: Any) -> bool:
-    """Whether the ids in the place of rows must be a token's.
-
-    vLLM's second model runner, which a GPU gets, looks all ids up before it puts rows over them. So does what drafts tokens by
-    the model (multi-token prediction, EAGLE), which knows of no rows; and what finds drafts in the prompt proposes them as tokens.
-    """
-    return bool(config.use_v2_model_runner) or config.speculative_config is not None
-
-
-def _rows_refused(config: Any, model_config: dict[str, Any]) -> str | None:
-    """Why this model, started like this, takes no rows; None where it does."""
-    if not config.model_config.enable_prompt_embeds:
-        return capabilities.NOT_ENABLED
-    model_type = model_config.get("model_type")
-    if model_type not in capabilities.ROWS_FROM:
-        return capabilities.NOT_ALONE.format(model_type=model_type)
-    targets = None if config.lora_config is None else config.lora_config.target_modules
-    if config.lora_config is not None and (targets is None or any("embed" in name for name in targets)):
-        return capabilities.ADAPTED_TABLE
-    return None
-
-
-def _said(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 __all__ = ["Loaded", "load"]

@@ -14,16 +14,20 @@ from inlay.protocol.work import Work
 
 
 def input_of(work: Work, placeholder: int) -> Any:
-    """VLLM's engine input for the prompt and the earlier output of `work`. Rows are copied: nothing refers to them afterwards.
+    """VLLM's engine input for the prompt and the earlier output of `work`, as `engine_input`."""
+    return engine_input(work.prompt + Prompt.of(Tokens(work.prior_output)), work.salt, placeholder)
+
+
+def engine_input(prompt: Prompt, salt: str | None, placeholder: int) -> Any:
+    """VLLM's engine input. Rows are copied: nothing refers to them afterwards.
 
     Args:
-        work: checked.
+        prompt: checked.
+        salt: separates prefix caches.
         placeholder: the id that stands in the place of a row.
     """
-    salt = work.salt
-    if not work.prompt.has_rows:
-        return tokens_input([*work.prompt.token_ids(), *work.prior_output], cache_salt=salt)
-    prompt = work.prompt + Prompt.of(Tokens(work.prior_output))
+    if not prompt.has_rows:
+        return tokens_input(list(prompt.token_ids()), cache_salt=salt)
     first = next(segment for segment in prompt.segments if isinstance(segment, Rows))
     embeds = torch.zeros(len(prompt), first.shape[1], dtype=getattr(torch, first.dtype))
     ids: list[int] = []

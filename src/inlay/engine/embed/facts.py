@@ -1,0 +1,138 @@
+"""What is true of a model that makes vectors, whichever engine runs it: its pooling, its length, its card, its identity."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from inlay.embedding.config import EmbeddingConfig, PoolingMode, activation_of
+from inlay.engine.embed.families import Family
+from inlay.engine.settings import EngineSettings
+from inlay.engine.weights import weights_id
+from inlay.errors import InvalidRequestError
+from inlay.protocol.embedding import EmbeddingCard
+
+_logger = logging.getLogger(__name__)
+
+_SCORES = "ForSequenceClassification"
+
+
+def check_task(stored: Mapping[str, Any], family: Family | None, task: str) -> None:
+    """Hold a checkpoint's `config.json` against what is asked of it.
+
+    Raises:
+        InvalidRequestError: a cross-encoder is to make embeddings, or something else is to score.
+    """
+    names = [str(name) for name in stored.get("architectures") or ()]
+    classifies = any(name.endswith(_SCORES) for name in names)
+    if task == "score" and not (classifies and (family is None or family.scores)):
+        raise InvalidRequestError(
+            f"the checkpoint holds {', '.join(names) or 'no known head'}; --task score serves cross-encoders: encoders "
+            f"whose architecture ends with {_SCORES}"
+        )
+    if task != "score" and classifies:
+        raise InvalidRequestError(
+            f"the checkpoint holds {', '.join(names)}, which scores pairs and makes no embeddings: start it with --task score"
+        )
+
+
+def first_position(family: Family, config: Any) -> int:
+    """The id of a prompt's first position; `config` is transformers' own."""
+    if family.position_offset is not None:
+        return family.position_offset
+    first: int = config.pad_token_id + 1
+    return first
+
+
+def max_model_len(asked: int | None, config: EmbeddingConfig, model: Any, first: int) -> int:
+    """Positions a prompt may have; `model` is transformers' configuration. Raises `InvalidRequestError` where more are `asked`."""
+    own = int(model.max_position_embeddings) - first
+    if asked is not None and asked > own:
+        raise InvalidRequestError(f"max_model_len is {asked}; the model's maximum context length is {own}")
+    return asked or min(own, config.max_length or own)
+
+
+def pooling_modes(
+    settings: EngineSettings, config: EmbeddingConfig, family: Family | None
+) -> tuple[PoolingMode, ...]:
+    """What vectors are made of.
+
+    Raises:
+        InvalidRequestError: nobody says, and the model is of no `family` that is known.
+    """
+    if settings.task == "score":
+        return ("cls",)
+    if settings.pooling != "auto":
+        return (settings.pooling,)
+    if config.pooling is not None:
+        return config.pooling
+    if family is None:
+        raise InvalidRequestError(
+            "the model does not say how its states are pooled: say it with --pooling", param="pooling"
+        )
+    mode: PoolingMode = "lasttoken" if family.causal else "mean"
+    _logger.warning("the model does not say how its states are pooled; taking %r (--pooling)", mode)
+    return (mode,)
+
+
+def card_of(
+    settings: EngineSettings, config: EmbeddingConfig, model: Any, modes: Sequence[PoolingMode]
+) -> EmbeddingCard:
+    """What clients may ask of its vectors, or of its scores.
+
+    Args:
+        settings: the task, and dimensions vectors may be shortened to.
+        config: as sentence-transformers' files say.
+        model: transformers' configuration.
+        modes: what vectors are made of.
+
+    Raises:
+        InvalidRequestError: dimensions that vectors do not have.
+    """
+    if settings.task == "score":
+        return _scoring_card(model)
+    size = config.dense[-1].out_features if config.dense else int(model.hidden_size) * len(modes)
+    allowed = settings.matryoshka_dimensions or getattr(model, "matryoshka_dimensions", None) or ()
+    if any(not 0 < each <= size for each in allowed):
+        raise InvalidRequestError(f"vectors have {size} elements; matryoshka_dimensions are {list(allowed)}")
+    return EmbeddingCard(
+        size=size,
+        normalize=config.normalize,
+        any_dimensions=bool(getattr(model, "is_matryoshka", False)) and not allowed,
+        dimensions=tuple(sorted(allowed)),
+        prompts=config.prompts,
+        default_prompt=config.default_prompt,
+        lower_case=config.lower_case,
+    )
+
+
+def _scoring_card(config: Any) -> EmbeddingCard:
+    """Which activation follows the logits, as sentence-transformers' `CrossEncoder` finds it."""
+    named = (getattr(config, "sentence_transformers", None) or {}).get("activation_fn") or getattr(
+        config, "sbert_ce_default_activation_function", None
+    )
+    labels = int(config.num_labels)
+    default = "sigmoid" if labels == 1 else "identity"
+    activation = default if named is None else activation_of(named, Path(config.name_or_path))
+    return EmbeddingCard(size=labels, normalize=False, activation=activation)
+
+
+def identity(config: EmbeddingConfig, modes: Sequence[PoolingMode]) -> str:
+    """32 hex digits: of all that makes a vector."""
+    hasher = blake3(weights_id(config.directory).encode())
+    hasher.update(",".join(modes).encode())
+    for layer in config.dense:
+        hasher.update(f"{weights_id(layer.directory)} {layer.activation}".encode())
+    return hasher.digest(16).hex()
+
+
+__all__ = [
+    "card_of",
+    "check_task",
+    "first_position",
+    "identity",
+    "max_model_len",
+    "pooling_modes",
+]

@@ -1,0 +1,37 @@
+"""What fits into an engine that may cut a prompt anywhere."""
+
+from dataclasses import dataclass
+
+from inlay.errors import ContextLengthError, InvalidRequestError
+from inlay.protocol.work import Work
+
+
+@dataclass(frozen=True, slots=True)
+class LengthBounds:
+    """Prompt and output together have a longest length.
+
+    Attributes:
+        max_model_len: positions.
+        engine: its name, for messages.
+    """
+
+    max_model_len: int
+    engine: str
+
+    def check(self, work: Work) -> None:
+        """Raise `ContextLengthError` or another `InvalidRequestError` where `work` never could run."""
+        prompt, wanted = len(work.prompt), work.sampling.max_tokens
+        if not prompt:
+            raise InvalidRequestError("a prompt needs at least one position, got none", param="prompt")
+        if prompt + max(1, wanted) > self.max_model_len:
+            raise ContextLengthError(
+                f"the maximum context length is {self.max_model_len} positions; got a prompt of {prompt} and "
+                f"max_tokens of {wanted}, together {prompt + wanted}"
+            )
+        if work.prompt.atomic_bounds():
+            raise InvalidRequestError(
+                f"{self.engine} may cut a prompt anywhere; this one has rows that must stay together"
+            )
+
+
+__all__ = ["LengthBounds"]

@@ -1,0 +1,75 @@
+"""From inlay's settings, and the words after `--`, to SGLang's own server arguments."""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from sglang.srt.server_args import ServerArgs
+
+from inlay.engine.settings import EngineSettings
+from inlay.engine.stored_dtype import dtype_name
+from inlay.errors import InvalidRequestError
+
+_NAMES = {
+    "revision": "--revision",
+    "max_model_len": "--context-length",
+    "max_num_seqs": "--max-running-requests",
+    "max_num_batched_tokens": "--chunked-prefill-size",
+}
+"""SGLang's names of settings; its own default holds for those nobody gave."""
+
+_ON_A_CPU = {"--attention-backend": "torch_native", "--disable-cuda-graph": None, "--sleep-on-idle": None}
+"""Without a GPU: its kernels for a CPU are not in its package, and an idle engine would burn a core."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InvalidRequestError(f"SGLang's arguments: {message}")
+
+
+def server_args(settings: EngineSettings, directory: Path, *words: str) -> Any:
+    """SGLang's `ServerArgs`.
+
+    Args:
+        settings: inlay's own, and the words for SGLang.
+        directory: the model's.
+        words: more for SGLang.
+
+    Raises:
+        InvalidRequestError: SGLang does not know a word, or it is given twice.
+    """
+    given = settings.engine_arguments
+    flags = {word.partition("=")[0] for word in given}
+    own = [*_own_words(settings, directory), *words]
+    for name in flags.intersection(own):
+        raise InvalidRequestError(
+            f"{name} is given to inlay and, after --, to SGLang; give it to one of them"
+        )
+    if settings.device == "cpu":
+        for flag, value in _ON_A_CPU.items():
+            own += [] if flag in flags else [flag, *filter(None, [value])]
+    parser = _Parser(prog="sglang", add_help=False, allow_abbrev=False)
+    ServerArgs.add_cli_args(parser)
+    try:
+        return ServerArgs.from_cli_args(parser.parse_args([*own, *given]))
+    except (ValueError, TypeError) as error:
+        raise InvalidRequestError(f"SGLang's arguments: {error}") from error
+
+
+def _own_words(settings: EngineSettings, directory: Path) -> Iterator[str]:
+    yield from ("--model-path", str(directory), "--skip-tokenizer-init", "--log-level", "warning")
+    yield from ("--dtype", dtype_name(settings, directory))
+    if settings.device != "auto":
+        yield from ("--device", settings.device)
+    for name, flag in _NAMES.items():
+        value = getattr(settings, name)
+        if name in settings.model_fields_set and value is not None:
+            yield from (flag, str(value))
+    if not settings.enable_prefix_caching:
+        yield "--disable-radix-cache"
+    if settings.enforce_eager and settings.device != "cpu":
+        yield "--disable-cuda-graph"
+
+
+__all__ = ["server_args"]

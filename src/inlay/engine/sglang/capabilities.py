@@ -1,0 +1,41 @@
+"""What this engine makes of SGLang: the models whose prompts may be rows, those that make vectors, and what is refused. No SGLang here."""
+
+from inlay.protocol.capabilities import Refusal
+
+TESTED = "0.5.23"
+"""The release the table below was made with."""
+
+ROWS_FROM = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+"""Model types whose SGLang implementation takes the embeddings of their tokens as they are, read in its source."""
+
+POOLS = {
+    "bert": "cls",
+    "roberta": "cls",
+    "xlm-roberta": "cls",
+    "llama": "lasttoken",
+    "mistral": "lasttoken",
+    "qwen2": "lasttoken",
+    "qwen3": "lasttoken",
+}
+"""How SGLang pools, by model type, whatever the model's files say."""
+
+NOT_ALONE = (
+    "rows are taken by models whose SGLang implementation adds nothing to their embeddings; that of {model_type!r} is not "
+    "known to be one"
+)
+
+REFUSALS = (
+    Refusal("repetition_penalty", "any", "SGLang's sees the output alone, and not the prompt"),
+    Refusal("prompt_logprobs", "any", "SGLang does not say how each token ranked"),
+    Refusal("bad_words", "any", "SGLang has no such thing"),
+    Refusal("allowed_token_ids", "any", "SGLang has no such thing"),
+    Refusal("min_tokens", "any", "SGLang can only hold back ends that it looks for itself"),
+    Refusal("prior_output_with_penalties", "any", "SGLang would count the tokens of the other worker as the prompt's"),
+)  # fmt: skip
+"""What no work may ask for."""
+
+SEEDED_MIN_P = Refusal("min_p", "any", "SGLang ends when min_p meets --enable-deterministic-inference")
+"""Likewise, where SGLang draws from seeds."""
+
+
+__all__ = ["NOT_ALONE", "POOLS", "REFUSALS", "ROWS_FROM", "SEEDED_MIN_P", "TESTED"]

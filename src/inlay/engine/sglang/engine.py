@@ -1,0 +1,215 @@
+"""The engine protocols over SGLang's engine, whose work is done in processes of its own."""
+
+import asyncio
+import logging
+from uuid import uuid4
+
+from sglang.srt.managers.io_struct import GenerateReqInput
+
+from inlay.digest import Secret
+from inlay.engine.probe import probe
+from inlay.engine.settings import EngineSettings
+from inlay.engine.sglang.follower import Follower
+from inlay.engine.sglang.loading import Loaded, load
+from inlay.engine.sglang.process import Process
+from inlay.engine.sglang.prompts import input_of
+from inlay.engine.sglang.sampling import params_of
+from inlay.errors import DeadlineExceededError, EngineError, InlayError, InvalidRequestError, OverloadedError
+from inlay.prompt import Prompt, Tokens
+from inlay.protocol import refusals
+from inlay.protocol.work import Emit, ModelCard, Stats, Work
+
+log = logging.getLogger(__name__)
+
+
+class SglangEngine:
+    """SGLang, as `Generates` and `Fails`.
+
+    A work is a task that reads what SGLang says of it. When one of SGLang's processes dies every work ends with an error, and
+    `failed` returns: the worker is to end with it.
+    """
+
+    def __init__(self, settings: EngineSettings, secret: Secret) -> None:
+        self._settings = settings
+        self._secret = secret
+        self._process = Process()
+        self._loaded: Loaded | None = None
+        self._followers: dict[str, Follower] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stats = Stats()
+        self._closing = False
+
+    @property
+    def card(self) -> ModelCard:
+        """What it serves. Raises `EngineError` before it is started."""
+        return self._ready.card
+
+    @property
+    def _ready(self) -> Loaded:
+        if self._loaded is None:
+            raise EngineError("the engine is not started")
+        return self._loaded
+
+    async def start(self) -> None:
+        """Start SGLang's processes and load the model.
+
+        Raises:
+            InvalidRequestError: a model, a setting or a word after -- that SGLang or inlay refuses.
+            EngineError: SGLang did not start.
+        """
+        if self._loaded is not None:
+            raise EngineError("the engine was started before")
+        try:
+            self._loaded = await load(self._process, self._settings, self._secret)
+            # Some of what SGLang cannot do it finds out with the first token.
+            await self.probe()
+        except InlayError:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """End every work with "abort", and SGLang's processes."""
+        if self._closing:
+            return
+        self._closing = True
+        for follower in tuple(self._followers.values()):
+            follower.end("abort")
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._process.close()
+
+    async def failed(self) -> EngineError:
+        """Return why, once SGLang has died."""
+        return await self._process.failed()
+
+    def generate(self, work: Work, emit: Emit) -> None:
+        """Admit `work`.
+
+        Raises:
+            InvalidRequestError: it can never run here, or is refused.
+            EngineError: SGLang has died, or is not started.
+            OverloadedError: the engine is closing.
+        """
+        if self._closing:
+            raise OverloadedError("the engine is closing")
+        loaded = self._ready
+        _ = self._process.client
+        if work.id in self._followers:
+            raise InvalidRequestError(f"a work with id {work.id!r} is under way")
+        loaded.admission.check(work)
+        refusals.check(loaded.card.refusals, work, f"{loaded.card.engine} {loaded.card.engine_version}")
+        follower = Follower(work, emit, uuid4().hex, loaded.card.eos_token_ids)
+        self._followers[work.id] = follower
+        if work.deadline is not None:
+            loop = asyncio.get_running_loop()
+            follower.timer = loop.call_later(max(0.0, work.deadline), self._late, follower)
+        task = asyncio.create_task(self._follow(loaded, follower))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def abort(self, work_id: str) -> None:
+        """End a work: its last delta is emitted now, and SGLang is told."""
+        follower = self._followers.get(work_id)
+        if follower is not None:
+            self._stop(follower)
+            follower.end("abort")
+
+    async def reset_prefix_cache(self) -> int:
+        """Forget the prefix cache. SGLang does not say of how many blocks; it is all there are."""
+        await self._process.forget_cache()
+        return self._ready.card.num_blocks
+
+    async def probe(self) -> float:
+        """Run one token through the model and time it. Raises `EngineError` when SGLang has died or refuses it."""
+        return await probe(self)
+
+    def stats(self) -> Stats:
+        """The counters now. SGLang does not say of how much of its cache is used."""
+        stats = self._stats
+        return Stats(
+            running=len(self._followers),
+            prompt_tokens=stats.prompt_tokens,
+            cached_tokens=stats.cached_tokens,
+            rows_served=stats.rows_served,
+            generated_tokens=stats.generated_tokens,
+            steps=stats.steps,
+            progress=stats.progress,
+        )
+
+    async def _follow(self, loaded: Loaded, follower: Follower) -> None:
+        work = follower.work
+        try:
+            if not follower.room:
+                follower.end("length")
+            if follower.ended:
+                return
+            prompt = work.prompt + Prompt.of(Tokens(work.prior_output))
+            request = GenerateReqInput(
+                rid=follower.request_id,
+                sampling_params=params_of(work, seeded=loaded.seeded),
+                stream=True,
+                return_logprob=True,
+                top_logprobs_num=work.sampling.logprobs or 0,
+                cache_salt=work.salt,
+                **input_of(prompt),
+            )
+            follower.admitted = True
+            answers = self._process.answers(request)
+            try:
+                async for answer in answers:
+                    before = follower.made
+                    ended = follower.take(answer)
+                    self._count(follower, before)
+                    if ended:
+                        break
+            finally:
+                # Where it has not ended in SGLang, it does now.
+                await answers.aclose()  # type: ignore[attr-defined]
+        except asyncio.CancelledError:
+            follower.end("abort")
+            raise
+        except Exception as error:
+            follower.end("error", _told(error, follower))
+        finally:
+            self._forget(follower)
+
+    def _count(self, follower: Follower, before: int) -> None:
+        work, stats, made = follower.work, self._stats, follower.made - before
+        first = before == len(work.prior_output)
+        positions = len(work.prompt) if first else 0
+        rows = positions - len(work.prompt.token_ids()) if first else 0
+        self._stats = Stats(
+            prompt_tokens=stats.prompt_tokens + positions,
+            cached_tokens=stats.cached_tokens + (follower.cached if first else 0),
+            rows_served=stats.rows_served + rows,
+            generated_tokens=stats.generated_tokens + made,
+            steps=stats.steps + 1,
+            progress=stats.progress + positions + made,
+        )
+
+    def _stop(self, follower: Follower) -> None:
+        self._forget(follower)
+        if follower.admitted and not self._closing:
+            self._process.abort(follower.request_id)
+
+    def _forget(self, follower: Follower) -> None:
+        if self._followers.get(follower.work.id) is follower:
+            del self._followers[follower.work.id]
+
+    def _late(self, follower: Follower) -> None:
+        self._stop(follower)
+        follower.end("error", DeadlineExceededError("the request's deadline passed"))
+
+
+def _told(error: Exception, follower: Follower) -> InlayError:
+    """What a failure of SGLang means to the caller."""
+    if isinstance(error, InlayError):
+        return error
+    if isinstance(error, ValueError) and not follower.told:
+        return InvalidRequestError(str(error))
+    log.error("work %s failed in SGLang", follower.work.id, exc_info=error)
+    return EngineError(f"SGLang failed to run the request: {type(error).__name__}")
+
+
+__all__ = ["SglangEngine"]

@@ -1,0 +1,21 @@
+"""Environment variables of SGLang's processes. No SGLang: they must stand before it is imported."""
+
+from collections.abc import Mapping
+
+from inlay.engine.settings import EngineSettings
+
+
+def environment(settings: EngineSettings, inherited: Mapping[str, str]) -> dict[str, str]:
+    """What an engine's process must be started with, beside what it inherits; what a user has set stays.
+
+    Logprobs are the model's own, before temperature and penalties, as vLLM's and OpenAI's are.
+    """
+    chosen = {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1"}
+    if settings.device == "cpu":
+        chosen["SGLANG_USE_CPU_ENGINE"] = "1"
+    if settings.num_threads is not None:
+        chosen["OMP_NUM_THREADS"] = str(settings.num_threads)
+    return {name: value for name, value in chosen.items() if name not in inherited}
+
+
+__all__ = ["environment"]

@@ -1,0 +1,133 @@
+"""Starting SGLang with a model that generates, and what is known of it once it runs."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import sglang
+
+from inlay.digest import Secret
+from inlay.engine.admission import Admission
+from inlay.engine.generation_config import default_sampling, eos_token_ids, generation_config
+from inlay.engine.length import LengthBounds
+from inlay.engine.row_facts import row_facts
+from inlay.engine.settings import EngineSettings
+from inlay.engine.sglang import capabilities
+from inlay.engine.sglang.arguments import server_args
+from inlay.engine.sglang.process import Process
+from inlay.engine.weights import directory_of, weights_id
+from inlay.protocol.work import Exactness, Limits, ModelCard, Task
+from inlay.tensors.table import config_of
+
+_MAX_LOGPROBS = 20
+
+_NOT_SERVED = ("repetition_penalty",)
+"""What a model's generation config may ask for and SGLang does otherwise."""
+
+
+class Loaded(msgspec.Struct, frozen=True, kw_only=True):
+    """SGLang running, and the facts of it.
+
+    Attributes:
+        card: what is announced.
+        admission: what works are held against.
+        seeded: whether it draws from seeds.
+    """
+
+    card: ModelCard
+    admission: Admission
+    seeded: bool
+
+
+async def load(process: Process, settings: EngineSettings, secret: Secret) -> Loaded:
+    """Start SGLang in `process` for `settings`.
+
+    Raises:
+        InvalidRequestError: what SGLang or inlay refuses.
+        EngineError: SGLang did not start.
+    """
+    directory = directory_of(settings.model, settings.revision)
+    arguments = server_args(settings, directory)
+    await process.start(arguments)
+    card = _card(process, settings, secret, directory, seeded=arguments.enable_deterministic_inference)
+    return Loaded(
+        card=card,
+        admission=Admission(
+            bounds=LengthBounds(card.limits.max_model_len, "SGLang"),
+            vocab_size=card.vocab_size,
+            hidden_size=card.hidden_size,
+            dtype=card.dtype,
+            max_logprobs=card.limits.max_logprobs,
+            refuses_rows=card.prompt_embeds,
+            grammars=card.grammars,
+        ),
+        seeded=arguments.enable_deterministic_inference,
+    )
+
+
+def longest(process: Process) -> int:
+    """Positions that prompt and output may have together: SGLang keeps a few of its context for itself."""
+    return int(process.facts["max_req_input_len"]) - 1
+
+
+def dtype_of(process: Process) -> str:
+    """By torch's name."""
+    return str(process.client.model_config.dtype).removeprefix("torch.")
+
+
+def rows_refused(model_type: object) -> str | None:
+    """Why a model of this type takes no rows; None where it does."""
+    if model_type in capabilities.ROWS_FROM:
+        return None
+    return capabilities.NOT_ALONE.format(model_type=model_type)
+
+
+def _card(
+    process: Process, settings: EngineSettings, secret: Secret, directory: Path, *, seeded: bool
+) -> ModelCard:
+    model: Any = process.client.model_config
+    generation, stored = generation_config(directory), config_of(directory)
+    dtype = dtype_of(process)
+    rows = row_facts(settings, directory, dtype, rows_refused(stored.get("model_type")))
+    names = settings.served_model_name or [settings.model]
+    sampling = {
+        name: value for name, value in default_sampling(generation).items() if name not in _NOT_SERVED
+    }
+    return ModelCard(
+        name=names[0],
+        aliases=tuple(names[1:]),
+        path=str(directory),
+        weights_id=weights_id(directory),
+        dtype=dtype,
+        vocab_size=int(model.vocab_size),
+        hidden_size=int(model.hidden_size),
+        limits=Limits(
+            max_model_len=longest(process),
+            max_num_seqs=settings.max_num_seqs,
+            max_logprobs=_MAX_LOGPROBS,
+            max_prompt_embeds_abs=rows.bound,
+        ),
+        engine="sglang",
+        engine_version=sglang.__version__,
+        tasks=(Task.GENERATE,),
+        embedding_table_id=rows.table_id,
+        embedding_abs_max=rows.abs_max,
+        prompt_embeds=rows.refused,
+        num_blocks=int(process.facts["max_total_num_tokens"]) // 16,
+        eos_token_ids=eos_token_ids(generation, stored.get("eos_token_id")),
+        default_sampling=sampling,
+        resuming={
+            "greedy": Exactness.EXACT,
+            "sampling": Exactness.SAMPLED,
+            "penalties": Exactness.IMPOSSIBLE,
+            "logprobs": Exactness.EXACT,
+            "grammar": Exactness.IMPOSSIBLE,
+        },
+        shares_text_prefix=False,
+        seeds=seeded,
+        refusals=(*capabilities.REFUSALS, *((capabilities.SEEDED_MIN_P,) if seeded else ())),
+        secret_fingerprint=secret.fingerprint,
+    )
+
+
+__all__ = ["Loaded", "dtype_of", "load", "longest", "rows_refused"]

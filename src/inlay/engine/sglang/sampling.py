@@ -1,0 +1,32 @@
+"""From a `Sampling` to SGLang's sampling parameters. No SGLang: it takes a dictionary."""
+
+from typing import Any
+
+from inlay.protocol.work import Work
+
+
+def params_of(work: Work, *, seeded: bool) -> dict[str, Any]:
+    """How SGLang is to choose the tokens of `work`.
+
+    What ends an output is `Follower`'s to find: SGLang looks for no stop tokens where it ignores the model's own end.
+
+    Args:
+        work: checked.
+        seeded: whether SGLang draws from seeds.
+    """
+    sampling = work.sampling
+    return {
+        "max_new_tokens": sampling.max_tokens - len(work.prior_output),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        "min_p": sampling.min_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "logit_bias": {str(id_): bias for id_, bias in sampling.logit_bias.items()} or None,
+        "sampling_seed": sampling.seed if seeded else None,
+        "ignore_eos": True,
+    }
+
+
+__all__ = ["params_of"]

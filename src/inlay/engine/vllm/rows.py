@@ -1,0 +1,30 @@
+"""Which models vLLM takes rows for, and how it does. No vLLM."""
+
+from typing import Any
+
+from inlay.engine.vllm import capabilities
+
+
+def ids_are_looked_up(config: Any) -> bool:
+    """Whether the ids in the place of rows must be a token's.
+
+    vLLM's second model runner, which a GPU gets, looks all ids up before it puts rows over them. So does what drafts tokens by
+    the model (multi-token prediction, EAGLE), which knows of no rows; and what finds drafts in the prompt proposes them as tokens.
+    """
+    return bool(config.use_v2_model_runner) or config.speculative_config is not None
+
+
+def rows_refused(config: Any, model_config: dict[str, Any]) -> str | None:
+    """Why this model, started like this, takes no rows; None where it does."""
+    model_type = model_config.get("model_type")
+    if model_type not in capabilities.ROWS_FROM:
+        return capabilities.NOT_ALONE.format(model_type=model_type)
+    if not config.model_config.enable_prompt_embeds:
+        return capabilities.NOT_ENABLED
+    targets = None if config.lora_config is None else config.lora_config.target_modules
+    if config.lora_config is not None and (targets is None or any("embed" in name for name in targets)):
+        return capabilities.ADAPTED_TABLE
+    return None
+
+
+__all__ = ["ids_are_looked_up", "rows_refused"]

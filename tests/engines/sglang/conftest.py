@@ -1,0 +1,33 @@
+"""One SGLang for all tests that do not end it: it takes half a minute to start."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from inlay.engine.settings import EngineSettings
+from inlay.protocol.work import Generates
+from tests.engines.sglang.serving import FLAGS
+from tests.engines.starting import mark, started
+from tests.models import tiny
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark(items, Path(__file__).parent)
+
+
+@pytest.fixture(scope="session")
+def directory() -> Path:
+    return tiny("qwen3")
+
+
+@pytest.fixture(scope="session")
+def settings(directory: Path) -> EngineSettings:
+    return EngineSettings(model=str(directory), **FLAGS)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shared(settings: EngineSettings) -> AsyncIterator[Generates]:
+    async with started(settings) as engine:
+        yield engine

@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Fill the environment $VENV with SGLang as far as a CPU needs it, what a worker needs of inlay, and the tests' libraries. Run from the
+# repository root.
+#
+# SGLang's package is made for CUDA: its requirements bring gigabytes of kernels that no CPU runs. What the modules it imports at its start
+# need is installed, the rest is left out; hence its wheel is installed without requirements, and those it names are read from it. The
+# kernels for a CPU are not on PyPI: what only speculative decoding and AMX would call is stood in for by functions that raise.
+set -euo pipefail
+
+suite=$(dirname "${BASH_SOURCE[0]}")
+python="$VENV/bin/python"
+install() { "$python" -m pip install --quiet --constraint "$suite/constraints.txt" "$@"; }
+
+"$python" -m pip install --quiet --upgrade pip
+install torch
+"$python" -m pip download --quiet --no-deps --constraint "$suite/constraints.txt" --dest "$VENV/wheels" sglang
+wheel=$(ls "$VENV"/wheels/sglang-*.whl)
+"$python" - "$wheel" > "$VENV/requirements.txt" <<'PYTHON'
+import email
+import re
+import sys
+import zipfile
+
+LEFT_OUT = (
+    "torch|torchvision|torchaudio|torchcodec|torch_memory_saver|timm|cuda-python|flash-attn-4|flashinfer_python|humming-kernels|nvidia-.*|"
+    "nvshmem4py.*|quack-kernels|sgl-.*|sglang-kernel|tilelang|smg-grpc-servicer|tml-renderers|deepseek-recipe|py-spy|build"
+)
+with zipfile.ZipFile(sys.argv[1]) as wheel:
+    name = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    metadata = email.message_from_bytes(wheel.read(name))
+for line in metadata.get_all("Requires-Dist"):
+    if "extra ==" not in line and not re.match(rf"({LEFT_OUT})(?![\w-])", line):
+        print(line)
+PYTHON
+install --requirement "$VENV/requirements.txt"
+install dill
+install --no-deps triton torchvision "$wheel"
+packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+# torchvision is imported and not used; this module of it looks for operators that are built for CUDA.
+: > "$packages/torchvision/_meta_registrations.py"
+mkdir -p "$packages/sgl_kernel"
+cat > "$packages/sgl_kernel/__init__.py" <<'PYTHON'
+def __getattr__(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+
+    def missing(*args, **kwargs):
+        raise RuntimeError(f"sgl_kernel.{name} is not built for this machine")
+
+    return missing
+PYTHON
+install blake3 huggingface-hub ml-dtypes msgspec numpy pydantic
+install httpx hypothesis psutil pytest pytest-asyncio pytest-timeout
+rm -r "$VENV/wheels"

@@ -1,0 +1,13 @@
+import pytest
+
+from inlay.protocol.work import Generates
+from tests.engine.conformance import EngineConformance
+
+
+@pytest.mark.asyncio(loop_scope="session")
+class TestSglangEngine(EngineConformance):
+    """The same tests as the torch engine's, with one engine for all."""
+
+    @pytest.fixture
+    def engine(self, shared: Generates) -> Generates:
+        return shared

@@ -1,0 +1,103 @@
+"""What a client cannot do to SGLang, and what the death of its processes means."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from inlay.engine.settings import EngineSettings
+from inlay.errors import EngineError, InvalidRequestError
+from inlay.prompt import Prompt, Tokens
+from inlay.protocol.capabilities import Feature
+from inlay.protocol.work import Fails, Generates
+from tests.engine import reference
+from tests.engine.conformance import Receiver, ids, run, work
+from tests.engines.starting import started
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+ASKED: dict[Feature, dict[str, Any]] = {
+    "repetition_penalty": {"repetition_penalty": 1.5},
+    "prompt_logprobs": {"prompt_logprobs": 1},
+    "bad_words": {"bad_words": ((5,),)},
+    "allowed_token_ids": {"allowed_token_ids": (5,)},
+    "min_tokens": {"min_tokens": 2},
+    "prior_output_with_penalties": {"presence_penalty": 1.0, "prior_output": (5,)},
+}
+
+
+async def test_the_engine_holds_every_work_against_the_table_its_card_shows(shared: Generates) -> None:
+    assert {refusal.feature for refusal in shared.card.refusals} == set(ASKED)
+    for refusal in shared.card.refusals:
+        asked = work("asked", Prompt.of(Tokens([5])), **ASKED[refusal.feature])
+        with pytest.raises(InvalidRequestError) as raised:
+            shared.generate(asked, Receiver(asked))
+        assert refusal.reason in raised.value.message
+        assert f"sglang {shared.card.engine_version}" in raised.value.message
+
+
+async def test_ids_the_model_does_not_have_are_refused_and_the_engine_lives(
+    shared: Generates, directory: Path
+) -> None:
+    rows = reference.rows_of(torch.zeros(2, shared.card.hidden_size))
+    for id_ in (shared.card.vocab_size, 10**6, -1):
+        for prompt in (Prompt.of(Tokens([5, id_])), Prompt.of(Tokens([5, id_]), rows)):
+            with pytest.raises(InvalidRequestError, match=f"token id {id_} is not in the vocabulary"):
+                shared.generate(work("asked", prompt), Receiver(work("asked", prompt)))
+    (found,) = await run(shared, work("lives", Prompt.of(Tokens([5, 6, 7]))))
+    assert found.output == reference.greedy(directory, Prompt.of(Tokens([5, 6, 7])), 8)
+
+
+async def test_rows_that_are_not_numbers_end_their_own_work_and_touch_no_other(
+    shared: Generates, directory: Path
+) -> None:
+    beside = work("beside", Prompt.of(Tokens(ids(3, 20))), max_tokens=60)
+    under_way = Receiver(beside)
+    shared.generate(beside, under_way)
+    nan = reference.rows_of(torch.full((40, shared.card.hidden_size), float("nan")))
+    for number in range(3):
+        (poisoned,) = await run(shared, work(f"poison-{number}", Prompt.of(nan)))
+        assert poisoned.output == []
+        assert poisoned.last.error is not None
+        assert "not finite" in poisoned.last.error.message
+        text = Prompt.of(Tokens(ids(number, 30)))
+        (after,) = await run(shared, work("after", text, salt=str(number)))
+        assert after.output == reference.greedy(directory, text, 8)
+    await under_way.ended()
+    assert under_way.output == reference.greedy(directory, beside.prompt, 60)
+
+
+async def test_text_and_rows_in_one_batch_keep_their_own_embeddings(
+    shared: Generates, directory: Path
+) -> None:
+    prompts = []
+    for number in range(1, 9):
+        tokens = ids(number, 5 * number)
+        rows = reference.rows_of(reference.look_up(directory, tokens))
+        prompts += [Prompt.of(Tokens(tokens)), Prompt.of(Tokens(tokens[:3]), rows, Tokens(tokens[2:]))]
+    works = [work(str(number), prompt) for number, prompt in enumerate(prompts)]
+    for one, found in zip(works, await run(shared, *works), strict=True):
+        assert found.output == reference.greedy(directory, one.prompt, 8)
+
+
+async def test_when_sglang_dies_works_end_with_an_error_and_the_engine_says_so(
+    settings: EngineSettings,
+) -> None:
+    async with started(settings) as engine:
+        assert isinstance(engine, Fails)
+        children = {child.pid for child in psutil.Process().children(recursive=True)}
+        one = work("one", Prompt.of(Tokens(ids(8, 20))), max_tokens=400)
+        receiver = Receiver(one)
+        engine.generate(one, receiver)
+        await receiver.begun()
+        for pid in engine._process.process_ids & children:  # type: ignore[attr-defined]
+            psutil.Process(pid).kill()
+        last = await receiver.ended()
+        assert last.error is not None
+        assert isinstance(last.error.to_error(), EngineError)
+        assert "died" in (await asyncio.wait_for(engine.failed(), 60)).message
+        with pytest.raises(EngineError, match="died"):
+            engine.generate(one, Receiver(one))

@@ -1,0 +1,47 @@
+"""Engines of others, started in the process of the tests with the environment a worker would have."""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inlay import engine as engines
+from inlay.digest import Secret
+from inlay.engine.settings import EngineSettings
+from inlay.protocol.work import Generates
+
+SECRET = Secret(bytes(range(32)))
+
+
+@asynccontextmanager
+async def running(settings: EngineSettings) -> AsyncIterator[Any]:
+    """A started engine, in this process, with the environment a worker would have."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"HF_HUB_OFFLINE": "1", **engines.environment(settings, os.environ)}.items():
+            patch.setenv(name, value)
+        engine = engines.create(settings, SECRET)
+        await engine.start()
+        try:
+            yield engine
+        finally:
+            await engine.close()
+
+
+@asynccontextmanager
+async def started(settings: EngineSettings) -> AsyncIterator[Generates]:
+    """A running engine that generates."""
+    async with running(settings) as engine:
+        assert isinstance(engine, Generates)
+        yield engine
+
+
+def mark(items: list[pytest.Item], folder: Path) -> None:
+    """Mark the tests of `folder` as those of another's engine, which is slow to start and warns of much that is not ours to change."""
+    for item in items:
+        if folder in item.path.parents:
+            item.add_marker(pytest.mark.engines)
+            item.add_marker(pytest.mark.timeout(900))
+            item.add_marker(pytest.mark.filterwarnings("ignore"))
