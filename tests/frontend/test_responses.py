@@ -262,7 +262,7 @@ def test_what_fails_in_a_stream_is_a_failed_response_and_an_error_the_client_rai
     client = saying(echo, tmp_path)
     stream = client.responses.create(
         model="tiny", input="again and again ", stream=True, max_output_tokens=4_000_000,
-        extra_body={"ignore_eos": True}, extra_headers={"x-request-timeout": "1"},
+        extra_body={"ignore_eos": True}, extra_headers={"x-request-timeout": "4"},
     )  # fmt: skip
     events: list[Any] = []
 
