@@ -20,18 +20,20 @@ RANKS = 2
 def server() -> Iterator[Served]:
     words = ("--device", "cpu", "--num-threads", 1, "--served-model-name", "m", "--enable-sleep-mode")
     with serving(tiny("llama"), "--data-parallel-size", RANKS, *words, "--admin-api-key", "chief") as served:
-        until = time.monotonic() + START_SECONDS
-        while len(hits(served)) < RANKS:
-            assert time.monotonic() < until
-            time.sleep(0.1)
+        hits(served)
         yield served
 
 
 def hits(server: Served) -> dict[str, float]:
-    """Positions found cached, by worker."""
-    text = httpx.get(server.url + "/metrics", headers={"authorization": "Bearer chief"}).text
-    found = re.findall(r'^vllm:prefix_cache_hits_total\{engine="([^"]+)".*\} (\S+)$', text, re.MULTILINE)
-    return {engine: float(value) for engine, value in found}
+    """Positions found cached, by worker, once all answer: one that is busy for long may be missing."""
+    until = time.monotonic() + START_SECONDS
+    while True:
+        text = httpx.get(server.url + "/metrics", headers={"authorization": "Bearer chief"}, timeout=180).text
+        found = re.findall(r'^vllm:prefix_cache_hits_total\{engine="([^"]+)".*\} (\S+)$', text, re.MULTILINE)
+        if len(found) == RANKS:
+            return {engine: float(value) for engine, value in found}
+        assert time.monotonic() < until
+        time.sleep(0.1)
 
 
 def ask(server: Served, family: int) -> int:
@@ -62,7 +64,6 @@ def test_a_prompt_goes_to_the_rank_that_has_it_and_all_ranks_forget_when_told(se
     after = hits(server)
     # Those that came at once were spread, and each rank counts for itself.
     assert all(after[engine] > before[engine] for engine in after)
-    assert len(after) == RANKS
     for path in ("/reset_prefix_cache", "/sleep"):
         assert len(tell(server, path)["workers"]) == RANKS
         if path == "/sleep":

@@ -21,18 +21,20 @@ CHIEF = {"authorization": "Bearer chief"}
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
     with serve(model("qwen3"), "--data-parallel-size", RANKS, admin_key="chief") as served:
-        until = time.monotonic() + START_SECONDS
-        while len(engines(served)) < RANKS:
-            assert time.monotonic() < until
-            time.sleep(0.2)
+        engines(served)
         yield served
 
 
 def engines(server: Served) -> dict[str, float]:
-    """Positions found cached, by rank."""
-    text = httpx.get(server.url + "/metrics", headers=CHIEF).text
-    found = re.findall(r'^vllm:prefix_cache_hits_total\{engine="([^"]+)".*\} (\S+)$', text, re.MULTILINE)
-    return {engine: float(value) for engine, value in found}
+    """Positions found cached, by rank, once all answer: one that is busy for long may be missing."""
+    until = time.monotonic() + START_SECONDS
+    while True:
+        text = httpx.get(server.url + "/metrics", headers=CHIEF, timeout=60).text
+        found = re.findall(r'^vllm:prefix_cache_hits_total\{engine="([^"]+)".*\} (\S+)$', text, re.MULTILINE)
+        if len(found) == RANKS:
+            return {engine: float(value) for engine, value in found}
+        assert time.monotonic() < until
+        time.sleep(0.1)
 
 
 def ask(server: Served, fields: dict[str, Any]) -> int:
@@ -66,7 +68,7 @@ def mixed(family: int) -> dict[str, Any]:
 def test_a_prompt_goes_to_the_rank_that_has_it_until_all_forget(
     server: Served, form: Callable[[int], dict[str, Any]]
 ) -> None:
-    prompts = [form(family) for family in range(8)]
+    prompts = [form(family) for family in range(12)]
     httpx.post(server.url + "/reset_prefix_cache", headers=CHIEF, timeout=120).raise_for_status()
     with ThreadPoolExecutor(len(prompts)) as together:
         assert list(together.map(lambda prompt: ask(server, prompt), prompts)) == [0] * len(prompts)
@@ -76,7 +78,6 @@ def test_a_prompt_goes_to_the_rank_that_has_it_until_all_forget(
     after = engines(server)
     # Those that came at once were spread, and each rank counts for itself.
     assert all(after[engine] > before[engine] for engine in after)
-    assert len(after) == RANKS
     told = httpx.post(server.url + "/reset_prefix_cache", headers=CHIEF, timeout=120).json()
     assert len(told["workers"]) == RANKS
     assert ask(server, prompts[0]) == 0
