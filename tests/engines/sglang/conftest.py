@@ -1,5 +1,7 @@
 """One SGLang for all tests that do not end it: it takes half a minute to start."""
 
+import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,9 +14,23 @@ from tests.engines.sglang.serving import FLAGS
 from tests.engines.starting import mark, started
 from tests.models import tiny
 
+_STATUS = pytest.StashKey[int]()
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark(items, Path(__file__).parent)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    session.config.stash[_STATUS] = int(exitstatus)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    # What this environment loads ends some interpreters with a segmentation fault, after the last test and its report.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(config.stash.get(_STATUS, 1))
 
 
 @pytest.fixture(scope="session")
