@@ -96,7 +96,7 @@ def measure_grammar(name: str, schema: dict[str, Any], grammars: Grammars, token
     times = []
     for spaces in range(5):  # each another source, so that none is found compiled
         begun = time.process_time()
-        state = grammars.start(Grammar("json_schema", source + " " * spaces), (), ()).result()
+        state = grammars.start(Grammar("json_schema", source + " " * spaces), (), ()).state.result()
         times.append(time.process_time() - begun)
     text = json.dumps(instance_of(schema, random.Random(2)))
     ids = tokenizer.encode(text, add_special_tokens=False).ids
@@ -161,7 +161,7 @@ def main() -> None:
         path = options.tokenizer or directory
         tokenizer = load_tokenizer(path).tokenizer
         grammars = Grammars(path, VOCAB_SIZE, (EOS_ID,))
-        grammars.start(Grammar("json_object", ""), (), ()).result()
+        grammars.start(Grammar("json_object", ""), (), ()).state.result()
         sys.stdout.write(f"vocabulary of {tokenizer.get_vocab_size()}\n")
         for kind, schema in schemas.items():
             measure_grammar(kind, schema, grammars, tokenizer)

@@ -51,7 +51,7 @@ def outcomes(engine: Core, grammars: Grammars) -> dict[str, Any]:
             kind, form = names[name := waiting.pop(0)]
             one = work(name, prompts("llama")[form], 30, **KINDS[kind])
             asked = one.sampling.grammar
-            state = None if asked is None else grammars.start(asked, (), ()).result(60)
+            state = None if asked is None else grammars.start(asked, (), ()).state.result(60)
             deltas += engine.admit(one, grammar=state)
         deltas += engine.step()
     assert len(engine) == 0
