@@ -90,6 +90,7 @@ def _routes() -> _Routes:
     from inlay.protocol.work import Adapter, Limits, ModelCard
     from inlay.router import Router, ServedModel
     from inlay.store import PromptStore
+    from inlay.store.prompts import Threads
     from inlay.tensors import read, write
     from tests.render.directories import qwen_like
 
@@ -161,6 +162,11 @@ def _routes() -> _Routes:
         *((module, "respond", keep) for module in modules.values()),
     ]
     turned.append((sampling, "secrets", SimpleNamespace(randbits=lambda _: 7)))
+
+    async def at_once(_: Threads, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return work(*args, **kwargs)
+
+    turned.append((Threads, "run", at_once))
     settings = FrontendSettings(
         enable_prompt_embeds=True, max_prompt_embeds_bytes=2000, max_choices=4, scheduling_policy="priority"
     )
