@@ -157,16 +157,12 @@ def _routes() -> _Routes:
 
     modules = {"completions": completions, "chat": chat, "responses": responses}
     # Small bodies are lifted too; where works are sent to a worker, this ends; and seeds that are drawn would differ.
-    turned = [
+    turned: list[tuple[Any, str, Any]] = [
         *((lift, name, value) for name, value in LENGTHS.items()),
         *((module, "respond", keep) for module in modules.values()),
     ]
     turned.append((sampling, "secrets", SimpleNamespace(randbits=lambda _: 7)))
-
-    async def at_once(_: Threads, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return work(*args, **kwargs)
-
-    turned.append((Threads, "run", at_once))
+    turned.append((Threads, "run", _at_once))
     settings = FrontendSettings(
         enable_prompt_embeds=True, max_prompt_embeds_bytes=2000, max_choices=4, scheduling_policy="priority"
     )
@@ -214,6 +210,10 @@ def _arrived(lift: Any, body: bytes, room: Any) -> Any:
     lifted = cutting.close()
     assert bytes(lifted.text()) == body
     return lifted
+
+
+async def _at_once(_: object, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return work(*args, **kwargs)
 
 
 async def _never(*_: object) -> Any:
