@@ -184,6 +184,7 @@ def test_soft_caps_sinks_and_value_sizes_count_in_every_combination(
     with pytest.MonkeyPatch.context() as patch:
         if head_by_head:
             patch.setattr(gathered_attention, "_SCORE_BYTES", 1)
+            patch.setattr(gathered_attention, "_BLOCK_BYTES", 1)
         found = paged.attend(1, *scene.step(), Scoring(0.3, window, softcap, sinks))
     assert found.dtype == dtype
     expected = scene.expected(0.3, window, softcap=softcap, sinks=sinks)

@@ -174,6 +174,12 @@ def test_a_step_in_which_nothing_samples_gives_no_logits_and_fills_pages() -> No
     assert pages.keys[0][:, 1, 2:].isnan().all()
 
 
+def test_a_step_in_which_nothing_samples_does_not_read_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load(tiny("llama"))
+    monkeypatch.setattr(model, "_head", None)
+    assert model.logits(torch.empty(0, model.hidden_size)).shape == (0, VOCAB_SIZE)
+
+
 def test_logits_may_be_changed_in_place() -> None:
     model = load(tiny("llama"))
     batch = Batch.pack([Stretch([(0, Tokens([5]))], 0, 1, [PageRun([1])], True)], PAGE)

@@ -23,7 +23,11 @@ _GROUP_BYTES = 1 << 20
 """Keys of sequences that decode together at most: gathered keys and values should stay in a core's cache."""
 
 _SCORE_BYTES = 1 << 21
-"""Scores of one block of a prompt's queries, roughly at most, for the same reason."""
+"""Scores of a prompt that is attended to at once, at most, for the same reason."""
+
+_BLOCK_BYTES = 1 << 22
+"""Scores of one block of a longer prompt's queries, roughly at most. Every product lays the keys out anew for oneDNN, so more
+queries are worth more than scores that stay in a core's cache."""
 
 _MIN_BLOCK, _MAX_BLOCK = 16, 256
 """Queries in such a block."""
@@ -189,9 +193,10 @@ class GatheredAttention:
             sinks = None if scoring.sinks is None else scoring.sinks[heads, None, None]
             for block in prompt.blocks:
                 own = queries[:, block.rows]
-                scores = self._scores(
-                    own.reshape(1, -1, own.shape[2]), head_keys[None, block.seen], scoring
-                ).view(group, own.shape[1], -1)
+                # A slice of a batch of one would be copied before its product; a batch of one slice is not.
+                seen_keys = head_keys[block.seen].unsqueeze(0)
+                scores = self._scores(own.reshape(1, -1, own.shape[2]), seen_keys, scoring)
+                scores = scores.view(group, own.shape[1], -1)
                 scores[..., -block.hidden.shape[1] :].masked_fill_(block.hidden, float("-inf"))
                 weights = torch.softmax(scores, -1).to(head_values.dtype)
                 found = (weights.flatten(0, 1) @ head_values[block.seen]).view(group, own.shape[1], -1)
@@ -253,7 +258,7 @@ class GatheredAttention:
         """All of a sequence's queries, the last of them at position `context - 1`."""
         size, count = self._pages.page_size, rows.stop - rows.start
         group = query.shape[0] // self._pages.keys[0].shape[0]
-        step = _SCORE_BYTES // (group * query.element_size() * context)
+        step = _BLOCK_BYTES // (group * query.element_size() * context)
         step = min(_MAX_BLOCK, max(_MIN_BLOCK, step))
         start = context - count
         base = _low(start + 1, window) // size * size

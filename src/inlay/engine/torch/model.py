@@ -200,9 +200,12 @@ class CausalModel:
             out: float32 [N, vocab_size], where to put them; new memory unless given.
 
         Returns:
-            [N, vocab_size], in the model's dtype, or float32 where its head says so.
+            [N, vocab_size], in the model's dtype, or float32 where its head says so and there are any.
         """
         with torch.inference_mode():
+            if not len(hidden):
+                # A step that samples nothing, within a long prompt, need not read the head's weights for its padding.
+                return hidden.new_empty(0, self.vocab_size) if out is None else out
             padding = max(0, self._least_rows - len(hidden))
             logits: Tensor = self._head(inputs_embeds=F.pad(hidden, (0, 0, 0, padding))[None]).logits[0]
         return logits[: len(hidden)] if out is None else out.copy_(logits[: len(hidden)])
