@@ -1,11 +1,13 @@
-"""Where a decoding step of the torch engine goes, and how fast each of its weights is read, beside the machine's bandwidth.
+"""Where a step of the torch engine goes: a decoding one beside the machine's bandwidth, or a whole prompt beside its peak of products.
 
     python -m benchmarks.engine_profile                    a random model of Qwen3-0.6B's shape in bfloat16, batch 1
     python -m benchmarks.engine_profile --layers 4 --batch 32 --contexts 64 512
     python -m benchmarks.engine_profile --loras 4          adapters in every linear, dealt out to the sequences in turn
+    python -m benchmarks.engine_profile --layers 4 --prompts 512 4096
+                                                           prompts, read in 2,048 positions at a time; with BENCH_VLLM beside vLLM
 
 One thread, CPU seconds of the process, the step that took least. It is taken in turns as it is, with every product left to oneDNN, and, where there are
-adapters, with them in the native kernel and in products of torch. The time of a part is its own: what it calls and is listed too is taken off.
+adapters, with them in the native kernel and in products of torch; a prompt only as it is. The time of a part is its own: what it calls and is listed too is taken off.
 """
 
 import argparse
@@ -23,10 +25,11 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.engine import Ours, bandwidth, prompt, write_model
+from benchmarks.engine import Ours, Vllm, bandwidth, gemm_peak, prompt, write_model
 from inlay.engine.torch import lora, prompt_logprobs
 from inlay.engine.torch.batch import Batch
 from inlay.engine.torch.flight import Flight
+from inlay.engine.torch.gathered_attention import GatheredAttention
 from inlay.engine.torch.linear import PackedLinear, RMSNorm
 from inlay.engine.torch.lora import AdaptedLinear, Low
 from inlay.engine.torch.native import Kernels
@@ -81,6 +84,12 @@ def watched(ours: Ours, clock: Clock) -> Iterator[None]:
         (core.model, "hidden", "layers, all else"),
         (core.model, "logits", "head, all else"),
         (lora.Selection, "of", "adapters, selection"),
+        (GatheredAttention, "fill", "attention, all else"),
+        (GatheredAttention, "_gather", "attention, gather"),
+        (GatheredAttention, "_scores", "attention, scores"),
+        (torch, "softmax", "attention, softmax"),
+        (torch.Tensor, "masked_fill_", "attention, masks"),
+        (torch.Tensor, "__matmul__", "attention, values"),
     ]
     for name, module in core.model._model.named_modules():
         if isinstance(module, PackedLinear):
@@ -126,6 +135,14 @@ class Variant:
         with patch.object(lora, "NATIVE_POSITIONS", self.native_positions):
             self._take(prompts, steps)
 
+    def read_in(self, ids: list[int]) -> None:
+        """One prompt unwatched and watched."""
+        self.whole = min(self.whole, self.ours.load([(ids, 1)]))
+        clock = Clock()
+        with watched(self.ours, clock):
+            clock.timed("step, all else", self.ours.load)([(ids, 1)])
+        self._keep(clock)
+
     def _take(self, prompts: list[list[int]], steps: int) -> None:
         core = self.ours.core
         self.ours.begin(prompts, self.adapters)
@@ -138,9 +155,12 @@ class Variant:
             for _ in range(steps):
                 clock.seconds.clear()
                 clock.timed("step, all else", core.step)()
-                if self.parts is None or sum(clock.seconds.values()) < sum(self.parts.values()):
-                    self.parts = dict(clock.seconds)
+                self._keep(clock)
         core.abort_all()
+
+    def _keep(self, clock: Clock) -> None:
+        if self.parts is None or sum(clock.seconds.values()) < sum(self.parts.values()):
+            self.parts = dict(clock.seconds)
 
 
 def put_adapters(ours: Ours, count: int, rank: int) -> list[str]:
@@ -171,9 +191,28 @@ def sizes_of(ours: Ours, batch: int, context: int) -> dict[str, int]:
     return found
 
 
-def report(variants: Sequence[Variant], sizes: dict[str, int], speed: float) -> None:
+def flops_of(ours: Ours, positions: int) -> dict[str, int]:
+    """FLOPs of each part of a prompt of `positions` that forms products; a position sees half of them on average."""
+    found: defaultdict[str, int] = defaultdict(int)
+    for name, module in ours.model._model.named_modules():
+        if isinstance(module, PackedLinear):
+            kind = kind_of(name)
+            # Two FLOPs for each weight of two bytes; the head sees the last position only.
+            found[f"product {kind}"] += module.nbytes * (1 if kind == "head" else positions)
+    query_heads, size = 16, 128
+    for part in ("scores", "values"):
+        found[f"attention, {part}"] = len(ours.model.layers) * query_heads * size * positions * positions
+    return found
+
+
+def report(variants: Sequence[Variant], sizes: dict[str, int], speed: float, unit: str = "B") -> None:
+    """`sizes` of the parts and `speed` a second, in `unit`."""
     out = sys.stdout.write
-    out(f"{'ms, share of the step, GB/s':28}" + "".join(f"{variant.name:>28}" for variant in variants) + "\n")
+    out(
+        f"{f'ms, share of the step, G{unit}/s':28}"
+        + "".join(f"{variant.name:>28}" for variant in variants)
+        + "\n"
+    )
     first = variants[0].parts or {}
     names = sorted(
         {name for variant in variants for name in variant.parts or {}}, key=lambda name: -first.get(name, 0)
@@ -196,7 +235,31 @@ def report(variants: Sequence[Variant], sizes: dict[str, int], speed: float) -> 
             + "".join(f"{whole * 1e3:>13.2f}{floor / whole:>8.1%}{'':7}" for whole in wholes)
             + "\n"
         )
-    out(f"floor: {sum(sizes.values()) / 1e6:.0f} MB at {speed / 1e9:.1f} GB/s, {floor * 1e3:.1f} ms\n")
+    out(
+        f"floor: {sum(sizes.values()) / 1e6:.0f} M{unit} at {speed / 1e9:.1f} G{unit}/s, {floor * 1e3:.1f} ms\n"
+    )
+
+
+def profile_prompts(directory: Path, layers: int, lengths: Sequence[int], rounds: int) -> None:
+    """Prompts of some lengths, beside vLLM where BENCH_VLLM names its Python."""
+    room = max(lengths) + 2048
+    ours = Ours(directory, 1, 32, room)
+    python = os.environ.get("BENCH_VLLM")
+    vllm = Vllm(python, directory, 1, 32, room * ours.model.page_bytes(1)) if python else None
+    for positions in lengths:
+        variant = Variant("inlay", ours)
+        ids, peak, theirs = prompt(positions, positions), 0.0, float("inf")
+        for _ in range(rounds):
+            peak = max(peak, gemm_peak())
+            variant.read_in(ids)
+            if vllm is not None:
+                theirs = min(theirs, vllm.load([(ids, 1)]))
+        sys.stdout.write(f"\nprompt of {positions}, {layers} layers\n")
+        report([variant], flops_of(ours, positions), peak, "FLOP")
+        if vllm is not None:
+            sys.stdout.write(f"vLLM: {theirs * 1e3:.1f} ms, {theirs / variant.whole:.2f}x\n")
+    if vllm is not None:
+        vllm.close()
 
 
 def main() -> None:
@@ -204,6 +267,9 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--contexts", type=int, nargs="+", default=[64, 512])
+    parser.add_argument(
+        "--prompts", type=int, nargs="+", help="Lengths of whole prompts, in place of decoding."
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--loras", type=int, default=0)
@@ -218,6 +284,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         write_model(directory, options.layers)
+        if options.prompts:
+            profile_prompts(directory, options.layers, options.prompts, options.rounds)
+            return
         positions = options.batch * (max(options.contexts) + 128) + 2048
 
         def load() -> Ours:
