@@ -36,14 +36,19 @@ def test_texts_are_cut_as_transformers_cuts_them(name: str, texts: list[str], ke
     assert whole == [tuple(ids) for ids in reference(texts)["input_ids"]]
 
 
-@given(st.lists(st.tuples(some_text, some_text), min_size=1, max_size=5), st.none() | st.integers(6, 20))
+@given(
+    st.lists(st.tuples(some_text, some_text), min_size=1, max_size=5),
+    st.none() | st.integers(6, 20),
+    st.sampled_from(["left", "right"]),
+)
 @pytest.mark.parametrize("name", ["bert", "roberta"])
 def test_pairs_are_cut_as_transformers_cuts_them(
-    name: str, pairs: list[tuple[str, str]], keep: int | None
+    name: str, pairs: list[tuple[str, str]], keep: int | None, side: Any
 ) -> None:
     path = tiny_scoring(name)
     reference = tokenizer_of(path)
-    found = renderer(path).encode_pairs(pairs, keep=keep)
+    reference.truncation_side = side
+    found = renderer(path).encode_pairs(pairs, keep=keep, side=side)
     for (first, second), pair in zip(pairs, found, strict=True):
         expected = reference(
             first, second, truncation=keep is not None, max_length=keep, return_token_type_ids=True

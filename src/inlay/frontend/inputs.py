@@ -137,7 +137,7 @@ class Pairs:
     def pieces(self, start: int, stop: int) -> list[Piece]:
         """As `Inputs.pieces`."""
         try:
-            found = self.renderer.encode_pairs(self.pairs[start:stop], keep=self.cut.keep)
+            found = self.renderer.encode_pairs(self.pairs[start:stop], keep=self.cut.keep, side=self.cut.side)
         except InvalidRequestError as error:
             error.param = self.param
             raise

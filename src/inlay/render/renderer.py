@@ -123,12 +123,14 @@ class Renderer:
                 self._check_length(text)
         return self._text_encoder().encode(texts, add_special_tokens=add_special_tokens, keep=keep, side=side)
 
-    def encode_pairs(self, pairs: Sequence[tuple[str, str]], *, keep: int | None = None) -> list[Pair]:
+    def encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], *, keep: int | None = None, side: Side = "right"
+    ) -> list[Pair]:
         """The ids of each of many pairs; arguments and errors as `TextEncoder.pairs`, and `ContextLengthError` as `encode`."""
         if keep is None:
             for text in (text for pair in pairs for text in pair):
                 self._check_length(text)
-        return self._text_encoder().pairs(pairs, keep=keep)
+        return self._text_encoder().pairs(pairs, keep=keep, side=side)
 
     def chat(
         self,

@@ -82,12 +82,15 @@ class TextEncoder:
     def _bare(self, text: str) -> list[int]:
         return self._ids([text], add_special_tokens=False)[0]
 
-    def pairs(self, pairs: Sequence[tuple[str, str]], *, keep: int | None = None) -> list[Pair]:
+    def pairs(
+        self, pairs: Sequence[tuple[str, str]], *, keep: int | None = None, side: Side = "right"
+    ) -> list[Pair]:
         """The ids of each pair of texts, with the special tokens around and between them.
 
         Args:
             pairs: any.
             keep: ids at most, or None for all; what is over is taken from the longer text first.
+            side: which side of a text is cut off.
 
         Raises:
             InvalidRequestError: a text holds unpaired surrogates.
@@ -95,7 +98,7 @@ class TextEncoder:
         short = [
             pair
             if keep is None
-            else (part_of(pair[0], _enough(keep), "right"), part_of(pair[1], _enough(keep), "right"))
+            else (part_of(pair[0], _enough(keep), side), part_of(pair[1], _enough(keep), side))
             for pair in pairs
         ]
         try:
@@ -107,19 +110,19 @@ class TextEncoder:
             if keep is None or len(encoding.ids) <= keep:
                 found.append(_pair(encoding.ids, encoding.type_ids))
             else:
-                found.append(self._shortened(first, second, keep))
+                found.append(self._shortened(first, second, keep, side))
         return found
 
-    def _shortened(self, first: str, second: str, keep: int) -> Pair:
+    def _shortened(self, first: str, second: str, keep: int, side: Side) -> Pair:
         # A tokenizer's own way to truncate is a setting of the whole tokenizer, which other threads use.
         room = max(0, keep - self._tokenizer.num_special_tokens_to_add(True))
         one, two = (
-            self._tokenizer.encode(part_of(text, _enough(room), "right"), add_special_tokens=False)
+            self._tokenizer.encode(part_of(text, _enough(room), side), add_special_tokens=False)
             for text in (first, second)
         )
         first_length, second_length = _shared(len(one.ids), len(two.ids), room)
-        one.truncate(first_length)
-        two.truncate(second_length)
+        one.truncate(first_length, direction=side)
+        two.truncate(second_length, direction=side)
         encoding = self._tokenizer.post_process(one, two)
         return _pair(encoding.ids, encoding.type_ids)
 

@@ -119,12 +119,14 @@ def _scoring_card(config: Any) -> EmbeddingCard:
     return EmbeddingCard(size=labels, normalize=False, activation=activation)
 
 
-def identity(config: EmbeddingConfig, modes: Sequence[PoolingMode]) -> str:
-    """32 hex digits: of all that makes a vector."""
+def identity(config: EmbeddingConfig, modes: Sequence[PoolingMode], *, unit: bool = False) -> str:
+    """32 hex digits: of all that makes a vector; `unit` where it leaves the engine with length 1, whatever the model says."""
     hasher = blake3(weights_id(config.directory).encode())
     hasher.update(",".join(modes).encode())
     for layer in config.dense:
         hasher.update(f"{weights_id(layer.directory)} {layer.activation}".encode())
+    if unit:
+        hasher.update(b"unit")
     return hasher.digest(16).hex()
 
 

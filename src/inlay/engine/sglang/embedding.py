@@ -89,7 +89,7 @@ class SglangEmbedding:
         await self._process.start(arguments)
         try:
             loaded = Loaded(
-                self._card(config, card, facts.identity(config, modes), wanted),
+                self._card(config, card, facts.identity(config, modes, unit=True), wanted),
                 settings.max_num_batched_tokens if encoder else arguments.chunked_prefill_size or _BUDGET,
                 _BATCHES,
             )
