@@ -1,12 +1,14 @@
 """Fixtures of the store's tests."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.plane.conftest import nats_server
+from tests.plane.nats_server import NatsServer
 from tests.store.directories import Opened
+from tests.store.frontends import Frontends
 from tests.store.making import Clock
 
 __all__ = ["nats_server"]
@@ -28,3 +30,10 @@ def opened(directory: Path, clock: Clock) -> Iterator[Opened]:
     yield opened
     if opened.last is not None:
         opened.last.close()
+
+
+@pytest.fixture
+async def frontends(nats_server: NatsServer, clock: Clock) -> AsyncIterator[Frontends]:
+    made = Frontends(nats_server, clock)
+    yield made
+    await made.close()

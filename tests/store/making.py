@@ -30,6 +30,11 @@ def upload_of(
     return Buffer(data), read(data, limits=ReadLimits(max_bytes=1 << 30))
 
 
+def plain(seed: int, rows: int = 16) -> bytes:
+    """The elements of that prompt."""
+    return bytes(upload_of(seed, rows=rows)[1].data.view)
+
+
 def put(store: PromptStore, tenant: str, seed: int, *, rows: int = 16) -> StoredPrompt:
     return store.put(tenant, *upload_of(seed, rows=rows))
 

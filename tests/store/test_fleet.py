@@ -3,7 +3,7 @@
 import asyncio
 import io
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,14 +22,7 @@ from inlay.store.reaper import ORPHAN_SECONDS, PERIOD_SECONDS, Reaper
 from inlay.store.shared import LATE, Record, listed, name_of
 from tests.plane.nats_server import NatsServer
 from tests.store.frontends import Frontend, Frontends
-from tests.store.making import TTL, Clock, target, upload_of
-
-
-@pytest.fixture
-async def frontends(nats_server: NatsServer, clock: Clock) -> AsyncIterator[Frontends]:
-    made = Frontends(nats_server, clock)
-    yield made
-    await made.close()
+from tests.store.making import TTL, Clock, plain, target, upload_of
 
 
 async def until(done: Callable[[], bool]) -> None:
@@ -40,10 +33,6 @@ async def until(done: Callable[[], bool]) -> None:
 
 async def records_of(frontend: Frontend) -> list[tuple[str, int, Record]]:
     return await listed(frontend.shared)
-
-
-def plain(seed: int, rows: int = 16) -> bytes:
-    return bytes(upload_of(seed, rows=rows)[1].data.view)
 
 
 async def test_what_one_frontend_took_another_serves_after_the_first_has_died(frontends: Frontends) -> None:

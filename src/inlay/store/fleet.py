@@ -118,6 +118,7 @@ class FleetStore:
         description = Description.of(key, tensor)
         self._check_size(description)
         written: Record | None = None
+        offered: asyncio.Task[bool] | None = None
         kept: Record | None = None
         try:
             for _ in range(_TRIES):
@@ -130,7 +131,14 @@ class FleetStore:
                     if written is None:
                         written = await self._written(description, tensor.data, hold)
                     new = written.used(now, self._limits.ttl)
-                if await self._shared.swap(name_of(key), encode(new), revision):
+                swap = self._shared.swap(name_of(key), encode(new), revision)
+                if written is not None and new.content == written.content:
+                    # Not cut off with whoever leaves: a content may be erased only where it is known whether a record names it.
+                    offered = asyncio.create_task(swap)
+                    done = await asyncio.shield(offered)
+                else:
+                    done = await swap
+                if done:
                     kept = new
                     if found is not None and not live:
                         self._later(self._shared.erase(found.content))
@@ -139,9 +147,19 @@ class FleetStore:
                 raise _contended()
         finally:
             if written is not None and (kept is None or kept.content != written.content):
-                self._later(self._shared.erase(written.content))
+                self._later(self._give_up(written, offered))
         await self._keep(description, tensor.data)
         return kept.told()
+
+    async def _give_up(self, written: Record, offered: "asyncio.Task[bool] | None") -> None:
+        """Erase a content unless a record names it; what nobody can know is the reaper's."""
+        if offered is not None:
+            if await offered:
+                return
+            _, found = await self._find(written.description.key)
+            if found is not None and found.content == written.content:
+                return
+        await self._shared.erase(written.content)
 
     def _check_size(self, description: Description) -> None:
         size, share = cost(description.num_bytes), self._limits.max_per_tenant_bytes
