@@ -23,6 +23,9 @@ def settings(*words: str, **more: Any) -> EngineSettings:
         ("--data-parallel-size", "4", "--data-parallel-rank", "2"),
         ("--data-parallel-size=4", "--data_parallel_rank=2"),
         ("-dp", "4", "-dpn", "2"),
+        ("-dp4", "-dpn2"),
+        ("-dp=4", "--data_parallel-rank", "2"),
+        ("-dp2", "-dp", "4", "-dpn2"),
     ],
 )
 def test_vllms_words_for_ranks_are_inlays_own_and_the_others_stay(words: tuple[str, ...]) -> None:
@@ -41,6 +44,10 @@ def test_vllms_words_for_ranks_are_inlays_own_and_the_others_stay(words: tuple[s
         (("-dp",), {}, "-dp takes a number, got ''"),
         (("-dp", "2"), {"data_parallel_size": 2}, "--data-parallel-size is given to inlay and, after --"),
         (("--data-parallel-hybrid-lb",), {}, "each data-parallel rank runs as an engine of its own"),
+        (("-dp2",), {"data_parallel_size": 2}, "--data-parallel-size is given to inlay and, after --"),
+        (("--data_parallel_size", "-1"), {}, "--data_parallel_size takes a number, got '-1'"),
+        (("-dpl1",), {}, "-dpl: each data-parallel rank runs as an engine of its own"),
+        (("-dpm",), {}, "each data-parallel rank runs as an engine of its own"),
         (("-dpl=1",), {}, "each data-parallel rank runs as an engine of its own"),
     ],
 )
@@ -74,6 +81,34 @@ def test_ranks_share_devices_and_cores_and_each_knows_which_it_is() -> None:
     assert not any(rank.environment for rank in ours)
     chosen = ranks_of(settings(engine="torch", num_threads=3, data_parallel_size=2), {})
     assert [rank.settings.num_threads for rank in chosen] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("words", "each"),
+    [
+        (("--seed", "5"), 1),
+        (("--tensor_parallel_size", "2"), 2),
+        (("--tensor_parallel_size=2",), 2),
+        (("-tp2",), 2),
+        (("-tp=2", "-pp2"), 4),
+        (("--prefill-context-parallel-size", "3"), 3),
+        (("-tp", "2", "-pp", "2", "-pcp", "2"), 8),
+        (("-pcp2", "--decode-context-parallel-size", "2", "-dcp", "2"), 2),
+        (("-tp4", "--tensor-parallel-size", "2"), 2),
+    ],
+)
+def test_a_rank_has_a_device_for_each_of_vllms_processes(words: tuple[str, ...], each: int) -> None:
+    """Each is one of tensor, pipeline and prefill-context parallelism; of a flag given twice the last counts, as in vLLM."""
+    found = ranks_of(settings(*words, data_parallel_size=2), {})
+    names = [str(number) for number in range(2 * each)]
+    shown = [rank.environment["CUDA_VISIBLE_DEVICES"] for rank in found]
+    assert shown == [",".join(names[:each]), ",".join(names[each:])]
+
+
+@pytest.mark.parametrize("word", ["-tp", "-tp=two", "--tensor_parallel_size"])
+def test_a_count_of_devices_that_is_no_number_is_refused(word: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"{word.partition('=')[0]} takes a number"):
+        ranks_of(settings(word, data_parallel_size=2), {})
 
 
 def test_only_experts_of_vllm_cannot_go_on_without_the_other_ranks(tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ So each is a target of its own to routers, with its own events and metrics. vLLM
 as vLLM's ranks behind an external balancer do.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 
 from inlay.engine.settings import EngineSettings
@@ -18,18 +20,32 @@ _EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_exp
 """What configurations call the number of experts; vLLM looks at the same."""
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_FIELDS = {
-    "--data-parallel-size": "data_parallel_size",
-    "-dp": "data_parallel_size",
-    "--data-parallel-rank": "data_parallel_rank",
-    "-dpn": "data_parallel_rank",
+_SHORT = {
+    "-dp": "--data-parallel-size",
+    "-dpn": "--data-parallel-rank",
+    "-dpl": "--data-parallel-size-local",
+    "-dpr": "--data-parallel-start-rank",
+    "-dph": "--data-parallel-hybrid-lb",
+    "-dpe": "--data-parallel-external-lb",
+    "-dpm": "--data-parallel-multi-port-external-lb",
+    "-tp": "--tensor-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-pcp": "--prefill-context-parallel-size",
 }
-_DEVICES = ("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp")
+"""vLLM's short flags."""
+
+_FIELDS = {"--data-parallel-size": "data_parallel_size", "--data-parallel-rank": "data_parallel_rank"}
+_DEVICES = ("--tensor-parallel-size", "--pipeline-parallel-size", "--prefill-context-parallel-size")
+"""vLLM's processes of one rank, each with a device, are the product of these."""
+
 _OTHERWISE = (
-    *("--data-parallel-size-local", "-dpl", "--data-parallel-start-rank", "-dpr", "--data-parallel-hybrid-lb", "-dph"),
-    *("--data-parallel-external-lb", "-dpe", "--data-parallel-multi-port-external-lb"),
-)  # fmt: skip
+    *("--data-parallel-size-local", "--data-parallel-start-rank", "--data-parallel-hybrid-lb"),
+    *("--data-parallel-external-lb", "--data-parallel-multi-port-external-lb"),
+)
 """How else vLLM's own server spreads ranks over processes."""
+
+_ATTACHED = re.compile(r"(-[a-z]+)([0-9]+)", re.ASCII)
+"""A short flag and its number in one word, which vLLM's parser takes."""
 
 
 @dataclass(frozen=True)
@@ -55,15 +71,14 @@ def with_ranks(engine: EngineSettings) -> EngineSettings:
     kept: list[str] = []
     words = iter(engine.engine_arguments)
     for word in words:
-        flag, equals, value = word.partition("=")
-        flag = flag.replace("_", "-") if flag.startswith("--") else flag
+        flag, shown, value = _split(word)
         if flag in _OTHERWISE:
             raise InvalidRequestError(
-                f"{flag}: each data-parallel rank runs as an engine of its own here; --data-parallel-size says how many there are, "
+                f"{shown}: each data-parallel rank runs as an engine of its own here; --data-parallel-size says how many there are, "
                 "--data-parallel-rank which of them alone to run"
             )
         if flag in _FIELDS:
-            said[_FIELDS[flag]] = _number(flag, value if equals else next(words, ""))
+            said[_FIELDS[flag]] = _number(shown, next(words, "") if value is None else value)
         else:
             kept.append(word)
     for name in said:
@@ -73,6 +88,16 @@ def with_ranks(engine: EngineSettings) -> EngineSettings:
                 f"{shown} is given to inlay and, after --, to vLLM; give it to one of them"
             )
     return engine if not said else engine.model_copy(update={**said, "engine_arguments": kept})
+
+
+def _split(word: str) -> tuple[str, str, str | None]:
+    """A word's flag in its long form, the flag as it is written, and the value in the same word; None where the next word is it."""
+    flag, equals, value = word.partition("=")
+    attached = _ATTACHED.fullmatch(word)
+    if attached is not None and attached[1] in _SHORT:
+        return _SHORT[attached[1]], attached[1], attached[2]
+    long = flag.replace("_", "-") if flag.startswith("--") else _SHORT.get(flag, flag)
+    return long, flag, value if equals else None
 
 
 def _number(flag: str, value: str) -> int:
@@ -137,12 +162,13 @@ def _devices(engine: EngineSettings, rank: int, inherited: Mapping[str, str]) ->
 
 
 def _devices_each(words: Sequence[str]) -> int:
-    each = 1
-    for index, word in enumerate(words):
-        flag, equals, value = word.partition("=")
+    said: dict[str, int] = {}
+    rest = iter(words)
+    for word in rest:
+        flag, shown, value = _split(word)
         if flag in _DEVICES:
-            each *= _number(flag, value if equals else "".join(words[index + 1 : index + 2]))
-    return each
+            said[flag] = _number(shown, next(rest, "") if value is None else value)
+    return prod(said.values())
 
 
 def has_experts(directory: Path) -> bool:
