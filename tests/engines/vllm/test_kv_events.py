@@ -190,6 +190,29 @@ async def test_the_calls_that_put_vllm_to_sleep_are_its_own_and_routers_forget_w
         await told.until(whole_blocks(told.host, prompt, after).issubset)
 
 
+@pytest.mark.asyncio(loop_scope="session")
+async def test_vllm_that_sleeps_in_whole_or_in_part_is_asked_for_no_step_when_it_is_told_to_sleep_or_forget(
+    shared: Generates, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step would wait until it wakes."""
+    from inlay.engine.vllm.engine import VllmEngine
+
+    assert isinstance(shared, VllmEngine)
+    prompt = Prompt.of(Tokens(range(9, 99)))
+    (before,) = await run(shared, work("before", prompt))
+    await told.until(whole_blocks(told.host, prompt, before).issubset)
+    monkeypatch.setattr(shared, "_loaded", msgspec.structs.replace(shared._running, sleeps=True))
+    async with asyncio.timeout(50):  # less than a step is waited for
+        await shared.sleep(1)
+        await shared.sleep(1)
+        assert not await shared.wake_up(["weights"])
+        await shared.reset_prefix_cache()
+        await shared.sleep(1)
+        assert await shared.wake_up([])
+    (after,) = await run(shared, work("after", prompt))
+    assert (after.output, after.cached) == (before.output, 0)
+
+
 async def test_routers_hear_of_evictions_where_the_user_has_vllm_publish_its_events(
     directory: Path, tmp_path: Path
 ) -> None:

@@ -25,6 +25,9 @@ from inlay.protocol.work import Adapter, Emit, ModelCard, Stats, Work
 
 log = logging.getLogger(__name__)
 
+EVENTS_SECONDS = 60.0
+"""What vLLM gets for the step with which it says that its cache is empty; a step of another may be long."""
+
 _T = TypeVar("_T")
 
 
@@ -146,16 +149,29 @@ class VllmEngine:
         loaded = self._alive()
         if not await self._answer(loaded.llm.reset_prefix_cache()):
             await self._answer(loaded.llm.reset_prefix_cache(reset_running_requests=True))
-        if self._events.followed:
-            self._spawn(self._say_events())
+        self._spawn(self._say_events(loaded))
         return loaded.card.num_blocks
 
-    async def _say_events(self) -> None:
-        """Have vLLM publish what has become of its cache: it does with the next step, and there may be none for long."""
+    async def _say_events(self, loaded: Loaded) -> None:
+        """Have vLLM publish what has become of its cache: it does with the next step, and there may be none for long.
+
+        Nothing is published in its sleep: a step would wait until it is wholly awake.
+        """
+        if not self._events.followed or await self._asleep(loaded):
+            return
         try:
-            await self.probe()
+            async with asyncio.timeout(EVENTS_SECONDS):
+                await self.probe()
+        except TimeoutError:
+            log.warning(
+                "routers are not told of the cleared cache: no step ended within %g s", EVENTS_SECONDS
+            )
         except InlayError as error:
             log.warning("routers are not told of the cleared cache: %s", error.message)
+
+    async def _asleep(self, loaded: Loaded) -> bool:
+        """Whether any part of vLLM sleeps."""
+        return bool(await self._answer(loaded.llm.is_sleeping()))
 
     async def probe(self) -> float:
         """Run one token through the model and time it. Raises `EngineError` when vLLM has died or refuses it."""
@@ -197,10 +213,9 @@ class VllmEngine:
             raise InvalidRequestError(
                 "vLLM was not started with --enable-sleep-mode, which it takes on a GPU alone"
             )
-        if self._events.followed:
-            # Nothing is published in its sleep.
+        if self._events.followed and not await self._asleep(loaded):
             await self._answer(loaded.llm.reset_prefix_cache())
-            await self._say_events()
+            await self._say_events(loaded)
         await self._answer(loaded.llm.sleep(level))
 
     async def wake_up(self, tags: Sequence[str]) -> bool:
