@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from inlay.digest import Secret
-from inlay.errors import BodyTooLargeError, NotFoundError, OverloadedError, RateLimitedError
+from inlay.errors import BodyTooLargeError, NotFoundError, OverloadedError
 from inlay.prompt import Buffer, Rows
 from inlay.store.entry import Description, Entry, StoredPrompt, Target, cost
 from inlay.store.file_format import DamagedFileError, FileFormat, LockedFileError
@@ -33,6 +33,7 @@ from inlay.store.shared import (
     name_of,
     room,
 )
+from inlay.store.shares import Shares
 from inlay.store.store import PromptStore, StoreStats, missing
 from inlay.tensors import Tensor, prompts_of
 
@@ -96,6 +97,7 @@ class FleetStore:
         self._threads = Threads()
         self._reaper = Reaper(shared, secrets.token_hex(8), clock)
         self._reap_at = 0.0
+        self._shares = Shares(shared, limits.max_per_tenant_bytes, min(limits.ttl, LONGEST_WAIT), clock)
         self._making_room = asyncio.Lock()
         self._writing = 0
         self._fetching: dict[Key, asyncio.Task[Entry]] = {}
@@ -118,6 +120,7 @@ class FleetStore:
         description = Description.of(key, tensor)
         self._check_size(description)
         written: Record | None = None
+        taken = False
         offered: asyncio.Task[bool] | None = None
         kept: Record | None = None
         try:
@@ -129,6 +132,8 @@ class FleetStore:
                     new = found.used(now, self._limits.ttl)
                 else:
                     if written is None:
+                        await self._shares.take(description)
+                        taken = True
                         written = await self._written(description, tensor.data, hold)
                     new = written.used(now, self._limits.ttl)
                 swap = self._shared.swap(name_of(key), encode(new), revision)
@@ -148,14 +153,19 @@ class FleetStore:
         finally:
             if written is not None and (kept is None or kept.content != written.content):
                 self._later(self._give_up(written, offered))
+            elif taken:
+                self._shares.give_back(description)
         await self._keep(description, tensor.data)
         return kept.told()
 
     async def _give_up(self, written: Record, offered: "asyncio.Task[bool] | None") -> None:
         """Erase a content unless a record names it; what nobody can know is the reaper's."""
-        if offered is not None:
-            if await offered:
+        try:
+            if offered is not None and await offered:
                 return
+        finally:
+            self._shares.give_back(written.description)
+        if offered is not None:
             _, found = await self._find(written.description.key)
             if found is not None and found.content == written.content:
                 return
@@ -173,7 +183,6 @@ class FleetStore:
     async def _written(self, description: Description, data: Buffer, hold: Callable[[int], None]) -> Record:
         """The record of a content that has been written, which nobody knows yet."""
         size = self._format.file_size(description.num_bytes)
-        await self._check_share(description)
         name = secrets.token_hex(16)
         async with self._making_room:
             await self._make_room(size)
@@ -189,20 +198,6 @@ class FleetStore:
         finally:
             self._writing -= size
         return Record(name, size, description, self._clock(), self._limits.ttl)
-
-    async def _check_share(self, description: Description) -> None:
-        share = self._limits.max_per_tenant_bytes
-        if share is None:
-            return
-        now, size = self._clock(), cost(description.num_bytes)
-        records = await listed(self._shared, description.tenant.hex())
-        used = sum(cost(record.description.num_bytes) for _, _, record in records if record.is_live(now))
-        if used + size > share:
-            raise RateLimitedError(
-                f"your stored prompt_embeds take {used} bytes; {size} more would pass your share of {share}: delete some, "
-                "or wait until they expire",
-                retry_after=min(self._limits.ttl, LONGEST_WAIT),
-            )
 
     async def _make_room(self, size: int) -> None:
         """See that `size` more bytes fit, at the cost of what was used least recently and is not pinned."""
