@@ -13,6 +13,7 @@ from inlay.errors import InvalidRequestError
 from inlay.plane.local import LocalPlane
 from inlay.worker import spawn
 from inlay.worker.interpreter import NEEDED, interpreter
+from tests.frontend.live import fleet
 from tests.models import tiny
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -110,3 +111,16 @@ async def test_a_python_that_cannot_run_a_worker_is_refused_with_what_to_do(
 async def test_a_path_that_is_no_program_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="cannot be run: No such file"):
         await interpreter(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("python", [None, Path(sys.executable)])
+def test_nothing_in_the_working_directory_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python: Path | None
+) -> None:
+    mark = tmp_path / "ran"
+    for name in ("msgspec", "json", "torch", "random"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(mark)!r}, 'w')", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    with fleet(tiny("llama"), engine="echo", engine_python=python) as running:
+        assert running.running() == 0
+    assert not mark.exists()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ NEEDED: Mapping[str, str] = {
 """What a worker imports beside its engine: distributions and the least version of each."""
 
 LEAST_PYTHON = (3, 11)
+
+SAFE: Mapping[str, str] = {"PYTHONSAFEPATH": "1"}
+"""Variables of every Python that is started: what lies in the working directory, such as a model's own files, is not imported."""
 
 _SECONDS = 60.0
 _ASK = """
@@ -48,12 +52,12 @@ class Interpreter:
     path: str
     lent: "TemporaryDirectory[str] | None" = None
 
-    def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
+    def environment(self, inherited: Mapping[str, str]) -> Mapping[str, str]:
         """Variables it is to be started with, beside those it inherits."""
         if self.lent is None:
-            return {}
+            return SAFE
         paths = [self.lent.name, *filter(None, [inherited.get("PYTHONPATH")])]
-        return {"PYTHONPATH": ":".join(paths)}
+        return {"PYTHONPATH": ":".join(paths), **SAFE}
 
     def close(self) -> None:
         """Take back what was lent."""
@@ -104,6 +108,7 @@ async def _asked(python: Path) -> tuple[list[int], dict[str, str | None]]:
     try:
         process = await asyncio.create_subprocess_exec(
             *(str(python), "-c", _ASK, *NEEDED),
+            env={**os.environ, **SAFE},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

@@ -25,9 +25,10 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     session.config.stash[_STATUS] = int(exitstatus)
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
-    # What this environment loads ends some interpreters with a segmentation fault, after the last test and its report.
+    # What this environment loads leaves loops and sockets open, which pytest would find now, and ends some interpreters with a
+    # segmentation fault; all is reported by now.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(config.stash.get(_STATUS, 1))
