@@ -170,6 +170,8 @@ class Transfers:
         self._out: dict[int, Outbound] = {}
         self._pumps: dict[int, asyncio.Task[None]] = {}
         self._in: dict[tuple[str, int], _Inbound] = {}
+        # Two queues: those that memory is kept for must not stand behind one that has to wait for theirs.
+        self._waiting: deque[_Inbound] = deque()
         self._wanting: deque[_Inbound] = deque()
         self._ahead = 0
         self._held = 0
@@ -253,22 +255,27 @@ class Transfers:
             self._tell(sender, Dropped(offer.transfer, f"{inbound.size} bytes; at most {MEMORY_BYTES}"))
         elif (sender, offer.transfer) not in self._in:
             self._in[sender, offer.transfer] = inbound
-            self._wanting.append(inbound)
+            self._waiting.append(inbound)
             self._grant()
 
+    def _admit(self) -> None:
+        """Keep memory for those that wait for it, in the order they came: a small one never overtakes a large one."""
+        while self._waiting and self._held + self._waiting[0].size <= MEMORY_BYTES:
+            inbound = self._waiting.popleft()
+            self._held += inbound.size
+            self._wanting.append(inbound)
+
     def _grant(self) -> None:
+        self._admit()
         while self._wanting:
             inbound = self._wanting[0]
-            if inbound.parts is None:
-                if self._held and self._held + inbound.size > MEMORY_BYTES:
-                    return
-                self._held += inbound.size
-                inbound.parts = [self._memory(size) for size in inbound.sizes]
             granted = min(inbound.granted + _QUANTUM, len(inbound.places))
             new = sum(stop - start for _, start, stop in inbound.places[inbound.granted : granted])
             if self._ahead and self._ahead + new > WINDOW_BYTES:
                 return
             self._wanting.popleft()
+            if inbound.parts is None:
+                inbound.parts = [self._memory(size) for size in inbound.sizes]
             self._ahead += new
             inbound.granted = granted
             inbound.moved = self._now()
@@ -304,8 +311,8 @@ class Transfers:
         inbound.moved = self._now()
         self._ahead -= stop - start
         if inbound.received == len(inbound.places):
-            self._forget(inbound)
             self._tell(inbound.sender, Taken(inbound.number))
+            self._forget(inbound)
             header, *buffers = inbound.parts
             self._deliver(inbound.sender, header, list(map(Buffer, buffers)))
         else:
@@ -323,10 +330,12 @@ class Transfers:
     def _forget(self, inbound: _Inbound) -> None:
         del self._in[inbound.sender, inbound.number]
         self._ahead -= inbound.ahead()
-        if inbound.parts is not None:
+        if inbound in self._waiting:
+            self._waiting.remove(inbound)
+        else:
             self._held -= inbound.size
-        if inbound in self._wanting:
-            self._wanting.remove(inbound)
+            if inbound in self._wanting:
+                self._wanting.remove(inbound)
         self._grant()
 
     def forget_sender(self, sender: str) -> None:
