@@ -4,6 +4,7 @@ Importing this imports no engine: each brings its heavy libraries only where it 
 """
 
 from collections.abc import Mapping
+from importlib import import_module
 
 from inlay.digest import Secret
 from inlay.engine.ranks import check_ranks
@@ -56,14 +57,10 @@ def create(settings: EngineSettings, secret: Secret) -> Engine:
 
         return EchoEngine(settings, secret)
     if settings.engine == "vllm":
-        try:
-            import vllm  # noqa: F401
-        except ModuleNotFoundError as error:
-            if error.name != "vllm":
-                raise
-            raise InvalidRequestError(
-                "vLLM is not installed in this environment; --engine-python names the Python of one where it is"
-            ) from error
+        _need(
+            "vllm",
+            "vLLM is not installed in this environment; --engine-python names the Python of one where it is",
+        )
         if settings.task != "generate":
             from inlay.engine.embed.engine import EmbedEngine
             from inlay.engine.vllm.pooling import VllmPooling
@@ -74,6 +71,7 @@ def create(settings: EngineSettings, secret: Secret) -> Engine:
         return VllmEngine(settings, secret)
     if settings.engine == "sglang":
         return _sglang(settings, secret)
+    _need("torch", "torch is not installed in this environment: pip install 'inlay[torch]'")
     if settings.task != "generate":
         from inlay.engine.embed.engine import EmbedEngine
         from inlay.engine.embed.local_model import LocalModel
@@ -85,14 +83,10 @@ def create(settings: EngineSettings, secret: Secret) -> Engine:
 
 
 def _sglang(settings: EngineSettings, secret: Secret) -> Engine:
-    try:
-        import sglang  # noqa: F401
-    except ModuleNotFoundError as error:
-        if error.name != "sglang":
-            raise
-        raise InvalidRequestError(
-            "SGLang is not installed in this environment; --engine-python names the Python of one where it is"
-        ) from error
+    _need(
+        "sglang",
+        "SGLang is not installed in this environment; --engine-python names the Python of one where it is",
+    )
     if settings.task != "generate":
         from inlay.engine.embed.engine import EmbedEngine
         from inlay.engine.sglang.embedding import SglangEmbedding
@@ -101,6 +95,16 @@ def _sglang(settings: EngineSettings, secret: Secret) -> Engine:
     from inlay.engine.sglang.engine import SglangEngine
 
     return SglangEngine(settings, secret)
+
+
+def _need(module: str, otherwise: str) -> None:
+    """Import `module`. Raises `InvalidRequestError` with `otherwise` where it is not installed."""
+    try:
+        import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        raise InvalidRequestError(otherwise) from error
 
 
 def environment(settings: EngineSettings, inherited: Mapping[str, str]) -> dict[str, str]:

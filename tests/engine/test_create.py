@@ -1,0 +1,28 @@
+"""From settings to an engine."""
+
+import sys
+from typing import Literal
+
+import pytest
+
+from inlay.digest import Secret
+from inlay.engine import EngineSettings, create
+from inlay.errors import InvalidRequestError
+from tests.models import tiny
+
+
+@pytest.mark.parametrize(
+    ("engine", "module", "remedy"),
+    [
+        ("torch", "torch", r"pip install 'inlay\[torch\]'"),
+        ("vllm", "vllm", "--engine-python"),
+        ("sglang", "sglang", "--engine-python"),
+    ],
+)
+def test_an_engine_that_is_not_installed_is_refused_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, engine: Literal["torch", "vllm", "sglang"], module: str, remedy: str
+) -> None:
+    settings = EngineSettings(model=str(tiny("llama")), engine=engine)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(InvalidRequestError, match=f"not installed in this environment.*{remedy}"):
+        create(settings, Secret(bytes(32)))
