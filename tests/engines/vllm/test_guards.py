@@ -4,6 +4,7 @@ What is not here because inlay never hands it on, and its frontend's own tests s
 tensors, the placeholder's text in a chat, a part without rows.
 """
 
+import asyncio
 import json
 import math
 import os
@@ -22,7 +23,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.protocol.capabilities import Feature
-from inlay.protocol.work import Adapter, Adapts, Generates, Grammar, Work
+from inlay.protocol.work import Adapter, Adapts, Delta, Generates, Grammar, Work
 from tests import adapters
 from tests.engine import reference
 from tests.engine.conformance import Receiver, ids, run, work
@@ -146,6 +147,56 @@ async def test_rows_that_are_not_numbers_end_their_own_work_and_touch_no_other(
         assert found.output == unguarded.told["before"] == reference.greedy(directory, text, 6)
     await under_way.ended()
     assert under_way.output == reference.greedy(directory, beside.prompt, 200)
+
+
+async def none_left(engine: Any) -> None:
+    """Return once vLLM knows of no request."""
+    async with asyncio.timeout(60):
+        while engine._running.llm.output_processor.request_states:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def test_a_work_whose_output_cannot_be_handed_on_is_not_left_in_vllm(
+    shared: Generates, directory: Path
+) -> None:
+    asked = work("lost", Prompt.of(Tokens(ids(3, 20))), max_tokens=400)
+    last: list[Delta] = []
+
+    def emit(delta: Delta) -> None:
+        if delta.finish_reason is None:
+            raise RuntimeError("nobody takes it")
+        last.append(delta)
+
+    shared.generate(asked, emit)
+    async with asyncio.timeout(60):
+        while not last:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    await none_left(shared)
+    (ended,) = last
+    assert ended.finish_reason == "error"
+    (found,) = await run(shared, work("lives", asked.prompt))
+    assert found.output == reference.greedy(directory, asked.prompt, 8)
+
+
+async def test_nan_that_is_seen_in_logprobs_alone_is_cleaned_too(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from inlay.engine.vllm.loading import Loaded
+
+    # As where vLLM's own count misses them.
+    monkeypatch.setattr(Loaded, "watch_logits", lambda loaded, corrupted: None)
+    async with started(EngineSettings(model=str(directory), **FLAGS)) as engine:
+        for number in range(2):
+            poison = Prompt.of(filled(engine, 480, float("nan")))
+            (poisoned,) = await run(engine, work(f"poison-{number}", poison, 30, logprobs=1))
+            assert poisoned.output == []
+            assert poisoned.last.error is not None
+            assert "not finite" in poisoned.last.error.message
+            await none_left(engine)
+        text = Prompt.of(Tokens(bare.TEXT_A[:5]))
+        for number in range(12):
+            (found,) = await run(engine, work(f"after-{number}", text, 6, salt=str(number)))
+            assert found.output == reference.greedy(directory, text, 6)
 
 
 async def test_prompt_logprobs_of_rows_are_refused_and_the_engine_lives(

@@ -236,6 +236,7 @@ class VllmEngine:
 
     async def _follow(self, loaded: Loaded, follower: Follower) -> None:
         work = follower.work
+        finished = False
         try:
             if work.sampling.max_tokens <= len(work.prior_output) and work.sampling.prompt_logprobs is None:
                 follower.end("length")
@@ -262,11 +263,16 @@ class VllmEngine:
                 await loaded.llm.abort(follower.request_id)
                 return
             while not follower.ended:
-                follower.take(queue.get_nowait() or await queue.get())
+                output = queue.get_nowait() or await queue.get()
+                finished = output.finished
+                if not follower.take(output):
+                    self._spoiled(loaded, follower)
         except asyncio.CancelledError:
             follower.end("abort")
             raise
         except Exception as error:
+            if follower.admitted and not finished and not loaded.llm.errored:
+                self._stop(follower)
             follower.end("error", self._told(error, follower))
         finally:
             self._forget(follower)
@@ -308,9 +314,13 @@ class VllmEngine:
         name = request_id.rpartition("-")[0]
         follower = next((each for each in self._followers.values() if each.request_id == name), None)
         if follower is not None and self._loaded is not None:
-            follower.corrupted()
-            self._forget(follower)
-            self._spawn(self._clean(self._loaded, follower))
+            self._spoiled(self._loaded, follower)
+
+    def _spoiled(self, loaded: Loaded, follower: Follower) -> None:
+        """End what has NaN in its output."""
+        follower.corrupted()
+        self._forget(follower)
+        self._spawn(self._clean(loaded, follower))
 
     async def _clean(self, loaded: Loaded, follower: Follower) -> None:
         log.warning("NaN came out of a prompt: keys and values that are not finite are overwritten")

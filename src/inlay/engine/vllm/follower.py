@@ -11,10 +11,10 @@ from inlay.protocol.work import FinishReason, PromptLogprobs, TokenLogprobs
 class Follower(Following):
     """A work that vLLM runs."""
 
-    def take(self, output: Any) -> None:
-        """Emit what a `RequestOutput` adds. Nothing once it has ended."""
+    def take(self, output: Any) -> bool:
+        """Emit what a `RequestOutput` adds, nothing once it has ended; False when there is NaN in it, of which nothing is emitted."""
         if self.ended:
-            return
+            return True
         said = output.outputs[0]
         if output.num_cached_tokens:
             self.cached = min(output.num_cached_tokens, len(self.work.prompt))
@@ -24,12 +24,12 @@ class Follower(Following):
         ids = tuple(said.token_ids)[:room]
         logprobs = self._of_output(said.logprobs, len(ids))
         if any(math.isnan(entry.logprob) for entry in logprobs):
-            self.corrupted()
-            return
+            return False
         if not ids and prompt_logprobs is None and said.finish_reason is None:
-            return
+            return True
         reason = _reason(said.finish_reason)
         self.put(ids, logprobs, prompt_logprobs, "length" if reason == "stop" and not room else reason)
+        return True
 
     def _of_output(self, flat: Any, count: int) -> tuple[TokenLogprobs, ...]:
         """The entries of vLLM's `FlatLogprobs`: at each position the chosen token, then the most likely."""
