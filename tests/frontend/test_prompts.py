@@ -1,25 +1,35 @@
 """What is kept of a prompt, and lists of mixed prompts."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
 from inlay.digest import Secret, row_digests
 from inlay.errors import InvalidRequestError
 from inlay.frontend import embeds as embeds_module
-from inlay.frontend.prompts import cut_off, kept_positions, truncated
+from inlay.frontend.embeds import Embeddings, EmbedsReader
+from inlay.frontend.limits import EmbedsLimits
+from inlay.frontend.metrics import Metrics
+from inlay.frontend.prompts import PromptReader, cut_off, kept_positions, truncated
+from inlay.frontend.settings import FrontendSettings
 from inlay.plane.local.arena import Arena
 from inlay.prompt import Buffer, Prompt, Rows, Segment, Tokens
+from inlay.protocol.openai.completions import CompletionRequest, PromptPart, TextPart, TokenIdsPart
 from inlay.protocol.openai.generation import GenerationRequest
+from inlay.render import Renderer, ends
 from tests.equality.reference import rows_of, tokenizer_of
 from tests.frontend.live import Fleet
 from tests.frontend.payloads import TEXT, embeds_of, error, post, saved
+from tests.router.standing import CARD
 
 LIMIT = 40
 
@@ -77,6 +87,40 @@ def test_an_output_of_unknown_length_is_left_room_for_one_token() -> None:
     assert kept_positions(request, LIMIT, 0) == LIMIT
     assert kept_positions(request, LIMIT, LIMIT + 5) == 1
     assert truncated(Prompt.of(Tokens(range(99))), 1, "left") == Prompt.of(Tokens([98]))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("between", [False, True])
+def test_parts_beyond_one_that_was_cut_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: Any, between: bool
+) -> None:
+    monkeypatch.setattr(ends, "_ALWAYS", 2048)
+    long = "=" * 16
+    merges = [("=" * n, "=" * n) for n in (1, 2, 4, 8)]
+    vocab = {token: n for n, token in enumerate(["a", "b", "=", *("=" * 2 * n for n in (1, 2, 4, 8))])}
+    tokenizer = Tokenizer(models.BPE(vocab, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("={1,16}|."), "isolated")
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    renderer = Renderer.load(tmp_path)
+    # So long are its tokens that fewer are found than are kept.
+    text = "b" * 100 + long * 290 if side == "left" else long * 290 + "b" * 100
+    parts: list[PromptPart] = [TextPart(text="ab" * 10), TextPart(text=text)]
+    if between:
+        parts.insert(1, TokenIdsPart(token_ids=[0] * 7))
+    if side == "right":
+        parts.reverse()
+    model = msgspec.structs.replace(CARD, path=str(tmp_path))
+    settings = FrontendSettings()
+    reader = EmbedsReader(
+        False, EmbedsLimits(settings, lambda: [model]), Secret(bytes(32)), Metrics(lambda: 0, lambda: 0)
+    )
+    request = CompletionRequest(model="m", prompt=[*parts], truncation_side=side)
+    embeddings = Embeddings(reader, model, lambda _: Buffer(b""), hold=lambda _: None)
+    (prompt,) = PromptReader(request, model, renderer, embeddings, keep=300).prompts(most=1)
+    found = [id_ for kind, id_ in positions(prompt) if kind == "token"]
+    whole = renderer.encode(text)
+    assert 200 < len(found) < 300
+    assert found == list(whole[-len(found) :] if side == "left" else whole[: len(found)])
 
 
 BODY: dict[str, Any] = {

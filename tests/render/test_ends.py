@@ -104,6 +104,27 @@ def test_a_place_that_is_not_certain_is_looked_for_further_on() -> None:
     assert ends.end_of(encode, text, 100, "left", size=300).ids[-100:] == encode(text)[-100:]
 
 
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("period", ["ab", "abc", "abcd"])
+def test_a_run_of_a_few_characters_is_not_taken_for_certain(period: str, side: Side) -> None:
+    # Where pairs begin depends on where the run begins, and from one character beyond a cut nothing of that is seen.
+    tokens = {letter: n for n, letter in enumerate("abcd ")}
+    merges = [*((period[:end], period[end]) for end in range(1, len(period))), (period, period)]
+    for one, two in merges:
+        tokens[one + two] = len(tokens)
+    tokenizer = Tokenizer(models.BPE(tokens, merges))
+
+    def encode(text: str) -> list[int]:
+        found: list[int] = tokenizer.encode(text).ids
+        return found
+
+    run = period * 301
+    if side == "left":
+        assert not any(ends.settles(encode, run, size, side) for size in range(200, 212))
+    for keep in range(1, 21):
+        assert cut(ends.end_of(encode, run, keep, side).ids, keep, side) == cut(encode(run), keep, side)
+
+
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
 @pytest.mark.parametrize("side", SIDES)
 @given(texts=st.lists(TEXTS, min_size=1, max_size=3), keep=st.integers(1, 60))

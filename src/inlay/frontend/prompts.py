@@ -11,7 +11,7 @@ from inlay.protocol.openai.completions import CompletionRequest, PromptPart, Tex
 from inlay.protocol.openai.embeddings import TextsRequest
 from inlay.protocol.openai.generation import GenerationRequest
 from inlay.protocol.work import ModelCard
-from inlay.render import Renderer, Side
+from inlay.render import End, Renderer, Side
 
 
 class PromptReader:
@@ -93,29 +93,36 @@ class PromptReader:
         segments: list[Segment] = []
         # From the end that is kept, so that texts beyond what is kept are not tokenized.
         order = range(len(parts)) if self._side == "right" else reversed(range(len(parts)))
+        whole = True
         for index in order:
-            segment = self._part(parts[index], index, f"{param}[{index}]", room)
+            segment, all_of_it = self._part(parts[index], index, f"{param}[{index}]", room)
+            if not whole:
+                # What is beyond a cut is checked and not kept, although there may be room: else a piece would be missing between.
+                continue
             segments.append(segment)
-            room = None if room is None else max(0, room - len(segment))
+            whole = all_of_it
+            room = None if room is None else max(0, room - len(segment)) if whole else 0
         return self._kept(Prompt.of(*(segments if self._side == "right" else reversed(segments))))
 
-    def _part(self, part: PromptPart, index: int, param: str, room: int | None) -> Segment:
+    def _part(self, part: PromptPart, index: int, param: str, room: int | None) -> tuple[Segment, bool]:
+        """As much of a part as is kept or more, and whether it is all of it."""
         if isinstance(part, TextPart):
             # Only the beginning of a prompt is where a tokenizer's own first token belongs.
-            return self._tokens(part.text, self._special and index == 0, room)
+            end = self._end(part.text, self._special and index == 0, room)
+            return Tokens(end.ids), end.whole
         if isinstance(part, TokenIdsPart):
-            return self._ids(part.token_ids, f"{param}.token_ids")
-        return self._embeddings.one(part_source(part, param))
+            return self._ids(part.token_ids, f"{param}.token_ids"), True
+        return self._embeddings.one(part_source(part, param)), True
 
     def _text(self, text: str) -> Prompt:
-        return self._kept(Prompt.of(self._tokens(text, self._special, self._keep)))
+        return self._kept(Prompt.of(Tokens(self._end(text, self._special, self._keep).ids)))
 
-    def _tokens(self, text: str, special: bool, room: int | None) -> Tokens:
-        return Tokens(
-            ()
-            if room == 0
-            else self._renderer.encode(text, add_special_tokens=special, keep=room, side=self._side)
-        )
+    def _end(self, text: str, special: bool, room: int | None) -> End:
+        if room is None:
+            return End(self._renderer.encode(text, add_special_tokens=special), True)
+        if room == 0:
+            return End((), False)
+        return self._renderer.end(text, room, add_special_tokens=special, side=self._side)
 
     def _kept(self, prompt: Prompt) -> Prompt:
         return truncated(prompt, self._keep, self._side)

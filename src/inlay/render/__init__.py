@@ -1,7 +1,7 @@
 """Text, chats and ids: what stands between what clients write and the positions models read. No torch."""
 
 from inlay.render.detokenizer import Detokenizer
-from inlay.render.ends import Side
+from inlay.render.ends import End, Side
 from inlay.render.output import (
     PLAIN,
     Begins,
@@ -22,6 +22,7 @@ __all__ = [
     "Begins",
     "ContentDelta",
     "Detokenizer",
+    "End",
     "Output",
     "OutputDelta",
     "OutputFormat",

@@ -2,7 +2,8 @@
 
 A tokenizer looks at little of a text at a time, most often at a word, so that a place where a text is cut has no influence on its
 tokens some way off. How far it reaches is seen and not supposed: what lies around the cut is tokenized from it, and again from one
-character beyond it. From where on both have the same tokens, the whole text has them too.
+to four characters beyond it. From where on all of them have the same tokens, the whole text is taken to have them too. That is so
+but in a run that repeats more than four characters, of which the tokenizer knows repetitions as tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,6 +31,9 @@ _MARGIN = 32
 _AROUND = 2048
 """Characters in which its influence must end."""
 
+_BEYOND = 4
+"""Places beyond a cut that must lead to the same: a run of "ab" has the same tokens from each second character on, and others between."""
+
 Encode: TypeAlias = Callable[[str], Sequence[int]]
 """The ids of a text without the special tokens around it."""
 
@@ -50,7 +54,8 @@ def end_of(encode: Encode, text: str, room: int, side: Side, *, size: int | None
     """The ids of the end of a text that is kept: `room` at least, where the whole text has as many.
 
     They are those that the whole text has there, but where no place is found at which a cut has no influence (a single letter
-    a hundred thousand times), or where tokens stand for more than 12 characters in the mean. Then they are those of what was looked at, and may be fewer.
+    a hundred thousand times), where more than four characters are repeated that often, or where tokens stand for more than 12
+    characters in the mean. Then they are those of what was looked at, and may be fewer.
 
     Args:
         encode: of the tokenizer.
@@ -81,14 +86,20 @@ def part_of(text: str, size: int, side: Side) -> str:
 def settles(encode: Encode, text: str, size: int, side: Side) -> bool:
     """Whether a cut that leaves `size` characters of `text` has no influence on more than a few of their ids."""
     around = min(_AROUND, size)
-    if side == "right":
-        cut, beyond = encode(text[size - around : size]), encode(text[size - around : size + 1])
-    else:
-        start = len(text) - size
-        cut = encode(text[start : start + around])[::-1]
-        beyond = encode(text[start - 1 : start + around])[::-1]
-    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(cut, beyond, strict=False)))
-    return len(cut) - same <= _MARGIN and same >= min(_MARGIN, len(cut))
+    start = len(text) - size
+
+    def ids(beyond: int) -> Sequence[int]:
+        """From what both have on to the cut, or to a place beyond it."""
+        if side == "right":
+            return encode(text[size - around : size + beyond])
+        return encode(text[start - beyond : start + around])[::-1]
+
+    cut = ids(0)
+    for beyond in range(1, min(_BEYOND, start) + 1):
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(cut, ids(beyond), strict=False)))
+        if len(cut) - same > _MARGIN or same < min(_MARGIN, len(cut)):
+            return False
+    return True
 
 
 __all__ = ["End", "Side", "end_of", "first_size", "part_of", "settles"]

@@ -14,7 +14,7 @@ from inlay.errors import ContextLengthError, InvalidRequestError
 from inlay.prompt import Prompt, Rows, Segment, Tokens
 from inlay.render.conversation import Marks, template_messages
 from inlay.render.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
-from inlay.render.ends import Side, end_of
+from inlay.render.ends import End, Side, end_of
 from inlay.render.template import ChatTemplates
 from inlay.render.texts import Pair, TextEncoder
 from inlay.render.tokenizer import load_tokenizer
@@ -105,9 +105,13 @@ class Renderer:
             ContextLengthError: it is certain to take more than `max_positions`, and all of it was asked for.
         """
         if keep is not None:
-            return self._text_encoder().end(text, add_special_tokens=add_special_tokens, keep=keep, side=side)
+            return tuple(self.end(text, keep, add_special_tokens=add_special_tokens, side=side).ids)
         self._check_length(text)
         return _encode(self._tokenizer, text, add_special_tokens=add_special_tokens)
+
+    def end(self, text: str, keep: int, *, add_special_tokens: bool = True, side: Side = "left") -> End:
+        """What `encode` gives where `keep` ids are of interest, and whether that is the whole text; arguments and errors as there."""
+        return self._text_encoder().end(text, add_special_tokens=add_special_tokens, keep=keep, side=side)
 
     def encode_texts(
         self,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from tokenizers import Tokenizer
 
 from inlay.errors import InvalidRequestError
-from inlay.render.ends import Side, end_of, first_size, part_of
+from inlay.render.ends import End, Side, end_of, first_size, part_of
 
 _CHARACTERS = 32
 """Characters per kept token of which a text of a pair is cut before it is tokenized; what is cut off takes time and memory for nothing."""
@@ -62,13 +62,13 @@ class TextEncoder:
             found.append((*before, *kept, *after)[:keep])
         return found
 
-    def end(self, text: str, *, add_special_tokens: bool, keep: int, side: Side) -> tuple[int, ...]:
+    def end(self, text: str, *, add_special_tokens: bool, keep: int, side: Side) -> End:
         """One end of a text's ids, the special tokens there included: `keep` of them at least, or all; as `end_of` has them."""
         found = end_of(self._bare, text, keep, side)
         before, after = (self._before, self._after) if add_special_tokens else ([], [])
         if found.whole:
-            return (*before, *found.ids, *after)
-        return (*before, *found.ids) if side == "right" else (*found.ids, *after)
+            return End((*before, *found.ids, *after), True)
+        return End((*before, *found.ids) if side == "right" else (*found.ids, *after), False)
 
     def _cut(self, texts: Sequence[str], room: int, side: Side) -> list[Sequence[int]]:
         """The ids of each text without special tokens, of one end of it where it is long: those that `end_of` finds."""

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,8 +16,9 @@ from llguidance import LLParserLimits
 
 from inlay.digest import with_digests
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch import grammar_source, grammars
+from inlay.engine.torch import grammar_source, grammar_state, grammars
 from inlay.engine.torch.engine import TorchEngine
+from inlay.engine.torch.grammar_state import GrammarState
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.protocol.work import MAX_GRAMMAR, Exactness, Grammar, GrammarKind, Sampling, Work
@@ -326,6 +328,62 @@ async def test_a_grammar_that_outgrows_its_limits_fails_alone(
     assert "too many states" in error.message
     assert 0 < len(failed.output) < 200
     assert matches("regex", text_of(renderer, fine))
+
+
+async def test_a_work_whose_masks_cost_too_much_together_fails_alone(
+    engine: TorchEngine, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_state, "ALLOWANCE", 0.0)
+    monkeypatch.setattr(grammar_state, "A_TOKEN", 0.0)
+    failed, fine = await run(engine, work("regex"), work(None))
+    assert failed.last.error is not None
+    error = failed.last.error.to_error()
+    assert isinstance(error, InvalidRequestError)
+    assert "the grammar took more than 0 s for 1 tokens" in error.message
+    assert fine.last.finish_reason == "length"
+
+
+async def test_an_aborted_works_mask_that_waits_for_its_turn_is_not_computed(
+    engine: TorchEngine, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared: set[GrammarState] = set()
+    begun: list[GrammarState] = []
+    ready, go_on = threading.Event(), threading.Event()
+    prepare, mask = GrammarState.prepare, GrammarState.mask
+
+    def see() -> None:
+        if len(prepared) == 4 and len(begun) == 2:
+            ready.set()
+
+    def noted(state: GrammarState, *args: Any) -> None:
+        prepare(state, *args)
+        prepared.add(state)
+        see()
+
+    def held(state: GrammarState) -> Any:
+        begun.append(state)
+        see()
+        assert go_on.wait(60)
+        return mask(state)
+
+    monkeypatch.setattr(GrammarState, "prepare", noted)
+    monkeypatch.setattr(GrammarState, "mask", held)
+    works = [work("regex", client="one") for _ in range(4)]
+    receivers = [Receiver(one) for one in works]
+    try:
+        for one, receiver in zip(works, receivers, strict=True):
+            engine.generate(one, receiver)
+        assert await asyncio.to_thread(ready.wait, 120)
+        for one in works:
+            engine.abort(one.id)
+        for receiver in receivers:
+            await receiver.ended()
+    finally:
+        go_on.set()
+    # Comes after them in their client's line.
+    (fine,) = await run(engine, work("regex", client="one"))
+    assert matches("regex", text_of(renderer, fine))
+    assert len(prepared & {*begun}) == 3
 
 
 async def test_a_work_that_waits_for_its_grammar_can_be_ended(engine: TorchEngine) -> None:

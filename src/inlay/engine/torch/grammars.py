@@ -1,8 +1,6 @@
 """Grammars by what they say: compiled once, off the engine's loop and within limits, kept while they are used."""
 
 import logging
-import os
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
@@ -16,7 +14,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from inlay.engine.torch.grammar_source import source_of
 from inlay.engine.torch.grammar_state import PARAM, GrammarState, refusal
-from inlay.engine.torch.turns import Job, Turns
+from inlay.engine.torch.turns import Job, Turns, yield_to_others
 from inlay.errors import DeadlineExceededError, InlayError, InvalidRequestError, OverloadedError
 from inlay.protocol.work import Grammar, GrammarKind
 from inlay.render.tokenizer import load_tokenizer
@@ -41,7 +39,8 @@ _THREADS = 3
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=100_000,
-    step_max_items=20_000,
+    # With these an ambiguous grammar (s: A | s s | s s s) gets to masks of 0.1 s; twice as many are 0.7 s.
+    step_max_items=10_000,
     max_lexer_states=20_000,
     max_grammar_size=500_000,
     # Otherwise the whole vocabulary is run through large expressions in advance, outside of all limits.
@@ -88,9 +87,9 @@ class Grammars:
             eos_token_ids: what ends an output where its grammar may end.
         """
         self._vocab_size = vocab_size
-        self._turns: Turns[LLMatcher] = Turns(_THREADS, "inlay-grammar", _yield_to_others)
+        self._turns: Turns[LLMatcher] = Turns(_THREADS, "inlay-grammar")
         # Apart from those that compile: what has been compiled waits for nobody.
-        self._threads = ThreadPoolExecutor(1, "inlay-grammar-state", initializer=_yield_to_others)
+        self._threads = ThreadPoolExecutor(1, "inlay-grammar-state", initializer=yield_to_others)
         self._lock = threading.Lock()
         self._kept: OrderedDict[_Key, Job[LLMatcher]] = OrderedDict()
         self._tokenizer = self._threads.submit(_tokenizer, path, eos_token_ids)
@@ -209,12 +208,6 @@ def _tokenizer(path: Path, eos_token_ids: tuple[int, ...]) -> LLTokenizer:
         raise InvalidRequestError(
             f"this model's tokenizer cannot be used for structured output: {error}", param=PARAM
         ) from error
-
-
-def _yield_to_others() -> None:
-    """Give way to the threads that run the model; Linux has a niceness for each thread."""
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
 
 
 __all__ = ["KINDS", "MAX_SECONDS", "Grammars", "Waiting", "too_late"]

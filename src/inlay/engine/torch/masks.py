@@ -1,17 +1,20 @@
 """The masks of a step, computed on threads of their own while the model runs."""
 
 import time
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
-from inlay.engine.torch.grammar_state import GrammarState
+from inlay.engine.torch.grammar_state import GrammarState, Mask
+from inlay.engine.torch.turns import Turns
 from inlay.errors import InlayError
 
 GRACE = 0.05
 """Seconds for which a step waits for masks, once a sequence: who was late once is never waited for again."""
 
 _THREADS = 4
+
+_SHARE = 2
+"""Of the threads, for one client."""
 
 
 class Masked(Protocol):
@@ -20,6 +23,11 @@ class Masked(Protocol):
     @property
     def output(self) -> Sequence[int]:
         """Ids so far."""
+        ...
+
+    @property
+    def client(self) -> Hashable:
+        """Whose it is."""
         ...
 
     @property
@@ -32,20 +40,25 @@ _S = TypeVar("_S", bound=Masked)
 
 
 class Masks:
-    """Computes them. A grammar that takes long is left behind by the steps, and its thread ends when it ends."""
+    """Computes them; clients take turns. A grammar that takes long is left behind by the steps, and its thread ends when it ends."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(_THREADS, "inlay-mask")
+        self._turns: Turns[Mask | None] = Turns(_THREADS, "inlay-mask", share=_SHARE)
 
     def close(self) -> None:
         """Compute nothing more."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._turns.close()
 
     def prepare(self, sequences: Iterable[Masked]) -> None:
         """Begin, for those whose next token is chosen in this step."""
         for sequence in sequences:
             if sequence.grammar is not None:
-                sequence.grammar.prepare(sequence.output, self._threads)
+                sequence.grammar.prepare(sequence.output, self._turns, sequence.client)
+
+    def drop(self, sequence: Masked) -> None:
+        """A sequence has ended: its mask, where it waits for its turn, is not computed."""
+        if sequence.grammar is not None:
+            sequence.grammar.drop(self._turns, sequence.client)
 
     def late(self, sequences: Sequence[_S]) -> dict[_S, InlayError | None]:
         """Those whose next token cannot be chosen in this step: why they must end, or None where they need more time.

@@ -129,6 +129,11 @@ class Sequence:
         return self.work.sampling
 
     @property
+    def client(self) -> str | None:
+        """The work's."""
+        return self.work.client
+
+    @property
     def length(self) -> int:
         """Positions that are known: the prompt's and the output's."""
         return self._prompt_length + len(self.output)

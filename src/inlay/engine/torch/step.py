@@ -357,6 +357,7 @@ class Core:
     def _drop(self, sequence: Sequence) -> None:
         self.scheduler.finish(sequence)
         self.sampler.forget(sequence)
+        self._masks.drop(sequence)
         del self._sequences[sequence.work.id]
 
 

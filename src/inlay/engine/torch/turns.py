@@ -1,5 +1,7 @@
 """Costly jobs on a few threads, at which those who wait for them take turns."""
 
+import os
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable
@@ -59,16 +61,19 @@ class Job(Generic[T]):
 class Turns(Generic[T]):
     """Runs jobs that cannot be interrupted. Safe to use from any thread.
 
-    Clients take turns, and none has two jobs running: one that asks for much, or for what takes long, delays its own. A job for
-    which several wait is done at the first turn of any of them. One that nobody waits for any more is never begun.
+    Clients take turns, and none has more than its share running: one that asks for much, or for what takes long, delays its own. A
+    job for which several wait is done at the first turn of any of them. One that nobody waits for any more is never begun. The
+    threads give way to those that run the model.
     """
 
-    def __init__(self, threads: int, name: str, initializer: Callable[[], None]) -> None:
-        """On `threads` threads called `name`, each of which begins with `initializer`."""
+    def __init__(self, threads: int, name: str, *, share: int = 1) -> None:
+        """On `threads` threads called `name`, of which one client has `share` at a time."""
         self._free = threads
-        self._threads = ThreadPoolExecutor(threads, name, initializer)
+        self._share = share
+        self._threads = ThreadPoolExecutor(threads, name, yield_to_others)
         self._lock = threading.Lock()
         self._queue: FairQueue[tuple[Job[T], Hashable]] = FairQueue()
+        self._running: Counter[Hashable] = Counter()
         self._busy: set[Hashable] = set()
         self._closed = False
 
@@ -106,15 +111,26 @@ class Turns(Generic[T]):
                     self._queue.remove((job, other), other, 0)
             job.begun = True
             self._free -= 1
-            self._busy.add(client)
+            self._running[client] += 1
+            if self._running[client] >= self._share:
+                self._busy.add(client)
             self._threads.submit(self._run, job, client)
 
     def _run(self, job: Job[T], client: Hashable) -> None:
         job.run()
         with self._lock:
             self._busy.discard(client)
+            self._running[client] -= 1
+            if not self._running[client]:
+                del self._running[client]
             self._free += 1
             self._begin()
 
 
-__all__ = ["Job", "Turns"]
+def yield_to_others() -> None:
+    """Have the calling thread give way to those that run the model; Linux has a niceness for each thread."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
+
+
+__all__ = ["Job", "Turns", "yield_to_others"]
