@@ -5,6 +5,7 @@ import io
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -29,6 +30,11 @@ async def until(done: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
         while not done():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+
+
+def waiting(frontend: Frontend) -> int:
+    """How many wait for what is fetched."""
+    return sum(flight.waiting for flight in frontend.store._fetching._under_way.values())
 
 
 async def records_of(frontend: Frontend) -> list[tuple[str, int, Record]]:
@@ -87,15 +93,56 @@ async def test_those_who_want_the_same_prompt_fetch_it_once(frontends: Frontends
     assert other.store.stats().fetches == 1
 
 
-async def test_who_leaves_does_not_take_the_fetch_from_the_others(frontends: Frontends) -> None:
+async def test_who_leaves_does_not_take_the_fetch_from_the_others(
+    frontends: Frontends, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, other = await frontends.frontend(), await frontends.frontend()
-    stored = await one.put("alice", 1, rows=60_000)
-    leaving = asyncio.create_task(other.elements("alice", stored.id))
-    await until(lambda: bool(other.store._fetching))
-    staying = asyncio.create_task(other.elements("alice", stored.id))
+    stored = await one.put("alice", 1)
+    read, go_on = other.shared.read, asyncio.Event()
+
+    async def slow(name: str, size: int, file: BinaryIO) -> bool:
+        await go_on.wait()
+        return await read(name, size, file)
+
+    monkeypatch.setattr(other.shared, "read", slow)
+    leaving, staying = [asyncio.create_task(other.elements("alice", stored.id)) for _ in range(2)]
+    await until(lambda: waiting(other) == 2)
     leaving.cancel()
-    assert await staying == plain(1, 60_000)
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    go_on.set()
+    assert await staying == plain(1)
     assert other.store.stats().fetches == 1
+
+
+async def test_a_fetch_ends_with_the_last_who_waits_for_it(
+    frontends: Frontends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = await frontends.frontend(), await frontends.frontend()
+    stored = await one.put("alice", 1)
+    reading, never, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def stuck(*_: object) -> bool:
+        reading.set()
+        try:
+            await never.wait()
+        finally:
+            ended.set()
+        return False
+
+    with monkeypatch.context() as patched:
+        patched.setattr(other.shared, "read", stuck)
+        leaving = [asyncio.create_task(other.elements("alice", stored.id)) for _ in range(2)]
+        await until(lambda: waiting(other) == 2)
+        await reading.wait()
+        for task in leaving:
+            assert not ended.is_set()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+    assert ended.is_set()
+    assert not len(other.store._fetching)
+    assert await other.elements("alice", stored.id) == plain(1)
 
 
 async def test_a_prompt_that_memory_has_no_room_for_is_served_all_the_same(frontends: Frontends) -> None:

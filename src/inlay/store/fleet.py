@@ -16,6 +16,7 @@ from inlay.errors import BodyTooLargeError, NotFoundError, OverloadedError
 from inlay.prompt import Buffer, Rows
 from inlay.store.entry import Description, Entry, StoredPrompt, Target, cost
 from inlay.store.file_format import DamagedFileError, FileFormat, LockedFileError
+from inlay.store.flights import TaskFlights
 from inlay.store.ledger import LONGEST_WAIT
 from inlay.store.names import Key, Names
 from inlay.store.prompts import Threads, nothing
@@ -100,7 +101,7 @@ class FleetStore:
         self._shares = Shares(shared, limits.max_per_tenant_bytes, min(limits.ttl, LONGEST_WAIT), clock)
         self._making_room = asyncio.Lock()
         self._writing = 0
-        self._fetching: dict[Key, asyncio.Task[Entry]] = {}
+        self._fetching: TaskFlights[Key, Entry] = TaskFlights()
         self._later_tasks: set[asyncio.Task[object]] = set()
         self._misses = self._evictions = self._fetches = self._shared_bytes = 0
 
@@ -262,26 +263,12 @@ class FleetStore:
             pass
         # The content, and its elements.
         hold(record.size + record.description.num_bytes - held)
-        entry = await self._fetched(key)
+        entry = await self._fetching.run(key, partial(self._fetch, key))
         return await self._threads.run(self._local.made, entry, target)
 
     async def _note(self, key: Key, revision: int, record: Record) -> None:
         # Where another has changed it, that was a use too, or the end.
         await self._shared.swap(name_of(key), encode(record), revision)
-
-    async def _fetched(self, key: Key) -> Entry:
-        """The prompt, fetched once for all who want it at the same time."""
-        task = self._fetching.get(key)
-        if task is None:
-            task = self._fetching[key] = asyncio.create_task(self._fetch(key))
-            task.add_done_callback(partial(self._fetched_last, key))
-        # Whoever leaves must not take it from the others.
-        return await asyncio.shield(task)
-
-    def _fetched_last(self, key: Key, task: "asyncio.Task[Entry]") -> None:
-        del self._fetching[key]
-        if not task.cancelled():
-            task.exception()  # told to those who wait, if any still do
 
     async def _fetch(self, key: Key) -> Entry:
         for _ in range(_TRIES):
@@ -440,7 +427,8 @@ class FleetStore:
 
     def close(self) -> None:
         """As `inlay.store.prompts.Prompts.close`."""
-        for task in (*self._later_tasks, *self._fetching.values()):
+        self._fetching.cancel()
+        for task in self._later_tasks:
             task.cancel()
         self._threads.close()
         self._local.close()
