@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from inlay.engine.sglang import capabilities as sglang
-from inlay.engine.vllm.capabilities import ROWS_FROM, refusals
+from inlay.engine.vllm.capabilities import NO_LEVEL_2, ROWS_FROM, refusals
 from inlay.engine.vllm.connectors import CONNECTORS
 from inlay.worker.interpreter import NEEDED
 
@@ -23,6 +23,7 @@ def test_the_page_shows_the_table_of_refusals() -> None:
         assert f"| `{refusal.feature}`{where} | {WITH[refusal.prompts]} | {refusal.reason} |" in shown
     table = PAGE[PAGE.index("| feature |") : PAGE.index("Worked around")]
     assert table.count("| `") == len(always | looked_up | own)
+    assert NO_LEVEL_2 in table
 
 
 def test_the_page_shows_what_is_refused_with_sglang() -> None:

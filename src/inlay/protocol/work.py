@@ -373,6 +373,10 @@ class Adapts(Protocol):
 class Sleeps(Protocol):
     """An engine that can give its memory back while nobody needs it. No work is under way when it is told to."""
 
+    def check_sleep(self, level: int) -> None:
+        """Raise `InvalidRequestError` for a level it cannot sleep at, before any work is ended for it."""
+        ...
+
     async def sleep(self, level: int) -> None:
         """Give back the memory of the cache and, level 1: keep the weights aside; level 2: forget them."""
         ...

@@ -109,12 +109,13 @@ class Sleeping:
             wait: seconds after which works are aborted that were waited for.
 
         Raises:
-            InvalidRequestError: a mode that is not known, or an engine that may not or cannot sleep.
+            InvalidRequestError: a mode that is not known, or an engine that may not or cannot sleep, or not at this level.
             EngineError: works did not end; the engine is awake.
         """
         engine = self._sleeper()
         if mode not in MODES:
             raise InvalidRequestError(f"mode must be abort or wait, got {mode!r}", param="mode")
+        engine.check_sleep(level)
         async with self.turn:
             before = self.level
             if level <= before:

@@ -23,6 +23,7 @@ from inlay.protocol.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from inlay.protocol.routing import KEY_SIZE, Cleared, KvEvent, KvEvents, Removed, Stored, routing_chain
 from inlay.protocol.work import Generates
 from inlay.worker.host import Host
+from inlay.worker.sleeping import Sleeping, UnderWay
 from tests.engine.conformance import Receiver, ids, run, work
 from tests.engine.reference import look_up, rows_of
 from tests.engines.starting import SECRET, started
@@ -180,8 +181,10 @@ async def test_the_calls_that_put_vllm_to_sleep_are_its_own_and_routers_forget_w
     (before,) = await run(shared, work("before", prompt))
     await told.until(whole_blocks(told.host, prompt, before).issubset)
     monkeypatch.setattr(shared, "_loaded", msgspec.structs.replace(shared._running, sleeps=True))
-    for level in (1, 2):
-        await shared.sleep(level)
+    with pytest.raises(InvalidRequestError, match="does not sleep at level 2: level 2 forgets the weights"):
+        await shared.sleep(2)
+    for _ in range(2):
+        await shared.sleep(1)
         await told.until(lambda keys: not keys)
         await shared.wake_up(["weights"])
         assert await shared.wake_up(["kv_cache"])
@@ -211,6 +214,23 @@ async def test_vllm_that_sleeps_in_whole_or_in_part_is_asked_for_no_step_when_it
         assert await shared.wake_up([])
     (after,) = await run(shared, work("after", prompt))
     assert (after.output, after.cached) == (before.output, 0)
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_level_that_is_refused_ends_no_work(
+    shared: Generates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "_loaded", msgspec.structs.replace(shared._running, sleeps=True))
+    prompt, told = Prompt.of(Tokens(range(9, 99))), list[int]()
+    sleeping = Sleeping(shared, UnderWay(), enabled=True, tell=lambda: told.append(0))
+    asked = work("goes on", prompt, 100)
+    receiver = Receiver(asked)
+    shared.generate(asked, receiver)
+    await receiver.begun()
+    with pytest.raises(InvalidRequestError, match="does not sleep at level 2"):
+        await sleeping.sleep(2, "abort", 0.0)
+    assert (sleeping.level, told) == (0, [])
+    assert (await receiver.ended()).finish_reason == "length"
 
 
 async def test_routers_hear_of_evictions_where_the_user_has_vllm_publish_its_events(

@@ -131,6 +131,9 @@ class TorchEngine:
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
 
+    def check_sleep(self, level: int) -> None:
+        """It sleeps at every level."""
+
     async def sleep(self, level: int) -> None:
         """Give all memory of model and cache back; level 1 keeps the weights in the host's memory where they were in a GPU's.
 

@@ -39,6 +39,13 @@ _LOOKED_UP_PENALTY = (
 )
 
 
+NO_LEVEL_2 = (
+    "level 2 forgets the weights, and vLLM serves on without them unless it is told to load them, and its adapters, again; level 1 "
+    "keeps them in the host's memory"
+)
+"""Why it sleeps at level 1 alone."""
+
+
 def refusals(*, ids_are_looked_up: bool, own_reasoning: bool) -> tuple[Refusal, ...]:
     """What is refused.
 
@@ -64,6 +71,7 @@ __all__ = [
     "ADAPTED_TABLE",
     "NOT_ALONE",
     "NOT_ENABLED",
+    "NO_LEVEL_2",
     "ROWS_FROM",
     "TESTED",
     "refusals",

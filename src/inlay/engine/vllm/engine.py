@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from inlay.digest import Secret
 from inlay.engine.probe import probe
 from inlay.engine.settings import EngineSettings
-from inlay.engine.vllm import reasoning
+from inlay.engine.vllm import capabilities, reasoning
 from inlay.engine.vllm.adapters import Adapters
 from inlay.engine.vllm.cache_events import CacheEvents
 from inlay.engine.vllm.follower import Follower
@@ -206,13 +206,23 @@ class VllmEngine:
         if number is not None:
             await self._answer(self._alive().llm.remove_lora(number))
 
-    async def sleep(self, level: int) -> None:
-        """Give memory back. Raises `InvalidRequestError` where vLLM was not started with --enable-sleep-mode."""
+    def check_sleep(self, level: int) -> None:
+        """Raise `InvalidRequestError` where vLLM was not started with --enable-sleep-mode, and for level 2."""
         loaded = self._alive()
         if not loaded.sleeps:
             raise InvalidRequestError(
                 "vLLM was not started with --enable-sleep-mode, which it takes on a GPU alone"
             )
+        if level > 1:
+            version = loaded.card.engine_version
+            raise InvalidRequestError(
+                f"vllm {version} does not sleep at level {level}: {capabilities.NO_LEVEL_2}", param="level"
+            )
+
+    async def sleep(self, level: int) -> None:
+        """Give memory back. Raises as `check_sleep`."""
+        self.check_sleep(level)
+        loaded = self._alive()
         if self._events.followed and not await self._asleep(loaded):
             await self._answer(loaded.llm.reset_prefix_cache())
             await self._say_events(loaded)
