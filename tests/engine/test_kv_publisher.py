@@ -1,6 +1,7 @@
 """Events over real ZeroMQ sockets: numbered, sent again where asked for, never in the engine's way."""
 
 import json
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,15 @@ from inlay.engine.kv_events_config import KvEventsConfig, endpoint_of
 from inlay.engine.kv_publisher import KvPublisher
 from inlay.engine.kv_subscriber import KvSubscriber
 from inlay.errors import InvalidRequestError
-from inlay.protocol.kv_events import END_OF_REPLAY, AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
+from inlay.protocol.kv_events import (
+    END_OF_REPLAY,
+    SEQUENCE_SIZE,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    EventBatch,
+    encode,
+)
 
 LOCAL = "tcp://127.0.0.1:*"
 
@@ -274,3 +283,26 @@ def test_a_batch_is_what_vllm_makes_of_the_same_events() -> None:
         ],
         0,
     ]
+
+
+def test_events_of_a_publisher_that_waits_at_every_address_of_ipv6_are_heard() -> None:
+    with zmq.Context() as context, context.socket(zmq.XPUB) as publisher:
+        publisher.setsockopt(zmq.LINGER, 0)
+        publisher.setsockopt(zmq.RCVTIMEO, 30_000)
+        publisher.setsockopt(zmq.IPV6, 1)
+        try:
+            publisher.bind("tcp://[::1]:*")
+        except zmq.ZMQError:
+            pytest.skip("this machine has no IPv6")
+        publisher.unbind(publisher.getsockopt_string(zmq.LAST_ENDPOINT))
+        publisher.bind("tcp://[::]:*")
+        heard, batch = queue.Queue[EventBatch](), EventBatch(1.0, [AllBlocksCleared()], 0)
+        endpoint = publisher.getsockopt_string(zmq.LAST_ENDPOINT)
+        assert endpoint.startswith("tcp://[::]:")
+        subscriber = KvSubscriber(endpoint, None, "kv", take=heard.put, lost=lambda: None)
+        try:
+            assert publisher.recv() == b"\1kv"
+            publisher.send_multipart((b"kv", bytes(SEQUENCE_SIZE), encode(batch)))
+            assert heard.get(timeout=30) == batch
+        finally:
+            subscriber.close()

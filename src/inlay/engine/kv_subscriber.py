@@ -40,9 +40,11 @@ class KvSubscriber:
         self._next = 0
         self._closing = threading.Event()
         self._context = zmq.Context()
-        self._replay_endpoint = None if replay_endpoint is None else replay_endpoint.replace("*", "127.0.0.1")
+        # Of this context's sockets; those to addresses of IPv4 do as before.
+        self._context.setsockopt(zmq.IPV6, 1)
+        self._replay_endpoint = None if replay_endpoint is None else _reached(replay_endpoint)
         self._events = self._context.socket(zmq.SUB)
-        self._events.connect(endpoint.replace("*", "127.0.0.1"))
+        self._events.connect(_reached(endpoint))
         self._events.setsockopt_string(zmq.SUBSCRIBE, topic)
         self._thread = threading.Thread(target=self._run, name="inlay-kv-subscriber", daemon=True)
         self._thread.start()
@@ -102,6 +104,11 @@ class KvSubscriber:
             self._lost()
             return
         self._take(batch)
+
+
+def _reached(endpoint: str) -> str:
+    """Where a publisher that waits at all addresses is met on this machine."""
+    return endpoint.replace("*", "127.0.0.1").replace("//[::]:", "//[::1]:")
 
 
 __all__ = ["KvSubscriber"]

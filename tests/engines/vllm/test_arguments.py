@@ -92,6 +92,16 @@ def test_events_are_turned_on_where_prefixes_are_cached_and_left_where_they_are_
     assert config.kv_events_config is None
 
 
+async def test_the_guard_against_nan_is_not_turned_off_by_the_environment(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_COMPUTE_NANS_IN_LOGITS", "0")
+    engine = engines.create(EngineSettings(model=str(directory), **FLAGS), SECRET)
+    with pytest.raises(InvalidRequestError, match="VLLM_COMPUTE_NANS_IN_LOGITS=0 is set"):
+        await engine.start()
+    await engine.close()
+
+
 async def test_sleep_is_refused_at_the_start_where_the_platform_has_none(directory: Path) -> None:
     engine = engines.create(EngineSettings(model=str(directory), enable_sleep_mode=True, **FLAGS), SECRET)
     with pytest.raises(InvalidRequestError, match=r"vLLM refuses the model or its settings: .*[Ss]leep"):

@@ -160,7 +160,7 @@ class CacheEvents:
 
 def _binds(endpoint: str) -> bool:
     """Whether vLLM waits there for readers, and this process can be one; else it connects to a reader of its own."""
-    return "*" in endpoint or endpoint.startswith("ipc://")
+    return "*" in endpoint or "::" in endpoint or endpoint.startswith("ipc://")
 
 
 def _arrive(

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 
 from inlay.engine.settings import EngineSettings
+from inlay.errors import InvalidRequestError
+
+_NANS = "VLLM_COMPUTE_NANS_IN_LOGITS"
 
 
 def environment(settings: EngineSettings, inherited: Mapping[str, str]) -> dict[str, str]:
@@ -11,11 +14,19 @@ def environment(settings: EngineSettings, inherited: Mapping[str, str]) -> dict[
     vLLM reports its use to its makers unless told not to; inlay asks nobody's server for anything.
     Non-finite logits are counted, which costs one pass over them: they end the work they belong to.
     """
-    chosen = {"VLLM_NO_USAGE_STATS": "1", "VLLM_COMPUTE_NANS_IN_LOGITS": "1"}
+    chosen = {"VLLM_NO_USAGE_STATS": "1", _NANS: "1"}
     if settings.num_threads is not None:
         chosen["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         chosen["OMP_NUM_THREADS"] = str(settings.num_threads)
     return {name: value for name, value in chosen.items() if name not in inherited}
 
 
-__all__ = ["environment"]
+def check(inherited: Mapping[str, str]) -> None:
+    """Raise `InvalidRequestError` where a user has turned off what keeps one request's NaN from others."""
+    if inherited.get(_NANS, "1").strip() == "0":
+        raise InvalidRequestError(
+            f"{_NANS}=0 is set: NaN from one prompt could reach the answers of others; unset it, or set it to 1"
+        )
+
+
+__all__ = ["check", "environment"]

@@ -1,6 +1,7 @@
 """Starting vLLM, and what is known of it once it runs."""
 
 import logging
+import os
 from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from inlay.engine.length import LengthBounds
 from inlay.engine.row_facts import row_facts
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.grammar_source import source_of
-from inlay.engine.vllm import capabilities, reasoning
+from inlay.engine.vllm import capabilities, environment, reasoning
 from inlay.engine.vllm.arguments import engine_args
 from inlay.engine.vllm.cache_events import CacheEvents
 from inlay.engine.vllm.launching import launch, refused
@@ -85,6 +86,7 @@ def load(settings: EngineSettings, secret: Secret, adapters: Container[str], eve
         InvalidRequestError: what vLLM or inlay refuses.
         EngineError: vLLM did not start.
     """
+    environment.check(os.environ)
     directory = directory_of(settings.model, settings.revision)
     arguments = engine_args(settings, directory)
     counters = Counters()
