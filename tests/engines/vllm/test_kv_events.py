@@ -220,6 +220,9 @@ async def test_vllm_that_sleeps_in_whole_or_in_part_is_asked_for_no_step_when_it
 async def test_a_level_that_is_refused_ends_no_work(
     shared: Generates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from inlay.engine.vllm.engine import VllmEngine
+
+    assert isinstance(shared, VllmEngine)
     monkeypatch.setattr(shared, "_loaded", msgspec.structs.replace(shared._running, sleeps=True))
     prompt, told = Prompt.of(Tokens(range(9, 99))), list[int]()
     sleeping = Sleeping(shared, UnderWay(), enabled=True, tell=lambda: told.append(0))
