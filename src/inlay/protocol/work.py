@@ -359,8 +359,7 @@ class Adapts(Protocol):
     async def load_adapter(self, adapter: Adapter, directory: str) -> None:
         """Make `adapter`, whose checked files are in `directory`, usable by works that name it; all or nothing. `max_loras` and one more have room.
 
-        Raises:
-            InvalidRequestError: the adapter does not fit the model, or there is no room for one more.
+        Raises `InvalidRequestError` where it does not fit the model, or there is no room for one more.
         """
         ...
 
