@@ -5,7 +5,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent.parent / "docs" / "security.md"
-_names = re.compile(r"`(?:(\w+/)?(test_\w+\.py))?::(test_\w+)`")
+_names = re.compile(r"`(?:((?:\w+/)*)(test_\w+\.py))?::(test_\w+)`")
 
 
 def names_in(path: Path) -> set[str]:
@@ -17,7 +17,7 @@ def test_every_test_the_page_names_is_there_and_every_attack_is_on_the_page() ->
     file = HERE
     for folder, name, test in _names.findall(PAGE.read_text(encoding="utf-8")):
         if name:
-            file = (HERE.parent / folder if folder else HERE) / name
+            file = (HERE.parent / folder.removeprefix("tests/") if folder else HERE) / name
         named.setdefault(file, set()).add(test)
     missing = {path.name: tests - names_in(path) for path, tests in named.items()}
     assert not any(missing.values()), missing
