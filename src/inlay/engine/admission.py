@@ -6,7 +6,7 @@ from typing import Protocol
 
 from inlay.errors import EmbeddingsError, InvalidRequestError, NotFoundError
 from inlay.prompt import Prompt, Rows, Tokens
-from inlay.protocol.work import GrammarKind, Sampling, Work
+from inlay.protocol.work import GrammarKind, ModelCard, Sampling, Work
 
 
 class Bounds(Protocol):
@@ -79,6 +79,20 @@ class Admission(PromptAdmission):
     max_logprobs: int
     grammars: tuple[GrammarKind, ...]
     adapters: Container[str] = ()
+
+    @classmethod
+    def of(cls, card: ModelCard, bounds: Bounds, *, adapters: Container[str] = ()) -> "Admission":
+        """What `card` says of an engine into which `bounds` fits."""
+        return cls(
+            bounds=bounds,
+            vocab_size=card.vocab_size,
+            hidden_size=card.hidden_size,
+            dtype=card.dtype,
+            max_logprobs=card.limits.max_logprobs,
+            refuses_rows=card.prompt_embeds,
+            grammars=card.grammars,
+            adapters=adapters,
+        )
 
     def check(self, work: Work) -> None:
         """Return if `work` can run.

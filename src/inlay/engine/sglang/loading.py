@@ -52,15 +52,7 @@ async def load(process: Process, settings: EngineSettings, secret: Secret) -> Lo
     card = _card(process, settings, secret, directory, seeded=arguments.enable_deterministic_inference)
     return Loaded(
         card=card,
-        admission=Admission(
-            bounds=LengthBounds(card.limits.max_model_len, "SGLang"),
-            vocab_size=card.vocab_size,
-            hidden_size=card.hidden_size,
-            dtype=card.dtype,
-            max_logprobs=card.limits.max_logprobs,
-            refuses_rows=card.prompt_embeds,
-            grammars=card.grammars,
-        ),
+        admission=Admission.of(card, LengthBounds(card.limits.max_model_len, "SGLang")),
         seeded=arguments.enable_deterministic_inference,
     )
 

@@ -160,16 +160,7 @@ def _described(
     return Loaded(
         llm=llm,
         card=card,
-        admission=Admission(
-            bounds=LengthBounds(card.limits.max_model_len, "vLLM"),
-            vocab_size=card.vocab_size,
-            hidden_size=card.hidden_size,
-            dtype=card.dtype,
-            max_logprobs=card.limits.max_logprobs,
-            refuses_rows=card.prompt_embeds,
-            grammars=card.grammars,
-            adapters=adapters,
-        ),
+        admission=Admission.of(card, LengthBounds(card.limits.max_model_len, "vLLM"), adapters=adapters),
         counters=counters,
         placeholder=0 if ids_are_looked_up(config) else card.vocab_size,
         by_priority=config.scheduler_config.policy == "priority",
