@@ -36,8 +36,8 @@ from inlay.digest import Secret
 from inlay.engine.embed.engine import EmbedEngine
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.threads import environment
-from inlay.frontend.inputs import Cut, Texts, chunks
-from inlay.frontend.vectors import normalized
+from inlay.frontend.vectors.gathering import normalized
+from inlay.frontend.vectors.inputs import Cut, Texts, chunks
 from inlay.protocol.embedding import EmbedWork, Vectors
 from inlay.render import Renderer
 

@@ -29,8 +29,8 @@ from transformers import AutoModelForCausalLM, DynamicCache, Qwen3Config
 
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.bounds import Bounds
-from inlay.engine.torch.grammars import Grammars
+from inlay.engine.torch.cache.bounds import Bounds
+from inlay.engine.torch.grammar.grammars import Grammars
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
 from inlay.engine.torch.threads import environment

@@ -27,13 +27,13 @@ import torch
 
 from benchmarks.engine import Ours, Vllm, bandwidth, gemm_peak, prompt, write_model
 from inlay.engine.torch import lora, prompt_logprobs
+from inlay.engine.torch.attention.gathered import GatheredAttention
 from inlay.engine.torch.batch import Batch
 from inlay.engine.torch.flight import Flight
-from inlay.engine.torch.gathered_attention import GatheredAttention
-from inlay.engine.torch.linear import PackedLinear, RMSNorm
 from inlay.engine.torch.lora import AdaptedLinear, Low
 from inlay.engine.torch.native import Kernels
 from inlay.engine.torch.threads import environment
+from inlay.engine.torch.weights.linear import PackedLinear, RMSNorm
 
 Call = Callable[..., Any]
 

@@ -25,10 +25,10 @@ import msgspec
 import numpy as np
 
 from inlay.digest import Secret, row_digests
-from inlay.frontend import lift
-from inlay.frontend.allocator import keep_freed_memory
-from inlay.frontend.memory import private
-from inlay.frontend.sources import in_completion, tensor_data
+from inlay.frontend.bodies import lift
+from inlay.frontend.bodies.allocator import keep_freed_memory
+from inlay.frontend.bodies.memory import private
+from inlay.frontend.bodies.sources import in_completion, tensor_data
 from inlay.plane.local import Arena
 from inlay.prompt import Buffer, Rows
 from inlay.protocol.openai.completions import CompletionRequest

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from inlay.engine.admission import Admission
-from inlay.engine.torch.bounds import Bounds
+from inlay.engine.torch.cache.bounds import Bounds
 from inlay.errors import EmbeddingsError, InvalidRequestError
 from inlay.prompt import Buffer, Field, Media, Prompt, Rows, Segment, Tokens
 from inlay.protocol.work import Sampling, Work

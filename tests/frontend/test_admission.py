@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from inlay.errors import BodyTooLargeError, OverloadedError, RateLimitedError
 from inlay.frontend import FrontendSettings
-from inlay.frontend.admission import ByteBudget, Reservation, bytes_alive
-from inlay.frontend.auth import ANYONE, Caller, Share, Tenant
-from inlay.frontend.clients import Client, Clients, default_share, network
-from inlay.frontend.rates import TokenBucket
+from inlay.frontend.bodies.admission import ByteBudget, Reservation, bytes_alive
+from inlay.frontend.callers.auth import ANYONE, Caller, Share, Tenant
+from inlay.frontend.callers.clients import Client, Clients, default_share, network
+from inlay.frontend.callers.rates import TokenBucket
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
 
 MIB = 1024 * 1024

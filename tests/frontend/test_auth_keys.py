@@ -11,9 +11,9 @@ import pytest
 
 from inlay.errors import AuthenticationError, InvalidRequestError
 from inlay.frontend import FrontendSettings
-from inlay.frontend.auth import Caller, Share
-from inlay.frontend.keys import Keys
-from inlay.frontend.keys_file import read_keys
+from inlay.frontend.callers.auth import Caller, Share
+from inlay.frontend.callers.keys import Keys
+from inlay.frontend.callers.keys_file import read_keys
 
 SECRET_KEY = "sk-do-not-show-me-0123456789"
 NOON = 1_800_000_000.0

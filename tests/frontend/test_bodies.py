@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from inlay.frontend.generation import Generation
+from inlay.frontend.generation.works import Generation
 from inlay.router import Router
 from tests.frontend.live import Fleet
 from tests.frontend.payloads import error, post

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay.errors import EngineError, ErrorFrame, OverloadedError
-from inlay.frontend.choices import Choice, Display, Piece
+from inlay.frontend.generation.choices import Choice, Display, Piece
 from inlay.prompt import Prompt, Tokens
 from inlay.protocol.work import Delta, Sampling, Usage, Work
 from inlay.render import Begins, Output, OutputFormat, ReasoningIds, Renderer

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import uvicorn
 
-from inlay.frontend.allocator import keep_freed_memory
-from inlay.frontend.connection import EXTENSION, BodySource, Connection
+from inlay.frontend.bodies.allocator import keep_freed_memory
+from inlay.frontend.bodies.connection import EXTENSION, BodySource, Connection
 from inlay.frontend.errors import ClientGone
 
 

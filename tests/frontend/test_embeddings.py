@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from inlay.errors import InvalidRequestError
-from inlay.frontend.embeddings import Shown
+from inlay.frontend.vectors.embeddings import Shown
 from inlay.protocol.embedding import EmbeddingCard
 from inlay.protocol.openai.embeddings import EmbeddingRequest
 from tests import embedding_reference as reference

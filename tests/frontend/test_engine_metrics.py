@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from inlay.errors import DeadlineExceededError
-from inlay.frontend.engine_metrics import EngineMetrics
+from inlay.frontend.metrics.engine import EngineMetrics
 from tests.frontend.live import Fleet
 from tests.frontend.payloads import constant, post
 

@@ -15,7 +15,7 @@ from inlay.digest import Secret
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError
-from inlay.frontend.engine_health import Health, together
+from inlay.frontend.metrics.engine_health import Health, together
 from inlay.protocol.health import Probe
 from inlay.protocol.work import Command, ModelCard
 from inlay.worker.host import Host

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay.errors import InvalidRequestError
-from inlay.frontend import intake
-from inlay.frontend.intake import MAX_CONTAINERS, check_containers, parsed_size
+from inlay.frontend.bodies import intake
+from inlay.frontend.bodies.intake import MAX_CONTAINERS, check_containers, parsed_size
 from inlay.protocol.openai.chat import ChatRequest
 from inlay.protocol.openai.completions import CompletionRequest
 

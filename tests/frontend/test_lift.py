@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inlay.errors import EmbeddingsError, InlayError, InvalidRequestError
-from inlay.frontend import lift
-from inlay.frontend.sources import in_completion, tensor_data
+from inlay.frontend.bodies import lift
+from inlay.frontend.bodies.sources import in_completion, tensor_data
 from inlay.prompt import Buffer
 from inlay.protocol.openai.completions import CompletionRequest
 from inlay.tensors import ReadLimits

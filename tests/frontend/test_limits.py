@@ -14,7 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
-from inlay.frontend.admission import ByteBudget
+from inlay.frontend.bodies.admission import ByteBudget
 from inlay.tensors import write
 from tests.frontend.live import Fleet, fleet, until
 from tests.frontend.payloads import HIDDEN, b64, constant, error, post

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inlay.errors import InlayError
-from inlay.frontend.multipart import MAX_FILES, MAX_HEADER_BYTES, MAX_REQUEST_BYTES, Form
+from inlay.frontend.bodies.multipart import MAX_FILES, MAX_HEADER_BYTES, MAX_REQUEST_BYTES, Form
 from inlay.tensors import ReadLimits, write
 from tests.frontend.live import Fleet, until
 from tests.frontend.payloads import TEXT, embeds_of, error, post

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from inlay.errors import EngineError
-from inlay.frontend.prompt_logprobs import LEAST, PromptScores
+from inlay.frontend.generation.prompt_logprobs import LEAST, PromptScores
 from inlay.prompt import Prompt, Tokens
 from inlay.protocol.work import PromptLogprobs
 from tests.equality.reference import model_of, tokenizer_of

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from inlay.digest import Secret, row_digests
 from inlay.errors import InvalidRequestError
-from inlay.frontend import embeds as embeds_module
-from inlay.frontend.embeds import Embeddings, EmbedsReader
-from inlay.frontend.limits import EmbedsLimits
-from inlay.frontend.metrics import Metrics
-from inlay.frontend.prompts import PromptReader, cut_off, kept_positions, truncated
+from inlay.frontend.bodies import embeds as embeds_module
+from inlay.frontend.bodies.embeds import Embeddings, EmbedsReader
+from inlay.frontend.bodies.limits import EmbedsLimits
+from inlay.frontend.generation.prompts import PromptReader, cut_off, kept_positions, truncated
+from inlay.frontend.metrics.frontend import Metrics
 from inlay.frontend.settings import FrontendSettings
 from inlay.plane.local.arena import Arena
 from inlay.prompt import Buffer, Prompt, Rows, Segment, Tokens

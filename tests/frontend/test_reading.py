@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from inlay.frontend import FrontendSettings
-from inlay.frontend.reading import Forms, read_as
-from inlay.frontend.tools import ToolUse
+from inlay.frontend.generation.reading import Forms, read_as
+from inlay.frontend.generation.tools import ToolUse
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.protocol.work import Grammar, Sampling
 from inlay.render import Begins, Output, Renderer

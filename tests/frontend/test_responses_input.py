@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay.errors import InvalidRequestError
-from inlay.frontend.messages import with_rows
-from inlay.frontend.responses_checks import check_responses
-from inlay.frontend.responses_input import (
+from inlay.frontend.bodies.sources import Source, check_source
+from inlay.frontend.generation.messages import with_rows
+from inlay.frontend.responses.checks import check_responses
+from inlay.frontend.responses.input import (
     PARTS,
     choice_of_tool,
     conversation,
@@ -16,7 +17,6 @@ from inlay.frontend.responses_input import (
     functions,
     in_input,
 )
-from inlay.frontend.sources import Source, check_source
 from inlay.protocol.openai.responses import ResponsesRequest, TextOptions
 
 KEYS = (

@@ -36,7 +36,7 @@ WORDS = (
 def _parts() -> Any:
     """What is fuzzed: imported late, so that it can be instrumented."""
     from inlay.errors import InlayError
-    from inlay.frontend import memory, multipart
+    from inlay.frontend.bodies import memory, multipart
     from inlay.tensors import ReadLimits
 
     return SimpleNamespace(
@@ -172,7 +172,7 @@ def seeds() -> list[bytes]:
 
 def main(options: Sequence[str]) -> None:
     """Run what the module's docstring says."""
-    with instrumented("inlay.frontend.multipart", "inlay.frontend.memory"):
+    with instrumented("inlay.frontend.bodies.multipart", "inlay.frontend.bodies.memory"):
         _parts()
     inputs = seeds()
     with small_limits():

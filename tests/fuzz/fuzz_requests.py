@@ -79,11 +79,13 @@ class _Call(Protocol):
 def _routes() -> _Routes:
     """Imported late, so that they can be instrumented."""
     from inlay.digest import Secret
-    from inlay.frontend import chat, completions, lift, responses, sampling
-    from inlay.frontend.admission import Reservation
-    from inlay.frontend.auth import ANYONE
+    from inlay.frontend.bodies import lift
+    from inlay.frontend.bodies.admission import Reservation
+    from inlay.frontend.bodies.memory import Room, private
+    from inlay.frontend.callers.auth import ANYONE
     from inlay.frontend.errors import error_json
-    from inlay.frontend.memory import Room, private
+    from inlay.frontend.generation import chat, completions, sampling
+    from inlay.frontend.responses import route as responses
     from inlay.frontend.server import Call, Server
     from inlay.frontend.settings import FrontendSettings
     from inlay.prompt import Buffer

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from inlay.frontend import http
+from inlay.frontend.bodies import http
 from tests.frontend.live import Fleet, fleet
 from tests.security.company import MIB, Question, settings, settle, under_attack
 from tests.serving import Served

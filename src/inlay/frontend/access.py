@@ -3,8 +3,8 @@
 import math
 
 from inlay.errors import InvalidRequestError, PermissionDeniedError
-from inlay.frontend.auth import ANYONE, Caller
-from inlay.frontend.body import Headers, Scope, header
+from inlay.frontend.bodies.body import Headers, Scope, header
+from inlay.frontend.callers.auth import ANYONE, Caller
 from inlay.frontend.openapi import Operation
 from inlay.frontend.server import Server
 from inlay.frontend.settings import FrontendSettings

@@ -13,15 +13,11 @@ from starlette.routing import Router as PathRouter
 import inlay
 from inlay.digest import Secret
 from inlay.errors import InlayError, NotFoundError
-from inlay.frontend import adapters, admin, health, models, openapi, pages, tokenize, uploads
+from inlay.frontend import openapi
 from inlay.frontend.access import caller_of, timeout_of
-from inlay.frontend.admission import Reservation
-from inlay.frontend.body import Message, Receive, Scope, Send, declared_length, discard_body, header
-from inlay.frontend.chat import chat_completions
-from inlay.frontend.completions import completions
+from inlay.frontend.bodies.admission import Reservation
+from inlay.frontend.bodies.body import Message, Receive, Scope, Send, declared_length, discard_body, header
 from inlay.frontend.cors import Cors
-from inlay.frontend.embeddings import embeddings
-from inlay.frontend.engine_health import Health
 from inlay.frontend.errors import (
     BodyTimeoutError,
     ClientGone,
@@ -30,13 +26,18 @@ from inlay.frontend.errors import (
     error_json,
     internal_error,
 )
-from inlay.frontend.health import Status, Version
+from inlay.frontend.generation.chat import chat_completions
+from inlay.frontend.generation.completions import completions
+from inlay.frontend.metrics.engine_health import Health
 from inlay.frontend.openapi import Operation
 from inlay.frontend.record import begin_span, tell_of
-from inlay.frontend.responses import responses
-from inlay.frontend.scoring import rerank, score
+from inlay.frontend.responses.route import responses
+from inlay.frontend.routes import adapters, admin, health, models, pages, tokenize, uploads
+from inlay.frontend.routes.health import Status, Version
 from inlay.frontend.server import Call, Server
 from inlay.frontend.settings import FrontendSettings
+from inlay.frontend.vectors.embeddings import embeddings
+from inlay.frontend.vectors.scoring import rerank, score
 from inlay.protocol.openai.adapters import AdapterList, LoadLoraAdapterRequest, UnloadLoraAdapterRequest
 from inlay.protocol.openai.admin import Asleep, Awake, CacheReset, IsSleeping
 from inlay.protocol.openai.chat import ChatChunk, ChatCompletion, ChatRequest

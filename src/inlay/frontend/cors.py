@@ -6,7 +6,7 @@ Keys travel in a header a page has to set itself, so nothing here ever allows co
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from inlay.frontend.body import Headers, header
+from inlay.frontend.bodies.body import Headers, header
 
 HeaderList: TypeAlias = list[tuple[bytes, bytes]]
 

@@ -7,8 +7,8 @@ from typing import Generic, TypeVar
 import msgspec
 
 from inlay.errors import EmbeddingsError
-from inlay.frontend import lift
-from inlay.frontend.body import (
+from inlay.frontend.bodies import lift
+from inlay.frontend.bodies.body import (
     JSON,
     Media,
     body_limit,
@@ -19,9 +19,9 @@ from inlay.frontend.body import (
     read_whole,
     receive_body,
 )
-from inlay.frontend.lift import Lifted, Parsed
-from inlay.frontend.memory import Memory
-from inlay.frontend.multipart import MULTIPART, Form
+from inlay.frontend.bodies.lift import Lifted, Parsed
+from inlay.frontend.bodies.memory import Memory
+from inlay.frontend.bodies.multipart import MULTIPART, Form
 from inlay.frontend.server import Call
 from inlay.prompt import Buffer
 from inlay.tensors import check_size
@@ -54,12 +54,12 @@ async def read_request(
     Args:
         call: whose.
         decoder: of the request's type.
-        tensors_in: as `inlay.frontend.lift.parse` takes it.
+        tensors_in: as `inlay.frontend.bodies.lift.parse` takes it.
 
     Raises:
         InvalidRequestError: not the JSON that was asked for, or not the multipart body it is said to be.
         EmbeddingsError: tensor data over the limit.
-        InlayError: as `inlay.frontend.body.receive_body`.
+        InlayError: as `inlay.frontend.bodies.body.receive_body`.
     """
     server = call.server
     media = media_of(call.scope["headers"])
@@ -121,7 +121,7 @@ async def read_tensor(call: Call) -> Buffer:
     Raises:
         EmbeddingsError: over the limit of one; told from Content-Length before anything is read.
         BodyTooLargeError: over the limit of bodies.
-        InlayError: as `inlay.frontend.body.receive_body`.
+        InlayError: as `inlay.frontend.bodies.body.receive_body`.
     """
     server = call.server
     check_media(media_of(call.scope["headers"]), OCTETS)

@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import NamedTuple
 
 from inlay.errors import InlayError, OverloadedError
-from inlay.frontend.body import Receive
-from inlay.frontend.clients import RETRY_AFTER
+from inlay.frontend.bodies.body import Receive
+from inlay.frontend.callers.clients import RETRY_AFTER
 from inlay.frontend.errors import ClientGone
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from inlay.frontend.bodies.multipart import MULTIPART
 from inlay.frontend.incoming import OCTETS
-from inlay.frontend.multipart import MULTIPART
 from inlay.protocol.openai.generation import ErrorResponse
 
 _REF = "#/components/schemas/{name}"

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from inlay.errors import InvalidRequestError, NotFoundError
-from inlay.frontend.embeds import Embeddings
+from inlay.frontend.bodies.embeds import Embeddings
+from inlay.frontend.bodies.sources import Source, check_source
 from inlay.frontend.incoming import Incoming
 from inlay.frontend.server import Call
-from inlay.frontend.sources import Source, check_source
 from inlay.prompt import Rows
 from inlay.protocol.work import ModelCard
 from inlay.store import Prompts, StoredPrompt

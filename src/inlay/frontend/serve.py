@@ -12,11 +12,11 @@ import uvicorn
 
 from inlay.errors import InvalidRequestError
 from inlay.frontend.access import ADMIN_PORT
-from inlay.frontend.allocator import keep_freed_memory
 from inlay.frontend.app import App
-from inlay.frontend.body import Receive, Scope, Send
-from inlay.frontend.http import BoundedHttp
-from inlay.frontend.keys_file import read_keys
+from inlay.frontend.bodies.allocator import keep_freed_memory
+from inlay.frontend.bodies.body import Receive, Scope, Send
+from inlay.frontend.bodies.http import BoundedHttp
+from inlay.frontend.callers.keys_file import read_keys
 from inlay.frontend.references import sweep
 from inlay.frontend.settings import FrontendSettings
 from inlay.frontend.tls import Tls

@@ -14,25 +14,25 @@ import msgspec
 from inlay.digest import Secret
 from inlay.embedding.cache import ResultCache
 from inlay.errors import DeadlineExceededError
-from inlay.frontend.admission import ByteBudget, Reservation
-from inlay.frontend.auth import ANYONE, Caller, Tenant
-from inlay.frontend.body import Receive, Scope, Send, header, read_body
-from inlay.frontend.cache_metrics import CacheMetrics
-from inlay.frontend.clients import Clients
-from inlay.frontend.embeds import EmbedsReader
-from inlay.frontend.engine_metrics import EngineMetrics
-from inlay.frontend.intake import Intake
-from inlay.frontend.keys import Keys
+from inlay.frontend.bodies.admission import ByteBudget, Reservation
+from inlay.frontend.bodies.body import Receive, Scope, Send, header, read_body
+from inlay.frontend.bodies.embeds import EmbedsReader
+from inlay.frontend.bodies.intake import Intake
+from inlay.frontend.bodies.lift import Lifted
+from inlay.frontend.bodies.limits import EmbedsLimits
+from inlay.frontend.bodies.memory import Room, private
+from inlay.frontend.callers.auth import ANYONE, Caller, Tenant
+from inlay.frontend.callers.clients import Clients
+from inlay.frontend.callers.keys import Keys
 from inlay.frontend.lifeline import Deadline, Inflight
-from inlay.frontend.lift import Lifted
-from inlay.frontend.limits import EmbedsLimits
-from inlay.frontend.memory import Room, private
-from inlay.frontend.metrics import Metrics, RequestTimes
+from inlay.frontend.metrics.cache import CacheMetrics
+from inlay.frontend.metrics.engine import EngineMetrics
+from inlay.frontend.metrics.frontend import Metrics, RequestTimes
+from inlay.frontend.metrics.router import RouterMetrics
+from inlay.frontend.metrics.store import StoreMetrics
+from inlay.frontend.metrics.worker import WorkerMetrics
 from inlay.frontend.renderers import Renderers
-from inlay.frontend.router_metrics import RouterMetrics
 from inlay.frontend.settings import FrontendSettings
-from inlay.frontend.store_metrics import StoreMetrics
-from inlay.frontend.worker_metrics import WorkerMetrics
 from inlay.pace import background
 from inlay.protocol.work import ModelCard
 from inlay.router import Router, ServedModel
@@ -176,7 +176,7 @@ class Call:
         return header(self.scope["headers"], name)
 
     async def body(self, room: Room = private) -> Lifted:
-        """The whole body; arguments and errors as `inlay.frontend.body.read_body`."""
+        """The whole body; arguments and errors as `inlay.frontend.bodies.body.read_body`."""
         body = await read_body(self.scope, self.receive, self.server.settings, self.reservation, room)
         self.body_read = True
         self.server.metrics.body_read(self.scope.get("inlay.route", "other"), len(body))

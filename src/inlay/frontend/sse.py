@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from inlay.frontend.body import Send
+from inlay.frontend.bodies.body import Send
 from inlay.protocol.openai.responses_events import ResponseEvent
 
 _HEADERS = [

@@ -3,7 +3,7 @@
 from typing import Any
 
 from inlay.digest import Chain, Secret, root_digest
-from inlay.engine.torch.bounds import Bounds
+from inlay.engine.torch.cache.bounds import Bounds
 from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.scheduler import Plan, Scheduler, Span
 from inlay.engine.torch.sequence import Sequence

@@ -9,18 +9,19 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from inlay.engine.torch import gathered_attention, varlen_attention
-from inlay.engine.torch.attention import attention
+from inlay.engine.torch.attention import gathered as gathered_attention
+from inlay.engine.torch.attention import varlen as varlen_attention
+from inlay.engine.torch.attention.choice import attention
+from inlay.engine.torch.attention.gathered import GatheredAttention, Workspace
+from inlay.engine.torch.attention.layers import LayerShape
+from inlay.engine.torch.attention.native import NativeAttention
+from inlay.engine.torch.attention.paged import IMPLEMENTATION, PagedAttention, Scoring
+from inlay.engine.torch.attention.pages import Pages
+from inlay.engine.torch.attention.varlen import VarlenAttention
 from inlay.engine.torch.batch import Batch, Stretch
-from inlay.engine.torch.gathered_attention import GatheredAttention, Workspace
-from inlay.engine.torch.layers import LayerShape
+from inlay.engine.torch.cache.page_groups import PageGroup, first_page
+from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.native import kernels
-from inlay.engine.torch.native_attention import NativeAttention
-from inlay.engine.torch.page_groups import PageGroup, first_page
-from inlay.engine.torch.paged_attention import IMPLEMENTATION, PagedAttention, Scoring
-from inlay.engine.torch.pages import Pages
-from inlay.engine.torch.table import PageRun
-from inlay.engine.torch.varlen_attention import VarlenAttention
 from inlay.errors import EngineError
 from inlay.prompt import Tokens
 from tests.engine.torch.varlen import varlen_reference

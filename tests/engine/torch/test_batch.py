@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay.engine.torch.batch import Batch, Stretch
-from inlay.engine.torch.table import PageRun
+from inlay.engine.torch.cache.table import PageRun
 from inlay.errors import EngineError
 from inlay.prompt import Buffer, Field, Media, Prompt, Rows, Tokens
 

@@ -15,15 +15,17 @@ from torch.utils._pytree import tree_leaves
 
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch import attention, decode_graphs, linear, model
+from inlay.engine.torch import decode_graphs, model
+from inlay.engine.torch.attention import choice as attention
+from inlay.engine.torch.attention.varlen import Lengths, VarlenAttention, reads_pages
 from inlay.engine.torch.batch import Batch, Stretch
-from inlay.engine.torch.bounds import Bounds
+from inlay.engine.torch.cache.bounds import Bounds
+from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.decode_graphs import DecodeGraphs, obstacle, sizes
-from inlay.engine.torch.linear import FusedPart
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
-from inlay.engine.torch.table import PageRun
-from inlay.engine.torch.varlen_attention import Lengths, VarlenAttention, reads_pages
+from inlay.engine.torch.weights import linear
+from inlay.engine.torch.weights.linear import FusedPart
 from inlay.prompt import Prompt, Tokens
 from inlay.protocol.work import Delta, Sampling, Work
 from tests.engine import reference

@@ -18,11 +18,11 @@ from transformers import AutoConfig
 
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.block_fp8 import block_of, dequantised, product
-from inlay.engine.torch.bounds import Bounds
-from inlay.engine.torch.families import check_positions, family_of, next_token_layers
+from inlay.engine.torch.cache.bounds import Bounds
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
+from inlay.engine.torch.weights.block_fp8 import block_of, dequantised, product
+from inlay.engine.torch.weights.families import check_positions, family_of, next_token_layers
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Prompt, Tokens
 from inlay.protocol.work import Delta, Sampling, Work
@@ -126,10 +126,10 @@ def test_the_layer_that_predicts_further_tokens_changes_nothing_and_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     without = write(tmp_path / "without", next_token_layer=False)
-    with caplog.at_level(logging.INFO, "inlay.engine.torch.checkpoint"):
+    with caplog.at_level(logging.INFO, "inlay.engine.torch.weights.checkpoint"):
         assert continued(load(without)) == dict.fromkeys(prompts(), truth())
     assert "multi-token prediction" not in caplog.text
-    with caplog.at_level(logging.INFO, "inlay.engine.torch.checkpoint"):
+    with caplog.at_level(logging.INFO, "inlay.engine.torch.weights.checkpoint"):
         load(tiny_r1())
     assert (
         "multi-token prediction is not used: model.layers.2.* of the checkpoint are left out" in caplog.text

@@ -15,12 +15,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from inlay.client import PromptEmbedder
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.bounds import Bounds
-from inlay.engine.torch.families import FAMILIES as SERVED
-from inlay.engine.torch.families import REFUSED, family_of
-from inlay.engine.torch.layers import LayerShape
+from inlay.engine.torch.attention.layers import LayerShape
+from inlay.engine.torch.cache.bounds import Bounds
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
+from inlay.engine.torch.weights.families import FAMILIES as SERVED
+from inlay.engine.torch.weights.families import REFUSED, family_of
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.protocol.work import Delta, Sampling, TokenLogprobs, Work

@@ -16,9 +16,11 @@ from llguidance import LLParserLimits
 
 from inlay.digest import with_digests
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch import grammar_source, grammar_state, grammars
 from inlay.engine.torch.engine import TorchEngine
-from inlay.engine.torch.grammar_state import GrammarState
+from inlay.engine.torch.grammar import grammars
+from inlay.engine.torch.grammar import source as grammar_source
+from inlay.engine.torch.grammar import state as grammar_state
+from inlay.engine.torch.grammar.state import GrammarState
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.protocol.work import MAX_GRAMMAR, Exactness, Grammar, GrammarKind, Sampling, Work

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from inlay.engine.torch import linear
-from inlay.engine.torch.linear import FusedPart, PackedLinear, PlainLinear, RMSNorm, accelerate, packs
 from inlay.engine.torch.native import Kernels, Panels, kernels
+from inlay.engine.torch.weights import linear
+from inlay.engine.torch.weights.linear import FusedPart, PackedLinear, PlainLinear, RMSNorm, accelerate, packs
 
 FUSED = (("q_proj", "k_proj", "v_proj"),)
 

@@ -6,10 +6,10 @@ from collections.abc import Hashable, Iterator
 
 import pytest
 
-from inlay.engine.torch import grammar_state
-from inlay.engine.torch.grammar_state import GrammarState, Mask
-from inlay.engine.torch.grammars import Grammars
-from inlay.engine.torch.masks import Masks
+from inlay.engine.torch.grammar import state as grammar_state
+from inlay.engine.torch.grammar.grammars import Grammars
+from inlay.engine.torch.grammar.masks import Masks
+from inlay.engine.torch.grammar.state import GrammarState, Mask
 from inlay.errors import InvalidRequestError
 from inlay.protocol.work import Grammar
 from tests.models import EOS_ID, VOCAB_SIZE, tiny

@@ -14,11 +14,11 @@ from transformers import AutoModelForCausalLM
 
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
+from inlay.engine.torch.attention.layers import LayerShape
+from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.batch import Batch, Stretch
-from inlay.engine.torch.layers import LayerShape
+from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.model import CausalModel
-from inlay.engine.torch.pages import Pages
-from inlay.engine.torch.table import PageRun
 from inlay.engine.weights import weights_id
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens

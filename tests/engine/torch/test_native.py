@@ -13,11 +13,11 @@ from torch.nn import functional as F
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import model as model_module
 from inlay.engine.torch.batch import Batch, Stretch
-from inlay.engine.torch.fused import FusedAttention, FusedGated
+from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.native import Kernels, Panels, kernels
 from inlay.engine.torch.native.build import load
-from inlay.engine.torch.table import PageRun
+from inlay.engine.torch.weights.fused import FusedAttention, FusedGated
 from inlay.prompt import Tokens
 from tests.models import make
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from inlay.engine.torch.bounds import Bounds
-from inlay.engine.torch.grammars import Grammars
+from inlay.engine.torch.cache.bounds import Bounds
+from inlay.engine.torch.grammar.grammars import Grammars
 from inlay.engine.torch.step import Core
 from inlay.errors import EngineError
 from inlay.prompt import Prompt, Tokens

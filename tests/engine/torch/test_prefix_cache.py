@@ -1,4 +1,4 @@
-from inlay.engine.torch.prefix_cache import PrefixCache
+from inlay.engine.torch.cache.prefix_cache import PrefixCache
 
 
 def test_a_digest_is_found_in_its_page_until_it_is_forgotten() -> None:

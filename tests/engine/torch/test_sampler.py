@@ -19,8 +19,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from inlay.engine.torch.grammar_state import GrammarState
-from inlay.engine.torch.sampler import (
+from inlay.engine.torch.grammar.state import GrammarState
+from inlay.engine.torch.sampling.sampler import (
     LOOK_UP_BLOCK,
     WIDTHS,
     Choice,
@@ -153,7 +153,7 @@ def test_the_widths_of_the_search_do_not_change_what_is_drawn(monkeypatch: pytes
     ]
     outcomes = []
     for widths in ((), (1, 10, 100), (256, 1200), (2999,), (5000,)):
-        monkeypatch.setattr("inlay.engine.torch.sampler.WIDTHS", widths)
+        monkeypatch.setattr("inlay.engine.torch.sampling.sampler.WIDTHS", widths)
         outcomes.append([choice.token_id for choice in choices(sampler(vocab), rows, mixed)])
     assert all(outcome == outcomes[0] for outcome in outcomes)
 

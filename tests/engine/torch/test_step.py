@@ -12,9 +12,9 @@ import torch
 
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.bounds import Bounds
+from inlay.engine.torch.cache.bounds import Bounds
 from inlay.engine.torch.model import CausalModel
-from inlay.engine.torch.sampler import Drawn, Sampled
+from inlay.engine.torch.sampling.sampler import Drawn, Sampled
 from inlay.engine.torch.step import Core
 from inlay.errors import DeadlineExceededError, EmbeddingsError, EngineError
 from inlay.prompt import Prompt, Rows, Tokens

@@ -2,8 +2,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from inlay.engine.torch.prefix_cache import PrefixCache
-from inlay.engine.torch.table import PageRun, PageTable
+from inlay.engine.torch.cache.prefix_cache import PrefixCache
+from inlay.engine.torch.cache.table import PageRun, PageTable
 
 
 def test_growing_beyond_what_is_available_changes_nothing() -> None:

@@ -11,9 +11,9 @@ import torch
 
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.bounds import Bounds
+from inlay.engine.torch.cache.bounds import Bounds
+from inlay.engine.torch.cache.page_groups import pages_for
 from inlay.engine.torch.model import CausalModel
-from inlay.engine.torch.page_groups import pages_for
 from inlay.engine.torch.step import Core
 from inlay.errors import EmbeddingsError
 from inlay.prompt import Prompt, Rows, Tokens

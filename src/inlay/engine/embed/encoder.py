@@ -20,8 +20,8 @@ from inlay.engine.embed.pooling import dense_layers, pool
 from inlay.engine.embed.tiled import tile, tiles_serve
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
-from inlay.engine.torch.checkpoint import device_of, dtype_of, load
-from inlay.engine.torch.linear import accelerate
+from inlay.engine.torch.weights.checkpoint import device_of, dtype_of, load
+from inlay.engine.torch.weights.linear import accelerate
 from inlay.engine.weights import directory_of
 from inlay.errors import EngineError
 from inlay.prompt import Prompt, Rows, Tokens

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from inlay.engine.torch.cache.page_groups import pages_for
+from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.lora import BASE
-from inlay.engine.torch.page_groups import pages_for
-from inlay.engine.torch.table import PageRun
 from inlay.engine.torch.transfers import upload
 from inlay.errors import EngineError
 from inlay.prompt import Rows, Segment, Tokens

@@ -3,7 +3,7 @@
 from inlay import __version__
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.grammars import KINDS
+from inlay.engine.torch.grammar.grammars import KINDS
 from inlay.engine.torch.step import Core
 from inlay.protocol.work import Exactness, Limits, ModelCard, Task
 

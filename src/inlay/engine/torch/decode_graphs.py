@@ -16,14 +16,14 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from inlay.engine.torch.attention.paged import Scoring
+from inlay.engine.torch.attention.pages import Pages
+from inlay.engine.torch.attention.varlen import Lengths, VarlenAttention, does, reads_pages
 from inlay.engine.torch.batch import Batch
-from inlay.engine.torch.bounds import Bounds
+from inlay.engine.torch.cache.bounds import Bounds
+from inlay.engine.torch.cache.page_groups import pages_for
 from inlay.engine.torch.model import CausalModel
-from inlay.engine.torch.page_groups import pages_for
-from inlay.engine.torch.paged_attention import Scoring
-from inlay.engine.torch.pages import Pages
 from inlay.engine.torch.transfers import upload
-from inlay.engine.torch.varlen_attention import Lengths, VarlenAttention, does, reads_pages
 from inlay.errors import EngineError
 
 _logger = logging.getLogger(__name__)

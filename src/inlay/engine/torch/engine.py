@@ -17,13 +17,13 @@ from inlay.engine.admission import Admission
 from inlay.engine.probe import probe
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.adapters import bank_of, read_lows
-from inlay.engine.torch.bounds import Bounds
+from inlay.engine.torch.cache.bounds import Bounds
+from inlay.engine.torch.cache.capacity import available_memory, num_pages
 from inlay.engine.torch.cache_events import CacheEvents
-from inlay.engine.torch.capacity import available_memory, num_pages
 from inlay.engine.torch.card import card_of
 from inlay.engine.torch.decode_graphs import CudaCapture
-from inlay.engine.torch.grammar_state import GrammarState
-from inlay.engine.torch.grammars import KINDS, MAX_SECONDS, Grammars, Waiting, too_late
+from inlay.engine.torch.grammar.grammars import KINDS, MAX_SECONDS, Grammars, Waiting, too_late
+from inlay.engine.torch.grammar.state import GrammarState
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.receiver import Receiver
 from inlay.engine.torch.sleep import TAGS, Bed, together

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.prompt_logprobs import Scored
-from inlay.engine.torch.sampler import Choice, Drawn
+from inlay.engine.torch.sampling.sampler import Choice, Drawn
 from inlay.engine.torch.scheduler import Span
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.transfers import Download, upload

@@ -17,19 +17,19 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 from inlay.engine.generation_config import default_sampling, eos_token_ids, generation_config
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
-from inlay.engine.torch.attention import attention
+from inlay.engine.torch.attention.choice import attention
+from inlay.engine.torch.attention.gathered import Workspace
+from inlay.engine.torch.attention.layers import LayerShape, observe
+from inlay.engine.torch.attention.paged import IMPLEMENTATION, PagedAttention
+from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.batch import Batch
-from inlay.engine.torch.checkpoint import device_of, dtype_of, load
-from inlay.engine.torch.families import Family, check_positions, check_windows, family_of
-from inlay.engine.torch.fused import fuse
-from inlay.engine.torch.gathered_attention import Workspace
-from inlay.engine.torch.layers import LayerShape, observe
-from inlay.engine.torch.linear import accelerate, least_rows
+from inlay.engine.torch.cache.page_groups import PageGroup, group_layers
 from inlay.engine.torch.lora import LoraBank, Selection
 from inlay.engine.torch.native import kernels
-from inlay.engine.torch.page_groups import PageGroup, group_layers
-from inlay.engine.torch.paged_attention import IMPLEMENTATION, PagedAttention
-from inlay.engine.torch.pages import Pages
+from inlay.engine.torch.weights.checkpoint import device_of, dtype_of, load
+from inlay.engine.torch.weights.families import Family, check_positions, check_windows, family_of
+from inlay.engine.torch.weights.fused import fuse
+from inlay.engine.torch.weights.linear import accelerate, least_rows
 from inlay.engine.weights import directory_of, weights_id
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.tensors.table import EmbeddingTable, config_of

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from inlay.engine.torch.model import CausalModel
-from inlay.engine.torch.sampler import ranked
+from inlay.engine.torch.sampling.sampler import ranked
 from inlay.engine.torch.scheduler import Span
 from inlay.engine.torch.transfers import Download, upload
 from inlay.protocol.work import PromptLogprobs

@@ -22,11 +22,11 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from operator import attrgetter
 
-from inlay.engine.torch.bounds import Bounds
+from inlay.engine.torch.cache.bounds import Bounds
+from inlay.engine.torch.cache.prefix_cache import PrefixCache
+from inlay.engine.torch.cache.table import PageTable
 from inlay.engine.torch.cache_events import CacheEvents
-from inlay.engine.torch.prefix_cache import PrefixCache
 from inlay.engine.torch.sequence import Sequence
-from inlay.engine.torch.table import PageTable
 from inlay.prompt import split_point
 
 PATIENCE = 8

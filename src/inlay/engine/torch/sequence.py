@@ -4,9 +4,9 @@ import time
 from collections.abc import Iterator
 
 from inlay.digest import BLOCK_SIZE, Chain
-from inlay.engine.torch.grammar_state import GrammarState
+from inlay.engine.torch.cache.table import PageRun
+from inlay.engine.torch.grammar.state import GrammarState
 from inlay.engine.torch.lora import BASE
-from inlay.engine.torch.table import PageRun
 from inlay.errors import ErrorFrame, InlayError
 from inlay.prompt import Prompt, Segment, Tokens
 from inlay.protocol.work import (

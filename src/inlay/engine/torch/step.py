@@ -11,14 +11,14 @@ from inlay.digest import Chain, Secret, root_digest
 from inlay.engine.torch import prompt_logprobs
 from inlay.engine.torch.adapters import LoraAdapters
 from inlay.engine.torch.batch import Batch
-from inlay.engine.torch.bounds import Bounds
+from inlay.engine.torch.cache.bounds import Bounds
 from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.decode_graphs import Capture, DecodeGraphs
 from inlay.engine.torch.flight import Flight
-from inlay.engine.torch.grammar_state import GrammarState
-from inlay.engine.torch.masks import Masks
+from inlay.engine.torch.grammar.masks import Masks
+from inlay.engine.torch.grammar.state import GrammarState
 from inlay.engine.torch.model import CausalModel
-from inlay.engine.torch.sampler import Choice, Sampler
+from inlay.engine.torch.sampling.sampler import Choice, Sampler
 from inlay.engine.torch.scheduler import Scheduler, Span
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.transfers import upload

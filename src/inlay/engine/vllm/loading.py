@@ -16,7 +16,7 @@ from inlay.engine.generation_config import default_sampling, eos_token_ids, gene
 from inlay.engine.length import LengthBounds
 from inlay.engine.row_facts import row_facts
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.grammar_source import source_of
+from inlay.engine.torch.grammar.source import source_of
 from inlay.engine.vllm import capabilities, environment, reasoning
 from inlay.engine.vllm.arguments import engine_args
 from inlay.engine.vllm.cache_events import CacheEvents

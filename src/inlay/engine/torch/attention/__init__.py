@@ -1,0 +1,1 @@
+"""Attention over pages of keys and values: one interface, and a way for each device."""

@@ -1,0 +1,54 @@
+"""Which attention a batch gets."""
+
+from torch import Tensor
+
+from inlay.engine.torch.attention.gathered import GatheredAttention, Workspace
+from inlay.engine.torch.attention.native import NativeAttention
+from inlay.engine.torch.attention.paged import PagedAttention, Scoring
+from inlay.engine.torch.attention.pages import Pages
+from inlay.engine.torch.attention.varlen import VarlenAttention, does, reads_pages
+from inlay.engine.torch.batch import Batch
+from inlay.engine.torch.native import kernels
+
+
+class CudaAttention:
+    """Flash attention for the layers it can do, if it can read pages here; gathered pages for the others."""
+
+    def __init__(
+        self, batch: Batch, pages: Pages, workspace: Workspace, *, float32_scores: bool = False
+    ) -> None:
+        self._page_size = pages.page_size
+        self._varlen = VarlenAttention(batch, pages)
+        self._gathered = GatheredAttention(batch, pages, workspace, float32_scores=float32_scores)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
+        """As `PagedAttention.attend`."""
+        flash = does(key, value, scoring) and reads_pages(
+            key.device,
+            key.dtype,
+            key.shape[2],
+            self._page_size,
+            windowed=scoring.window is not None,
+            sunk=scoring.sinks is not None,
+        )
+        chosen = self._varlen if flash else self._gathered
+        return chosen.attend(layer, query, key, value, scoring)
+
+
+def attention(
+    batch: Batch, pages: Pages, workspace: Workspace, *, float32_scores: bool = False
+) -> PagedAttention:
+    """The attention of `batch` on the device its pages are on.
+
+    Args:
+        batch: what is computed.
+        pages: where keys and values are.
+        workspace: memory that later batches use again.
+        float32_scores: keep scores in float32 whatever the activations' dtype is; flash attention always does.
+    """
+    if pages.keys[0].device.type != "cpu":
+        return CudaAttention(batch, pages, workspace, float32_scores=float32_scores)
+    native = kernels()
+    if native is not None and native.serve(pages.keys[0].dtype):
+        return NativeAttention(batch, pages, workspace, native, float32_scores=float32_scores)
+    return GatheredAttention(batch, pages, workspace, float32_scores=float32_scores)

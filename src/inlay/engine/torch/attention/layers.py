@@ -1,0 +1,65 @@
+"""What the attention layers of a model ask for, found by asking them: one position is run through the model."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from inlay.engine.torch.attention.paged import Scoring
+from inlay.errors import EngineError, InvalidRequestError
+
+
+class LayerShape(NamedTuple):
+    """What one attention layer keeps of a position, and for how long.
+
+    Attributes:
+        window: a position sees itself and the `window - 1` before it; None for all before it.
+        num_heads: key and value heads.
+        key_size: elements of a key head.
+        value_size: elements of a value head.
+    """
+
+    window: int | None
+    num_heads: int
+    key_size: int
+    value_size: int
+
+    @property
+    def elements(self) -> int:
+        """Elements kept of a position, keys and values together."""
+        return self.num_heads * (self.key_size + self.value_size)
+
+
+class _Observer:
+    """Attention that notes what it is asked for and finds nothing."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, LayerShape] = {}
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
+        """As `PagedAttention.attend`, the result zeros."""
+        self.seen[layer] = LayerShape(scoring.window, key.shape[0], key.shape[2], value.shape[2])
+        return value.new_zeros(query.shape[1], query.shape[0], value.shape[2])
+
+
+def observe(model: nn.Module, hidden_size: int) -> tuple[LayerShape, ...]:
+    """The shape of each attention layer of the body of a transformers model, in the order of the layers.
+
+    Raises:
+        InvalidRequestError: a layer asks for something that this engine's attention does not do.
+    """
+    observer = _Observer()
+    parameter = next(model.parameters())
+    try:
+        with torch.inference_mode():
+            model(
+                inputs_embeds=parameter.new_zeros(1, 1, hidden_size),
+                position_ids=torch.zeros(1, 1, dtype=torch.int64, device=parameter.device),
+                use_cache=False,
+                paged=observer,
+            )
+    except EngineError as error:
+        raise InvalidRequestError(f"the model cannot be served: {error.message}") from error
+    if sorted(observer.seen) != list(range(len(observer.seen))):
+        raise InvalidRequestError(f"the model numbers its attention layers {sorted(observer.seen)}")
+    return tuple(observer.seen[layer] for layer in range(len(observer.seen)))

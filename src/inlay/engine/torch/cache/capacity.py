@@ -1,0 +1,95 @@
+"""How many pages of keys and values the engine makes."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.cache.page_groups import most_pages
+from inlay.errors import EngineError, InvalidRequestError
+
+TYPICAL_LENGTH = 512
+"""Positions a sequence is expected to need when nobody said how large the cache should be."""
+
+SHARE = 4
+"""Without being told, the cache takes at most this fraction (one over it) of the memory that is available."""
+
+
+def num_pages(
+    settings: EngineSettings,
+    *,
+    page_bytes: int,
+    windows: Sequence[int | None],
+    max_model_len: int,
+    available: int,
+) -> int:
+    """Pages of `settings.block_size` positions: what was asked for, or what serves the settings within bounds.
+
+    Args:
+        settings: of the engine.
+        page_bytes: keys and values of a page, over all its layers.
+        windows: of each page group.
+        max_model_len: positions of the longest sequence.
+        available: bytes of memory, once the model is loaded.
+
+    Raises:
+        InvalidRequestError: the size asked for does not hold one sequence of `max_model_len`.
+        EngineError: the memory at hand does not.
+    """
+
+    def most(length: int, chunk: int) -> int:
+        return sum(most_pages(window, length, chunk, settings.block_size) for window in windows)
+
+    longest = most(max_model_len, settings.max_num_batched_tokens)
+    need = f"one sequence of {max_model_len} positions needs {longest * page_bytes} bytes of KV cache"
+    if settings.kv_cache_memory_bytes is not None:
+        pages = settings.kv_cache_memory_bytes // page_bytes
+        if pages < longest:
+            raise InvalidRequestError(
+                f"{need}, kv_cache_memory_bytes is {settings.kv_cache_memory_bytes}: raise it or lower max_model_len"
+            )
+        return pages
+    typical = settings.max_num_seqs * most(min(TYPICAL_LENGTH, max_model_len), 1)
+    pages = min(max(longest, typical), available // SHARE // page_bytes)
+    if pages < longest:
+        raise EngineError(
+            f"{need}, a quarter of the available memory is {available // SHARE}: "
+            "lower max_model_len, or say kv_cache_memory_bytes"
+        )
+    return pages
+
+
+def available_memory(device: torch.device) -> int:
+    """Bytes that could be allocated on `device` now."""
+    if device.type == "cuda":
+        free: int = torch.cuda.mem_get_info(device)[0]
+        return free
+    group = _group_memory()
+    return _system_memory() if group is None else min(_system_memory(), group)
+
+
+def _system_memory() -> int:
+    path = Path("/proc/meminfo")
+    if path.exists():
+        for line in path.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    name = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
+    return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _group_memory() -> int | None:
+    """What the control group of a container leaves, None without a limit."""
+    root = Path("/sys/fs/cgroup")
+    limit, current = root / "memory.max", root / "memory.current"
+    if not limit.exists() or not current.exists():
+        return None
+    text = limit.read_text(encoding="ascii").strip()
+    if text == "max":
+        return None
+    return max(0, int(text) - int(current.read_text(encoding="ascii")))
+
+
+__all__ = ["available_memory", "num_pages"]

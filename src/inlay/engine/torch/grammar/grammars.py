@@ -1,0 +1,213 @@
+"""Grammars by what they say: compiled once, off the engine's loop and within limits, kept while they are used."""
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from inlay.engine.torch.grammar.source import source_of
+from inlay.engine.torch.grammar.state import PARAM, GrammarState, refusal
+from inlay.engine.torch.grammar.turns import Job, Turns, yield_to_others
+from inlay.errors import DeadlineExceededError, InlayError, InvalidRequestError, OverloadedError
+from inlay.protocol.work import Grammar, GrammarKind
+from inlay.render.tokenizer import load_tokenizer
+
+log = logging.getLogger(__name__)
+
+KINDS: tuple[GrammarKind, ...] = ("json_schema", "json_object", "regex", "choice", "grammar")
+"""What can be held to."""
+
+MAX_KEPT = 128
+"""Compiled grammars that are kept, the last used."""
+
+MAX_KEPT_SOURCE = 4 * 1024 * 1024
+"""Characters their sources may have together: what they take grows with them."""
+
+MAX_SECONDS = 30.0
+"""A work waits so long for its grammar; the most costly the limits let pass takes six on an idle core, nearly all others less than one."""
+
+_THREADS = 3
+"""One more than the clients that must ask for what takes long before anyone else waits for them."""
+
+_LIMITS = LLParserLimits(
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=100_000,
+    # With these an ambiguous grammar (s: A | s s | s s s) gets to masks of 0.1 s; twice as many are 0.7 s.
+    step_max_items=10_000,
+    max_lexer_states=20_000,
+    max_grammar_size=500_000,
+    # Otherwise the whole vocabulary is run through large expressions in advance, outside of all limits.
+    precompute_large_lexemes=False,
+    verbose_errors=False,
+)
+"""llguidance's own: half of its usual fuel for a token, and a twelfth of its lexer's states of 1 to 2 KB."""
+
+
+class _Key(NamedTuple):
+    kind: GrammarKind
+    source: str
+    salt: str | None
+
+
+class Waiting:
+    """A work's wait for the state of its grammar.
+
+    Attributes:
+        state: to come. Its exception is an `InvalidRequestError` when the grammar is none, is too costly, or does not allow the output.
+            Cancel it to wait no more.
+        job: compiles the grammar.
+    """
+
+    __slots__ = ("job", "state")
+
+    def __init__(self, job: Job[LLMatcher]) -> None:
+        self.job = job
+        self.state: Future[GrammarState] = Future()
+
+
+class Grammars:
+    """Compiles grammars for one tokenizer. Safe to use from any thread.
+
+    Compiling cannot be interrupted, and what comes of it is kept for those with the same salt. `Turns` keeps clients from each other's way.
+    """
+
+    def __init__(self, path: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+        """Start to read the tokenizer, in the background.
+
+        Args:
+            path: of the model directory.
+            vocab_size: width of the logits.
+            eos_token_ids: what ends an output where its grammar may end.
+        """
+        self._vocab_size = vocab_size
+        self._turns: Turns[LLMatcher] = Turns(_THREADS, "inlay-grammar")
+        # Apart from those that compile: what has been compiled waits for nobody.
+        self._threads = ThreadPoolExecutor(1, "inlay-grammar-state", initializer=yield_to_others)
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[_Key, Job[LLMatcher]] = OrderedDict()
+        self._tokenizer = self._threads.submit(_tokenizer, path, eos_token_ids)
+
+    def __len__(self) -> int:
+        """Grammars that are kept, those under way included."""
+        return len(self._kept)
+
+    def close(self) -> None:
+        """Compile nothing more."""
+        self._turns.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def start(
+        self,
+        grammar: Grammar,
+        stop_token_ids: tuple[int, ...],
+        output: Sequence[int],
+        *,
+        client: Hashable = None,
+        salt: str | None = None,
+    ) -> "Waiting":
+        """The state of a work at the end of the output it has so far.
+
+        Args:
+            grammar: what its output must match.
+            stop_token_ids: of the work.
+            output: ids.
+            client: whose it is; clients take turns.
+            salt: compiled grammars are shared by those who have the same.
+
+        Raises:
+            OverloadedError: the engine is closing.
+        """
+        key = _Key(grammar.kind, grammar.source, salt)
+        with self._lock:
+            job = self._job(key)
+            self._turns.join(job, client)
+        waiting = Waiting(job)
+
+        def left(state: "Future[GrammarState]") -> None:
+            with self._lock:
+                if self._turns.leave(job, client) and self._kept.get(key) is job:
+                    del self._kept[key]
+
+        def begin(_: "Future[LLMatcher]") -> None:
+            # Only now a thread is taken: none ever waits for another.
+            with suppress(RuntimeError):  # it is closing, and nobody waits any more
+                self._threads.submit(self._start, waiting, grammar, stop_token_ids, output)
+
+        waiting.state.add_done_callback(left)
+        job.done.add_done_callback(begin)
+        return waiting
+
+    def _start(
+        self, waiting: "Waiting", grammar: Grammar, stop_token_ids: tuple[int, ...], output: Sequence[int]
+    ) -> None:
+        if not waiting.state.set_running_or_notify_cancel():
+            return
+        try:
+            size = self._tokenizer.result().vocab_size
+            known = tuple(id_ for id_ in stop_token_ids if id_ < size)
+            state = GrammarState(waiting.job.done.result().deep_copy(), grammar, known, size)
+            state.read(output)
+        except BaseException as error:  # its waiter must hear of it, whatever it is
+            waiting.state.set_exception(error)
+        else:
+            waiting.state.set_result(state)
+
+    def _job(self, key: "_Key") -> Job[LLMatcher]:
+        found = self._kept.get(key)
+        if found is None:
+            found = self._kept[key] = Job(partial(self._compile, Grammar(key.kind, key.source)))
+        self._kept.move_to_end(key)
+        size = sum(len(kept.source) for kept in self._kept)
+        while len(self._kept) > MAX_KEPT or (size > MAX_KEPT_SOURCE and len(self._kept) > 1):
+            dropped, _ = self._kept.popitem(last=False)
+            size -= len(dropped.source)
+        return found
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        tokenizer = self._tokenizer.result()
+        try:
+            matcher = LLMatcher(tokenizer, source_of(grammar), log_level=0, limits=_LIMITS)
+        except InlayError as error:
+            raise InvalidRequestError(error.message, param=PARAM) from error
+        except ValueError as error:
+            raise refusal(str(error)) from error
+        if not matcher.is_error():
+            # The first token often costs the most, and is the first to tell that nothing can match.
+            matcher.compute_bitmask()
+        if matcher.is_error():
+            raise refusal(matcher.get_error())
+        return matcher
+
+
+def too_late(waiting: Waiting, deadline: float | None) -> InlayError:
+    """Why a work ends whose grammar was not compiled within its `deadline`, in seconds, or within `MAX_SECONDS`."""
+    if deadline is not None and deadline < MAX_SECONDS:
+        return DeadlineExceededError("the deadline passed before the grammar was compiled")
+    if not waiting.job.begun:
+        return OverloadedError(
+            f"the grammar waited {MAX_SECONDS:g} s while others were compiled", retry_after=1
+        )
+    return InvalidRequestError(
+        f"the grammar took more than {MAX_SECONDS:g} s to compile; make it simpler", param=PARAM
+    )
+
+
+def _tokenizer(path: Path, eos_token_ids: tuple[int, ...]) -> LLTokenizer:
+    tokenizer = load_tokenizer(path).tokenizer
+    try:
+        return LLTokenizer(tokenizer.to_str(), eos_token=list(eos_token_ids) or None)
+    except ValueError as error:
+        log.exception("the tokenizer of %s cannot be used for grammars", path)
+        raise InvalidRequestError(
+            f"this model's tokenizer cannot be used for structured output: {error}", param=PARAM
+        ) from error
+
+
+__all__ = ["KINDS", "MAX_SECONDS", "Grammars", "Waiting", "too_late"]

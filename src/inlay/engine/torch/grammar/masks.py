@@ -1,0 +1,94 @@
+"""The masks of a step, computed on threads of their own while the model runs."""
+
+import time
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Protocol, TypeVar
+
+from inlay.engine.torch.grammar.state import GrammarState, Mask
+from inlay.engine.torch.grammar.turns import Turns
+from inlay.errors import InlayError
+
+GRACE = 0.05
+"""Seconds for which a step waits for masks, once a sequence: who was late once is never waited for again."""
+
+_THREADS = 4
+
+_SHARE = 2
+"""Of the threads, for one client."""
+
+
+class Masked(Protocol):
+    """What a sequence shows of itself."""
+
+    @property
+    def output(self) -> Sequence[int]:
+        """Ids so far."""
+        ...
+
+    @property
+    def client(self) -> Hashable:
+        """Whose it is."""
+        ...
+
+    @property
+    def grammar(self) -> GrammarState | None:
+        """Where they stand in its grammar."""
+        ...
+
+
+_S = TypeVar("_S", bound=Masked)
+
+
+class Masks:
+    """Computes them; clients take turns. A grammar that takes long is left behind by the steps, and its thread ends when it ends."""
+
+    def __init__(self) -> None:
+        self._turns: Turns[Mask | None] = Turns(_THREADS, "inlay-mask", share=_SHARE)
+
+    def close(self) -> None:
+        """Compute nothing more."""
+        self._turns.close()
+
+    def prepare(self, sequences: Iterable[Masked]) -> None:
+        """Begin, for those whose next token is chosen in this step."""
+        for sequence in sequences:
+            if sequence.grammar is not None:
+                sequence.grammar.prepare(sequence.output, self._turns, sequence.client)
+
+    def drop(self, sequence: Masked) -> None:
+        """A sequence has ended: its mask, where it waits for its turn, is not computed."""
+        if sequence.grammar is not None:
+            sequence.grammar.drop(self._turns, sequence.client)
+
+    def late(self, sequences: Sequence[_S]) -> dict[_S, InlayError | None]:
+        """Those whose next token cannot be chosen in this step: why they must end, or None where they need more time.
+
+        Args:
+            sequences: those given to `prepare`.
+        """
+        bound = [sequence for sequence in sequences if sequence.grammar is not None]
+        # With nobody else in the step there is nobody to hurry for.
+        alone = len(bound) == len(sequences) and all(_is_slow(sequence) for sequence in bound)
+        until = time.monotonic() + GRACE
+        late: dict[_S, InlayError | None] = {}
+        for sequence in bound:
+            state = sequence.grammar
+            if state is None:
+                continue
+            hurry = state.slow and not alone
+            try:
+                if state.ready(0.0 if hurry else max(0.0, until - time.monotonic())):
+                    state.prepared()
+                else:
+                    state.slow = True
+                    late[sequence] = None
+            except InlayError as error:
+                late[sequence] = error
+        return late
+
+
+def _is_slow(sequence: Masked) -> bool:
+    return sequence.grammar is not None and sequence.grammar.slow
+
+
+__all__ = ["Masks"]

@@ -1,0 +1,192 @@
+"""Where one output stands in its grammar, and which tokens may come next. A function of the grammar and the output alone."""
+
+import time
+from collections.abc import Hashable, Sequence
+from functools import partial
+
+import numpy as np
+from llguidance import LLMatcher
+from numpy.typing import NDArray
+
+from inlay.engine.torch.grammar.turns import Job, Turns
+from inlay.errors import InlayError, InvalidRequestError
+from inlay.protocol.work import Grammar
+
+Mask = NDArray[np.uint32]
+"""One bit an id, lowest first, in words of 32: whether it may come next."""
+
+MAX_SECONDS = 5.0
+"""For the mask of one token, once it is begun. Usual masks take 0.0002 s; the most costly ones the library's limits let pass took 0.1 where it was measured."""
+
+ALLOWANCE = 5.0
+"""Seconds that all masks of a sequence may take on their threads, beside `A_TOKEN` for each."""
+
+A_TOKEN = 0.002
+"""Seconds: ten usual masks."""
+
+
+class GrammarState:
+    """The matcher of one sequence, and how much of the sequence's output it has read.
+
+    Masks are computed on threads of their own, at which clients take turns: one that takes long delays its own sequence and
+    others of its client. Where several clients together take all threads, others wait until one is free and it is their turn.
+    Between `prepare` and the end of what it started nothing else may touch the state.
+
+    Attributes:
+        after: the grammar's.
+        slow: a step has waited for its mask in vain.
+    """
+
+    __slots__ = (
+        "_job",
+        "_mask",
+        "_masks",
+        "_matcher",
+        "_old",
+        "_seen",
+        "_spent",
+        "_start",
+        "_started",
+        "_stop_token_ids",
+        "after",
+        "slow",
+    )
+
+    def __init__(
+        self, matcher: LLMatcher, grammar: Grammar, stop_token_ids: tuple[int, ...], vocab_size: int
+    ) -> None:
+        """At the start of an output.
+
+        Args:
+            matcher: fresh, and this state's own.
+            grammar: which it was made of.
+            stop_token_ids: may be chosen wherever the grammar may end, as the model's end tokens may.
+            vocab_size: ids in a mask.
+        """
+        self.after = grammar.after
+        self.slow = False
+        self._matcher = matcher
+        self._stop_token_ids = stop_token_ids
+        self._mask: Mask = np.zeros((vocab_size + 31) // 32, dtype=np.uint32)
+        self._start: int | None = None if grammar.after else 0
+        self._seen = 0
+        self._job: Job[Mask | None] | None = None
+        self._old = -1
+        self._masks = 0
+        self._spent = 0.0
+        self._started: float | None = None
+
+    def read(self, output: Sequence[int]) -> None:
+        """Take in what `output` has gained since the last call.
+
+        Raises:
+            InvalidRequestError: it is not what the grammar allows, or the grammar is too costly to go on with.
+        """
+        new: list[int] = []
+        for index in range(self._seen, len(output)):
+            if self._start is not None:
+                new.append(output[index])
+            elif tuple(output[max(0, index + 1 - len(self.after)) : index + 1]) == self.after:
+                self._start = index + 1
+        self._seen = len(output)
+        for id_ in new:
+            # A finished grammar takes end tokens for ever: they are all that its masks allow.
+            if not self._matcher.is_stopped() and not self._matcher.consume_token(id_):
+                break
+        self._check()
+
+    def mask(self) -> Mask | None:
+        """Which ids may come next; None when all may. Raises `InvalidRequestError` when the grammar is too costly."""
+        if self._start is None:
+            return None
+        self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        self._check()
+        if self._matcher.is_accepting():
+            for id_ in self._stop_token_ids:
+                self._mask[id_ >> 5] |= np.uint32(1 << (id_ & 31))
+        return self._mask
+
+    @property
+    def complete(self) -> bool:
+        """Nothing but the end may follow."""
+        return self._start is not None and bool(self._matcher.is_stopped())
+
+    def prepare(self, output: Sequence[int], turns: Turns[Mask | None], client: Hashable) -> None:
+        """Begin to compute the mask of what follows `output` when it is `client`'s turn, unless that was done before."""
+        if self._old != len(output):
+            self._old = len(output)
+            self._started = None
+            self._job = Job(partial(self._compute, list(output)))
+            turns.join(self._job, client)
+
+    def drop(self, turns: Turns[Mask | None], client: Hashable) -> None:
+        """Compute no more of what `prepare` was given, unless it has begun. The sequence has ended."""
+        if self._job is not None:
+            turns.leave(self._job, client)
+            self._job = None
+
+    def _compute(self, output: list[int]) -> Mask | None:
+        self._started = time.monotonic()
+        # Of this thread alone: what others do to it is not the grammar's doing.
+        began = time.thread_time()
+        self.read(output)
+        mask = self.mask()
+        self._masks += 1
+        self._spent += time.thread_time() - began
+        if self._spent > ALLOWANCE + A_TOKEN * self._masks:
+            raise _too_costly(
+                f"{ALLOWANCE:g} s for {self._masks} tokens, beside {A_TOKEN:g} s for each of them"
+            )
+        return mask
+
+    def ready(self, timeout: float) -> bool:
+        """Whether what `prepare` began is done.
+
+        Args:
+            timeout: seconds to wait for it.
+
+        Raises:
+            InvalidRequestError: it takes too long; the sequence must end.
+        """
+        if self._job is None or self._job.done.done():
+            return True
+        try:
+            self._job.done.exception(timeout)
+        except TimeoutError:
+            if self._started is not None and time.monotonic() - self._started > MAX_SECONDS:
+                raise _too_costly(f"{MAX_SECONDS:g} s for one token") from None
+            return False
+        return True
+
+    def prepared(self) -> Mask | None:
+        """The mask, once it is `ready`. Raises what computing it raised: `InvalidRequestError` for a grammar that is too costly."""
+        if self._job is None:
+            raise RuntimeError("a mask is asked for that was not prepared")
+        return self._job.done.result()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise refusal(self._matcher.get_error())
+
+
+PARAM = "grammar"
+"""What errors about grammars name; a frontend knows in which field it came."""
+
+
+def _too_costly(what: str) -> InlayError:
+    return InvalidRequestError(f"the grammar took more than {what}; make it simpler", param=PARAM)
+
+
+def refusal(message: str) -> InlayError:
+    """The library's words about the grammar, in one line; none of those about itself."""
+    if message.startswith("panic"):
+        text = "it is too large or too complex to be compiled; make it smaller"
+    elif message.startswith("NoExtension"):
+        text = "nothing can match it"
+    else:
+        lines = [line.strip() for line in message.split("<non-verbose/>")[0].splitlines()]
+        text = " ".join(line for line in lines if line)
+    return InvalidRequestError(f"the grammar cannot be used: {text[:400]}", param=PARAM)
+
+
+__all__ = ["PARAM", "GrammarState", "Mask", "refusal"]

@@ -1,0 +1,106 @@
+"""From a directory to a transformers model on a device: of which dtype, with all its weights, by safetensors and no code of its own."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AutoConfig
+from transformers.utils import logging as transformers_logging
+
+from inlay.engine.torch.weights.block_fp8 import block_of, dequantised, refuse_bare
+from inlay.engine.torch.weights.families import next_token_layers
+from inlay.errors import InvalidRequestError
+from inlay.tensors.table import config_of, stored_tensors
+
+_logger = logging.getLogger(__name__)
+
+
+def load(
+    kind: Any, directory: Path, *, dtype: torch.dtype, attn_implementation: str, spared: str = ""
+) -> Any:
+    """The model of a directory, on the CPU, in evaluation mode and without gradients.
+
+    Args:
+        kind: the class of transformers that makes it; no `Auto` class where the weights are fp8.
+        directory: configuration and safetensors.
+        dtype: of its weights.
+        attn_implementation: the attention transformers is to call.
+        spared: what names of weights begin with that may be missing; nothing unless given.
+
+    Raises:
+        InvalidRequestError: it cannot be read, its weights are quantised in a way that is not served, or some are missing or of
+            another shape; says which.
+    """
+    transformers_logging.disable_progress_bar()
+    try:
+        with _weights(directory) as weights:
+            model, info = kind.from_pretrained(
+                **weights,
+                dtype=dtype,
+                attn_implementation=attn_implementation,
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise InvalidRequestError(f"{directory} cannot be loaded: {error}") from error
+    names = map(str, [*info["missing_keys"], *info["mismatched_keys"]])
+    lacking = sorted(name for name in names if not (spared and name.startswith(spared)))
+    if lacking:
+        raise InvalidRequestError(f"{directory} lacks weights of the model: {', '.join(lacking[:8])}")
+    loaded: nn.Module = model.requires_grad_(False).eval()
+    return loaded
+
+
+@contextmanager
+def _weights(directory: Path) -> Iterator[dict[str, Any]]:
+    """Where transformers is to take the weights from: the directory, or what is made of it as it is read."""
+    config = config_of(directory)
+    layers, block = next_token_layers(config), block_of(config)
+    if layers and any(tensor.name.startswith(layers) for tensor in stored_tensors(directory)):
+        _logger.info(
+            "multi-token prediction is not used: %s* of the checkpoint are left out", "*, ".join(layers)
+        )
+    if block is None:
+        refuse_bare(directory)
+        yield {"pretrained_model_name_or_path": directory}
+        return
+    _logger.info("the weights are fp8 in blocks of %d x %d: each is dequantised as it is read", *block)
+    parsed = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    del parsed.quantization_config
+    with dequantised(directory, block, layers) as state_dict:
+        yield {"pretrained_model_name_or_path": None, "config": parsed, "state_dict": state_dict}
+
+
+def device_of(name: str) -> torch.device:
+    """The device a setting names. Raises `InvalidRequestError` where it is not here."""
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise InvalidRequestError(
+            "device cuda was asked for, and this machine or this torch has none; allowed: auto, cpu"
+        )
+    return torch.device("cuda" if name == "cuda" or (name == "auto" and available) else "cpu")
+
+
+def dtype_of(name: str, config: dict[str, Any], device: torch.device) -> torch.dtype:
+    """The dtype a setting names for a checkpoint on a device. Raises `InvalidRequestError` where it does not run there."""
+    stored = str(config.get("dtype") or config.get("torch_dtype") or "float32")
+    chosen = stored if name == "auto" else name
+    if chosen not in ("float32", "bfloat16", "float16"):
+        raise InvalidRequestError(f"the checkpoint is {stored}; allowed: float32, bfloat16, float16")
+    if chosen == "float16" and device.type == "cpu":
+        if name != "auto":
+            raise InvalidRequestError("float16 does not run on a CPU; allowed there: float32, bfloat16")
+        _logger.warning("the checkpoint is float16, which a CPU does not compute: running in float32")
+        chosen = "float32"
+    dtype: torch.dtype = getattr(torch, chosen)
+    return dtype
+
+
+__all__ = ["device_of", "dtype_of", "load"]

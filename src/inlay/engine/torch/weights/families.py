@@ -1,0 +1,196 @@
+"""The models this engine serves, and what a configuration may ask of it.
+
+Rows alone would be silently wrong for some models (per-layer inputs from token ids, features added at inner layers), and
+some attention options would be silently dropped. Hence an allow-list: what is not on it is refused before it is loaded.
+`docs/models.md` is its table for readers.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inlay.engine.torch.attention.layers import LayerShape
+from inlay.errors import InvalidRequestError
+
+_STATIC_ROPES = ("default", "linear", "llama3", "yarn")
+"""Rotary embeddings whose angles depend on the position alone. The others look at the longest position in the call,
+which in a packed batch belongs to somebody else."""
+
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Facts about one kind of model.
+
+    Attributes:
+        model_type: as `config.json` names it.
+        architecture: the causal language model's class in transformers.
+        fused: projections of one parent module that take the same input, so that one product serves them all.
+        float32_scores: attention scores reach hundreds, where bfloat16 no longer tells neighbours apart.
+        refuses_rows: why embeddings cannot be prompts of it, or None.
+    """
+
+    model_type: str
+    architecture: str
+    fused: tuple[tuple[str, ...], ...] = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+    float32_scores: bool = False
+    refuses_rows: str | None = None
+
+
+_LATENT = (
+    ("q_a_proj", "kv_a_proj_with_mqa"),
+    ("q_proj", "kv_a_proj_with_mqa"),
+    ("gate_proj", "up_proj"),
+)
+"""Projections of multi-head latent attention, whose queries may be compressed too."""
+
+FAMILIES: dict[str, Family] = {
+    family.model_type: family
+    for family in (
+        Family("deepseek_v2", "DeepseekV2ForCausalLM", fused=_LATENT),
+        Family("deepseek_v3", "DeepseekV3ForCausalLM", fused=_LATENT),
+        Family("gemma", "GemmaForCausalLM"),
+        Family("gemma2", "Gemma2ForCausalLM"),
+        Family("gemma3_text", "Gemma3ForCausalLM"),
+        Family("gpt_oss", "GptOssForCausalLM"),
+        Family("llama", "LlamaForCausalLM"),
+        Family("mistral", "MistralForCausalLM"),
+        Family("mixtral", "MixtralForCausalLM"),
+        Family("phi", "PhiForCausalLM"),
+        Family("phi3", "Phi3ForCausalLM"),
+        Family("qwen2", "Qwen2ForCausalLM", float32_scores=True),
+        Family("qwen2_moe", "Qwen2MoeForCausalLM", float32_scores=True),
+        Family("qwen3", "Qwen3ForCausalLM"),
+        Family("qwen3_moe", "Qwen3MoeForCausalLM"),
+    )
+}
+
+_PER_LAYER = "its layers take further embeddings of the token ids, which rows do not have"
+_DEEPSTACK = "its inner layers take visual features beside the rows, and its positions have three dimensions"
+_MROPE = "its positions have three dimensions, of which rows say nothing"
+_STATE = "its layers keep a state instead of keys and values, which pages do not hold"
+_TOWER = "its checkpoint holds an image tower too; those of the language model alone are served"
+_SPARSE = "its attention chooses which positions to see, which this engine's does not"
+
+REFUSED: dict[str, str] = {
+    "deepseek_v32": _SPARSE,
+    "deepseek_v4": _SPARSE,
+    "falcon_mamba": _STATE,
+    "gemma3": _TOWER,
+    "gemma3n": _PER_LAYER,
+    "gemma3n_text": _PER_LAYER,
+    "gemma4": _PER_LAYER,
+    "gemma4_text": _PER_LAYER,
+    "glm_moe_dsa": _SPARSE,
+    "jamba": _STATE,
+    "llama4": "its attention is cut into chunks, which this engine's is not",
+    "llama4_text": "its attention is cut into chunks, which this engine's is not",
+    "mamba": _STATE,
+    "mamba2": _STATE,
+    "mistral3": _TOWER,
+    "mllama": "its layers attend to an image beside the prompt",
+    "nemotron_h": _STATE,
+    "qwen2_5_vl": _MROPE,
+    "qwen2_vl": _MROPE,
+    "qwen3_5": _STATE,
+    "qwen3_5_moe": _STATE,
+    "qwen3_next": _STATE,
+    "qwen3_omni_moe": _DEEPSTACK,
+    "qwen3_vl": _DEEPSTACK,
+    "qwen3_vl_moe": _DEEPSTACK,
+}
+"""Models that would be silently wrong here, or could not run, and why."""
+
+
+def family_of(config: Mapping[str, Any]) -> Family:
+    """The family of a model's `config.json`.
+
+    Raises:
+        InvalidRequestError: the model or its architecture is not served; says what is.
+    """
+    model_type = config.get("model_type")
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    if family is None:
+        served = f"it serves {', '.join(sorted(FAMILIES))}"
+        if isinstance(model_type, str) and model_type in REFUSED:
+            raise InvalidRequestError(
+                f"the torch engine does not serve models of type {model_type!r}: {REFUSED[model_type]}; {served}"
+            )
+        raise InvalidRequestError(f"the torch engine does not serve models of type {model_type!r}; {served}")
+    architectures = config.get("architectures") or [family.architecture]
+    if family.architecture not in architectures:
+        raise InvalidRequestError(
+            f"the checkpoint holds {', '.join(map(str, architectures))}; the torch engine generates with {family.architecture}"
+        )
+    return family
+
+
+def next_token_layers(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """How the names of weights begin that predict more than the next token (multi-token prediction), which nothing here runs.
+
+    Args:
+        config: a model's `config.json`.
+    """
+    count, last = config.get("num_nextn_predict_layers"), config.get("num_hidden_layers")
+    if not isinstance(count, int) or not isinstance(last, int):
+        return ()
+    return tuple(f"model.layers.{last + index}." for index in range(count))
+
+
+def check_positions(config: Any, max_model_len: int) -> None:
+    """Refuse a transformers configuration whose positions could not be computed for each sequence by itself.
+
+    Args:
+        config: of the language model.
+        max_model_len: positions a sequence may have.
+
+    Raises:
+        InvalidRequestError: rotary embeddings that depend on what else is in the batch, or layers of an unknown type.
+    """
+    for rope in _ropes(config.rope_parameters or {}):
+        kind = rope.get("rope_type", "default")
+        if kind == "longrope":
+            original = int(rope["original_max_position_embeddings"])
+            if max_model_len > original:
+                raise InvalidRequestError(
+                    f"rotary embeddings of type 'longrope' change for a whole sequence when it grows beyond {original} "
+                    f"positions; got max_model_len {max_model_len}, allowed: at most {original}",
+                    param="max_model_len",
+                )
+        elif kind not in _STATIC_ROPES:
+            raise InvalidRequestError(
+                f"rotary embeddings of type {kind!r} depend on the batch; "
+                f"allowed: {', '.join(_STATIC_ROPES)}, and longrope within the original context length"
+            )
+    unknown = set(getattr(config, "layer_types", None) or ()) - set(_LAYER_TYPES)
+    if unknown:
+        raise InvalidRequestError(
+            f"layers of type {', '.join(sorted(map(str, unknown)))} are not served; allowed: {', '.join(_LAYER_TYPES)}"
+        )
+    if getattr(config, "use_bidirectional_attention", None):
+        raise InvalidRequestError("the model sees later positions too: it embeds texts and does not generate")
+
+
+def check_windows(config: Any, layers: Sequence[LayerShape]) -> None:
+    """Refuse a model whose layers are said to slide and do not ask attention for it, or the other way round.
+
+    Raises:
+        InvalidRequestError: they differ.
+    """
+    for index, (kind, layer) in enumerate(
+        zip(getattr(config, "layer_types", None) or (), layers, strict=False)
+    ):
+        if (kind == "sliding_attention") != (layer.window is not None):
+            raise InvalidRequestError(
+                f"layer {index} is of type {kind} and asks for a window of {layer.window}: "
+                "its mask would not be what transformers makes of it"
+            )
+
+
+def _ropes(parameters: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """One set of parameters, or one for each type of layer."""
+    if any(isinstance(value, Mapping) for value in parameters.values()):
+        yield from (value for value in parameters.values() if value is not None)
+    else:
+        yield parameters

@@ -1,0 +1,102 @@
+"""Attention and gated layers of the Llama kind in a few passes over their data, for a CPU with native kernels.
+
+In transformers such a layer is some forty operations on small tensors, each of which costs more to start than to run when
+few positions are computed. Here it is a product, a kernel, attention, a product.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.activations import SiLUActivation
+
+from inlay.engine.torch.attention.layers import LayerShape
+from inlay.engine.torch.attention.native import NativeAttention, Projection
+from inlay.engine.torch.attention.paged import Scoring
+from inlay.engine.torch.native import Kernels
+from inlay.engine.torch.weights.linear import FusedPart, RMSNorm
+
+_ATTENTION = frozenset(
+    {"LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention", "Qwen3MoeAttention"}
+)
+"""Modules of transformers that project, norm the heads where they have norms, rotate halves, attend, project; no more."""
+
+_GATED = frozenset({"LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP"})
+"""Modules of transformers that are down(silu(gate(x)) * up(x))."""
+
+
+class FusedAttention(nn.Module):
+    """Stands where a module of `_ATTENTION` stood, and takes its parts over."""
+
+    def __init__(self, module: Any, scoring: Scoring) -> None:
+        super().__init__()
+        self._project = module.q_proj.whole
+        self._out = module.o_proj
+        self._layer: int = module.layer_idx
+        self._scoring = scoring
+        self._query_heads: int = module.config.num_attention_heads
+        query_norm: Any = getattr(module, "q_norm", None)
+        key_norm: Any = getattr(module, "k_norm", None)
+        self._norms = None if query_norm is None else (query_norm.weight, key_norm.weight)
+        self._eps = 0.0 if query_norm is None else query_norm.eps
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        paged: NativeAttention,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        """As transformers' module: [1, T, C] to [1, T, C]."""
+        cosine, sine = position_embeddings
+        projection = Projection(
+            self._project(hidden_states)[0], cosine[0], sine[0], self._norms, self._eps, self._query_heads
+        )
+        found = paged.attend_projected(self._layer, projection, self._scoring)
+        return self._out(found.flatten(1)[None]), None
+
+
+class FusedGated(nn.Module):
+    """Stands where a module of `_GATED` stood, and takes its parts over."""
+
+    def __init__(self, module: Any, kernels: Kernels) -> None:
+        super().__init__()
+        self._gate_up = module.gate_proj.whole
+        self._down = module.down_proj
+        self._kernels = kernels
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., C] to [..., C]."""
+        found: Tensor = self._down(self._kernels.silu_and_multiply(self._gate_up(x)))
+        return found
+
+
+def fuse(model: nn.Module, layers: Sequence[LayerShape], kernels: Kernels) -> None:
+    """Swap the layers of `model` in place; those of another kind are left as they are.
+
+    Args:
+        model: its projections and norms have been swapped by `accelerate`.
+        layers: what each attention layer asks for.
+        kernels: of this CPU.
+    """
+    for parent in list(model.modules()):
+        for name, child in list[tuple[str, Any]](parent.named_children()):
+            kind = type(child).__name__
+            if kind in _ATTENTION and _is_fused(child, "q_proj") and _norms_are_ours(child):
+                scoring = Scoring(child.scaling, layers[child.layer_idx].window)
+                setattr(parent, name, FusedAttention(child, scoring))
+            elif (
+                kind in _GATED
+                and _is_fused(child, "gate_proj")
+                and isinstance(child.act_fn, nn.SiLU | SiLUActivation)
+            ):
+                setattr(parent, name, FusedGated(child, kernels))
+
+
+def _is_fused(module: nn.Module, projection: str) -> bool:
+    return isinstance(getattr(module, projection), FusedPart)
+
+
+def _norms_are_ours(module: nn.Module) -> bool:
+    norms = (getattr(module, "q_norm", None), getattr(module, "k_norm", None))
+    return norms == (None, None) or all(isinstance(norm, RMSNorm) for norm in norms)

@@ -1,0 +1,249 @@
+"""Reading a request's body: within a limit, within the budget, within time."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple, TypeAlias
+
+from inlay.errors import BodyTooLargeError, UnsupportedMediaTypeError
+from inlay.frontend.bodies.admission import Reservation
+from inlay.frontend.bodies.connection import EXTENSION, BodySource
+from inlay.frontend.bodies.lift import Lift, Lifted
+from inlay.frontend.bodies.memory import Room, private
+from inlay.frontend.errors import BodyTimeoutError, ClientGone
+from inlay.frontend.settings import FrontendSettings
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+Headers: TypeAlias = Iterable[tuple[bytes, bytes]]
+
+MIN_RATE = 64 * 1024
+"""Bytes a second a body must keep up in the long run, so that a trickle cannot hold the budget."""
+
+_WHOLE_FROM = 64 * 1024
+"""Bytes of a body from which on it is read straight from its connection."""
+
+LINGER = 2.0
+"""Seconds a refused body is read on and thrown away, so that its sender gets to see the answer."""
+
+
+def header(headers: Headers, name: bytes) -> bytes | None:
+    """The first header called `name` (lower case)."""
+    for key, value in headers:
+        if key == name:
+            return value
+    return None
+
+
+class Media(NamedTuple):
+    """What a body is said to be.
+
+    Attributes:
+        kind: lower case, without parameters; "application/json" where nothing is said.
+        parameters: by name in lower case.
+    """
+
+    kind: str
+    parameters: dict[str, str]
+
+
+JSON = "application/json"
+
+
+def media_of(headers: Headers) -> Media:
+    """The media type of a body.
+
+    Raises:
+        UnsupportedMediaTypeError: it is compressed.
+    """
+    encoding = header(headers, b"content-encoding")
+    if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
+        raise UnsupportedMediaTypeError(
+            f"content-encoding {encoding.decode('latin-1')!r} is not supported; send the body as it is (identity)"
+        )
+    value = (header(headers, b"content-type") or b"").decode("latin-1")
+    kind, *rest = value.split(";")
+    kind = kind.strip().lower() or JSON
+    pairs = (item.partition("=") for item in rest)
+    parameters = {name.strip().lower(): text.strip().strip('"') for name, _, text in pairs}
+    return Media(JSON if kind.endswith("+json") else kind, parameters)
+
+
+def check_media(media: Media, *allowed: str) -> None:
+    """Raise `UnsupportedMediaTypeError` unless `media` is one of `allowed`."""
+    if media.kind not in allowed:
+        raise UnsupportedMediaTypeError(
+            f"content-type {media.kind!r} is not supported; send {' or '.join(allowed)}"
+        )
+
+
+def declared_length(headers: Headers) -> int | None:
+    """`Content-Length`, or None when the body is chunked."""
+    value = header(headers, b"content-length")
+    return int(value) if value is not None and value.isdigit() else None
+
+
+async def receive_body(
+    scope: Scope,
+    receive: Receive,
+    settings: FrontendSettings,
+    reservation: Reservation,
+    *,
+    check: Callable[[int], None],
+    take: Callable[[bytes], None],
+) -> None:
+    """Hand a body on as it comes.
+
+    Args:
+        scope: of the request.
+        receive: of the request.
+        settings: of the frontend.
+        reservation: holds what has come, or what Content-Length says will.
+        check: told how long the body is at least, first by Content-Length; raises when that is too much.
+        take: told each piece.
+
+    Raises:
+        OverloadedError: the budget for bodies is used up.
+        BodyTimeoutError: it comes too slowly.
+        ClientGone: the client left.
+    """
+    declared = declared_length(scope["headers"])
+    if declared is not None:
+        check(declared)
+        reservation.grow_to(declared)
+    size = 0
+    async with _in_time(settings, declared) as progress:
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            chunk: bytes = message.get("body", b"")
+            if chunk:
+                size += len(chunk)
+                check(size)
+                reservation.grow_to(size)
+                take(chunk)
+            if not message.get("more_body", False):
+                return
+            progress(size)
+
+
+@asynccontextmanager
+async def _in_time(settings: FrontendSettings, declared: int | None) -> AsyncIterator[Callable[[int], None]]:
+    """Yields what is to be told how much of a body has come. Raises `BodyTimeoutError` when that is too little."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    size = 0
+    try:
+        async with asyncio.timeout(settings.body_timeout) as clock:
+
+            def progress(came: int) -> None:
+                nonlocal size
+                size = came
+                allowed = began + settings.body_timeout + size / MIN_RATE
+                clock.reschedule(min(loop.time() + settings.body_timeout, allowed))
+
+            yield progress
+    except TimeoutError as error:
+        raise BodyTimeoutError(
+            f"the body came too slowly: {size} bytes in {loop.time() - began:.0f} s"
+            + ("" if declared is None else f" of {declared}")
+        ) from error
+
+
+async def read_pieces(
+    scope: Scope,
+    receive: Receive,
+    settings: FrontendSettings,
+    reservation: Reservation,
+    *,
+    check: Callable[[int], None],
+    take: Callable[[bytes | memoryview], None],
+) -> None:
+    """Hand a body on as it comes; a large one of known length without what uvicorn makes of it in between.
+
+    Arguments and errors as `receive_body`; pieces change once they have been taken.
+    """
+    declared = declared_length(scope["headers"])
+    source = _source(scope, declared)
+    if source is None or declared is None:
+        await receive_body(scope, receive, settings, reservation, check=check, take=take)
+        return
+    check(declared)
+    reservation.grow_to(declared)
+    async with _in_time(settings, declared) as progress:
+        await source.stream(declared, take, progress)
+
+
+async def read_body(
+    scope: Scope,
+    receive: Receive,
+    settings: FrontendSettings,
+    reservation: Reservation,
+    room: Room = private,
+) -> Lifted:
+    """The whole body of a request that is JSON, without its large base64 strings: these are decoded as they come, into `room`.
+
+    Raises:
+        BodyTooLargeError: over the limit; told from Content-Length before anything is read.
+        UnsupportedMediaTypeError: not JSON, or compressed.
+        OverloadedError, BodyTimeoutError, ClientGone: as `receive_body`.
+    """
+    check_media(media_of(scope["headers"]), JSON)
+    lift = Lift(declared_length(scope["headers"]), room)
+    await read_pieces(scope, receive, settings, reservation, check=body_limit(settings), take=lift.feed)
+    return lift.close()
+
+
+async def read_whole(
+    scope: Scope, settings: FrontendSettings, reservation: Reservation, check: Callable[[int], None]
+) -> memoryview | None:
+    """The whole body, straight into its memory; None where it is small, of unknown length, or the server cannot do that.
+
+    Arguments and errors as `receive_body`.
+    """
+    declared = declared_length(scope["headers"])
+    source = _source(scope, declared)
+    if source is None or declared is None:
+        return None
+    check(declared)
+    reservation.grow_to(declared)
+    whole = private(declared)
+    async with _in_time(settings, declared) as progress:
+        await source.fill(whole, progress)
+    return whole
+
+
+def _source(scope: Scope, declared: int | None) -> BodySource | None:
+    source = scope.get("extensions", {}).get(EXTENSION)
+    large = declared is not None and declared >= _WHOLE_FROM
+    return source if large and isinstance(source, BodySource) else None
+
+
+def body_limit(settings: FrontendSettings) -> Callable[[int], None]:
+    """Raises `BodyTooLargeError` for sizes over the limit of bodies."""
+
+    def check(size: int) -> None:
+        if size > settings.max_body_bytes:
+            raise BodyTooLargeError(
+                f"the body of {size} bytes is over the limit of {settings.max_body_bytes} bytes"
+            )
+
+    return check
+
+
+async def discard_body(receive: Receive) -> None:
+    """Read and drop what is left of a body for at most `LINGER` s.
+
+    A connection closed on unread data is reset, and its client never sees why.
+    """
+    try:
+        async with asyncio.timeout(LINGER):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return
+    except TimeoutError:
+        return

@@ -1,0 +1,185 @@
+"""Tensor data in requests: whether it is taken, and how its bytes become rows of a model."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from inlay.digest import Secret, row_digests
+from inlay.errors import EmbeddingsError, InvalidRequestError, NotFoundError
+from inlay.frontend.bodies import sources
+from inlay.frontend.bodies.limits import EmbedsLimits
+from inlay.frontend.bodies.sources import Source
+from inlay.frontend.metrics.frontend import Metrics
+from inlay.prompt import DTYPE_SIZES, Buffer, Rows
+from inlay.protocol.openai.completions import CompletionRequest
+from inlay.protocol.openai.embeddings import EmbeddingRequest
+from inlay.protocol.work import ModelCard
+from inlay.store import Target
+from inlay.tensors import ReadLimits, Tensor, prompts_of, read, to_rows
+from inlay.tensors.tensor import quoted
+
+
+class EmbedsReader:
+    """Checks and reads embeddings for one server's settings. Its methods are CPU work, safe to call from any thread.
+
+    Args:
+        enabled: whether this server takes any.
+        limits: of one request.
+        secret: that row digests are made with.
+        metrics: told what was read.
+    """
+
+    def __init__(self, enabled: bool, limits: EmbedsLimits, secret: Secret, metrics: Metrics) -> None:
+        self._enabled = enabled
+        self._limits = limits
+        self._secret = secret
+        self._metrics = metrics
+
+    @property
+    def limits(self) -> ReadLimits:
+        """Of one tensor file, while its model is not known."""
+        return self._limits.any
+
+    def require_enabled(self) -> None:
+        """Raise `InvalidRequestError` when this server takes no embeddings."""
+        if not self._enabled:
+            raise InvalidRequestError(
+                "You must set --enable-prompt-embeds on the server to send prompt_embeds.",
+                param="prompt_embeds",
+            )
+
+    def in_completion(self, request: CompletionRequest) -> list[str]:
+        """The strings of `request` that are tensor data. Raises `InvalidRequestError` when they are not allowed."""
+        return self.tensors(sources.in_completion(request))
+
+    def in_embedding(self, request: EmbeddingRequest) -> list[str]:
+        """The strings of `request` that are tensor data. Raises `InvalidRequestError` when they are not allowed."""
+        return self.tensors(sources.in_prompt_embeds(request.prompt_embeds))
+
+    def in_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[str]:
+        """The strings of a chat that are tensor data. Raises `InvalidRequestError` when they are not allowed."""
+        return self.tensors(sources.in_messages(messages))
+
+    def tensors(self, found: Sequence[Source]) -> list[str]:
+        """Those of a request's sources that are tensor data. Raises `InvalidRequestError` when they are not allowed."""
+        if found:
+            self.require_enabled()
+            self._limits.check_count(len(found))
+        return sources.tensor_data(found)
+
+    def target(self, card: ModelCard) -> Target:
+        """What `card`'s model takes. Raises `EmbeddingsError` when it takes no embeddings."""
+        if card.prompt_embeds is not None:
+            raise EmbeddingsError(f"The model `{card.name}` takes no prompt_embeds: {card.prompt_embeds}")
+        return Target(
+            hidden_size=card.hidden_size,
+            dtype=card.dtype,
+            max_abs=card.limits.max_prompt_embeds_abs,
+            table_id=card.embedding_table_id or None,
+        )
+
+    def check(self, tensor: Tensor, card: ModelCard) -> list[Rows]:
+        """The prompts of a tensor as rows of the model, without digests.
+
+        Raises:
+            EmbeddingsError: not acceptable for this model.
+        """
+        target = self.target(card)
+        prompts = prompts_of(tensor, max_prompts=self._limits.max_prompts)
+        return [to_rows(prompt, **msgspec.structs.asdict(target)) for prompt in prompts]
+
+    def rows(self, data: Buffer, card: ModelCard, hold: Callable[[int], None]) -> list[Rows]:
+        """The prompts of a tensor file, as rows of the model, with their digests.
+
+        Args:
+            data: the file.
+            card: of the model.
+            hold: told how many bytes the rows will take beside the file, where they are cast.
+
+        Raises:
+            EmbeddingsError: not an acceptable tensor for this model.
+            InlayError: what `hold` refuses.
+        """
+        began = time.perf_counter()
+        tensor = read(data, limits=self._limits.of(card))
+        if tensor.dtype != card.dtype:
+            hold(len(tensor.data) // DTYPE_SIZES[tensor.dtype] * DTYPE_SIZES[card.dtype])
+        prompts = [
+            msgspec.structs.replace(rows, digests=row_digests(rows, self._secret))
+            for rows in self.check(tensor, card)
+        ]
+        seconds = time.perf_counter() - began
+        self._metrics.embeds_read(card.name, len(data), sum(map(len, prompts)), seconds)
+        return prompts
+
+
+class Embeddings:
+    """One request's embeddings, whichever way they were sent, as rows of its model. CPU work, for one thread at a time.
+
+    Args:
+        reader: of tensor files.
+        card: of the model.
+        decode: tensor data, as it stands in the request, to a file.
+        hold: as `EmbedsReader.rows` takes it.
+        parts: the parts of a multipart body by name; None where the body is no such.
+        stored: the stored prompts the request refers to, by id.
+    """
+
+    def __init__(
+        self,
+        reader: EmbedsReader,
+        card: ModelCard,
+        decode: Callable[[str], Buffer],
+        *,
+        hold: Callable[[int], None],
+        parts: Mapping[str, Buffer] | None = None,
+        stored: Mapping[str, Sequence[Rows]] | None = None,
+    ) -> None:
+        self._reader = reader
+        self._card = card
+        self._decode = decode
+        self._hold = hold
+        self._parts = parts
+        self._stored = stored or {}
+        self._read: dict[str, list[Rows]] = {}
+
+    def prompts(self, source: Source) -> Sequence[Rows]:
+        """The prompts of a source: one, or as many as its tensor's batch.
+
+        Raises:
+            EmbeddingsError: not an acceptable tensor for the model.
+            InvalidRequestError: not exactly one string, or a part that is not there.
+            NotFoundError: a stored prompt that is not there.
+        """
+        sources.check_source(source)
+        if isinstance(source.ref, str):
+            if source.ref not in self._stored:
+                raise NotFoundError(f"prompt_embeds {quoted(source.ref)} not found", param=source.param)
+            return self._stored[source.ref]
+        if isinstance(source.part, str):
+            return self._of_part(source.part, source.param)
+        return self._reader.rows(self._decode(str(source.data)), self._card, self._hold)
+
+    def one(self, source: Source) -> Rows:
+        """The rows of a source that stands inside a prompt. Raises as `prompts`, and when it is several prompts."""
+        prompts = self.prompts(source)
+        if len(prompts) != 1:
+            raise EmbeddingsError(
+                f"{source.param}: a part is one prompt, got a batch of {len(prompts)}", param=source.param
+            )
+        return prompts[0]
+
+    def _of_part(self, name: str, param: str) -> list[Rows]:
+        if self._parts is None:
+            raise InvalidRequestError(
+                f"{param}: part {name[:80]!r} is not in the request: the body is not multipart", param=param
+            )
+        data = self._parts.get(name)
+        if data is None:
+            raise InvalidRequestError(f"{param}: the body has no part {name[:80]!r}", param=param)
+        # A part that is named many times is read once.
+        if name not in self._read:
+            self._read[name] = self._reader.rows(data, self._card, self._hold)
+        return self._read[name]

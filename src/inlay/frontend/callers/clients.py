@@ -1,0 +1,153 @@
+"""What each client has under way: its part of the requests, of the bytes, and how often it may ask."""
+
+import time
+from collections.abc import Callable
+from ipaddress import IPv6Address, ip_address
+from types import TracebackType
+
+from inlay.errors import RateLimitedError
+from inlay.frontend.callers.auth import Caller, Share
+from inlay.frontend.callers.rates import TokenBucket
+from inlay.frontend.settings import FrontendSettings
+
+RETRY_AFTER = 1.0
+"""Seconds after which to ask again where nothing better is known."""
+
+_SWEEP_AT = 4096
+"""Clients from which on those that are as new are forgotten before another is added."""
+
+DECODED_SHARE = 0.75
+"""Bytes that base64 decodes to, for each of its characters."""
+
+
+class Client:
+    """One client. `with` it, a request is under way.
+
+    Attributes:
+        name: of its key, or its address.
+        share: what it may take; None is whatever the server has.
+        requests: under way.
+        bytes: held.
+    """
+
+    __slots__ = ("_clients", "bucket", "bytes", "name", "requests", "share")
+
+    def __init__(self, clients: "Clients", name: str, share: Share) -> None:
+        self._clients = clients
+        self.name = name
+        self.share = share
+        self.bucket: TokenBucket | None = None
+        self.requests = 0
+        self.bytes = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing would be lost by forgetting it."""
+        return not self.requests and not self.bytes and (self.bucket is None or self.bucket.full)
+
+    def __enter__(self) -> "Client":
+        """Begin a request. Raises `RateLimitedError` when it may not ask, or not now."""
+        most = self.share.max_requests
+        if most is not None and self.requests >= most:
+            raise RateLimitedError(
+                f"you have {self.requests} requests under way, which is your share", retry_after=RETRY_AFTER
+            )
+        if self.bucket is not None:
+            wait = self.bucket.take()
+            if wait:
+                raise RateLimitedError(
+                    f"you may make {self.bucket.rate:g} requests a minute; ask again in {wait:.1f} s",
+                    retry_after=wait,
+                )
+        self.requests += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.requests -= 1
+        self._clients.left(self.name, self)
+
+
+class Clients:
+    """The clients that have something under way, or have lately asked.
+
+    A client is a tenant or, where no key is asked for, an address; the addresses of one IPv6 /64 are one client, as they
+    are one subscriber's.
+
+    Args:
+        settings: where a share of everything comes from when a key has none of its own.
+        clock: seconds that only grow.
+    """
+
+    def __init__(self, settings: FrontendSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._share = default_share(settings)
+        self._clock = clock
+        self._known: dict[str, Client] = {}
+        self._sweep_at = _SWEEP_AT
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def of(self, caller: Caller, address: str) -> Client:
+        """The client a request comes from.
+
+        Args:
+            caller: who asks.
+            address: of the other end of the connection; "" where it has none.
+        """
+        name = f"key {caller.tenant.id}" if caller.tenant.id else f"address {network(address)}"
+        share = _joined(caller.share, self._share)
+        client = self._known.get(name)
+        if client is None:
+            if len(self._known) >= self._sweep_at:
+                self._known = {known: other for known, other in self._known.items() if not other.idle}
+                self._sweep_at = max(_SWEEP_AT, 2 * len(self._known))
+            client = self._known[name] = Client(self, name, share)
+        client.share = share
+        if share.rate is None:
+            client.bucket = None
+        elif client.bucket is None:
+            client.bucket = TokenBucket(share.rate, self._clock)
+        elif client.bucket.rate != share.rate:
+            client.bucket.set_rate(share.rate)
+        return client
+
+    def left(self, name: str, client: Client) -> None:
+        """Forget a client that is as a new one would be."""
+        if client.idle and self._known.get(name) is client:
+            del self._known[name]
+
+
+def default_share(settings: FrontendSettings) -> Share:
+    """What a client may take whose key says nothing: half of everything, but one largest request at least."""
+    requests = settings.max_client_requests or max(1, settings.max_inflight_requests // 2)
+    largest = int(settings.max_body_bytes * (1 + DECODED_SHARE))
+    size = settings.max_client_bytes or max(settings.max_inflight_bytes // 2, largest)
+    # Where the whole is a client's share, what runs out is the server's.
+    return Share(
+        settings.max_client_rate,
+        None if requests >= settings.max_inflight_requests else requests,
+        None if size >= settings.max_inflight_bytes else size,
+    )
+
+
+def _joined(own: Share, rest: Share) -> Share:
+    return Share(
+        rest.rate if own.rate is None else own.rate,
+        rest.max_requests if own.max_requests is None else own.max_requests,
+        rest.max_bytes if own.max_bytes is None else own.max_bytes,
+    )
+
+
+def network(address: str) -> str:
+    """The part of an address that tells clients apart."""
+    try:
+        parsed = ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if not isinstance(parsed, IPv6Address):
+        return str(parsed)
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(IPv6Address(int(parsed) >> 64 << 64)) + "/64"

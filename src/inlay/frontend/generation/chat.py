@@ -1,0 +1,184 @@
+"""`POST /v1/chat/completions`."""
+
+import uuid
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from inlay.errors import InvalidRequestError
+from inlay.frontend.bodies.embeds import Embeddings
+from inlay.frontend.bodies.intake import size_of
+from inlay.frontend.bodies.sources import Source, in_messages
+from inlay.frontend.generation.chat_shape import ChatShape
+from inlay.frontend.generation.messages import check_depth, with_rows
+from inlay.frontend.generation.prompt_logprobs import with_prompt_logprobs
+from inlay.frontend.generation.prompts import cut_off, kept_positions, truncated
+from inlay.frontend.generation.reading import Forms, check_tool_use, read_as
+from inlay.frontend.generation.respond import generation_of, respond
+from inlay.frontend.generation.sampling import check_request, sampling_of
+from inlay.frontend.generation.tools import ToolUse
+from inlay.frontend.generation.works import Generation
+from inlay.frontend.incoming import Incoming, read_request
+from inlay.frontend.references import embeddings_of
+from inlay.frontend.server import Call
+from inlay.prompt import Prompt, Rows
+from inlay.protocol.openai.chat import ChatRequest
+from inlay.protocol.work import Sampling
+from inlay.render import Renderer
+from inlay.router import ServedModel
+
+ReadMessages: TypeAlias = Callable[[Callable[[Source], Rows]], tuple[list[dict[str, Any]], list[Rows]]]
+"""From what reads a source to the messages for the renderer and their rows, as `with_rows` returns them."""
+
+_decoder = msgspec.json.Decoder(ChatRequest)
+
+
+class Asked(NamedTuple):
+    """A chat that is ready to be generated.
+
+    Attributes:
+        sampling: what the choices share.
+        use: of tools.
+    """
+
+    model: ServedModel
+    renderer: Renderer
+    sampling: Sampling
+    generation: Generation
+    use: ToolUse
+
+
+async def chat_completions(call: Call) -> None:
+    """Answer one chat request."""
+    embeds = call.server.embeds
+    incoming = await read_request(call, _decoder, lambda request: embeds.in_messages(request.messages))
+    request = incoming.parsed.request
+    response_id = f"chatcmpl-{uuid.uuid4().hex}"
+    asked = await ask(
+        call,
+        incoming,
+        request,
+        response_id,
+        in_messages(request.messages),
+        partial(with_rows, request.messages),
+        request,
+    )
+    del incoming
+    shape = ChatShape(response_id, request, asked.model.name, asked.renderer, asked.generation, asked.use)
+    await respond(call, request, asked.model, asked.generation, shape)
+
+
+async def ask(
+    call: Call,
+    incoming: Incoming[Any],
+    request: ChatRequest,
+    response_id: str,
+    sources: Sequence[Source],
+    messages: ReadMessages,
+    kept: msgspec.Struct,
+) -> Asked:
+    """Everything between a chat that was asked and its first token, whatever API it came by.
+
+    Args:
+        call: whose.
+        incoming: the request as it came.
+        request: the request as a chat.
+        response_id: names its works.
+        sources: where it says that rows come from.
+        messages: of the chat; those of `request` are dropped once they are a prompt.
+        kept: what the client sent, all but the messages of which lives as long as the answer.
+
+    Raises:
+        InlayError: what is wrong with the request.
+    """
+    server = call.server
+    check_request(request)
+    await server.prepare(call.intake.json, _check_chat, request, server.settings.max_choices)
+    model = server.model(request.model)
+    card = model.card
+    renderer = await server.renderers.of(card)
+    use = await server.prepare(
+        call.intake.json, ToolUse.of, request.tools, request.tool_choice, request.parallel_tool_calls
+    )
+    forms = Forms.of(server.settings, renderer)
+    check_tool_use(server.settings, card, forms, use)
+    embeddings = await embeddings_of(call, incoming, sources, card)
+    max_tokens = (
+        request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+    )
+    keep = kept_positions(request, model.max_len, max_tokens)
+    prompt, size = await server.prepare(
+        incoming.size, _prompt, request, messages, embeddings, renderer, kept, keep
+    )
+    del embeddings, messages
+    call.intake.prepared([prompt], size)
+    sampling = sampling_of(
+        request,
+        card,
+        longest=len(prompt) + model.positions_before,
+        max_tokens=max_tokens,
+        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        logprobs_param="top_logprobs",
+    )
+    sampling = with_prompt_logprobs(sampling, request, card, [prompt], echoed=None)
+    output, sampling = read_as(
+        forms,
+        renderer,
+        prompt,
+        use,
+        sampling,
+        continued=request.messages if request.continue_final_message else None,
+    )
+    request.messages = []
+    generation = generation_of(
+        call, request, response_id, model, renderer, [prompt], sampling, max_tokens, output=output
+    )
+    return Asked(model, renderer, sampling, generation, use)
+
+
+def _prompt(
+    request: ChatRequest,
+    read_messages: ReadMessages,
+    embeddings: Embeddings,
+    renderer: Renderer,
+    kept: msgspec.Struct,
+    keep: int | None,
+) -> tuple[Prompt, int]:
+    """The prompt of a chat, cut to `keep` positions unless that is None, and the bytes of `kept`."""
+    messages, rows = read_messages(embeddings.one)
+    continues = bool(request.continue_final_message)
+    prompt = renderer.chat(
+        messages,
+        rows=rows,
+        tools=request.tools,
+        add_generation_prompt=not continues
+        if request.add_generation_prompt is None
+        else request.add_generation_prompt,
+        continue_final_message=continues,
+        template_kwargs=request.chat_template_kwargs or {},
+        keep=keep,
+        side=cut_off(request),
+    )
+    if not len(prompt):
+        raise InvalidRequestError(
+            "messages: the chat template writes nothing for them; a prompt must have at least one position",
+            param="messages",
+        )
+    return truncated(prompt, keep, cut_off(request)), size_of(kept, "messages")
+
+
+def _check_chat(request: ChatRequest, max_choices: int) -> None:
+    if (request.n or 1) > max_choices:
+        raise InvalidRequestError(
+            f"the request asks for {request.n} choices; at most {max_choices} are allowed", param="n"
+        )
+    if request.top_logprobs is not None and not request.logprobs:
+        raise InvalidRequestError("top_logprobs is only allowed when logprobs is true", param="top_logprobs")
+    if request.echo:
+        raise InvalidRequestError(
+            "echo is not supported in chat completions: the last message is the client's own", param="echo"
+        )
+    for name in ("messages", "tools", "tool_choice", "chat_template_kwargs"):
+        check_depth(getattr(request, name), name)

@@ -1,0 +1,208 @@
+"""How chat completions are shown."""
+
+import time
+from typing import Any, NamedTuple
+
+import msgspec
+
+from inlay.errors import InlayError
+from inlay.frontend.errors import shown
+from inlay.frontend.generation.choices import Choice, Piece
+from inlay.frontend.generation.completions import joined, prompt_ids
+from inlay.frontend.generation.tools import ToolChoice, ToolUse
+from inlay.frontend.generation.works import Generation, Pieces
+from inlay.protocol.openai.chat import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+    ChatRequest,
+    FunctionCall,
+    FunctionCallDelta,
+    TokenLogprob,
+    ToolCall,
+    ToolCallPiece,
+    TopLogprob,
+)
+from inlay.protocol.openai.generation import ErrorResponse
+from inlay.render import Output, Renderer, ToolCallDelta
+
+_UNSET = msgspec.UNSET
+
+
+class _Said(NamedTuple):
+    """What an output says, in the fields of messages and deltas; UNSET where it says nothing."""
+
+    content: str | msgspec.UnsetType
+    reasoning: str | msgspec.UnsetType
+    tool_calls: list[ToolCallDelta]
+
+
+class ChatShape:
+    """Chat completions as OpenAI shows them, with vLLM's `stop_reason` and `token_ids`."""
+
+    def __init__(
+        self,
+        response_id: str,
+        request: ChatRequest,
+        model: str,
+        renderer: Renderer,
+        generation: Generation,
+        use: ToolUse,
+    ) -> None:
+        self._id = response_id
+        self._request = request
+        self._model = model
+        self._renderer = renderer
+        self._generation = generation
+        self._named = use.choice is ToolChoice.NAMED
+        self._created = int(time.time())
+        options = request.stream_options
+        self._continuous = bool(options and options.continuous_usage_stats)
+        self._begun: set[int] = set()
+        self._collected: dict[int, list[Piece]] = {}
+
+    def _chunk(self, choices: list[ChatChunkChoice], **more: Any) -> ChatChunk:
+        return ChatChunk(id=self._id, created=self._created, model=self._model, choices=choices, **more)
+
+    def events(self, pieces: Pieces) -> list[msgspec.Struct]:
+        """One event for each piece, and before a choice's first one another with the role."""
+        events: list[msgspec.Struct] = []
+        usage = self._generation.usage() if self._continuous else msgspec.UNSET
+        with_ids = bool(self._request.return_token_ids)
+        for choice, piece in pieces:
+            if choice.index not in self._begun:
+                self._begun.add(choice.index)
+                role = ChatChunkChoice(choice.index, ChatDelta(role="assistant", content=""))
+                ids = prompt_ids(choice.work.prompt) if with_ids else msgspec.UNSET
+                events.append(self._chunk([role], prompt_token_ids=ids, usage=usage))
+            delta = self._delta(piece)
+            ends = piece.finish_reason is not None
+            # Clients look for the end of a call in the event behind its last piece.
+            apart = ends and delta is not None and bool(delta.tool_calls)
+            if delta is not None or ends or piece.logprobs or with_ids:
+                shown = ChatChunkChoice(
+                    choice.index,
+                    delta or ChatDelta(),
+                    self._logprobs(piece),
+                    None if apart else self._finish_reason(choice, piece),
+                    piece.stop_reason if ends and not apart else _UNSET,
+                    list(piece.token_ids) if with_ids else _UNSET,
+                )
+                events.append(self._chunk([shown], usage=usage))
+            if apart:
+                reason = self._finish_reason(choice, piece)
+                last = ChatChunkChoice(choice.index, ChatDelta(), None, reason, piece.stop_reason)
+                events.append(self._chunk([last], usage=usage))
+        return events
+
+    def closing_events(self) -> list[msgspec.Struct]:
+        """One event without choices, only usage, where that was asked for."""
+        options = self._request.stream_options
+        if options is None or not options.include_usage:
+            return []
+        return [self._chunk([], usage=self._generation.usage())]
+
+    def failure_events(self, error: InlayError) -> list[msgspec.Struct]:
+        """The error."""
+        return [ErrorResponse(shown(error))]
+
+    def collect(self, pieces: Pieces) -> None:
+        """Keep the pieces by choice."""
+        for choice, piece in pieces:
+            self._collected.setdefault(choice.index, []).append(piece)
+
+    def response(self) -> msgspec.Struct:
+        """All choices, whole."""
+        with_ids = bool(self._request.return_token_ids)
+        first = self._generation.choices[0].work.prompt
+        scores = self._generation.scores_of(self._generation.choices[0])
+        return ChatCompletion(
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=[self._choice(choice, with_ids) for choice in self._generation.choices],
+            usage=self._generation.usage(),
+            prompt_token_ids=prompt_ids(first) if with_ids else msgspec.UNSET,
+            prompt_logprobs=_UNSET
+            if scores is None
+            else scores.shown(self._renderer, self._request.prompt_logprobs or 0),
+        )
+
+    def _said(self, piece: Piece) -> _Said:
+        output = Output.of(piece.output)
+        reasoning = output.reasoning if self._request.include_reasoning is not False else ""
+        return _Said(output.content or _UNSET, reasoning or _UNSET, output.tool_calls)
+
+    def _delta(self, piece: Piece) -> ChatDelta | None:
+        """What a piece adds to the message, None where that is nothing."""
+        said = self._said(piece)
+        if said == (_UNSET, _UNSET, []):
+            return None
+        calls = [
+            ToolCallPiece(
+                call.index,
+                call.id or _UNSET,
+                "function" if call.id else _UNSET,
+                FunctionCallDelta(call.name or _UNSET, call.arguments),
+            )
+            for call in said.tool_calls
+        ]
+        return ChatDelta(
+            content=said.content,
+            tool_calls=calls or _UNSET,
+            reasoning=said.reasoning,
+            reasoning_content=said.reasoning,
+        )
+
+    def _message(self, piece: Piece) -> ChatMessage:
+        said = self._said(piece)
+        calls = [
+            ToolCall(call.id or "", FunctionCall(call.name or "", call.arguments)) for call in said.tool_calls
+        ]
+        other = calls or said.reasoning is not _UNSET
+        return ChatMessage(
+            content=said.content or (None if other else ""),
+            tool_calls=calls or _UNSET,
+            reasoning=said.reasoning,
+            reasoning_content=said.reasoning,
+        )
+
+    def _finish_reason(self, choice: Choice, piece: Piece) -> str | None:
+        """As OpenAI has it: the model's calls are a reason of their own, the one a request asks for by name is not."""
+        if piece.finish_reason == "stop" and choice.calls_tools and not self._named:
+            return "tool_calls"
+        return piece.finish_reason
+
+    def _choice(self, choice: Choice, with_ids: bool) -> ChatChoice:
+        piece = joined(self._collected[choice.index])
+        return ChatChoice(
+            index=choice.index,
+            message=self._message(piece),
+            logprobs=self._logprobs(piece),
+            finish_reason=self._finish_reason(choice, piece),
+            stop_reason=piece.stop_reason,
+            token_ids=list(piece.token_ids) if with_ids else msgspec.UNSET,
+        )
+
+    def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
+        if not self._request.logprobs:
+            return None
+        return ChatLogprobs(token_logprobs(piece, self._renderer, self._request.top_logprobs or 0))
+
+
+def token_logprobs(piece: Piece, renderer: Renderer, top: int) -> list[TokenLogprob]:
+    """The logprobs of a piece, with `top` alternatives a token."""
+    text, data = renderer.token_text, renderer.token_bytes
+    return [
+        TokenLogprob(
+            text(id_),
+            entry.logprob,
+            data(id_),
+            [TopLogprob(text(other), logprob, data(other)) for other, logprob in entry.top[:top]],
+        )
+        for id_, entry in zip(piece.token_ids, piece.logprobs, strict=True)
+    ]

@@ -1,0 +1,276 @@
+"""`POST /v1/completions`."""
+
+import time
+import uuid
+from collections.abc import Sequence
+
+import msgspec
+
+from inlay.errors import InlayError, InvalidRequestError
+from inlay.frontend.bodies.intake import size_of
+from inlay.frontend.bodies.sources import in_completion
+from inlay.frontend.errors import shown
+from inlay.frontend.generation.choices import Choice, Piece
+from inlay.frontend.generation.prompt_logprobs import check_has_ids, with_prompt_logprobs
+from inlay.frontend.generation.prompts import PromptReader, kept_positions
+from inlay.frontend.generation.respond import generation_of, respond
+from inlay.frontend.generation.sampling import check_request, sampling_of
+from inlay.frontend.generation.works import Generation, Pieces
+from inlay.frontend.incoming import read_request
+from inlay.frontend.references import embeddings_of
+from inlay.frontend.server import Call
+from inlay.prompt import Prompt
+from inlay.protocol.openai.completions import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+)
+from inlay.protocol.openai.generation import ErrorResponse
+from inlay.protocol.work import Sampling, TokenLogprobs
+from inlay.render import Renderer
+from inlay.router import ServedModel
+
+_decoder = msgspec.json.Decoder(CompletionRequest)
+
+
+async def completions(call: Call) -> None:
+    """Answer one completions request."""
+    server = call.server
+    incoming = await read_request(call, _decoder, server.embeds.in_completion)
+    request = incoming.parsed.request
+    check_request(request)
+    model = server.model(request.model)
+    card = model.card
+    keep = kept_positions(request, model.max_len, request.max_tokens)
+    renderer = await server.renderers.of(card)
+    embeddings = await embeddings_of(call, incoming, in_completion(request), card)
+    prompts, size = await server.prepare(
+        incoming.size,
+        _prompts,
+        PromptReader(request, card, renderer, embeddings, keep=keep),
+        request,
+        server.settings.max_choices,
+    )
+    del incoming, embeddings
+    request.prompt = request.prompt_embeds = None
+    call.intake.prepared(prompts, size)
+    sampling = _sampling(request, model, prompts)
+    response_id = f"cmpl-{uuid.uuid4().hex}"
+    generation = generation_of(
+        call, request, response_id, model, renderer, prompts, sampling, request.max_tokens
+    )
+    shape = CompletionShape(response_id, request, model.name, renderer, generation)
+    await respond(call, request, model, generation, shape)
+
+
+def _prompts(reader: PromptReader, request: CompletionRequest, most: int) -> tuple[list[Prompt], int]:
+    """The prompts of a request, and the bytes of what else it says."""
+    prompts = reader.prompts(most=most)
+    asked = len(prompts) * request.candidates
+    if asked > most:
+        param = "n" if request.best_of is None else "best_of"
+        raise InvalidRequestError(
+            f"the request asks for {asked} choices; at most {most} are allowed", param=param
+        )
+    if not all(map(len, prompts)):
+        raise InvalidRequestError("prompt must have at least one position", param="prompt")
+    return prompts, size_of(request, "prompt", "prompt_embeds")
+
+
+def _sampling(request: CompletionRequest, model: ServedModel, prompts: list[Prompt]) -> Sampling:
+    """What the choices share. Raises `InlayError` for what these prompts or this model cannot do."""
+    if request.suffix:
+        check_has_ids(prompts, "suffix")
+        raise InvalidRequestError("suffix is not supported", param="suffix")
+    if request.echo:
+        check_has_ids(prompts, "echo")
+    sampling = sampling_of(
+        request,
+        model.card,
+        longest=max(map(len, prompts)) + model.positions_before,
+        max_tokens=request.max_tokens,
+        logprobs=request.logprobs,
+    )
+    sampling = with_prompt_logprobs(
+        sampling, request, model.card, prompts, echoed=request.logprobs if request.echo else None
+    )
+    if request.candidates > (request.n or 1) and sampling.logprobs is None:
+        sampling = msgspec.structs.replace(sampling, logprobs=0)
+    return sampling
+
+
+class CompletionShape:
+    """Completions as OpenAI shows them, with vLLM's `stop_reason` and `token_ids`."""
+
+    def __init__(
+        self,
+        response_id: str,
+        request: CompletionRequest,
+        model: str,
+        renderer: Renderer,
+        generation: Generation,
+    ) -> None:
+        self._id = response_id
+        self._request = request
+        self._model = model
+        self._renderer = renderer
+        self._generation = generation
+        self._created = int(time.time())
+        options = request.stream_options
+        self._continuous = bool(options and options.continuous_usage_stats)
+        self._begun: set[int] = set()
+        self._offsets: dict[int, int] = {}
+        self._echoed: dict[int, str] = {}
+        self._collected: dict[int, list[Piece]] = {}
+
+    def events(self, pieces: Pieces) -> list[msgspec.Struct]:
+        """One event for each piece."""
+        usage = self._generation.usage() if self._continuous else msgspec.UNSET
+        return [
+            Completion(
+                id=self._id,
+                created=self._created,
+                model=self._model,
+                choices=[self._choice(choice, piece)],
+                usage=usage,
+            )
+            for choice, piece in pieces
+            if piece.text
+            or piece.finish_reason is not None
+            or piece.logprobs
+            or self._request.return_token_ids
+        ]
+
+    def closing_events(self) -> list[msgspec.Struct]:
+        """One event without choices, only usage, where that was asked for."""
+        options = self._request.stream_options
+        if options is None or not options.include_usage:
+            return []
+        return [
+            Completion(
+                id=self._id,
+                created=self._created,
+                model=self._model,
+                choices=[],
+                usage=self._generation.usage(),
+            )
+        ]
+
+    def failure_events(self, error: InlayError) -> list[msgspec.Struct]:
+        """The error."""
+        return [ErrorResponse(shown(error))]
+
+    def collect(self, pieces: Pieces) -> None:
+        """Keep the pieces by choice."""
+        for choice, piece in pieces:
+            self._collected.setdefault(choice.index, []).append(piece)
+
+    def response(self) -> msgspec.Struct:
+        """All choices, whole."""
+        return Completion(
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=self._best() if self._request.best_of is not None else self._all(),
+            usage=self._generation.usage(),
+        )
+
+    def _all(self) -> list[CompletionChoice]:
+        return [
+            self._choice(choice, joined(self._collected[choice.index])) for choice in self._generation.choices
+        ]
+
+    def _best(self) -> list[CompletionChoice]:
+        """The `n` of each prompt's choices with the highest logprob a token, best first."""
+        best: list[CompletionChoice] = []
+        for choices in self._generation.by_prompt():
+            found = [(choice, joined(self._collected[choice.index])) for choice in choices]
+            found.sort(key=lambda pair: -_mean_logprob(pair[1]))
+            for choice, piece in found[: self._request.n or 1]:
+                best.append(msgspec.structs.replace(self._choice(choice, piece), index=len(best)))
+        return best
+
+    def _choice(self, choice: Choice, piece: Piece) -> CompletionChoice:
+        request = self._request
+        begins = choice.index not in self._begun
+        self._begun.add(choice.index)
+        text = piece.text
+        prompt = choice.work.prompt
+        ids: tuple[int, ...] = piece.token_ids
+        logprobs: list[TokenLogprobs | None] = list(piece.logprobs)
+        scores = self._generation.scores_of(choice)
+        if begins and request.echo:
+            text = self._prompt_text(prompt) + text
+            ids = (*prompt.token_ids(), *ids)
+            if scores is not None:
+                logprobs = [None, *scores.entries(request.logprobs or 0), *logprobs]
+        shows_prompt = begins and scores is not None and request.prompt_logprobs is not None
+        with_ids = bool(request.return_token_ids)
+        return CompletionChoice(
+            index=choice.index,
+            text=text,
+            logprobs=self._logprobs(choice, ids, logprobs) if request.logprobs is not None else None,
+            finish_reason=piece.finish_reason,
+            stop_reason=piece.stop_reason,
+            token_ids=list(piece.token_ids) if with_ids else msgspec.UNSET,
+            prompt_token_ids=prompt_ids(prompt) if with_ids and begins else msgspec.UNSET,
+            prompt_logprobs=scores.shown(self._renderer, request.prompt_logprobs or 0)
+            if scores is not None and shows_prompt
+            else msgspec.UNSET,
+        )
+
+    def _prompt_text(self, prompt: Prompt) -> str:
+        """The prompt as text, made once for all its choices."""
+        text = self._echoed.get(id(prompt))
+        if text is None:
+            skip = self._request.skip_special_tokens is not False
+            text = self._renderer.decode(prompt.token_ids(), skip_special_tokens=skip)
+            self._echoed[id(prompt)] = text
+        return text
+
+    def _logprobs(
+        self, choice: Choice, ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]
+    ) -> CompletionLogprobs:
+        """Of `ids`; None where nothing can be said, which is at a prompt's first token."""
+        offset = self._offsets.get(choice.index, 0)
+        result = CompletionLogprobs([], [], [], [])
+        for id_, entry in zip(ids, logprobs, strict=True):
+            token = self._renderer.token_text(id_)
+            result.text_offset.append(offset)
+            offset += len(token)
+            result.tokens.append(token)
+            if entry is None:
+                result.token_logprobs.append(None)
+                result.top_logprobs.append(None)
+                continue
+            result.token_logprobs.append(entry.logprob)
+            top: dict[str, float] = {}
+            # Parts of characters read alike; the likeliest of them stands for all.
+            for other, logprob in ((id_, entry.logprob), *entry.top):
+                name = self._renderer.token_text(other)
+                top[name] = max(logprob, top.get(name, logprob))
+            result.top_logprobs.append(top if self._request.logprobs else None)
+        self._offsets[choice.index] = offset
+        return result
+
+
+def _mean_logprob(piece: Piece) -> float:
+    return sum(entry.logprob for entry in piece.logprobs) / max(1, len(piece.logprobs))
+
+
+def joined(pieces: list[Piece]) -> Piece:
+    """A choice's pieces as one."""
+    return Piece(
+        "".join(piece.text for piece in pieces),
+        tuple(delta for piece in pieces for delta in piece.output),
+        tuple(id_ for piece in pieces for id_ in piece.token_ids),
+        tuple(entry for piece in pieces for entry in piece.logprobs),
+        pieces[-1].finish_reason,
+        pieces[-1].stop_reason,
+    )
+
+
+def prompt_ids(prompt: Prompt) -> list[int] | None:
+    """The ids of a prompt, or None where some of its positions have none."""
+    return None if prompt.has_rows else list(prompt.token_ids())

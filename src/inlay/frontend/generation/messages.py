@@ -1,0 +1,118 @@
+"""The messages of a chat request: checked, and with rows in the place of their embeddings."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from inlay.errors import InvalidRequestError
+from inlay.frontend.bodies.sources import Source, content_source
+from inlay.prompt import Rows
+
+MAX_DEPTH = 64
+"""Levels of nesting the free-form parts of a request may have."""
+
+_QUOTED = 60
+"""Characters of a client's value that an error quotes."""
+
+_TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+
+
+def check_depth(value: object, param: str) -> None:
+    """Raise `InvalidRequestError` when `value` is nested deeper than `MAX_DEPTH`."""
+    level: list[object] = [value]
+    for _ in range(MAX_DEPTH):
+        deeper: list[object] = []
+        for item in level:
+            if isinstance(item, dict):
+                deeper.extend(child for child in item.values() if isinstance(child, dict | list))
+            elif isinstance(item, list):
+                deeper.extend(child for child in item if isinstance(child, dict | list))
+        if not deeper:
+            return
+        level = deeper
+    raise InvalidRequestError(f"{param} is nested more than {MAX_DEPTH} levels deep", param=param)
+
+
+def shown_value(value: object) -> str:
+    """A client's value as errors quote it: short, and made in no time, whatever it is."""
+    if isinstance(value, str):
+        return repr(value[:_QUOTED]) + ("..." if len(value) > _QUOTED else "")
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    return msgspec.json.encode(value).decode()[:_QUOTED]
+
+
+def with_rows(
+    messages: Sequence[Mapping[str, Any]],
+    read: Callable[[Source], Rows],
+    *,
+    named: Sequence[str] | None = None,
+    served: str = "text, prompt_embeds",
+) -> tuple[list[dict[str, Any]], list[Rows]]:
+    """Messages for the renderer, and the rows their `prompt_embeds` parts stand for.
+
+    Args:
+        messages: as the client sent them.
+        read: the source of a part to its rows.
+        named: where in the request the content of each message stands; None where the request has the messages themselves.
+        served: the types of parts that an error says are.
+
+    Returns:
+        The messages, each such part replaced by `{"type": "prompt_embeds", "index": i}`, and the rows by index.
+
+    Raises:
+        InvalidRequestError: not messages, or a content part that is not served.
+        NotFoundError: a reference to what is not there.
+    """
+    if not messages:
+        raise InvalidRequestError("messages must not be empty", param="messages")
+    rows: list[Rows] = []
+    result: list[dict[str, Any]] = []
+    for number, message in enumerate(messages):
+        where = f"messages[{number}]"
+        if not isinstance(message.get("role"), str):
+            raise InvalidRequestError(f"{where}.role must be a string", param=f"{where}.role")
+        content = message.get("content")
+        if content is None:
+            result.append(dict(message))
+        else:
+            place = f"{where}.content" if named is None else named[number]
+            result.append({**message, "content": _content(content, place, rows, read, served)})
+    return result, rows
+
+
+def _content(
+    content: object, where: str, rows: list[Rows], read: Callable[[Source], Rows], served: str
+) -> str | list[dict[str, Any]]:
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return [_part(part, f"{where}[{index}]", rows, read, served) for index, part in enumerate(content)]
+    raise InvalidRequestError(
+        f"{where} must be a string or a list of parts, got {type(content).__name__}", param=where
+    )
+
+
+def _part(
+    part: object, where: str, rows: list[Rows], read: Callable[[Source], Rows], served: str
+) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+        raise InvalidRequestError(f"{where} must be an object with a type", param=where)
+    kind = part["type"]
+    if kind in _TEXT_PARTS:
+        text = part.get("refusal" if kind == "refusal" else "text")
+        if not isinstance(text, str):
+            raise InvalidRequestError(f"{where}.text must be a string", param=f"{where}.text")
+        return {**part, "type": "text", "text": text}
+    if kind == "prompt_embeds":
+        rows.append(read(content_source(part, where)))
+        return {"type": "prompt_embeds", "index": len(rows) - 1}
+    raise InvalidRequestError(
+        f"{where}: content parts of type {kind[:40]!r} are not supported; supported: {served}",
+        param=f"{where}.type",
+    )

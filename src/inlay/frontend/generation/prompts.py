@@ -1,0 +1,216 @@
+"""The prompts of a completions request."""
+
+from collections.abc import Sequence
+
+from inlay.errors import InvalidRequestError
+from inlay.frontend.bodies.embeds import Embeddings
+from inlay.frontend.bodies.sources import in_completion, part_source
+from inlay.frontend.generation.sampling import check_ids
+from inlay.prompt import Prompt, Segment, Tokens, split_point
+from inlay.protocol.openai.completions import CompletionRequest, PromptPart, TextPart, TokenIdsPart
+from inlay.protocol.openai.embeddings import TextsRequest
+from inlay.protocol.openai.generation import GenerationRequest
+from inlay.protocol.work import ModelCard
+from inlay.render import End, Renderer, Side
+
+
+class PromptReader:
+    """Makes prompts for one model. CPU work, safe to call from any thread."""
+
+    def __init__(
+        self,
+        request: CompletionRequest,
+        card: ModelCard,
+        renderer: Renderer,
+        embeddings: Embeddings,
+        *,
+        keep: int | None,
+    ) -> None:
+        """For `request`, which keeps `keep` positions of each prompt, or all where it is None."""
+        self._request = request
+        self._keep = keep
+        self._side = cut_off(request)
+        self._card = card
+        self._renderer = renderer
+        self._embeddings = embeddings
+        self._special = request.add_special_tokens is not False
+
+    def prompts(self, *, most: int) -> list[Prompt]:
+        """Every prompt of the request, in order, cut to what it keeps.
+
+        Raises:
+            InvalidRequestError: none, more than `most`, or one that is not a prompt for this model.
+            NotFoundError: a reference to what is not there.
+        """
+        request = self._request
+        if request.prompt_embeds is not None and request.prompt_embeds != []:
+            sources = in_completion(request)
+            _check_count(len(sources), most)
+            found = []
+            for source in sources:
+                found += [self._kept(Prompt.of(rows)) for rows in self._embeddings.prompts(source)]
+            _check_count(len(found), most)
+            return found
+        prompt = request.prompt
+        if not prompt:
+            raise InvalidRequestError(
+                "At least one of 'prompt' or 'prompt_embeds' must be provided and not be empty.",
+                param="prompt",
+            )
+        if isinstance(prompt, str):
+            return [self._text(prompt)]
+        return self._list(prompt, most)
+
+    def _list(self, prompt: list[int | str | PromptPart | list[int | PromptPart]], most: int) -> list[Prompt]:
+        if all(isinstance(item, str) for item in prompt):
+            _check_count(len(prompt), most)
+            return [self._text(item) for item in prompt if isinstance(item, str)]
+        if all(isinstance(item, list) for item in prompt):
+            _check_count(len(prompt), most)
+            return [
+                self._one(item, f"prompt[{i}]") for i, item in enumerate(prompt) if isinstance(item, list)
+            ]
+        flat = [item for item in prompt if not isinstance(item, str | list)]
+        if len(flat) != len(prompt):
+            raise InvalidRequestError(
+                "prompt is a string, a list of strings, of token ids or of parts, or a list of lists, each of token ids or of "
+                f"parts; got a list that begins with {_kind(prompt[0])} and has {_kind(_other(prompt))} too. Beside lists, write a "
+                'text as [{"type": "text", "text": ...}]',
+                param="prompt",
+            )
+        return [self._one(flat, "prompt")]
+
+    def _one(self, items: Sequence[int | PromptPart], param: str) -> Prompt:
+        ids = [item for item in items if isinstance(item, int)]
+        parts = [item for item in items if not isinstance(item, int)]
+        if ids and parts:
+            raise InvalidRequestError(f"{param} holds token ids and parts; give ids as a part", param=param)
+        if not items:
+            raise InvalidRequestError(f"{param} is empty", param=param)
+        if ids:
+            return self._kept(Prompt.of(self._ids(ids, param)))
+        room = self._keep
+        segments: list[Segment] = []
+        # From the end that is kept, so that texts beyond what is kept are not tokenized.
+        order = range(len(parts)) if self._side == "right" else reversed(range(len(parts)))
+        whole = True
+        for index in order:
+            segment, all_of_it = self._part(parts[index], index, f"{param}[{index}]", room)
+            if not whole:
+                # What is beyond a cut is checked and not kept, although there may be room: else a piece would be missing between.
+                continue
+            segments.append(segment)
+            whole = all_of_it
+            room = None if room is None else max(0, room - len(segment)) if whole else 0
+        return self._kept(Prompt.of(*(segments if self._side == "right" else reversed(segments))))
+
+    def _part(self, part: PromptPart, index: int, param: str, room: int | None) -> tuple[Segment, bool]:
+        """As much of a part as is kept or more, and whether it is all of it."""
+        if isinstance(part, TextPart):
+            # Only the beginning of a prompt is where a tokenizer's own first token belongs.
+            end = self._end(part.text, self._special and index == 0, room)
+            return Tokens(end.ids), end.whole
+        if isinstance(part, TokenIdsPart):
+            return self._ids(part.token_ids, f"{param}.token_ids"), True
+        return self._embeddings.one(part_source(part, param)), True
+
+    def _text(self, text: str) -> Prompt:
+        return self._kept(Prompt.of(Tokens(self._end(text, self._special, self._keep).ids)))
+
+    def _end(self, text: str, special: bool, room: int | None) -> End:
+        if room is None:
+            return End(self._renderer.encode(text, add_special_tokens=special), True)
+        if room == 0:
+            return End((), False)
+        return self._renderer.end(text, room, add_special_tokens=special, side=self._side)
+
+    def _kept(self, prompt: Prompt) -> Prompt:
+        return truncated(prompt, self._keep, self._side)
+
+    def _ids(self, ids: list[int], param: str) -> Tokens:
+        check_ids(ids, self._card.vocab_size, param)
+        return Tokens(ids)
+
+
+def _kind(item: object) -> str:
+    if isinstance(item, str):
+        return "a string"
+    if isinstance(item, int):
+        return "a token id"
+    return "a list" if isinstance(item, list) else "a part"
+
+
+def _other(items: Sequence[object]) -> object:
+    """The first that is of another kind than the first of all."""
+    return next(item for item in items if _kind(item) != _kind(items[0]))
+
+
+def kept_positions(
+    request: GenerationRequest | TextsRequest, limit: int, max_tokens: int | None
+) -> int | None:
+    """How many positions of each prompt `request` keeps at most, or None for all.
+
+    Args:
+        request: says how many.
+        limit: positions the model takes.
+        max_tokens: of the output, for which room is left when as much as fits is kept; None asks for one at least.
+
+    Raises:
+        InvalidRequestError: more than the model takes is to be kept, or nothing.
+    """
+    keep = request.truncate_prompt_tokens
+    if keep is None:
+        return None
+    if keep < -1 or keep == 0 or keep > limit:
+        raise InvalidRequestError(
+            f"truncate_prompt_tokens must be -1 or from 1 to {limit}, got {keep}",
+            param="truncate_prompt_tokens",
+        )
+    if keep < 0:
+        return max(1, limit - (1 if max_tokens is None else max_tokens))
+    return keep
+
+
+def cut_off(request: GenerationRequest) -> Side:
+    """Which side of a prompt `request` cuts off."""
+    return request.truncation_side or "left"
+
+
+def truncated(prompt: Prompt, keep: int | None, side: Side) -> Prompt:
+    """What is kept of a prompt, which shares its memory. Atomic segments are kept whole or not at all.
+
+    Args:
+        prompt: whole, or as much of it.
+        keep: positions at most, or None for all.
+        side: which is cut off.
+
+    Raises:
+        InvalidRequestError: nothing is left.
+    """
+    if keep is None:
+        return prompt
+    length = len(prompt)
+    if length <= keep:
+        return prompt
+    bounds = prompt.atomic_bounds()
+    if side == "right":
+        kept = prompt.slice(0, split_point(bounds, keep))
+    else:
+        start = length - keep
+        if split_point(bounds, start) != start:
+            start = next(stop for first, stop in bounds if first < start < stop)
+        kept = prompt.slice(start, length)
+    if not len(kept):
+        raise InvalidRequestError(
+            f"truncate_prompt_tokens leaves nothing of the prompt: {keep} positions do not hold its embeddings that "
+            "may not be split",
+            param="truncate_prompt_tokens",
+        )
+    return kept
+
+
+def _check_count(count: int, most: int) -> None:
+    if count > most:
+        raise InvalidRequestError(
+            f"the request asks for {count} prompts; at most {most} choices are allowed", param="prompt"
+        )

@@ -1,0 +1,191 @@
+"""From a request's works to its response, streamed or whole."""
+
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Protocol
+
+import msgspec
+
+from inlay.errors import InlayError, InvalidRequestError
+from inlay.frontend.access import session_of
+from inlay.frontend.errors import ClientGone, internal_error
+from inlay.frontend.generation.choices import Choice, Display
+from inlay.frontend.generation.grammars import field_of
+from inlay.frontend.generation.prompt_logprobs import PromptScores, reserve
+from inlay.frontend.generation.sampling import bad_words_of, for_choice, stops_of
+from inlay.frontend.generation.works import Generation, Pieces
+from inlay.frontend.lifeline import Lifeline
+from inlay.frontend.server import Call
+from inlay.frontend.sse import UNNAMED, EventStream, Framing
+from inlay.prompt import Prompt
+from inlay.protocol import refusals
+from inlay.protocol.openai.generation import GenerationRequest
+from inlay.protocol.work import Sampling, Work
+from inlay.render import PLAIN, OutputFormat, Renderer
+from inlay.router import ServedModel
+
+_log = logging.getLogger(__name__)
+
+
+class Shape(Protocol):
+    """How one API shows a generation."""
+
+    def events(self, pieces: Pieces) -> list[msgspec.Struct]:
+        """The events of a stream for what has come."""
+        ...
+
+    def closing_events(self) -> Sequence[msgspec.Struct]:
+        """The events after the last choice's end."""
+        ...
+
+    def failure_events(self, error: InlayError) -> Sequence[msgspec.Struct]:
+        """The events after which nothing comes, because of `error`."""
+        ...
+
+    def collect(self, pieces: Pieces) -> None:
+        """Keep what has come for `response`."""
+        ...
+
+    def response(self) -> msgspec.Struct:
+        """The whole response."""
+        ...
+
+
+def generation_of(
+    call: Call,
+    request: GenerationRequest,
+    response_id: str,
+    model: ServedModel,
+    renderer: Renderer,
+    prompts: Sequence[Prompt],
+    sampling: Sampling,
+    max_tokens: int | None,
+    *,
+    output: OutputFormat = PLAIN,
+) -> Generation:
+    """The works of a request: `candidates` for each prompt, all of which share its memory.
+
+    `output` says how each answer is read. Raises `InvalidRequestError` for what the engine refuses, and as `prompt_logprobs.reserve`.
+    """
+    display = Display(
+        stops=stops_of(request),
+        include_stop=bool(request.include_stop_str_in_output),
+        skip_special_tokens=request.skip_special_tokens is not False,
+        format=output,
+    )
+    if request.priority and call.server.settings.scheduling_policy != "priority":
+        raise InvalidRequestError(
+            f"priority {request.priority} was asked for; this server serves first come, first served unless it is started "
+            "with --scheduling-policy priority",
+            param="priority",
+        )
+    if request.seed is not None and sampling.temperature > 0 and not model.card.seeds:
+        raise InvalidRequestError(
+            f"seed is not supported by the engine of this model ({model.card.engine} {model.card.engine_version}): what it "
+            "draws does not depend on one",
+            param="seed",
+        )
+    sampling = msgspec.structs.replace(sampling, bad_words=bad_words_of(request, renderer))
+    bulk = reserve(call.reservation, sampling, prompts, request.candidates)
+    unscored = msgspec.structs.replace(sampling, prompt_logprobs=None)
+    remaining = call.remaining
+    choices: list[Choice] = []
+    for prompt in prompts:
+        room = model.max_len - len(prompt)
+        wanted = room if max_tokens is None else max_tokens
+        for number in range(request.candidates):
+            index = len(choices)
+            # A prompt is told of once, however many choices show it.
+            shared = unscored if number else sampling
+            work = Work(
+                id=f"{response_id}-{index}",
+                prompt=prompt,
+                sampling=for_choice(shared, seed=request.seed, index=index, max_tokens=wanted),
+                adapter=None if model.adapter is None else model.adapter.name,
+                salt=call.tenant.salted(request.cache_salt),
+                deadline=remaining,
+                priority=request.priority or 0,
+                trace=None if call.span is None else call.span.traceparent,
+                client=call.client,
+            )
+            _check_served(model, work, request)
+            choices.append(Choice(index, work, renderer, display))
+    total = sum(len(prompt) + model.positions_before for prompt in prompts)
+    times = call.times = call.server.metrics.request(model.card.name, total, call.began)
+    scores = [] if sampling.prompt_logprobs is None else [PromptScores(prompt) for prompt in prompts]
+    return Generation(choices, total, len(prompts), times, scores=scores, bulk=bulk)
+
+
+def _check_served(model: ServedModel, work: Work, request: GenerationRequest) -> None:
+    card = model.card
+    if model.positions_before:
+        # To its engine that is rows and no adapter; what it refuses of those it says itself.
+        work = msgspec.structs.replace(work, adapter=None)
+    try:
+        refusals.check(card.refusals, work, f"{card.engine} {card.engine_version}")
+    except InvalidRequestError as error:
+        _named_as_asked(error, request)
+        raise
+
+
+def _named_as_asked(error: InlayError, request: GenerationRequest) -> None:
+    """Name the client's own field where the error names a grammar, as engines do."""
+    if error.param == "grammar":
+        error.param = field_of(request)
+
+
+async def respond(
+    call: Call,
+    request: GenerationRequest,
+    model: ServedModel,
+    generation: Generation,
+    shape: Shape,
+    framing: Framing = UNNAMED,
+) -> None:
+    """Run `generation` and answer the call in `shape`.
+
+    The response of a stream starts with the first tokens, so that what an engine refuses is a status and not an event.
+
+    Raises:
+        InlayError: before anything was sent. After that, errors are events.
+        ClientGone: the client left; the works are cancelled.
+    """
+    stream = EventStream(call.send, framing)
+    session = session_of(call.scope["headers"], request.prompt_cache_key, call.tenant.id)
+    try:
+        async with Lifeline(call.server.inflight, call.receive, call.take_clock()):
+            await call.server.awake(model.card.name)
+            call.sent = time.perf_counter()
+            await generation.start(
+                call.server.router, model.card.name, session=session, client=call.reservation.client
+            )
+            async with aclosing(generation.pieces()) as arriving:
+                async for pieces in arriving:
+                    if request.stream:
+                        await stream.write(await call.server.prepare(generation.bulk, shape.events, pieces))
+                    else:
+                        shape.collect(pieces)
+    except (InlayError, ClientGone) as error:
+        if isinstance(error, InlayError):
+            _named_as_asked(error, request)
+        if not stream.started or isinstance(error, ClientGone):
+            raise
+        call.failed = error
+        call.server.metrics.failed(error)
+        await stream.finish(shape.failure_events(error))
+        return
+    except Exception as error:
+        if not stream.started:
+            raise
+        call.failed = error
+        _log.exception("request %s failed in its stream", call.request_id)
+        await stream.finish(shape.failure_events(internal_error(call.request_id)))
+        return
+    finally:
+        generation.close()
+    if not request.stream:
+        await call.json(await call.server.prepare(generation.bulk, shape.response))
+        return
+    await stream.finish(shape.closing_events())

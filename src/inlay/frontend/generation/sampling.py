@@ -1,0 +1,273 @@
+"""From what a request says, and the model's own defaults, to a checked `Sampling`."""
+
+import math
+import secrets
+from typing import NamedTuple
+
+import msgspec
+
+from inlay.errors import ContextLengthError, InvalidRequestError
+from inlay.frontend.generation.grammars import check_served, field_of, grammar_of
+from inlay.protocol.openai.generation import GenerationRequest
+from inlay.protocol.work import ModelCard, Sampling
+from inlay.render import Renderer
+
+_INF = math.inf
+MAX_STOPS, MAX_STOP_LENGTH = 64, 4096
+MAX_LOGIT_BIAS = MAX_STOP_TOKEN_IDS = 1024
+MAX_BAD_WORDS, MAX_BAD_WORDS_LENGTH, MAX_BAD_WORD_IDS = 128, 4096, 1024
+
+
+class _Range(NamedTuple):
+    """What a number may be: `low` to `high`, `low` itself excluded where `above`."""
+
+    low: float
+    high: float = _INF
+    above: bool = False
+
+    def __str__(self) -> str:
+        if self.high == _INF:
+            return f"{'above' if self.above else 'at least'} {self.low:g}"
+        return f"{'above' if self.above else 'from'} {self.low:g} {'and at most' if self.above else 'to'} {self.high:g}"
+
+
+_RANGES: dict[str, _Range] = {
+    "n": _Range(1),
+    "best_of": _Range(1),
+    "max_tokens": _Range(1),
+    "max_completion_tokens": _Range(1),
+    "min_tokens": _Range(0),
+    "temperature": _Range(0),
+    "top_p": _Range(0, 1, above=True),
+    "top_k": _Range(-1),
+    "min_p": _Range(0, 1),
+    "repetition_penalty": _Range(0, above=True),
+    "presence_penalty": _Range(-2, 2),
+    "frequency_penalty": _Range(-2, 2),
+    "seed": _Range(-(2**63), 2**63 - 1),
+    "truncate_prompt_tokens": _Range(-1),
+    "priority": _Range(-(2**31), 2**31 - 1),
+}
+
+
+def check_request(request: GenerationRequest) -> None:
+    """Check all that needs no model. Raises `InvalidRequestError` naming the field, what it was and what it may be."""
+    for name, allowed in _RANGES.items():
+        value = getattr(request, name, None)
+        if value is None:
+            continue
+        if name == "max_tokens" and request.only_echoes:
+            continue
+        if value < allowed.low or value > allowed.high or (allowed.above and value == allowed.low):
+            raise InvalidRequestError(f"{name} must be {allowed}, got {value}", param=name)
+    for name, what in request.REFUSED.items():
+        if getattr(request, name) not in (None, False):
+            raise InvalidRequestError(f"{name}: {what} is not supported", param=name)
+    grammar_of(request)
+    _check_words(request.bad_words or [])
+    if request.best_of is not None and request.best_of != request.candidates:
+        raise InvalidRequestError(
+            f"best_of must be at least n ({request.n or 1}), and is n in a chat; got {request.best_of}",
+            param="best_of",
+        )
+    if request.stream and request.candidates > (request.n or 1):
+        raise InvalidRequestError(
+            f"best_of ({request.best_of}) above n is not possible when stream is true: the best is known in the end",
+            param="best_of",
+        )
+    if request.cache_salt == "":
+        raise InvalidRequestError("cache_salt must be a non-empty string if provided", param="cache_salt")
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequestError(
+            "stream_options is only allowed when stream is true", param="stream_options"
+        )
+    _check_stops(stops_of(request))
+
+
+def stops_of(request: GenerationRequest) -> tuple[str, ...]:
+    """The stop strings."""
+    if request.stop is None:
+        return ()
+    return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
+
+
+def _check_stops(stops: tuple[str, ...]) -> None:
+    if len(stops) > MAX_STOPS:
+        raise InvalidRequestError(f"stop has {len(stops)} strings; at most {MAX_STOPS}", param="stop")
+    for stop in stops:
+        if not stop:
+            raise InvalidRequestError("stop must not hold an empty string", param="stop")
+        if len(stop) > MAX_STOP_LENGTH:
+            raise InvalidRequestError(
+                f"a stop string has {len(stop)} characters; at most {MAX_STOP_LENGTH}", param="stop"
+            )
+
+
+def _check_words(words: list[str]) -> None:
+    if len(words) > MAX_BAD_WORDS:
+        raise InvalidRequestError(
+            f"bad_words has {len(words)} words; at most {MAX_BAD_WORDS}", param="bad_words"
+        )
+    for word in words:
+        if not word.strip():
+            raise InvalidRequestError("bad_words must not hold an empty word", param="bad_words")
+    length = sum(map(len, words))
+    if length > MAX_BAD_WORDS_LENGTH:
+        raise InvalidRequestError(
+            f"bad_words have {length} characters together; at most {MAX_BAD_WORDS_LENGTH}", param="bad_words"
+        )
+
+
+def bad_words_of(request: GenerationRequest, renderer: Renderer) -> tuple[tuple[int, ...], ...]:
+    """The ids of each bad word at the start of a text and behind a space.
+
+    vLLM leaves out the second where it has another number of ids than the first; a word could then be said after all.
+
+    Raises:
+        InvalidRequestError: together they have too many tokens.
+    """
+    runs: dict[tuple[int, ...], None] = {}
+    for word in request.bad_words or []:
+        bare = renderer.encode(word.lstrip(), add_special_tokens=False)
+        behind = renderer.encode(" " + word.lstrip(), add_special_tokens=False)
+        runs |= dict.fromkeys((bare, behind))
+    count = sum(map(len, runs))
+    if count > MAX_BAD_WORD_IDS:
+        raise InvalidRequestError(
+            f"bad_words have {count} tokens together; at most {MAX_BAD_WORD_IDS}", param="bad_words"
+        )
+    return tuple(run for run in runs if run)
+
+
+def check_ids(ids: "list[int] | tuple[int, ...]", vocab_size: int, param: str) -> None:
+    """Raise `InvalidRequestError` unless every id is in the vocabulary."""
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+        bad = next(id_ for id_ in ids if not 0 <= id_ < vocab_size)
+        raise InvalidRequestError(
+            f"{param}: token id {bad} is out of vocabulary; ids go from 0 to {vocab_size - 1}", param=param
+        )
+
+
+def sampling_of(
+    request: GenerationRequest,
+    card: ModelCard,
+    *,
+    longest: int,
+    max_tokens: int | None,
+    logprobs: int | None,
+    logprobs_param: str = "logprobs",
+) -> Sampling:
+    """The settings all choices of `request` share; `for_choice` adds what is a choice's own.
+
+    Args:
+        request: checked by `check_request`.
+        card: of the model; its generation config gives the defaults a request leaves open.
+        longest: positions of the longest prompt.
+        max_tokens: what the client asked for; None is all that fits behind the prompt.
+        logprobs: alternatives a token, or None for no logprobs.
+        logprobs_param: the field that said so.
+
+    Raises:
+        InvalidRequestError: out of the model's range.
+        ContextLengthError: prompt and output do not fit.
+    """
+    limit = card.limits.max_model_len
+    check_length(longest, max_tokens, limit)
+    if logprobs is not None and not 0 <= logprobs <= card.limits.max_logprobs:
+        raise InvalidRequestError(
+            f"{logprobs_param} must be from 0 to {card.limits.max_logprobs}, got {logprobs}",
+            param=logprobs_param,
+        )
+    wanted = limit - longest if max_tokens is None else max_tokens
+    min_tokens = request.min_tokens or 0
+    if min_tokens > wanted:
+        raise InvalidRequestError(
+            f"min_tokens must be at most max_tokens ({wanted}), got {min_tokens}", param="min_tokens"
+        )
+    if len(request.stop_token_ids or ()) > MAX_STOP_TOKEN_IDS:
+        raise InvalidRequestError(
+            f"stop_token_ids has {len(request.stop_token_ids or ())} ids; at most {MAX_STOP_TOKEN_IDS}",
+            param="stop_token_ids",
+        )
+    stop_token_ids = tuple(request.stop_token_ids or ())
+    check_ids(stop_token_ids, card.vocab_size, "stop_token_ids")
+    allowed = request.allowed_token_ids
+    if allowed is not None and not allowed:
+        raise InvalidRequestError("allowed_token_ids must not be empty", param="allowed_token_ids")
+    check_ids(allowed or [], card.vocab_size, "allowed_token_ids")
+    grammar = grammar_of(request)
+    check_served(grammar, card, field_of(request))
+    return Sampling(
+        max_tokens=wanted,
+        min_tokens=min_tokens,
+        temperature=_chosen(request, card, "temperature", 1.0),
+        top_p=_chosen(request, card, "top_p", 1.0),
+        # More than there are is all there are, and may be more than a message can hold.
+        top_k=min(max(0, int(_chosen(request, card, "top_k", 0))), card.vocab_size),
+        min_p=_chosen(request, card, "min_p", 0.0),
+        repetition_penalty=_chosen(request, card, "repetition_penalty", 1.0),
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        logit_bias=_logit_bias(request.logit_bias, card.vocab_size),
+        stop_token_ids=stop_token_ids,
+        ignore_eos=bool(request.ignore_eos),
+        logprobs=logprobs,
+        grammar=grammar,
+        allowed_token_ids=None if allowed is None else tuple(sorted(set(allowed))),
+    )
+
+
+def _chosen(request: GenerationRequest, card: ModelCard, name: str, default: float) -> float:
+    """What the request says, else the model's generation config, else OpenAI's default."""
+    value: float | None = getattr(request, name)
+    return card.default_sampling.get(name, default) if value is None else value
+
+
+def check_length(length: int, max_tokens: int | None, limit: int) -> None:
+    """Raise `ContextLengthError` unless a prompt of `length` leaves room for its output."""
+    least = 1 if max_tokens is None else min(1, max_tokens)
+    if length + least > limit:
+        raise ContextLengthError(
+            f"This model's maximum context length is {limit} tokens; the prompt has {length}, and needs room for at "
+            "least one more.",
+            param="prompt",
+        )
+    if max_tokens is not None and length + max_tokens > limit:
+        raise ContextLengthError(
+            f"This model's maximum context length is {limit} tokens; the prompt has {length} and max_tokens asks for "
+            f"{max_tokens} more.",
+            param="max_tokens",
+        )
+
+
+def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int, float]:
+    if not bias:
+        return {}
+    if len(bias) > MAX_LOGIT_BIAS:
+        raise InvalidRequestError(
+            f"logit_bias has {len(bias)} entries; at most {MAX_LOGIT_BIAS}", param="logit_bias"
+        )
+    result: dict[int, float] = {}
+    for key, value in bias.items():
+        if not key.isascii() or not key.isdigit() or len(key) > 10:
+            raise InvalidRequestError(f"logit_bias: {key[:40]!r} is not a token id", param="logit_bias")
+        if not -100 <= value <= 100:
+            raise InvalidRequestError(
+                f"logit_bias must be from -100 to 100, got {value:g} for token {key}", param="logit_bias"
+            )
+        result[int(key)] = value
+    check_ids(list(result), vocab_size, "logit_bias")
+    return result
+
+
+def for_choice(sampling: Sampling, *, seed: int | None, index: int, max_tokens: int) -> Sampling:
+    """The settings of one choice.
+
+    Args:
+        sampling: the request's.
+        seed: the request's: choice `index` draws from `seed + index`. Without one, a seed is drawn.
+        index: of the choice in the response.
+        max_tokens: as asked for, or what fits behind the choice's own prompt.
+    """
+    own = secrets.randbits(63) if seed is None else (seed + index) % 2**63
+    return msgspec.structs.replace(sampling, seed=own, max_tokens=max_tokens)

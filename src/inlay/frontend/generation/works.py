@@ -1,0 +1,180 @@
+"""The works of one request under way together."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Hashable, Sequence
+from typing import TypeAlias
+
+import msgspec
+
+from inlay.frontend.generation.choices import Choice, Piece
+from inlay.frontend.generation.prompt_logprobs import PromptScores
+from inlay.frontend.metrics.frontend import RequestTimes
+from inlay.protocol.openai.generation import CompletionTokensDetails, PromptTokensDetails, UsageInfo
+from inlay.protocol.work import Delta, Stream
+from inlay.router import Router
+
+Pieces: TypeAlias = list[tuple[Choice, Piece]]
+
+_QUEUED = 64
+"""Batches of deltas that may wait between the streams of a request and its response, together."""
+
+
+class Generation:
+    """Sends a request's works and gathers what they answer. `close` must be called whatever happens.
+
+    Attributes:
+        choices: in the order of the response.
+        bulk: bytes that showing the prompts' logprobs takes.
+    """
+
+    def __init__(
+        self,
+        choices: Sequence[Choice],
+        prompt_tokens: int,
+        prompts: int,
+        times: RequestTimes,
+        *,
+        scores: Sequence[PromptScores] = (),
+        bulk: int = 0,
+    ) -> None:
+        """Nothing is sent yet.
+
+        Args:
+            choices: those of the first prompt, then those of the next, equally many of each.
+            prompt_tokens: positions of all prompts.
+            prompts: how many there are.
+            times: of the request.
+            scores: for each prompt what its first choice's work is told of it, where that was asked for.
+            bulk: bytes that showing them takes.
+        """
+        self.choices = choices
+        self._prompt_tokens = prompt_tokens
+        self._per_prompt = len(choices) // prompts
+        self._times = times
+        self._scores = scores
+        self.bulk = bulk
+        self._sending: Sequence[asyncio.Future[list[Stream]]] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def scores_of(self, choice: Choice) -> PromptScores | None:
+        """The logprobs of a choice's prompt, if they were asked for."""
+        return self._scores[choice.index // self._per_prompt] if self._scores else None
+
+    def by_prompt(self) -> Sequence[Sequence[Choice]]:
+        """The choices of each prompt."""
+        each = self._per_prompt
+        return [self.choices[start : start + each] for start in range(0, len(self.choices), each)]
+
+    async def start(self, router: Router, name: str, *, session: str | None, client: Hashable) -> None:
+        """Send the works, those of each prompt to one worker, or wait until there is room for the first prompt's.
+
+        Arguments and errors as `Router.send`.
+        """
+        prompts = [[choice.work for choice in choices] for choices in self.by_prompt()]
+        if len(prompts) == 1:
+            # As nearly always; a task for it would cost a turn of the event loop.
+            sent: asyncio.Future[list[Stream]] = asyncio.get_running_loop().create_future()
+            sent.set_result(await router.send(name, prompts[0], session=session, client=client))
+            self._sending = [sent]
+            return
+        self._sending = [
+            asyncio.create_task(router.send(name, works, session=session, client=client)) for works in prompts
+        ]
+        await self._sending[0]
+
+    async def pieces(self) -> AsyncGenerator[Pieces, None]:
+        """What comes, all that has arrived at a time, until every choice has ended.
+
+        Raises:
+            InlayError: a work was refused or failed.
+        """
+        if len(self.choices) == 1:
+            async for piece in self._follow(self.choices[0]):
+                yield [(self.choices[0], piece)]
+            return
+        queue: asyncio.Queue[tuple[Choice, Piece] | BaseException] = asyncio.Queue(_QUEUED)
+        self._tasks = [asyncio.create_task(self._pump(choice, queue)) for choice in self.choices]
+        open_ = len(self.choices)
+        while open_:
+            batch: Pieces = []
+            item = await queue.get()
+            while True:
+                if isinstance(item, BaseException):
+                    raise item
+                batch.append(item)
+                open_ -= item[1].finish_reason is not None
+                if queue.empty():
+                    break
+                item = queue.get_nowait()
+            yield batch
+
+    async def _pump(
+        self, choice: Choice, queue: "asyncio.Queue[tuple[Choice, Piece] | BaseException]"
+    ) -> None:
+        try:
+            async for piece in self._follow(choice):
+                await queue.put((choice, piece))
+        except Exception as error:  # handed on: raised where the pieces are read
+            await queue.put(error)
+
+    async def _follow(self, choice: Choice) -> AsyncGenerator[Piece, None]:
+        prompt, number = divmod(choice.index, self._per_prompt)
+        stream = (await self._sending[prompt])[number]
+        async for deltas in stream:
+            piece = self._taken(choice, deltas)
+            if choice.finish_reason is not None:
+                stream.cancel()
+            if not piece.token_ids and piece.finish_reason is None:
+                continue
+            scores = self.scores_of(choice)
+            if scores is not None:
+                # Whoever shows a prompt needs all that is told of it, by the work of another choice perhaps.
+                await scores.complete.wait()
+            yield piece
+            if choice.finish_reason is not None:
+                return
+
+    def _taken(self, choice: Choice, deltas: Sequence[Delta]) -> Piece:
+        piece = choice.take(deltas)
+        scores = self.scores_of(choice)
+        if scores is not None and choice.work.sampling.prompt_logprobs is not None:
+            for delta in deltas:
+                if delta.prompt_logprobs is not None:
+                    scores.take(delta.prompt_logprobs)
+            if piece.token_ids or piece.finish_reason is not None:
+                scores.check()
+        self._times.tokens(choice.index, len(piece.token_ids))
+        if piece.finish_reason is not None:
+            self._times.ended(
+                choice.index, piece.finish_reason, choice.completion_tokens, choice.queued_seconds
+            )
+        return piece
+
+    def close(self) -> None:
+        """Cancel what is still under way."""
+        for task in self._tasks:
+            task.cancel()
+        for choices, sending in zip(self.by_prompt(), self._sending, strict=False):
+            if not sending.done():
+                sending.cancel()
+            elif not sending.cancelled() and sending.exception() is None:
+                for choice, stream in zip(choices, sending.result(), strict=True):
+                    if choice.finish_reason is None:
+                        stream.cancel()
+        self._times.finished(self._cached_tokens())
+
+    def _cached_tokens(self) -> int:
+        return sum(choice.cached_tokens for choice in self.choices[:: self._per_prompt])
+
+    def usage(self) -> UsageInfo:
+        """Usage so far; each prompt counts once, however many choices it has."""
+        completed = sum(choice.completion_tokens for choice in self.choices)
+        reasoning = sum(choice.reasoning_tokens for choice in self.choices)
+        details = CompletionTokensDetails(reasoning) if self.choices[0].counts_reasoning else msgspec.UNSET
+        return UsageInfo(
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=completed,
+            total_tokens=self._prompt_tokens + completed,
+            prompt_tokens_details=PromptTokensDetails(self._cached_tokens()),
+            completion_tokens_details=details,
+        )

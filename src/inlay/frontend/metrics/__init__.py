@@ -1,0 +1,1 @@
+"""What is counted, in Prometheus' form; asking costs nothing and reaches no worker."""

@@ -1,0 +1,166 @@
+"""`POST /v1/responses`: a chat in other words. Everything but the words is chat's own."""
+
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import msgspec
+
+from inlay.errors import InvalidRequestError
+from inlay.frontend.generation.chat import ask
+from inlay.frontend.generation.messages import with_rows
+from inlay.frontend.generation.respond import respond
+from inlay.frontend.incoming import read_request
+from inlay.frontend.responses.checks import LOGPROBS, check_responses
+from inlay.frontend.responses.input import (
+    PARTS,
+    Conversation,
+    choice_of_tool,
+    conversation,
+    format_of,
+    functions,
+    in_input,
+)
+from inlay.frontend.responses.shape import ResponsesShape
+from inlay.frontend.server import Call
+from inlay.frontend.sse import NAMED
+from inlay.protocol.openai.chat import ChatRequest
+from inlay.protocol.openai.responses import ReasoningOptions, Response, ResponsesRequest, TextOptions
+from inlay.protocol.work import Sampling
+from inlay.render import Renderer
+
+_decoder = msgspec.json.Decoder(ResponsesRequest)
+
+_OTHERWISE = {
+    "messages", "max_tokens", "max_completion_tokens", "response_format", "n", "stream_options", "tools", "tool_choice",
+    "top_logprobs",
+}  # fmt: skip
+_SAME = tuple(
+    name
+    for name in ResponsesRequest.__struct_fields__
+    if name in ChatRequest.__struct_fields__ and name not in _OTHERWISE
+)
+"""Fields that mean in a chat what they mean here."""
+
+_CALLED_HERE = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "logprobs": "include",
+}
+"""Fields of a chat, and where what they hold came from."""
+
+
+async def responses(call: Call) -> None:
+    """Answer one request."""
+    server = call.server
+    incoming = await read_request(call, _decoder, lambda request: server.embeds.tensors(in_input(request)))
+    request = incoming.parsed.request
+    await server.prepare(call.intake.json, check_responses, request)
+    renderer = await server.renderers.of(server.card(request.model))
+    said, chat = await server.prepare(incoming.size, _as_chat, request, renderer)
+    sources = in_input(request)
+    request.input = None  # which is the chat's messages from here on
+    response_id = f"resp_{uuid.uuid4().hex}"
+    with _in_own_words():
+        asked = await ask(
+            call,
+            incoming,
+            chat,
+            response_id,
+            sources,
+            partial(with_rows, said.messages, named=said.named, served=PARTS),
+            request,
+        )
+        del incoming, said, sources
+        opening = _opening(response_id, request, asked.model.name, asked.sampling)
+        shape = ResponsesShape(opening, asked.generation, asked.renderer, chat.top_logprobs)
+        await respond(call, chat, asked.model, asked.generation, shape, NAMED)
+
+
+def _as_chat(request: ResponsesRequest, renderer: Renderer) -> tuple[Conversation, ChatRequest]:
+    """The same as a chat would say it."""
+    said = conversation(request)
+    logprobs = LOGPROBS in (request.include or ())
+    chat = ChatRequest(
+        messages=said.messages,
+        tools=functions(request),
+        tool_choice=choice_of_tool(request),
+        max_completion_tokens=request.max_output_tokens,
+        response_format=format_of(request),
+        logprobs=logprobs,
+        top_logprobs=(request.top_logprobs or 0) if logprobs else None,
+        continue_final_message=said.continues or None,
+        **{name: getattr(request, name) for name in _SAME},
+    )
+    effort = None if request.reasoning is None else request.reasoning.effort
+    if effort is not None:
+        variables = _effort(effort, renderer.template_variables(tools=bool(chat.tools)))
+        chat.chat_template_kwargs = {**variables, **(request.chat_template_kwargs or {})}
+    return said, chat
+
+
+def _effort(effort: str, read: frozenset[str]) -> dict[str, object]:
+    """What a chat template that reads the variables `read` is told of `reasoning.effort`.
+
+    Raises:
+        InvalidRequestError: it reads none that says so.
+    """
+    told: dict[str, object] = {"reasoning_effort": effort} if "reasoning_effort" in read else {}
+    # Models whose reasoning can only be switched on and off.
+    told |= {name: effort != "none" for name in ("enable_thinking", "thinking") if name in read}
+    if not told:
+        raise InvalidRequestError(
+            f"reasoning.effort {effort[:40]!r} was asked for; the chat template of this model has no setting for it",
+            param="reasoning.effort",
+        )
+    return told
+
+
+@contextmanager
+def _in_own_words() -> Iterator[None]:
+    """Errors that name a field of the chat name the field of the request that it came from."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        field, dot, rest = (error.param or "").partition(".")
+        here = _CALLED_HERE.get(field)
+        if here is not None:
+            if error.message.startswith(field):
+                error.message = here + error.message.removeprefix(field)
+            error.param = here + dot + rest
+        elif field.startswith("tools["):  # a chat's tool has a level more
+            error.message = error.message.replace(f"{field}.function.", f"{field}.", 1)
+            error.param = (error.param or "").replace(".function.", ".", 1)
+        raise
+
+
+def _opening(response_id: str, request: ResponsesRequest, model: str, sampling: Sampling) -> Response:
+    """The response before anything of it has come."""
+    blank = {"description": None, "parameters": None, "strict": None}
+    text = request.text or TextOptions()
+    effort = None if request.reasoning is None else request.reasoning.effort
+    return Response(
+        id=response_id,
+        created_at=int(time.time()),
+        status="in_progress",
+        instructions=request.instructions,
+        max_output_tokens=request.max_output_tokens,
+        max_tool_calls=request.max_tool_calls,
+        metadata=request.metadata or {},
+        model=model,
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        prompt_cache_key=request.prompt_cache_key,
+        reasoning=ReasoningOptions(effort),
+        safety_identifier=request.safety_identifier,
+        temperature=sampling.temperature,
+        text=TextOptions(text.format or {"type": "text"}, "medium"),
+        tool_choice=request.tool_choice or "auto",
+        tools=[{**blank, **tool} for tool in request.tools or ()],
+        top_logprobs=request.top_logprobs or 0,
+        top_p=sampling.top_p,
+        user=request.user,
+    )

@@ -1,0 +1,161 @@
+"""A response of `/v1/responses`, whole or as events."""
+
+import itertools
+import time
+from typing import Any
+
+import msgspec
+
+from inlay.errors import InlayError
+from inlay.frontend.errors import shown
+from inlay.frontend.generation.chat_shape import token_logprobs
+from inlay.frontend.generation.choices import Choice, Piece
+from inlay.frontend.generation.works import Generation, Pieces
+from inlay.frontend.responses.items import Items
+from inlay.protocol.openai.chat import TokenLogprob
+from inlay.protocol.openai.responses import (
+    FailureDetails,
+    IncompleteDetails,
+    InputTokensDetails,
+    OutputTokensDetails,
+    Response,
+    ResponsesUsage,
+)
+from inlay.protocol.openai.responses_events import (
+    Completed,
+    Created,
+    ErrorEvent,
+    Failed,
+    Incomplete,
+    InProgress,
+    ResponseEvent,
+)
+from inlay.render import Renderer
+
+_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+"""OpenAI's codes for responses that failed, by status; all others are "server_error"."""
+
+
+class ResponsesShape:
+    """One response, as OpenAI shows it.
+
+    Args:
+        opening: the response as it is before anything of it has come.
+        generation: of one choice.
+        renderer: of the model.
+        top_logprobs: alternatives a token, or None for no logprobs.
+    """
+
+    def __init__(
+        self, opening: Response, generation: Generation, renderer: Renderer, top_logprobs: int | None
+    ) -> None:
+        self._opening = opening
+        self._generation = generation
+        self._choice: Choice = generation.choices[0]
+        self._renderer = renderer
+        self._top_logprobs = top_logprobs
+        self._numbers = itertools.count()
+        self._items = Items(self._next)
+        self._begun = False
+        self._seen = 0
+        self._waiting: list[TokenLogprob] = []
+
+    def _next(self) -> int:
+        return next(self._numbers)
+
+    def events(self, pieces: Pieces) -> list[msgspec.Struct]:
+        """What the pieces say; before the first of them, that the response has begun."""
+        events = [] if self._begun else self._opening_events()
+        self._begun = True
+        for _, piece in pieces:
+            events += self._take(piece)
+        return list[msgspec.Struct](events)
+
+    def _opening_events(self) -> list[ResponseEvent]:
+        return [
+            Created(sequence_number=self._next(), response=self._opening),
+            InProgress(sequence_number=self._next(), response=self._opening),
+        ]
+
+    def _take(self, piece: Piece) -> list[ResponseEvent]:
+        self._wait(piece)
+        events = self._items.take(piece.output, self._waiting)
+        if events:
+            self._waiting = []
+        return events
+
+    def _wait(self, piece: Piece) -> None:
+        """Keep the logprobs of a piece for the text that they belong to; tokens of reasoning belong to none."""
+        if self._top_logprobs is None:
+            return
+        entries = token_logprobs(piece, self._renderer, self._top_logprobs)
+        thought = max(0, self._choice.reasoning_tokens - self._seen)
+        self._seen += len(entries)
+        self._waiting += entries[thought:]
+
+    def closing_events(self) -> list[msgspec.Struct]:
+        """The end of the last item, and the response whole."""
+        cut = self._cut_short
+        events = self._items.finish("incomplete" if cut else "completed")
+        kind: Any = Incomplete if cut else Completed
+        return [*events, kind(sequence_number=self._next(), response=self._whole())]
+
+    def failure_events(self, error: InlayError) -> list[msgspec.Struct]:
+        """The response as far as it came, and why it goes no further.
+
+        `error` comes last: clients raise it as they read it.
+        """
+        body = shown(error)
+        failed = msgspec.structs.replace(
+            self._opening,
+            status="failed",
+            error=FailureDetails(_CODES.get(error.status, "server_error"), body.message),
+            output=self._items.so_far(),
+            usage=self._usage(),
+        )
+        return [
+            Failed(sequence_number=self._next(), response=failed),
+            ErrorEvent(
+                sequence_number=self._next(),
+                error=body,
+                code=body.code,
+                message=body.message,
+                param=body.param,
+            ),
+        ]
+
+    def collect(self, pieces: Pieces) -> None:
+        """Keep the pieces."""
+        for _, piece in pieces:
+            self._take(piece)
+
+    def response(self) -> msgspec.Struct:
+        """The response whole."""
+        self._items.finish("incomplete" if self._cut_short else "completed")
+        return self._whole()
+
+    @property
+    def _cut_short(self) -> bool:
+        return self._choice.finish_reason == "length"
+
+    def _whole(self) -> Response:
+        cut = self._cut_short
+        return msgspec.structs.replace(
+            self._opening,
+            status="incomplete" if cut else "completed",
+            completed_at=None if cut else int(time.time()),
+            incomplete_details=IncompleteDetails("max_output_tokens") if cut else None,
+            output=self._items.so_far(),
+            usage=self._usage(),
+        )
+
+    def _usage(self) -> ResponsesUsage:
+        usage = self._generation.usage()
+        details = usage.prompt_tokens_details
+        return ResponsesUsage(
+            input_tokens=usage.prompt_tokens,
+            input_tokens_details=InputTokensDetails(details.cached_tokens if details else 0),
+            output_tokens=usage.completion_tokens,
+            output_tokens_details=OutputTokensDetails(self._choice.reasoning_tokens),
+            total_tokens=usage.total_tokens,
+        )

@@ -1,0 +1,84 @@
+"""`POST /tokenize` and `POST /detokenize`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from inlay.errors import InvalidRequestError
+from inlay.frontend.bodies.sources import Source
+from inlay.frontend.generation.messages import check_depth, with_rows
+from inlay.frontend.generation.sampling import check_ids
+from inlay.frontend.incoming import read_json
+from inlay.frontend.server import Call
+from inlay.prompt import Rows
+from inlay.protocol.openai.tokenize import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from inlay.protocol.work import ModelCard
+from inlay.render import Renderer
+
+_tokenize = msgspec.json.Decoder(TokenizeRequest)
+_detokenize = msgspec.json.Decoder(DetokenizeRequest)
+
+
+async def tokenize(call: Call) -> None:
+    """Answer with the ids of a text or of a chat."""
+    server = call.server
+    request = await read_json(call, _tokenize)
+    card = server.card(request.model)
+    renderer = await server.renderers.of(card)
+    await call.json(await server.prepare(call.intake.json, _tokens, request, card, renderer))
+
+
+def _tokens(request: TokenizeRequest, card: ModelCard, renderer: Renderer) -> TokenizeResponse:
+    if (request.prompt is None) == (request.messages is None):
+        raise InvalidRequestError("give exactly one of prompt and messages", param="prompt")
+    if request.messages is None:
+        special = request.add_special_tokens is not False
+        ids = renderer.encode(request.prompt or "", add_special_tokens=special)
+    else:
+        ids = _chat(request, request.messages, renderer)
+    names = [renderer.token_text(id_) for id_ in ids] if request.return_token_strs else None
+    return TokenizeResponse(len(ids), card.limits.max_model_len, list(ids), names)
+
+
+def _chat(request: TokenizeRequest, raw: Sequence[dict[str, Any]], renderer: Renderer) -> tuple[int, ...]:
+    for name in ("messages", "tools", "chat_template_kwargs"):
+        check_depth(getattr(request, name), name)
+    messages, _ = with_rows(raw, _no_rows)
+    continues = bool(request.continue_final_message)
+    prompt = renderer.chat(
+        messages,
+        tools=request.tools,
+        add_generation_prompt=not continues
+        if request.add_generation_prompt is None
+        else request.add_generation_prompt,
+        continue_final_message=continues,
+        template_kwargs=request.chat_template_kwargs or {},
+    )
+    return prompt.token_ids()
+
+
+def _no_rows(_: Source) -> Rows:
+    raise InvalidRequestError("prompt_embeds have no tokens to show", param="messages")
+
+
+async def detokenize(call: Call) -> None:
+    """Answer with the text of ids."""
+    server = call.server
+    request = await read_json(call, _detokenize)
+    card = server.card(request.model)
+    renderer = await server.renderers.of(card)
+    ids = request.tokens
+    if len(ids) > card.limits.max_model_len:
+        raise InvalidRequestError(
+            f"tokens has {len(ids)} ids; at most {card.limits.max_model_len} are allowed, the model's maximum context length",
+            param="tokens",
+        )
+    check_ids(ids, card.vocab_size, "tokens")
+    text = await server.prepare(call.intake.json, renderer.decode, ids, skip_special_tokens=False)
+    await call.json(DetokenizeResponse(text))

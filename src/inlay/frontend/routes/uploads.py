@@ -1,0 +1,112 @@
+"""`/v1/prompt_embeds`: embeddings uploaded once, to be referred to afterwards."""
+
+import msgspec
+
+from inlay.frontend.bodies import lift
+from inlay.frontend.bodies.body import media_of
+from inlay.frontend.bodies.lift import Parsed
+from inlay.frontend.errors import from_parser
+from inlay.frontend.incoming import OCTETS, read_tensor
+from inlay.frontend.query import query_of
+from inlay.frontend.references import store_of
+from inlay.frontend.server import Call
+from inlay.prompt import Buffer
+from inlay.protocol.openai.prompt_embeds import (
+    PinRequest,
+    PromptEmbeds,
+    PromptEmbedsDeleted,
+    UploadRequest,
+)
+from inlay.protocol.work import ModelCard
+from inlay.store import StoredPrompt
+from inlay.tensors import Tensor, read
+
+_upload = msgspec.json.Decoder(UploadRequest)
+_pin = msgspec.json.Decoder(PinRequest)
+
+
+async def upload(call: Call) -> None:
+    """Store a tensor; with `?model=` only if that model takes it."""
+    store = store_of(call)
+    name = _model(call)
+    card = None if name is None else call.server.card(name)
+    data = await read_tensor(call) if media_of(call.scope["headers"]).kind == OCTETS else await _decoded(call)
+    tensor = await call.server.prepare(len(data), _read, call, data, card)
+    tenant = call.tenant.id
+    stored = await store.put(tenant, data, tensor, hold=call.reservation.grow)
+    if card is not None:
+        # The first use then finds everything made.
+        await store.rows(tenant, stored.id, call.server.embeds.target(card), look=_seen)
+    await call.json(_shown(stored))
+
+
+def _model(call: Call) -> str | None:
+    names = query_of(call, "model").get("model")
+    return names[0] if names else None
+
+
+async def _decoded(call: Call) -> Buffer:
+    server = call.server
+    body = await call.body()
+    parsed: Parsed[UploadRequest] = await server.prepare(
+        len(body),
+        lift.parse,
+        body,
+        _upload,
+        lambda request: [request.data],
+        limits=server.embeds.limits,
+        intake=call.intake,
+    )
+    return parsed.data(parsed.request.data, limits=server.embeds.limits)
+
+
+def _read(call: Call, data: Buffer, card: ModelCard | None) -> Tensor:
+    embeds = call.server.embeds
+    tensor = read(data, limits=embeds.limits)
+    if card is not None:
+        embeds.check(tensor, card)
+    return tensor
+
+
+def _seen(stored: StoredPrompt) -> None:
+    """It has been looked at already."""
+
+
+async def show(call: Call) -> None:
+    """Answer with what is known of a stored prompt. Not a use."""
+    await call.json(_shown(await store_of(call).get(call.tenant.id, _id(call))))
+
+
+async def delete(call: Call) -> None:
+    """Delete a stored prompt from every tier."""
+    id_ = _id(call)
+    await store_of(call).delete(call.tenant.id, id_)
+    await call.json(PromptEmbedsDeleted(id=id_))
+
+
+async def pin(call: Call) -> None:
+    """Keep a stored prompt until it is unpinned or deleted; `{"pinned": false}` lets it expire again."""
+    store = store_of(call)
+    body = await call.body()
+    try:
+        request = _pin.decode(body.text() or b"{}")
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise from_parser(error) from error
+    await call.json(_shown(await store.pin(call.tenant.id, _id(call), request.pinned)))
+
+
+def _id(call: Call) -> str:
+    return str(call.path_params["id"])
+
+
+def _shown(stored: StoredPrompt) -> PromptEmbeds:
+    return PromptEmbeds(
+        id=stored.id,
+        num_prompts=stored.num_prompts,
+        num_tokens=stored.num_tokens,
+        hidden_size=stored.hidden_size,
+        dtype=stored.dtype,
+        bytes=stored.bytes,
+        expires_at=None if stored.expires_at is None else int(stored.expires_at),
+        pinned=stored.pinned,
+    )

@@ -1,0 +1,164 @@
+"""From inputs to vectors: made prompts, looked up or sent, and gathered in order."""
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from inlay.digest import prompt_digest, root_digest
+from inlay.embedding.cache import Bundle
+from inlay.errors import InvalidRequestError
+from inlay.frontend.lifeline import Lifeline
+from inlay.frontend.server import Call
+from inlay.frontend.vectors.inputs import Inputs, Piece, chunks
+from inlay.protocol.embedding import EmbeddingCard, EmbedWork
+from inlay.protocol.openai.embeddings import TextsRequest
+from inlay.protocol.work import Task
+from inlay.router import ServedModel
+
+Array = npt.NDArray[np.float32]
+
+_IN_FLIGHT = 16
+"""Chunks of one request that are under way at a time: the rest is not even tokenized yet."""
+
+_VECTOR = "vector"
+
+
+def embedding_card(model: ServedModel, *tasks: Task) -> EmbeddingCard:
+    """What may be asked of a model's vectors. Raises `InvalidRequestError` when it does none of `tasks`."""
+    card = model.card
+    if card.embedding is None or not set(tasks) & set(card.tasks):
+        served = " and ".join(sorted(task.value for task in card.tasks))
+        raise InvalidRequestError(
+            f"The model `{card.name}` was started to {served}; this route needs one started with --task "
+            f"{' or '.join(task.value for task in tasks)}",
+            param="model",
+        )
+    return card.embedding
+
+
+def check_texts_request(call: Call, request: TextsRequest) -> None:
+    """Check what all such requests share. Raises `InvalidRequestError` for what is not served."""
+    for name, what in request.REFUSED.items():
+        if getattr(request, name) is not None:
+            raise InvalidRequestError(f"{name} is not supported: {what}", param=name)
+    if request.cache_salt == "":
+        raise InvalidRequestError("cache_salt must be a non-empty string if provided", param="cache_salt")
+    if request.priority and call.server.settings.scheduling_policy != "priority":
+        raise InvalidRequestError(
+            f"priority {request.priority} was asked for; this server serves first come, first served unless it is started "
+            "with --scheduling-policy priority",
+            param="priority",
+        )
+
+
+def check_count(call: Call, count: int, param: str) -> None:
+    """Raise `InvalidRequestError` for a request of too many inputs."""
+    most = call.server.settings.max_embedding_inputs
+    if count > most:
+        raise InvalidRequestError(f"{param} has {count} inputs; at most {most} are allowed", param=param)
+
+
+class Gathering:
+    """The vectors of one request's inputs.
+
+    Args:
+        call: whose.
+        model: that makes them.
+        request: says whose results may be shared, and how soon it is to be served.
+        id_: unique among the requests under way.
+
+    Attributes:
+        positions: of the inputs that have been made prompts.
+    """
+
+    def __init__(self, call: Call, model: ServedModel, request: TextsRequest, id_: str) -> None:
+        self._call = call
+        self._model = model
+        self._id = id_
+        self._salt = call.tenant.salted(request.cache_salt)
+        self._priority = request.priority or 0
+        self._numbers = itertools.count()
+        card = model.card
+        self._root = root_digest(
+            call.server.secret,
+            weights_id=card.weights_id,
+            dtype=card.dtype,
+            adapter=None if model.adapter is None else model.adapter.content_id,
+            salt=self._salt,
+        )
+        self.positions = 0
+
+    async def vectors(self, inputs: Inputs, size: int) -> Array:
+        """The vectors of `inputs` as the model gives them: float32 [inputs, size].
+
+        The request ends when its client leaves or its time is up.
+
+        Raises:
+            InlayError: an input is not for the model, no worker has room, or one failed.
+            ClientGone: the client left; what is under way for it alone is cancelled.
+        """
+        call = self._call
+        out: Array = np.empty((len(inputs), size), np.float32)
+        stretches = list(chunks(inputs))
+        async with Lifeline(call.server.inflight, call.receive, call.take_clock()):
+            if len(stretches) == 1:
+                await self._fill(inputs, *stretches[0], out)
+                return out
+            window = asyncio.Semaphore(_IN_FLIGHT)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for start, stop in stretches:
+                        await window.acquire()
+                        task = group.create_task(self._fill(inputs, start, stop, out))
+                        task.add_done_callback(lambda _: window.release())
+            except BaseExceptionGroup as failed:
+                raise failed.exceptions[0] from failed
+        return out
+
+    async def _fill(self, inputs: Inputs, start: int, stop: int, out: Array) -> None:
+        weight = 4 * sum(inputs.weight(index) for index in range(start, stop))
+        server = self._call.server
+        pieces, keys = await server.prepare(weight, self._prepared, inputs, start, stop)
+        self.positions += sum(len(piece.prompt) for piece in pieces)
+
+        async def compute(indices: Sequence[int]) -> list[Bundle]:
+            await server.awake(self._model.card.name)
+            chosen = [pieces[index] for index in indices]
+            work = EmbedWork(
+                id=f"{self._id}-{next(self._numbers)}",
+                prompts=tuple(piece.prompt for piece in chosen),
+                second_from=tuple(piece.second_from for piece in chosen if piece.second_from is not None),
+                adapter=None if self._model.adapter is None else self._model.adapter.name,
+                salt=self._salt,
+                deadline=self._call.remaining,
+                priority=self._priority,
+            )
+            answer = await server.router.embed(self._model.card.name, work)
+            rows = np.frombuffer(answer.data.view, np.float32).reshape(len(chosen), answer.size)
+            return [{_VECTOR: row} for row in rows]
+
+        bundles = await server.results.fetch(keys, compute)
+        for index, bundle in enumerate(bundles, start):
+            out[index] = bundle[_VECTOR]
+
+    def _prepared(self, inputs: Inputs, start: int, stop: int) -> tuple[list[Piece], list[bytes]]:
+        pieces = inputs.pieces(start, stop)
+        secret = self._call.server.secret
+        keys = [
+            prompt_digest(piece.prompt, self._root, secret, second_from=piece.second_from) for piece in pieces
+        ]
+        return pieces, keys
+
+
+def normalized(vectors: Array) -> Array:
+    """Each vector with length 1; one of zeros stays as it is."""
+    lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
+    lengths[lengths == 0] = 1
+    found: Array = (vectors / lengths[:, None]).astype(np.float32)
+    return found
+
+
+__all__ = ["Array", "Gathering", "check_count", "check_texts_request", "embedding_card", "normalized"]
