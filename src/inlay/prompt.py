@@ -28,15 +28,20 @@ class Buffer:
 
     Frames carry a buffer beside their header (`inlay.protocol.frames`), which is why rows hold this and not `bytes`.
     Equal when the bytes are equal.
+
+    Attributes:
+        view: the bytes.
+        name: `PROMPT/PART` of what is a stored prompt's: whoever is sent it may keep it by this name, whose bytes never change. Else empty.
     """
 
-    __slots__ = ("__weakref__", "view")
+    __slots__ = ("__weakref__", "name", "view")
 
-    def __init__(self, data: "bytes | bytearray | memoryview") -> None:
+    def __init__(self, data: "bytes | bytearray | memoryview", name: str = "") -> None:
         view = memoryview(data)
         if not view.contiguous:
             raise ValueError("a buffer must be contiguous")
         self.view = view.cast("B").toreadonly()
+        self.name = name
 
     def __len__(self) -> int:
         return self.view.nbytes
@@ -51,7 +56,7 @@ class Buffer:
         return f"Buffer({len(self)} bytes)"
 
     def slice(self, start: int, stop: int) -> "Buffer":
-        """Bytes `start` to `stop`, sharing memory."""
+        """Bytes `start` to `stop`, sharing memory, without a name."""
         return Buffer(self.view[start:stop])
 
 

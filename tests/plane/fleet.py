@@ -3,6 +3,7 @@
 import asyncio
 import uuid
 from contextlib import AsyncExitStack
+from typing import Any
 
 from inlay.digest import Secret
 from inlay.plane.nats.frontend import NatsPlane
@@ -29,12 +30,12 @@ class FleetWorker:
         settings: NatsSettings,
         *,
         handler: WorkHandler | None = None,
-        protocol: int = PROTOCOL,
+        **options: Any,
     ) -> "FleetWorker":
-        """Start `engine` and announce it."""
+        """Start `engine` and announce it; `options` are those of `NatsWorker`."""
         await engine.start()
         member = await Member.join(settings, "worker")
-        worker = NatsWorker(member, handler or Host(engine), protocol=protocol)
+        worker = NatsWorker(member, handler or Host(engine), **options)
         await worker.start()
         await worker.wait_announced()
         return cls(engine, member, worker)
@@ -59,9 +60,9 @@ class Fleet:
         self.workers: list[FleetWorker] = []
         self._stack = AsyncExitStack()
 
-    async def worker(self, engine: Engine, **options: object) -> FleetWorker:
+    async def worker(self, engine: Engine, **options: Any) -> FleetWorker:
         """One more worker."""
-        worker = await FleetWorker.start(engine, self.settings, **options)  # type: ignore[arg-type]
+        worker = await FleetWorker.start(engine, self.settings, **options)
         self.workers.append(worker)
         self._stack.push_async_callback(engine.close)
         self._stack.push_async_callback(worker.worker.close)

@@ -157,6 +157,20 @@ async def test_rows_of_any_size_arrive_as_they_were_sent(place: Place, num_rows:
     assert len(set(ids(first))) > 1 or num_rows == 1
 
 
+async def test_rows_of_a_stored_prompt_arrive_as_they_were_sent_each_time(place: Place) -> None:
+    worker = place.plane.workers()[0]
+    plain = random_rows(1000)
+    again = Rows(Buffer(plain.data.view, "owner.pe-id/float32.0"), plain.dtype, plain.shape)
+    works = [
+        Work(id=str(number), prompt=Prompt.of(Tokens([1]), rows), sampling=Sampling(max_tokens=1001))
+        for number, rows in enumerate([plain, again, again, again.slice(0, 1000), plain])
+    ]
+    first, second = [await collect(worker.send(one)) for one in works[:2]]
+    rest = await asyncio.gather(*(collect(worker.send(one)) for one in works[2:]))
+    assert len(set(ids(first))) > 1
+    assert all(ids(answer) == ids(first) for answer in (second, *rest))
+
+
 async def test_the_arena_is_whole_again_after_many_prompts(shared_memory: Place) -> None:
     worker = shared_memory.plane.workers()[0]
     arena = shared_memory.link._channel.arena

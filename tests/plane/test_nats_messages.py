@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from inlay.plane.nats.mailbox import ALIGNMENT, pack, unpack
+from inlay.plane.nats.notices import places
 from inlay.plane.nats.settings import NatsSettings, shown
 from inlay.plane.nats.subjects import Subjects, last_token, participant_id
-from inlay.plane.nats.transfers import places
 from inlay.prompt import Buffer
 
 senders = st.text("abcdefghijklmnopqrstuvwxyz0123456789-", min_size=1, max_size=60)

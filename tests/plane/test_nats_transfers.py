@@ -1,17 +1,22 @@
-"""More large messages at once than their receiver keeps memory for: all of them arrive, in turn."""
+"""Large messages: more at once than their receiver keeps memory for, and those of which it has a part."""
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TypeAlias
 from uuid import uuid4
 
+import msgspec
 import pytest
 
 from inlay.errors import OverloadedError
 from inlay.plane.nats import transfers as module
 from inlay.plane.nats.connection import Connection
+from inlay.plane.nats.kept import Kept
+from inlay.plane.nats.notices import Credit, Dropped, Notice, Offer, Taken, Withdrawn
+from inlay.plane.nats.outbound import Outbound
 from inlay.plane.nats.subjects import Subjects
-from inlay.plane.nats.transfers import Credit, Notice, Outbound, Transfers
+from inlay.plane.nats.transfers import Transfers
 from inlay.prompt import Buffer
 from tests.plane.nats_server import NatsServer
 
@@ -19,21 +24,63 @@ KIB = 1024
 MEMORY = 64 * KIB
 
 
+class OldOffer(msgspec.Struct, frozen=True, tag="offer", array_like=True):
+    transfer: int
+    sizes: tuple[int, ...]
+    chunk: int
+
+
+class OldCredit(msgspec.Struct, frozen=True, tag="credit", array_like=True):
+    transfer: int
+    chunks: int
+
+
+OldNotice: TypeAlias = OldOffer | OldCredit | Taken | Dropped | Withdrawn
+
+
+def as_before(notice: Notice) -> Notice:
+    """What is left of a notice where one of the two is of the version that did not know of names."""
+    seen: OldNotice = msgspec.msgpack.decode(msgspec.msgpack.encode(notice), type=OldNotice)
+    left: Notice = msgspec.msgpack.decode(msgspec.msgpack.encode(seen), type=Notice)
+    return left
+
+
 class Pair:
-    """A sender and a receiver whose chunks cross a NATS server; notices go from one to the other as they are."""
+    """A sender and a receiver whose chunks cross a NATS server; notices go from one to the other by `wire`.
+
+    Attributes:
+        offered: numbers of the transfers, in the order of their offers.
+        kept: what the receiver keeps.
+    """
+
+    wire: Callable[[Notice], Notice] = staticmethod(lambda notice: notice)
 
     def __init__(self, sender: Connection, receiver: Connection, subjects: Subjects) -> None:
         self.arrived: dict[bytes, bytes] = {}
         self.sizes: dict[int, int] = {}
         self.begun: list[int] = []
         self.most_held = 0
+        self.offered: list[int] = []
+        self.chunks = 0
+        self.kept = Kept(1 << 20)
         self._loop = asyncio.get_running_loop()
         self._under_way: set[int] = set()
         self.sender = Transfers(sender, subjects, "sender", tell=self._to_receiver, deliver=self._deliver)
-        self.receiver = Transfers(receiver, subjects, "receiver", tell=self._to_sender, deliver=self._deliver)
+        self.receiver = Transfers(
+            receiver, subjects, "receiver", tell=self._to_sender, deliver=self._deliver, kept=self.kept
+        )
+        placed = self.receiver._placed
+
+        def counted(subject: str) -> None:
+            self.chunks += 1
+            placed(subject)
+
+        self.receiver._placed = counted  # type: ignore[method-assign]
 
     def _to_receiver(self, _: str, notice: Notice) -> None:
-        self._loop.call_soon(self.receiver.hear, "sender", notice)
+        if isinstance(notice, Offer):
+            self.offered.append(notice.transfer)
+        self._loop.call_soon(self.receiver.hear, "sender", self.wire(notice))
 
     def _to_sender(self, _: str, notice: Notice) -> None:
         if not isinstance(notice, Credit):
@@ -42,13 +89,13 @@ class Pair:
             self.begun.append(notice.transfer)
             self._under_way.add(notice.transfer)
             self.most_held = max(self.most_held, sum(self.sizes[number] for number in self._under_way))
-        self._loop.call_soon(self.sender.hear, "receiver", notice)
+        self._loop.call_soon(self.sender.hear, "receiver", self.wire(notice))
 
     def _deliver(self, _: str, header: memoryview, buffers: list[Buffer]) -> None:
         self.arrived[bytes(header)] = b"".join(bytes(buffer.view) for buffer in buffers)
 
-    def offer(self, header: bytes, body: bytes) -> Outbound:
-        outbound = self.sender.offer("receiver", header, [Buffer(memoryview(body))])
+    def offer(self, header: bytes, body: bytes, name: str = "") -> Outbound:
+        outbound = self.sender.offer("receiver", header, [Buffer(memoryview(body), name)])
         self.sizes[outbound.number] = len(header) + len(body)
         return outbound
 
@@ -101,3 +148,92 @@ async def test_what_is_withdrawn_while_it_waits_for_memory_lets_the_others_pass(
             await large.done
     assert set(pair.arrived) == {b"40", b"20"}
     assert pair.begun == [first.number, last.number]
+
+
+async def arrived(*outbounds: Outbound) -> None:
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(outbound.done for outbound in outbounds))
+
+
+async def test_what_is_there_passes_those_that_wait_for_memory(pair: Pair) -> None:
+    body = random.Random(1).randbytes(20 * KIB)
+    await arrived(pair.offer(b"first", body, "prompt/a"))
+    large = [pair.offer(b"large %d" % index, bytes(60 * KIB)) for index in range(3)]
+    again = pair.offer(b"again", body, "prompt/a")
+    async with asyncio.timeout(60):
+        ended, _ = await asyncio.wait(
+            [outbound.done for outbound in (*large, again)], return_when=asyncio.FIRST_COMPLETED
+        )
+    assert ended == {again.done}
+    await arrived(*large, again)
+    assert pair.arrived[b"again"] == body
+
+
+async def test_it_is_sent_again_where_it_is_not_kept_or_is_another_of_that_name(pair: Pair) -> None:
+    body = random.Random(1).randbytes(20 * KIB)
+    await arrived(pair.offer(b"first", body, "prompt/a"))
+    pair.chunks = 0
+    await arrived(pair.offer(b"second", body, "prompt/a"))
+    assert pair.chunks == 0
+    pair.kept.clear()
+    await arrived(pair.offer(b"third", body, "prompt/a"))
+    assert pair.chunks == 20
+    await arrived(pair.offer(b"of another size", body * 2, "prompt/a"))
+    assert pair.chunks == 60
+    assert pair.arrived == {b"first": body, b"second": body, b"third": body, b"of another size": body * 2}
+
+
+async def test_when_the_one_that_goes_first_is_withdrawn_another_of_the_same_content_goes(pair: Pair) -> None:
+    body = random.Random(1).randbytes(40 * KIB)
+    outbounds = [pair.offer(b"%d" % index, body, "prompt/a") for index in range(5)]
+    while not pair.offered:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert pair.offered == [outbounds[0].number]
+    pair.sender.withdraw(outbounds[0])
+    pair.sender.withdraw(outbounds[3])
+    await arrived(*outbounds[1:3], outbounds[4])
+    assert set(pair.arrived) == {b"1", b"2", b"4"}
+    assert set(pair.arrived.values()) == {body}
+    assert pair.offered[1] == outbounds[1].number
+
+
+async def test_messages_that_share_parts_crosswise_do_not_wait_for_each_other(pair: Pair) -> None:
+    one, other = [Buffer(random.Random(seed).randbytes(20 * KIB), f"prompt/{seed}") for seed in range(2)]
+    outbounds = [
+        pair.sender.offer("receiver", b"%d" % index, buffers)
+        for index, buffers in enumerate(([one, other], [other, one], [other], [one], [one, one]))
+    ]
+    for outbound in outbounds:
+        pair.sizes[outbound.number] = 0
+    await arrived(*outbounds)
+    first, second = bytes(one.view), bytes(other.view)
+    assert [pair.arrived[b"%d" % index] for index in range(5)] == [
+        first + second,
+        second + first,
+        second,
+        first,
+        first + first,
+    ]
+    assert pair.chunks == 40
+
+
+async def test_one_that_knows_of_no_names_sends_and_is_sent_everything(pair: Pair) -> None:
+    pair.wire = as_before
+    body = random.Random(1).randbytes(20 * KIB)
+    outbounds = [pair.offer(b"%d" % index, body, "prompt/a") for index in range(3)]
+    await arrived(*outbounds)
+    assert pair.arrived == {b"0": body, b"1": body, b"2": body}
+    # Their headers came as chunks too.
+    assert pair.chunks == 3 * 21
+
+
+async def test_a_header_that_no_offer_has_room_for_comes_by_itself(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MEMORY_BYTES", 400 * KIB)
+    header = random.Random(1).randbytes(300 * KIB)
+    body = random.Random(2).randbytes(20 * KIB)
+    for _ in range(2):
+        await arrived(pair.offer(header, body, "prompt/a"))
+        assert pair.arrived == {header: body}
+    assert pair.chunks == 300 + 20 + 300

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from inlay.engine.settings import EngineSettings
 from inlay.frontend.settings import FrontendSettings
+from inlay.plane.nats.kept import KEPT_BYTES
 from inlay.plane.nats.settings import NatsSettings
 from inlay.router.settings import RouterSettings
 from inlay.store.settings import FleetStoreSettings, StoreSettings
@@ -64,6 +65,13 @@ class WorkerSettings(BaseModel):
         default=None,
         title="Fleet",
         description="File of the namespace's 32-byte secret, the same for all; one made and kept in NATS unless set.",
+    )
+    prompt_store_memory_bytes: int = Field(
+        default=KEPT_BYTES,
+        ge=0,
+        title="Fleet",
+        description="Memory for the rows of stored prompts that were used here, so that their next use moves none over NATS; for each "
+        "engine. 0 keeps none.",
     )
     telemetry: TelemetrySettings = Field(default=TelemetrySettings(), title="Logs and traces")
 

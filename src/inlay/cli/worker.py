@@ -95,7 +95,7 @@ async def _place(
     undo.push_async_callback(plane.close)
     supervisor = Supervisor(plane, starting(rank, secret, settings.telemetry), tied=together)
     relay = Relay(plane)
-    worker = NatsWorker(member, relay, room=plane.room)
+    worker = NatsWorker(member, relay, room=plane.room, kept_bytes=settings.prompt_store_memory_bytes)
     await worker.start()
     running = asyncio.create_task(supervisor.run())
     following = asyncio.create_task(relay.follow(worker.away))

@@ -18,6 +18,12 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     steps: int = 0
     progress: int = 0
     """Positions computed since the start: grows while the engine lives, even through a long prefill."""
+    kept_bytes: int = 0
+    """Of stored prompts' rows that the worker keeps now; it changes both ways."""
+    kept_hits: int = 0
+    """Uses of those that it had; then those that were sent to it, and what went to make room."""
+    kept_misses: int = 0
+    kept_evictions: int = 0
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):

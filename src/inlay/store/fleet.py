@@ -254,17 +254,17 @@ class FleetStore:
             if self._local.holds(tenant, id_):
                 made = self._local.ready(tenant, id_, target)
                 if made is not None:
-                    return made
+                    return _named(key, made)
                 held = record.description.num_bytes
                 hold(held)
-                return await self._threads.run(self._local.rows, tenant, id_, target)
+                return _named(key, await self._threads.run(self._local.rows, tenant, id_, target))
         except NotFoundError:
             # It left the cache a moment ago, for others or for good: who is right is in the record.
             pass
         # The content, and its elements.
         hold(record.size + record.description.num_bytes - held)
         entry = await self._fetching.run(key, partial(self._fetch, key))
-        return await self._threads.run(self._local.made, entry, target)
+        return _named(key, await self._threads.run(self._local.made, entry, target))
 
     async def _note(self, key: Key, revision: int, record: Record) -> None:
         # Where another has changed it, that was a use too, or the end.
@@ -432,6 +432,14 @@ class FleetStore:
             task.cancel()
         self._threads.close()
         self._local.close()
+
+
+def _named(key: Key, made: tuple[Rows, ...]) -> tuple[Rows, ...]:
+    """The same, so that workers can keep them: an id's tensor, cast to a dtype, is always the same."""
+    return tuple(
+        msgspec.structs.replace(rows, data=Buffer(rows.data.view, f"{name_of(key)}/{rows.dtype}.{index}"))
+        for index, rows in enumerate(made)
+    )
 
 
 def _contended() -> OverloadedError:

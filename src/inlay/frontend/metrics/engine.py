@@ -25,6 +25,11 @@ _GAUGES: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
         lambda stats: stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0,
     ),
     ("inlay:kv_cache_blocks", "Blocks of the KV cache.", lambda stats: stats.blocks_total),
+    (
+        "inlay:worker_prompt_store_bytes",
+        "Bytes of stored embeddings that the worker keeps.",
+        lambda stats: stats.kept_bytes,
+    ),
 )
 _COUNTERS: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
     ("vllm:num_preemptions", "Sequences that had to give their blocks up.", lambda stats: stats.preemptions),
@@ -50,6 +55,21 @@ _COUNTERS: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
     ),
     ("inlay:engine_steps", "Steps of the engine.", lambda stats: stats.steps),
     ("inlay:engine_positions", "Positions computed.", lambda stats: stats.progress),
+    (
+        "inlay:worker_prompt_store_hits",
+        "Uses of stored embeddings whose rows the worker had.",
+        lambda stats: stats.kept_hits,
+    ),
+    (
+        "inlay:worker_prompt_store_misses",
+        "Uses of stored embeddings whose rows were sent to the worker.",
+        lambda stats: stats.kept_misses,
+    ),
+    (
+        "inlay:worker_prompt_store_evictions",
+        "Stored embeddings that went from the worker's memory to make room.",
+        lambda stats: stats.kept_evictions,
+    ),
 )
 
 

@@ -24,9 +24,9 @@ from inlay.plane.nats.messages import (
     Submit,
     ToFrontend,
 )
+from inlay.plane.nats.outbound import Outbound
 from inlay.plane.nats.silence import Clock, Presence
 from inlay.plane.nats.stream import NatsStream
-from inlay.plane.nats.transfers import Outbound
 from inlay.plane.questions import Questions, told
 from inlay.prompt import Buffer
 from inlay.protocol import frames

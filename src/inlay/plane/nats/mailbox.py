@@ -14,8 +14,11 @@ import msgspec
 from nats.aio.msg import Msg
 
 from inlay.plane.nats.connection import Connection
+from inlay.plane.nats.kept import Kept
+from inlay.plane.nats.notices import Notice
+from inlay.plane.nats.outbound import Outbound
 from inlay.plane.nats.subjects import Subjects, last_token
-from inlay.plane.nats.transfers import Notice, Outbound, Room, Transfers
+from inlay.plane.nats.transfers import NAMED_BYTES, Room, Transfers
 from inlay.prompt import Buffer
 from inlay.protocol import frames
 
@@ -98,6 +101,7 @@ class Mailbox(Generic[T]):
         take: Callable[[str, T], None],
         unheard: Callable[[str], None],
         room: Room | None = None,
+        kept: Kept | None = None,
     ) -> None:
         """Nothing is received before `open`.
 
@@ -110,6 +114,7 @@ class Mailbox(Generic[T]):
             take: takes (sender, message).
             unheard: told the participant that a probing message found no listener for.
             room: as of `Transfers`.
+            kept: as of `Transfers`.
         """
         self.id = id_
         self._sender = id_.encode("ascii")
@@ -118,7 +123,9 @@ class Mailbox(Generic[T]):
         self._decoder = frames.Decoder[T](hears)
         self._take = take
         self._unheard = unheard
-        self.transfers = Transfers(bulk, subjects, id_, tell=self._notify, deliver=self._decode, room=room)
+        self.transfers = Transfers(
+            bulk, subjects, id_, tell=self._notify, deliver=self._decode, room=room, kept=kept
+        )
 
     async def open(self) -> None:
         """Begin to receive."""
@@ -149,7 +156,7 @@ class Mailbox(Generic[T]):
     ) -> Outbound | None:
         """As `send`, of what `frames.encode` made of the message."""
         size = sum(map(len, buffers)) + len(header) + len(self._sender) + 64 + 24 * len(buffers)
-        if size > self.limit:
+        if size > self.limit or any(buffer.name and len(buffer) >= NAMED_BYTES for buffer in buffers):
             return self.transfers.offer(to, header, buffers)
         reply = self._subjects.unheard(self.id, to) if probe else ""
         self._control.publish(

@@ -3,6 +3,9 @@
 The sender offers a transfer and tells its sizes; the receiver makes room and grants chunks; the sender sends as many as were granted.
 All that a receiver has granted and not received stays within one window, over all its transfers, so the server in between
 never holds more than that. A transfer that is interrupted is dropped, never resumed: whoever sent the message sends it anew.
+
+What a receiver has already is not sent: an offer names its parts, and the first credit says which of them are there. From then on the receiver
+holds those, so it may forget whatever it likes. Of messages with the same buffer, such as the choices of a request, one goes first.
 """
 
 import asyncio
@@ -11,12 +14,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import TypeAlias
-
-import msgspec
+from weakref import ref
 
 from inlay.errors import InlayError, OverloadedError
 from inlay.plane.nats.connection import Connection
 from inlay.plane.nats.direct import Sink
+from inlay.plane.nats.inbound import Inbound
+from inlay.plane.nats.kept import Kept
+from inlay.plane.nats.notices import Credit, Dropped, Named, Notice, Offer, Taken, Withdrawn
+from inlay.plane.nats.outbound import Outbound
 from inlay.plane.nats.subjects import Subjects
 from inlay.prompt import Buffer
 
@@ -31,110 +37,20 @@ MEMORY_BYTES = 1024 * 1024 * 1024
 """What the transfers under way to a receiver may come to; more of them wait."""
 _OWN_ROOM = 64 * 1024
 """Bytes of a buffer from which on it is received where `room` says."""
+NAMED_BYTES = 16 * 1024
+"""Bytes of a buffer from which on it is asked whether it is there already: smaller ones are sent in the same time."""
+_HEADER_BYTES = 256 * 1024
+"""Bytes of a header that comes with its offer, at most."""
+_MAX_NAMED = 128
+"""Parts of a message that are named, so that its offer is always a message of its own."""
+_SPARE_BYTES = 32 * 1024
+"""Bytes of an offer beside its header, at most."""
 SILENCE_SECONDS = 3.0
 """A receiver that says nothing for so long is gone."""
 _STALLED_SECONDS = 5.0
 """A sender that may send and does not for so long has given up, or what it sent was lost."""
 
-Place: TypeAlias = "tuple[int, int, int]"
-"""(part, first byte, past-last byte) of a chunk."""
 Room: TypeAlias = Callable[[int], "memoryview | None"]
-
-
-class Offer(msgspec.Struct, frozen=True, tag="offer", array_like=True):
-    """A message will come in chunks of at most `chunk` bytes: the header of `sizes[0]` bytes, then buffers."""
-
-    transfer: int
-    sizes: tuple[int, ...]
-    chunk: int
-
-
-class Credit(msgspec.Struct, frozen=True, tag="credit", array_like=True):
-    """So many chunks of the transfer may be sent in all. Said again while nothing changes: a sign of life."""
-
-    transfer: int
-    chunks: int
-
-
-class Taken(msgspec.Struct, frozen=True, tag="taken", array_like=True):
-    """All of the transfer has come."""
-
-    transfer: int
-
-
-class Dropped(msgspec.Struct, frozen=True, tag="dropped", array_like=True):
-    """The receiver will take no more of the transfer."""
-
-    transfer: int
-    reason: str
-
-
-class Withdrawn(msgspec.Struct, frozen=True, tag="withdrawn", array_like=True):
-    """The sender will send no more of the transfer."""
-
-    transfer: int
-
-
-Notice: TypeAlias = Offer | Credit | Taken | Dropped | Withdrawn
-
-
-def places(sizes: Sequence[int], chunk: int) -> list[Place]:
-    """The chunks of parts of these sizes, in order; none spans two parts, and an empty part has none."""
-    return [
-        (part, start, min(start + chunk, size))
-        for part, size in enumerate(sizes)
-        for start in range(0, size, chunk)
-    ]
-
-
-class Outbound:
-    """A transfer to another participant.
-
-    Attributes:
-        done: resolved when all of it has arrived; `OverloadedError` when it will not.
-    """
-
-    def __init__(self, to: str, number: int, parts: Sequence[memoryview], chunk: int, now: float) -> None:
-        self.to = to
-        self.number = number
-        self.heard = now
-        self.granted = 0
-        self._parts = parts
-        self.places = places([part.nbytes for part in parts], chunk)
-        self.more = asyncio.Event()
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # Nobody may be waiting for it any more.
-        self.done.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-    def chunk(self, index: int) -> memoryview:
-        """The bytes of a chunk."""
-        part, start, stop = self.places[index]
-        return self._parts[part][start:stop]
-
-    def fail(self, error: InlayError) -> None:
-        """End without having arrived."""
-        if not self.done.done():
-            self.done.set_exception(error)
-        self.more.set()
-
-
-class _Inbound:
-    """A transfer from another participant."""
-
-    def __init__(self, sender: str, offer: Offer, now: float) -> None:
-        self.sender = sender
-        self.number = offer.transfer
-        self.sizes = offer.sizes
-        self.places = places(offer.sizes, offer.chunk)
-        self.size = sum(offer.sizes)
-        self.moved = now
-        self.granted = 0
-        self.received = 0
-        self.parts: list[memoryview] | None = None
-
-    def ahead(self) -> int:
-        """Bytes granted and not received."""
-        return sum(stop - start for _, start, stop in self.places[self.received : self.granted])
 
 
 class Transfers:
@@ -149,6 +65,7 @@ class Transfers:
         tell: Callable[[str, Notice], None],
         deliver: Callable[[str, memoryview, list[Buffer]], None],
         room: Room | None = None,
+        kept: Kept | None = None,
     ) -> None:
         """Nothing is under way.
 
@@ -159,6 +76,7 @@ class Transfers:
             tell: sends a notice to another participant.
             deliver: takes (sender, header, buffers) of what has come.
             room: gives writable memory for a large buffer, or None where there is none.
+            kept: what has come before; what is in use alone unless given.
         """
         self._bulk = bulk
         self._subjects = subjects
@@ -166,13 +84,16 @@ class Transfers:
         self._tell = tell
         self._deliver = deliver
         self._room = room
+        self._kept = kept or Kept(0)
         self._numbers = count(1)
         self._out: dict[int, Outbound] = {}
+        self._carriers: dict[tuple[str, str], Outbound] = {}
+        self._own_names: dict[int, tuple[ref[Buffer], str]] = {}
         self._pumps: dict[int, asyncio.Task[None]] = {}
-        self._in: dict[tuple[str, int], _Inbound] = {}
+        self._in: dict[tuple[str, int], Inbound] = {}
         # Two queues: those that memory is kept for must not stand behind one that has to wait for theirs.
-        self._waiting: deque[_Inbound] = deque()
-        self._wanting: deque[_Inbound] = deque()
+        self._waiting: deque[Inbound] = deque()
+        self._wanting: deque[Inbound] = deque()
         self._ahead = 0
         self._held = 0
 
@@ -184,14 +105,34 @@ class Transfers:
     # Sending.
 
     def offer(self, to: str, header: bytes, buffers: Sequence[Buffer]) -> Outbound:
-        """Send a message that is too large to be sent at once."""
+        """Send a message that is too large to be sent at once, or of which the receiver may have a part."""
         parts = [memoryview(header), *(buffer.view for buffer in buffers)]
         chunk = min(CHUNK_BYTES, self._bulk.max_payload)
-        outbound = Outbound(to, next(self._numbers), parts, chunk, self._now())
+        named = tuple(
+            Named(part, buffer.name or self._own_name(buffer), bool(buffer.name))
+            for part, buffer in enumerate(buffers, 1)
+            if len(buffer) >= NAMED_BYTES
+        )[:_MAX_NAMED]
+        outbound = Outbound(to, next(self._numbers), parts, chunk, named)
         self._out[outbound.number] = outbound
-        self._tell(to, Offer(outbound.number, tuple(part.nbytes for part in parts), chunk))
         self._pumps[outbound.number] = asyncio.create_task(self._pump(outbound))
         return outbound
+
+    def _own_name(self, buffer: Buffer) -> str:
+        """Of a buffer that has none: this object, for as long as it lives."""
+        key = id(buffer)
+        known = self._own_names.get(key)
+        if known is not None and known[0]() is buffer:
+            return known[1]
+        name = f"{self._id}.{next(self._numbers)}"
+
+        def forget(dead: "ref[Buffer]") -> None:
+            # Another buffer may have its id by now.
+            if self._own_names.get(key, (None,))[0] is dead:
+                del self._own_names[key]
+
+        self._own_names[key] = ref(buffer, forget), name
+        return name
 
     def withdraw(self, outbound: Outbound) -> None:
         """Send no more of it."""
@@ -201,23 +142,54 @@ class Transfers:
 
     async def _pump(self, outbound: Outbound) -> None:
         subject = self._subjects.chunks(outbound.to, self._id, outbound.number)
-        since = self._bulk.since
+        sent = 0
         try:
-            for index in range(len(outbound.places)):
-                while index >= outbound.granted and not outbound.done.done():
+            await self._wait_for_carriers(outbound)
+            since = self._bulk.since
+            if not outbound.done.done():
+                self._tell_offer(outbound)
+            while not outbound.done.done():
+                if sent >= outbound.granted:
                     outbound.more.clear()
                     await outbound.more.wait()
-                if outbound.done.done():
-                    return
+                    continue
                 if self._bulk.since != since:
                     raise OverloadedError("the connection to NATS was cut", retry_after=1)
-                await self._bulk.send(f"{subject}.{index}", outbound.chunk(index))
-            await asyncio.wait([outbound.done])
+                await self._bulk.send(f"{subject}.{sent}", outbound.chunk(sent))
+                sent += 1
         except InlayError as error:
             self._tell(outbound.to, Withdrawn(outbound.number))
             outbound.fail(error)
         finally:
+            for name in outbound.names:
+                if self._carriers.get((outbound.to, name)) is outbound:
+                    del self._carriers[outbound.to, name]
             del self._out[outbound.number], self._pumps[outbound.number]
+
+    async def _wait_for_carriers(self, outbound: Outbound) -> None:
+        """Return when no other transfer brings its receiver a buffer of this one: where that has arrived, this one need not."""
+        arrived: set[str] = set()
+        while not outbound.done.done():
+            found = {name: self._carriers.get((outbound.to, name)) for name in outbound.names - arrived}
+            carriers = {name: one for name, one in found.items() if one is not None and not one.done.done()}
+            if not carriers:
+                break
+            ends = {outbound.done, *(carrier.done for carrier in carriers.values())}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            arrived |= {name for name, carrier in carriers.items() if carrier.arrived}
+        # All at once: who waits carries nothing, so nobody waits in a circle.
+        for name in outbound.names - arrived:
+            self._carriers[outbound.to, name] = outbound
+
+    def _tell_offer(self, outbound: Outbound) -> None:
+        header = outbound.header
+        if len(header) > min(_HEADER_BYTES, self._bulk.max_payload - _SPARE_BYTES):
+            header = b""
+        outbound.heard = self._now()
+        self._tell(
+            outbound.to,
+            Offer(outbound.number, outbound.sizes, outbound.chunk_bytes, header, outbound.named),
+        )
 
     # Receiving.
 
@@ -238,9 +210,7 @@ class Transfers:
             return
         outbound.heard = self._now()
         if isinstance(notice, Credit):
-            if notice.chunks > outbound.granted:
-                outbound.granted = notice.chunks
-                outbound.more.set()
+            outbound.grant(notice)
         elif isinstance(notice, Taken):
             if not outbound.done.done():
                 outbound.done.set_result(None)
@@ -250,20 +220,35 @@ class Transfers:
             )
 
     def _offered(self, sender: str, offer: Offer) -> None:
-        inbound = _Inbound(sender, offer, self._now())
+        inbound = Inbound(sender, offer, self._now())
         if inbound.size > MEMORY_BYTES or offer.chunk < 1:
             self._tell(sender, Dropped(offer.transfer, f"{inbound.size} bytes; at most {MEMORY_BYTES}"))
-        elif (sender, offer.transfer) not in self._in:
-            self._in[sender, offer.transfer] = inbound
-            self._waiting.append(inbound)
-            self._grant()
+            return
+        if inbound.key in self._in:
+            return
+        inbound.look(self._kept)
+        if not inbound.places:
+            self._finish(inbound)
+            return
+        inbound.look(None)
+        self._in[inbound.key] = inbound
+        self._waiting.append(inbound)
+        self._grant()
 
     def _admit(self) -> None:
         """Keep memory for those that wait for it, in the order they came: a small one never overtakes a large one."""
-        while self._waiting and self._held + self._waiting[0].size <= MEMORY_BYTES:
-            inbound = self._waiting.popleft()
-            self._held += inbound.size
-            self._wanting.append(inbound)
+        while self._waiting:
+            inbound = self._waiting[0]
+            inbound.look(self._kept)
+            if self._held + inbound.size > MEMORY_BYTES:
+                inbound.look(None)
+                return
+            self._waiting.popleft()
+            if inbound.places:
+                self._held += inbound.size
+                self._wanting.append(inbound)
+            else:
+                self._finish(inbound)
 
     def _grant(self) -> None:
         self._admit()
@@ -274,23 +259,33 @@ class Transfers:
             if self._ahead and self._ahead + new > WINDOW_BYTES:
                 return
             self._wanting.popleft()
-            if inbound.parts is None:
-                inbound.parts = [self._memory(size) for size in inbound.sizes]
+            if not inbound.granted:
+                self._make_room(inbound)
             self._ahead += new
             inbound.granted = granted
             inbound.moved = self._now()
-            self._tell(inbound.sender, Credit(inbound.number, granted))
+            self._tell(inbound.sender, inbound.credit)
             if granted < len(inbound.places):
                 self._wanting.append(inbound)
 
-    def _memory(self, size: int) -> memoryview:
-        room = self._room(size) if self._room is not None and size >= _OWN_ROOM else None
-        return memoryview(bytearray(size)) if room is None else room
+    def _make_room(self, inbound: Inbound) -> None:
+        # What is kept beyond its use stays out of the room of what is not.
+        own = {
+            named.part
+            for named in inbound.named
+            if named.lasts and self._kept.keeps(inbound.offer.sizes[named.part])
+        }
+        for part in {part for part, _, _ in inbound.places}:
+            size = inbound.offer.sizes[part]
+            place = (
+                self._room(size) if self._room is not None and size >= _OWN_ROOM and part not in own else None
+            )
+            inbound.parts[part] = memoryview(bytearray(size)) if place is None else place
 
     def _place(self, subject: str, size: int) -> memoryview | None:
         """Where a chunk belongs, or None where it is not what was to come next."""
         inbound = self._inbound(subject)
-        if inbound is None or inbound.parts is None:
+        if inbound is None or not inbound.granted:
             return None
         if not subject.endswith(f".{inbound.received}") or inbound.received >= inbound.granted:
             self._drop(inbound, "a part was lost")
@@ -304,31 +299,39 @@ class Transfers:
     def _placed(self, subject: str) -> None:
         """All of a chunk is there."""
         inbound = self._inbound(subject)
-        if inbound is None or inbound.parts is None:
+        if inbound is None or not inbound.granted:
             return
         _, start, stop = inbound.places[inbound.received]
         inbound.received += 1
         inbound.moved = self._now()
         self._ahead -= stop - start
         if inbound.received == len(inbound.places):
-            self._tell(inbound.sender, Taken(inbound.number))
-            self._forget(inbound)
-            header, *buffers = inbound.parts
-            self._deliver(inbound.sender, header, list(map(Buffer, buffers)))
+            self._finish(inbound)
         else:
             self._grant()
 
-    def _inbound(self, subject: str) -> _Inbound | None:
+    def _finish(self, inbound: Inbound) -> None:
+        """Hand on what has come, and what was there."""
+        self._tell(inbound.sender, Taken(inbound.offer.transfer))
+        if inbound.key in self._in:
+            self._forget(inbound)
+        header, *buffers = inbound.buffers()
+        for named in inbound.named:
+            new = named.part not in inbound.present
+            self._kept.use(named.name, buffers[named.part - 1], lasting=named.lasts, new=new)
+        self._deliver(inbound.sender, header.view, buffers)
+
+    def _inbound(self, subject: str) -> Inbound | None:
         sender, number, _ = subject.split(".")[-3:]
         return self._in.get((sender, int(number))) if number.isdecimal() else None
 
-    def _drop(self, inbound: _Inbound, reason: str) -> None:
-        log.warning("transfer %d from %s is dropped: %s", inbound.number, inbound.sender, reason)
-        self._tell(inbound.sender, Dropped(inbound.number, reason))
+    def _drop(self, inbound: Inbound, reason: str) -> None:
+        log.warning("transfer %d from %s is dropped: %s", inbound.offer.transfer, inbound.sender, reason)
+        self._tell(inbound.sender, Dropped(inbound.offer.transfer, reason))
         self._forget(inbound)
 
-    def _forget(self, inbound: _Inbound) -> None:
-        del self._in[inbound.sender, inbound.number]
+    def _forget(self, inbound: Inbound) -> None:
+        del self._in[inbound.key]
         self._ahead -= inbound.ahead()
         if inbound in self._waiting:
             self._waiting.remove(inbound)
@@ -350,9 +353,11 @@ class Transfers:
             if inbound.granted > inbound.received and now - inbound.moved > _STALLED_SECONDS:
                 self._drop(inbound, f"nothing came for {_STALLED_SECONDS:g} s")
             else:
-                self._tell(inbound.sender, Credit(inbound.number, inbound.granted))
+                self._tell(inbound.sender, inbound.credit)
         for outbound in self._out.values():
-            if since is not None and now - max(outbound.heard, since) > SILENCE_SECONDS:
+            if outbound.heard is None or since is None:
+                continue
+            if now - max(outbound.heard, since) > SILENCE_SECONDS:
                 outbound.fail(
                     OverloadedError(f"{outbound.to} was silent for {SILENCE_SECONDS:g} s", retry_after=1)
                 )

@@ -11,6 +11,7 @@ import msgspec
 from inlay.errors import ErrorFrame, InlayError, OverloadedError
 from inlay.plane.messages import AskCache
 from inlay.plane.nats.cards import CARD_SECONDS
+from inlay.plane.nats.kept import KEPT_BYTES, Kept
 from inlay.plane.nats.member import Member
 from inlay.plane.nats.messages import (
     Acknowledge,
@@ -34,7 +35,7 @@ from inlay.plane.questions import tell
 from inlay.prompt import Buffer
 from inlay.protocol.embedding import EmbedWork, Vectors
 from inlay.protocol.routing import KvEvents, TellsCache
-from inlay.protocol.work import PROTOCOL, Command, Delta, ModelCard, Stats, Work, WorkHandler
+from inlay.protocol.work import PROTOCOL, Command, Delta, ModelCard, Reply, Stats, Work, WorkHandler
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +83,7 @@ class NatsWorker:
         member: joined as a worker; closed with this.
         handler: does the works.
         room: gives writable memory for large rows that the handler reads in place, or None where there is none.
+        kept_bytes: of stored prompts that have come, kept so that their next use moves no rows; 0 keeps none.
         protocol: the version we say we speak.
     """
 
@@ -91,13 +93,17 @@ class NatsWorker:
         handler: WorkHandler,
         *,
         room: Room | None = None,
+        kept_bytes: int = KEPT_BYTES,
         protocol: int = PROTOCOL,
     ) -> None:
         self._member = member
         self._handler = handler
         self._protocol = protocol
         self._clock = Clock(member.control, BEAT_SECONDS)
-        self._mailbox = member.mailbox(ToWorker, take=self._take, unheard=self._unheard, room=room)
+        self._kept = Kept(kept_bytes)
+        self._mailbox = member.mailbox(
+            ToWorker, take=self._take, unheard=self._unheard, room=room, kept=self._kept
+        )
         self._peers: dict[str, _Peer] = {}
         self._flushing: asyncio.Handle | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -121,9 +127,15 @@ class NatsWorker:
     async def start(self) -> None:
         """Announce the handler's card and take works. Raises `OverloadedError` when NATS does not answer."""
         await self._mailbox.open()
+        await self._member.control.subscribe(
+            self._member.subjects.deleted_prompts,
+            lambda told: self._kept.forget(told.data.decode("ascii", "replace")),
+        )
         await self._member.control.settle()
         await self._member.bulk.settle()
         self._member.control.on_reconnect(self._unpublished.set)
+        # What was removed meanwhile is not told again.
+        self._member.control.on_reconnect(self._kept.clear)
         self._handler.watch(self.announce)
         if isinstance(self._handler, TellsCache):
             self._handler.watch_cache(self._tell_cache)
@@ -207,6 +219,7 @@ class NatsWorker:
                     self._mailbox.send(sender, Open(_sent(peer)), probe=True)
             if ticks % 2 == 0:
                 self._mailbox.transfers.tick()
+                self._kept.tick()
             await asyncio.sleep(BEAT_SECONDS)
 
     async def _publish(self) -> None:
@@ -228,7 +241,7 @@ class NatsWorker:
 
     async def _ask_stats(self) -> None:
         while True:
-            reply = await self._handler.call(Command("stats"))
+            reply = await self._call(Command("stats"))
             if reply.error is None:
                 self._stats = msgspec.convert(reply.value, Stats)
                 self._stats_at = self._clock.now()
@@ -282,7 +295,14 @@ class NatsWorker:
         task.add_done_callback(self._calls.discard)
 
     async def _answer(self, sender: str, call: Call) -> None:
-        self._mailbox.send(sender, Answer(call.number, await self._handler.call(call.command)))
+        self._mailbox.send(sender, Answer(call.number, await self._call(call.command)))
+
+    async def _call(self, command: Command) -> Reply:
+        """What the handler answers; what is counted here is beside what its engine counts."""
+        reply = await self._handler.call(command)
+        if command.name != "stats" or reply.error is not None:
+            return reply
+        return Reply(reply.value | msgspec.structs.asdict(self._kept.stats))
 
     async def _answer_cache(self, sender: str, number: int) -> None:
         self._mailbox.send(sender, await tell(number, self._handler))

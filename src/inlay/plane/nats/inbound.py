@@ -1,0 +1,59 @@
+"""A transfer at its receiver."""
+
+from inlay.plane.nats.kept import Kept
+from inlay.plane.nats.notices import Credit, Offer, places
+from inlay.prompt import Buffer
+
+
+class Inbound:
+    """A transfer from another participant.
+
+    Attributes:
+        size: bytes of memory it takes: what is to come, and a header that has.
+        present: the parts that are there, by number; the header may be one.
+        places: of the chunks to come.
+        parts: memory for what is to come, once it is kept.
+    """
+
+    def __init__(self, sender: str, offer: Offer, now: float) -> None:
+        self.sender = sender
+        self.offer = offer
+        self.named = [named for named in offer.named if 0 < named.part < len(offer.sizes)]
+        self.moved = now
+        self.granted = 0
+        self.received = 0
+        self.parts: dict[int, memoryview] = {}
+        self.look(None)
+
+    def look(self, kept: Kept | None) -> None:
+        """See what is there, and hold it; with None, hold nothing any more."""
+        offer = self.offer
+        self.present = {0: Buffer(offer.header)} if offer.header else {}
+        if kept is not None:
+            for named in self.named:
+                found = kept.find(named.name, offer.sizes[named.part])
+                if found is not None:
+                    self.present[named.part] = found
+        self.places = places(offer.sizes, offer.chunk, self.present)
+        self.size = len(offer.header) + sum(stop - start for _, start, stop in self.places)
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What it is found by."""
+        return self.sender, self.offer.transfer
+
+    @property
+    def credit(self) -> Credit:
+        """How much may come."""
+        return Credit(self.offer.transfer, self.granted, tuple(self.present) if self.granted else ())
+
+    def ahead(self) -> int:
+        """Bytes granted and not received."""
+        return sum(stop - start for _, start, stop in self.places[self.received : self.granted])
+
+    def buffers(self) -> list[Buffer]:
+        """All parts, once all are there."""
+        return [
+            self.present[part] if part in self.present else Buffer(self.parts.get(part, memoryview(b"")))
+            for part in range(len(self.offer.sizes))
+        ]
