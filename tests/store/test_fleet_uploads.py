@@ -2,6 +2,7 @@
 
 import asyncio
 
+import nats.errors
 import pytest
 
 from inlay.errors import OverloadedError, RateLimitedError
@@ -54,6 +55,37 @@ async def test_an_upload_of_which_nats_did_not_say_whether_it_was_kept_keeps_its
     await one.settled()
     again = await one.put("alice", 1)
     assert await other.elements("alice", again.id) == plain(1)
+
+
+@pytest.mark.parametrize("uploads", [1, 2], ids=["gone", "uploaded again by another"])
+async def test_an_upload_whose_answer_is_lost_and_that_is_deleted_before_it_is_tried_again_is_whole(
+    frontends: Frontends, monkeypatch: pytest.MonkeyPatch, uploads: int
+) -> None:
+    one, other = await frontends.frontend(), await frontends.frontend()
+    id_ = (await one.put("alice", 1)).id
+    await one.store.delete("alice", id_)
+    update, lost = one.shared._records.update, False
+
+    async def unheard(key: str, value: bytes, last: int | None = None) -> int:
+        nonlocal lost
+        revision = await update(key, value, last)
+        if not lost:
+            lost = True
+            await other.store.delete("alice", id_)
+            for _ in range(1, uploads):
+                await other.put("alice", 1)
+            raise nats.errors.TimeoutError
+        return revision
+
+    with monkeypatch.context() as patched:
+        patched.setattr(one.shared._records, "update", unheard)
+        again = await one.put("alice", 1)
+    assert lost
+    assert again.id == id_
+    third = await frontends.frontend()
+    assert await third.elements("alice", id_) == plain(1)
+    await one.settled()
+    assert len(await one.shared.contents()) == 1
 
 
 async def test_who_leaves_after_another_was_first_leaves_no_content(

@@ -149,6 +149,10 @@ class FleetStore:
                     if found is not None and not live:
                         self._later(self._shared.erase(found.content))
                     break
+                if written is not None and new.content == written.content:
+                    # It may have been kept without an answer, and deleted, and its content erased: that is never offered again.
+                    self._later(self._give_up(written, offered))
+                    written, offered, taken = None, None, False
             else:
                 raise _contended()
         finally:
