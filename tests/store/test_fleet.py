@@ -81,7 +81,8 @@ async def test_a_repeated_use_fetches_nothing_and_makes_nothing(
     monkeypatch.setattr(other.shared, "read", unexpected)
     monkeypatch.setattr("inlay.store.store.to_rows", unexpected)
     again = await other.rows("alice", stored.id)
-    assert again[0] is first[0]
+    assert again == first
+    assert again[0].data.view.obj is first[0].data.view.obj
     assert other.store.stats().fetches == 1
 
 
