@@ -111,7 +111,7 @@ def test_it_says_why_it_takes_another_port(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(demo_command, "DEFAULT_PORT", port)
         assert demo_command._port(DemoSettings(), Console(io.StringIO(), said)) == 0
     assert (
-        f"cannot listen on 127.0.0.1:{port}: Address already in use; the demo takes a free port"
+        f"cannot listen on 127.0.0.1:{port}: Address already in use (--port takes another); the demo takes a free port"
         in said.getvalue()
     )
 

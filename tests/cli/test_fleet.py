@@ -189,7 +189,8 @@ def test_a_secret_that_is_not_the_namespaces_is_refused_with_both_fingerprints(
 def test_a_port_that_is_taken_is_said_before_a_server_is_started(nats: str) -> None:
     port = nats.rpartition(":")[2]
     status, line = refused("nats", "--port", port)
-    assert (status, line) == (1, f"inlay nats: cannot listen on 127.0.0.1:{port}: Address already in use")
+    said = f"cannot listen on 127.0.0.1:{port}: Address already in use (--port takes another)"
+    assert (status, line) == (1, f"inlay nats: {said}")
 
 
 def test_words_after_two_dashes_go_to_the_server(tmp_path: Path) -> None:

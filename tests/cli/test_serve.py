@@ -90,7 +90,9 @@ def test_an_address_that_is_taken_is_refused_before_a_model_is_loaded() -> None:
         port = taken.getsockname()[1]
         status, lines = refused("owner/nowhere", "--port", port)
     assert status == 1
-    assert lines == [f"inlay serve: cannot listen on 127.0.0.1:{port}: Address already in use"]
+    assert lines == [
+        f"inlay serve: cannot listen on 127.0.0.1:{port}: Address already in use (--port takes another)"
+    ]
 
 
 def test_all_that_is_wrong_is_said_at_once() -> None:
@@ -101,7 +103,10 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
         status, lines = refused("/no/such/dir", "--port", port)
     assert status == 1
     (line,) = lines
-    assert f"cannot listen on 127.0.0.1:{port}: Address already in use; '/no/such/dir' is not a" in line
+    assert (
+        f"cannot listen on 127.0.0.1:{port}: Address already in use (--port takes another); '/no/such/dir' is not a"
+        in line
+    )
 
 
 @contextmanager

@@ -119,6 +119,7 @@ def test_a_file_may_hold_lists_switches_and_a_single_value_for_a_list(tmp_path: 
         (("m", "--dtype", "int8"), "--dtype: input should be 'auto', 'float32', 'bfloat16' or 'float16'"),
         (("m", "--enable-prompt-embeds=yes"), "--enable-prompt-embeds takes no value"),
         (("m", "--no-port"), "unknown option --no-port"),
+        (("--model", "m"), "MODEL is given by its place, without --model"),
         (("m", "n"), "unexpected word 'n'"),
         (("m", "--config", "missing.yaml"), "config file 'missing.yaml': No such file"),
         (("m", "--config", "serve.ini"), "must end in .yaml, .yml or .toml"),
@@ -152,7 +153,7 @@ def test_unknown_and_empty_variables_are_refused_but_another_commands_are_not() 
     ("text", "said"),
     [
         ("max-num-sqs: 3\n", "unknown key max-num-sqs, did you mean max-num-seqs?"),
-        ("port: 1\nport: [\n", "config file"),
+        ("port: 1\nport: [\n", "serve.yaml': line 3, column 1: "),
         ("- port\n", "must be a table of options, got list"),
         ("max-num-seqs: 1\nmax_num_seqs: 2\n", "max-num-seqs is given twice"),
         ("api_key: {a: b}\n", "api-key in "),

@@ -94,6 +94,20 @@ async def test_an_engine_that_is_stuck_or_fails_shows(settings: EngineSettings) 
         assert judged(Seen("w", card), well).status == "degraded"
 
 
+async def test_an_engine_that_fails_its_first_probe_is_refused_with_the_reason(
+    settings: EngineSettings,
+) -> None:
+    class Failing(EchoEngine):
+        async def probe(self) -> float:
+            raise EngineError("the device fell off the bus")
+
+    engine = Failing(settings, Secret(bytes(32)))
+    await engine.start()
+    with pytest.raises(EngineError, match="failed at its first token: the device fell off the bus"):
+        await Host(engine, probe_interval=30).first_probe()
+    await Host(engine).first_probe()  # which nobody asked for
+
+
 async def test_a_worker_that_says_nothing_for_too_long_is_not_well(settings: EngineSettings) -> None:
     engine = EchoEngine(settings, Secret(bytes(32)))
     await engine.start()

@@ -1,5 +1,6 @@
 """NATS' own ways to be let in and to encrypt."""
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from tests.certificates import certificate
 from tests.plane.fleet import Fleet, found
 from tests.plane.nats_server import NatsServer
 from tests.plane.test_conformance import SECRET, collect, ids
+
+BOUND = 60
+"""Seconds within which everything must have come to an end: nothing hangs."""
 
 
 async def served(settings: NatsSettings, server: NatsServer, engine: EngineSettings) -> None:
@@ -76,3 +80,28 @@ async def test_files_that_cannot_be_used_are_named(tmp_path: Path, nats_server: 
     ):
         with pytest.raises(InvalidRequestError, match=said):
             await Member.join(NatsSettings(nats=[url], **wrong), "worker")  # type: ignore[arg-type]
+
+
+async def test_the_log_says_that_nats_is_lost_and_that_it_is_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def said(what: str) -> set[str]:
+        """Lines with `what`, once there is one of each connection of the member."""
+        while True:
+            lines = {record.getMessage() for record in caplog.records if what in record.getMessage()}
+            if len(lines) == 2:
+                return lines
+            await asyncio.sleep(0.02)
+
+    with NatsServer(tmp_path) as server:
+        member = await Member.join(server.settings(), "frontend")
+        names = {member.id, f"{member.id}-bulk"}
+        server.kill()
+        lost = f"the connection to NATS at {server.url} is cut; it is tried again until it holds"
+        async with asyncio.timeout(BOUND):
+            assert await said("is cut") == {f"{name}: {lost}" for name in names}
+        server.start()
+        async with asyncio.timeout(BOUND):
+            back = await said("again, after")
+        assert {line.partition(": ")[0] for line in back} == names
+        await member.leave()

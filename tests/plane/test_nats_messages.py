@@ -84,7 +84,7 @@ def test_a_namespace_that_is_no_token_is_refused(namespace: str) -> None:
 
 @pytest.mark.parametrize("url", ["127.0.0.1:4222", "http://host", "nats://"])
 def test_a_url_of_no_nats_server_is_refused(url: str) -> None:
-    with pytest.raises(ValidationError, match="nats://HOST:PORT"):
+    with pytest.raises(ValidationError, match=f"a server is nats://HOST:PORT, got '{url}'"):
         NatsSettings(nats=[url])  # type: ignore[list-item]
 
 
@@ -93,3 +93,4 @@ def test_a_password_in_a_url_is_never_shown() -> None:
     assert settings.shown_urls == "nats://host:4222, tls://[::1]:5"
     assert "s3cret" not in repr(settings)
     assert shown("nats://a:b@c") == "nats://c"
+    assert shown("user:s3cret@c:1") == "c:1"

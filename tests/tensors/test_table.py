@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from transformers import AutoModelForCausalLM, GemmaConfig
 
 from inlay.errors import InvalidRequestError
-from inlay.tensors.table import EmbeddingTable, spread, stored_tensors
+from inlay.tensors.table import EmbeddingTable, check_tensors, spread, stored_tensors
 from tests.models import VOCAB_SIZE, make, tiny
 
 
@@ -133,13 +133,21 @@ def test_a_directory_without_one_clear_table_is_refused(
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "0 bytes"),
-        ((1 << 60).to_bytes(8, "little") + b"{}", "header of"),
+        (b"", "is cut short: it has 0 bytes$"),
+        (
+            (1 << 60).to_bytes(8, "little") + b"{}",
+            "not a safetensors file: its first 8 bytes say a header of",
+        ),
+        ((99).to_bytes(8, "little") + b"{}", "is cut short: it has 10 bytes, its header alone 99"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n",
+            "a pointer of Git LFS .* `git lfs pull`",
+        ),
         ((2).to_bytes(8, "little") + b"[]", "not a safetensors file"),
         ((3).to_bytes(8, "little") + b'{"a', "not a safetensors file"),
         (
             (59).to_bytes(8, "little") + b'{"a":{"dtype":"F32","shape":[99],"data_offsets":[0,396]}}  ',
-            "lies at 0 to 396 of 0",
+            "is cut short: it has 67 of 463 bytes",
         ),
     ],
 )
@@ -147,6 +155,30 @@ def test_a_damaged_file_is_refused(tmp_path: Path, data: bytes, message: str) ->
     (tmp_path / "model.safetensors").write_bytes(data)
     with pytest.raises(InvalidRequestError, match=message):
         list(stored_tensors(tmp_path))
+
+
+def test_a_directory_without_weights_says_what_it_has_instead(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(InvalidRequestError, match=r"no \*\.safetensors file, .* it has pytorch_model\.bin$"):
+        check_tensors(tmp_path)
+
+
+def test_files_that_an_index_names_and_that_are_missing_are_named(tmp_path: Path) -> None:
+    index = {"weight_map": {str(number): f"{number}.safetensors" for number in range(5)}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "0.safetensors").touch()
+    with pytest.raises(
+        InvalidRequestError,
+        match=r"lacks 4 of the 5 weight files .*: 1\.safetensors, 2\.safetensors, 3\.safetensors, \.\.\.$",
+    ):
+        check_tensors(tmp_path)
+
+
+def test_the_table_is_found_where_only_its_own_file_is_there(tmp_path: Path) -> None:
+    write(tmp_path, {"model.embed_tokens.weight": np.ones((7, 4), np.float32)}, {"hidden_size": 4})
+    index = {"model.embed_tokens.weight": "model.safetensors", "model.norm.weight": "other.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    assert EmbeddingTable.open(tmp_path).shape == (7, 4)
 
 
 def test_an_index_cannot_name_files_elsewhere(tmp_path: Path) -> None:

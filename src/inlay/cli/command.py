@@ -31,7 +31,7 @@ class Command:
         details: what help says below the summary.
         positional: fields of `settings` that are given by their place.
         short: field name to one-letter flag.
-        takes_rest: whether words after `--` are allowed; they go on untouched.
+        rest: what words after `--` are, which go on untouched; none are allowed where it is empty.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Command:
     details: str = ""
     positional: tuple[str, ...] = ()
     short: Mapping[str, str] = field(default_factory=dict)
-    takes_rest: bool = False
+    rest: str = ""
 
     @cached_property
     def options(self) -> Options:

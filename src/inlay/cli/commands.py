@@ -89,7 +89,7 @@ COMMANDS = (
         settings=ServeSettings,
         run=_serve,
         positional=("model",),
-        takes_rest=True,
+        rest="ENGINE ARGUMENTS",
     ),
     Command(
         name="demo",
@@ -106,7 +106,7 @@ COMMANDS = (
         "TLS, clusters. Stops on Ctrl-C or SIGTERM.",
         settings=NatsServerSettings,
         run=_nats,
-        takes_rest=True,
+        rest="NATS-SERVER ARGUMENTS",
     ),
     Command(
         name="worker",
@@ -116,7 +116,7 @@ COMMANDS = (
         settings=WorkerSettings,
         run=_worker,
         positional=("model",),
-        takes_rest=True,
+        rest="ENGINE ARGUMENTS",
     ),
     Command(
         name="frontend",

@@ -14,11 +14,12 @@ from urllib.parse import urlsplit
 
 from inlay import demo
 from inlay.cli.console import Console
-from inlay.cli.serve import Running, check_address, run_host
+from inlay.cli.serve import Running, run_host
 from inlay.cli.settings import DemoSettings, ServeSettings
 from inlay.client import PromptEmbedder, load
 from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError, InvalidRequestError
+from inlay.frontend.address import check_address
 from inlay.frontend.settings import FrontendSettings
 
 MODEL_NAME = "inlay-demo"
@@ -60,7 +61,7 @@ def _port(settings: DemoSettings, console: Console) -> int:
     try:
         check_address(settings.host, DEFAULT_PORT)
     except InvalidRequestError as error:
-        console.line(f"{error.message}; the demo takes a free port instead (--port chooses one)")
+        console.line(f"{error.message}; the demo takes a free port instead")
         return 0
     return DEFAULT_PORT
 

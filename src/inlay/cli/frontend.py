@@ -6,10 +6,10 @@ from contextlib import AsyncExitStack
 import inlay
 from inlay.cli.console import Console
 from inlay.cli.loop import run_until_told
-from inlay.cli.serve import check_address
 from inlay.cli.settings import FleetFrontendSettings
 from inlay.digest import Secret
 from inlay.frontend import build_app, check, serve
+from inlay.frontend.address import check_address
 from inlay.plane.nats.frontend import NatsPlane
 from inlay.plane.nats.member import Member
 from inlay.plane.nats.prompts import NatsPrompts
@@ -34,7 +34,7 @@ async def _host(settings: FleetFrontendSettings, console: Console) -> None:
     frontend, fleet = settings.frontend, settings.fleet
     check_address(frontend.host, frontend.port)
     if frontend.admin_port is not None:
-        check_address(frontend.admin_host, frontend.admin_port)
+        check_address(frontend.admin_host, frontend.admin_port, options="admin-")
     check(frontend)
     given = settings.store.secret_file
     own = None if given is None else Secret(read_key(given))

@@ -12,9 +12,9 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from inlay.cli.console import Console
-from inlay.cli.serve import check_address
 from inlay.cli.settings import NatsServerSettings
 from inlay.errors import EngineError, InvalidRequestError
+from inlay.frontend.address import check_address
 
 _LOOK_SECONDS = 0.05
 _STOP_SECONDS = 10.0

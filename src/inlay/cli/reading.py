@@ -110,6 +110,9 @@ def parse(command: Command, argv: Sequence[str]) -> Words:
             continue
         found = flags.get(name)
         if found is None:
+            for option in command.options.positionals:
+                if name == f"--{option.key}":
+                    raise UsageError(f"{option.flag} is given by its place, without {name}")
             raise UsageError(_unknown("option", name, _spellings(flags.values())))
         if found.kind == "list":
             index += 0 if joined else len(following)
@@ -117,7 +120,7 @@ def parse(command: Command, argv: Sequence[str]) -> Words:
         else:
             words.given[found.name] = Given(_one(name, following), name)
             index += not joined
-    if words.rest and not command.takes_rest:
+    if words.rest and not command.rest:
         raise UsageError(f"takes no further arguments, got {' '.join(words.rest)!r} after --")
     return words
 
@@ -175,6 +178,10 @@ def _table(path: Path) -> dict[object, object]:
         table = tomllib.loads(text) if suffix == ".toml" else yaml.safe_load(text)
     except OSError as error:
         raise UsageError(f"config file {str(path)!r}: {error.strerror}") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = "" if mark is None else f" line {mark.line + 1}, column {mark.column + 1}:"
+        raise UsageError(f"config file {str(path)!r}:{where} {error.problem}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"config file {str(path)!r}: {' '.join(str(error).split())}") from error
     if table is None:
@@ -254,6 +261,7 @@ def _complaint(
 ) -> str:
     # A section may be called as one of its options is ("engine"), so the innermost name decides.
     option = next((options[str(part)] for part in reversed(location) if str(part) in options), None)
+    message = message.removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
     if option is None:
         return message

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm.connectors import transfer_config
 from inlay.errors import InlayError, InvalidRequestError
 from inlay.frontend import build_app, check, serve
+from inlay.frontend.address import check_address
 from inlay.frontend.settings import FrontendSettings
 from inlay.pace import keep_for_good
 from inlay.plane.local import LocalPlane, RoutedPlane
@@ -196,7 +196,7 @@ def _check(engine: EngineSettings, frontend: FrontendSettings) -> None:
 
     def admin_address() -> None:
         if frontend.admin_port is not None:
-            check_address(frontend.admin_host, frontend.admin_port)
+            check_address(frontend.admin_host, frontend.admin_port, options="admin-")
 
     def address() -> None:
         check_address(frontend.host, frontend.port)
@@ -216,23 +216,6 @@ def _check(engine: EngineSettings, frontend: FrontendSettings) -> None:
             wrong.append(error.message)
     if wrong:
         raise InvalidRequestError("; ".join(wrong))
-
-
-def check_address(host: str, port: int) -> None:
-    """Say now, before a model is loaded for it, that an address cannot be listened on.
-
-    Raises:
-        InvalidRequestError: it cannot; the message says why.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        raise InvalidRequestError(f"cannot listen on {host}:{port}: {error.strerror}") from error
 
 
 async def _accepting(host: str, port: int) -> None:

@@ -41,7 +41,7 @@ def usage(command: Command) -> str:
         option.flag if option.field.is_required() else f"[{option.flag}]"
         for option in command.options.positionals
     )
-    tail = " [-- ENGINE ARGUMENTS]" if command.takes_rest else ""
+    tail = f" [-- {command.rest}]" if command.rest else ""
     lines = [f"usage: inlay {command.name} {places}".rstrip() + f" [OPTION ...]{tail}", ""]
     lines += _wrapped(command.summary)
     if command.details:

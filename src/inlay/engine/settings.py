@@ -165,7 +165,7 @@ class EngineSettings(BaseModel):
     health_probe_interval: float = Field(
         default=30.0,
         ge=0,
-        description="Seconds between requests that a worker makes to its own engine, for /health; 0 makes none.",
+        description="Seconds between requests that a worker makes to its own engine, the first before it is ready; 0 makes none.",
     )
     health_probe_timeout: float = Field(
         default=60.0,

@@ -5,13 +5,13 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
-from socket import AI_PASSIVE, SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET, getaddrinfo, socket
+from socket import socket
 from typing import TypeAlias
 
 import uvicorn
 
-from inlay.errors import InvalidRequestError
 from inlay.frontend.access import ADMIN_PORT
+from inlay.frontend.address import bound
 from inlay.frontend.app import App
 from inlay.frontend.bodies.allocator import keep_freed_memory
 from inlay.frontend.bodies.body import Receive, Scope, Send
@@ -110,21 +110,6 @@ class _Beside(uvicorn.Server):
         yield
 
 
-def _listen(host: str, port: int, param: str = "port") -> socket:
-    try:
-        family, kind, protocol, _, address = getaddrinfo(host, port, type=SOCK_STREAM, flags=AI_PASSIVE)[0]
-        listening = socket(family, kind, protocol)
-        try:
-            listening.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
-            listening.bind(address)
-        except OSError:
-            listening.close()
-            raise
-    except OSError as error:
-        raise InvalidRequestError(f"cannot listen on {host}:{port}: {error}", param=param) from error
-    return listening
-
-
 def _config(app: ASGI, settings: FrontendSettings, tls: Tls | None) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
@@ -198,7 +183,7 @@ async def serve(
     async with AsyncExitStack() as stack:
         stack.callback(app.server.close)
         tls = Tls.of(settings)
-        listening = stack.enter_context(closing(_listen(settings.host, settings.port)))
+        listening = stack.enter_context(closing(bound(settings.host, settings.port)))
         await stack.enter_async_context(_admin_port(app, settings, tls, on_admin_started))
         if on_started is not None:
             on_started(_url(settings.host, listening, settings))
@@ -229,7 +214,7 @@ async def _admin_port(
         scope[ADMIN_PORT] = True
         await app(scope, receive, send)
 
-    with closing(_listen(settings.admin_host, settings.admin_port, "admin_port")) as listening:
+    with closing(bound(settings.admin_host, settings.admin_port, options="admin-")) as listening:
         url = _url(settings.admin_host, listening, settings)
         _log.info("admin operations need no key at %s", url)
         server = _Beside(_config(marked, settings, tls))

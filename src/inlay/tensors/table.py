@@ -7,7 +7,7 @@ The format: https://huggingface.co/docs/safetensors (8 bytes of little-endian he
 import json
 import mmap
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,13 @@ _SCALED_BY_ROOT = frozenset(
     {"gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n_text", "gemma4_text", "vaultgemma"}
 )
 """Model types whose embedding module multiplies by the root of the hidden size, in the model's dtype."""
+
+_OTHER_WEIGHTS = frozenset({".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"})
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+_LEAST_BYTES = 10
+"""Of a safetensors file: the length of its header, and an empty one."""
+_NAMED = 3
+"""Files that a message names."""
 
 _MAX_HEADER = 100 << 20
 _SAMPLED_ROWS = 512
@@ -89,29 +96,54 @@ def config_of(directory: Path) -> dict[str, Any]:
     return config
 
 
-def stored_tensors(directory: Path) -> Iterator[StoredTensor]:
+def stored_tensors(
+    directory: Path, wanted: Callable[[str], bool] = lambda name: True
+) -> Iterator[StoredTensor]:
     """All tensors of a directory's safetensors files, in the order of the files and of their headers.
 
     With an index file, the files it names; else every `*.safetensors`.
 
+    Args:
+        directory: of a model.
+        wanted: which names matter: files that hold none of them, as the index says, may be missing and are not read.
+
     Raises:
-        InvalidRequestError: no such file, or a header that does not fit its file.
+        InvalidRequestError: no such file, or a header that does not fit its file; says which, and what is wrong.
     """
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         try:
-            names = {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
+            entries = json.loads(index.read_bytes())["weight_map"].items()
+            names = {str(file) for name, file in entries if wanted(name)}
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise InvalidRequestError(f"{index} is not a safetensors index: {error!r}") from error
         if any(Path(name).name != name for name in names):
             raise InvalidRequestError(f"{index} names files outside its directory")
+        missing = sorted(name for name in names if not (directory / name).is_file())
+        if missing:
+            raise InvalidRequestError(
+                f"{directory} lacks {len(missing)} of the {len(names)} weight files that {index.name} names: "
+                f"{', '.join(missing[:_NAMED])}{', ...' if len(missing) > _NAMED else ''}"
+            )
         files = [directory / name for name in sorted(names)]
     else:
         files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        raise InvalidRequestError(f"{directory} holds no safetensors files; no other format is read")
+        if not files:
+            raise InvalidRequestError(_no_weights(directory))
     for file in files:
         yield from tensors_in(file)
+
+
+def check_tensors(directory: Path) -> None:
+    """Read the headers of a model's weight files, and nothing else. Raises `InvalidRequestError` as `stored_tensors`."""
+    for _ in stored_tensors(directory):
+        pass
+
+
+def _no_weights(directory: Path) -> str:
+    others = sorted(file.name for file in directory.glob("*") if file.suffix in _OTHER_WEIGHTS)
+    has = f"; it has {', '.join(others[:_NAMED])}" if others else ""
+    return f"{directory} has no weights: no *.safetensors file, and no other format is read{has}"
 
 
 def tensors_in(file: Path, max_header: int = _MAX_HEADER) -> Iterator[StoredTensor]:
@@ -123,21 +155,38 @@ def tensors_in(file: Path, max_header: int = _MAX_HEADER) -> Iterator[StoredTens
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
+            first = stream.read(8)
+            length = int.from_bytes(first, "little")
             if not 2 <= length <= min(max_header, size - 8):
-                raise InvalidRequestError(f"{file} has {size} bytes and a header of {length}")
+                raise InvalidRequestError(_no_header(file, first, length, max_header))
             header = msgspec.json.decode(stream.read(length), type=dict[str, msgspec.Raw])
         header.pop("__metadata__", None)
         entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in header.items()}
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except OSError as error:
+        raise InvalidRequestError(f"{file} cannot be read: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(f"{file} is not a safetensors file: {error}") from error
+    data = size - 8 - length
     for name, entry in entries.items():
         start, stop = entry.data_offsets
-        if not 0 <= start <= stop <= size - 8 - length:
-            raise InvalidRequestError(
-                f"{file}: tensor {name} lies at {start} to {stop} of {size - 8 - length}"
-            )
+        if not 0 <= start <= stop:
+            raise InvalidRequestError(f"{file} is damaged: tensor {name} would lie at {start} to {stop}")
+        if stop > data:
+            whole = 8 + length + max(entry.data_offsets[1] for entry in entries.values())
+            raise InvalidRequestError(f"{file} is cut short: it has {size} of {whole} bytes")
         yield StoredTensor(name, file, entry.dtype, entry.shape, 8 + length + start, stop - start)
+
+
+def _no_header(file: Path, first: bytes, length: int, most: int) -> str:
+    """Why a file whose first 8 bytes say a header of `length` bytes has none of at most `most`."""
+    if first == _LFS_POINTER[:8]:
+        return f"{file} is a pointer of Git LFS and not the weights: `git lfs pull` in its directory fetches them"
+    size = file.stat().st_size
+    if size < _LEAST_BYTES:
+        return f"{file} is cut short: it has {size} bytes"
+    if 2 <= length <= most:
+        return f"{file} is cut short: it has {size} bytes, its header alone {length}"
+    return f"{file} is not a safetensors file: its first 8 bytes say a header of {length} bytes"
 
 
 class EmbeddingTable:
@@ -183,13 +232,7 @@ class EmbeddingTable:
         directory = Path(directory)
         config = config_of(directory)
         text = config.get("text_config", config)
-        found = [
-            tensor
-            for tensor in stored_tensors(directory)
-            if tensor.name.endswith(tuple(f".{name}" for name in _TABLES)) or tensor.name in _TABLES
-            # A layer that predicts further tokens has a copy of its own.
-            if not _OF_A_LAYER.search(tensor.name)
-        ]
+        found = [tensor for tensor in stored_tensors(directory, _may_be_table) if _may_be_table(tensor.name)]
         hidden = text.get("hidden_size", text.get("n_embd"))
         fitting = [tensor for tensor in found if len(tensor.shape) == 2 and hidden in (None, tensor.shape[1])]
         language = [tensor for tensor in fitting if "language_model" in tensor.name] or fitting
@@ -262,6 +305,13 @@ class EmbeddingTable:
             bits = rows.view(f"u{rows.dtype.itemsize}") & (2 ** (8 * rows.dtype.itemsize - 1) - 1)
             largest = max(largest, float(np.array(bits.max()).view(rows.dtype)))
         return largest * self.scale
+
+
+def _may_be_table(name: str) -> bool:
+    """Whether a tensor of this name may be the model's embedding table."""
+    called = name in _TABLES or name.endswith(tuple(f".{table}" for table in _TABLES))
+    # A layer that predicts further tokens has a copy of its own.
+    return called and not _OF_A_LAYER.search(name)
 
 
 def spread(length: int, count: int) -> list[int]:

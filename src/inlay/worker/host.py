@@ -154,6 +154,10 @@ class Host:
         except InlayError as error:
             return Reply(error=ErrorFrame.of(error))
 
+    async def first_probe(self) -> None:
+        """Try the engine before anybody is told of it. Raises `EngineError` where it does not answer."""
+        await self._probing.first()
+
     async def probe(self) -> NoReturn:
         """Try the engine on a timer until cancelled."""
         await self._probing.run()

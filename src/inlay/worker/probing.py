@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from inlay.errors import InlayError
+from inlay.errors import EngineError, InlayError
 from inlay.protocol.health import Probe
 from inlay.protocol.work import Engine
 from inlay.worker.sleeping import Sleeping
@@ -41,14 +41,30 @@ class Probing:
         self._tell = tell
         self.last: Probe | None = None
 
+    async def first(self) -> None:
+        """Probe an engine that nobody has been told of yet, unless it is never probed or sleeps.
+
+        Raises:
+            EngineError: it failed, or took too long.
+        """
+        if not self._interval or self._sleeping.level:
+            return
+        self.last = await self._probe()
+        if self.last.error is not None:
+            raise EngineError(f"the model failed at its first token: {self.last.error}")
+
     async def run(self) -> NoReturn:
-        """Probe until cancelled."""
+        """Probe until cancelled; the first one was perhaps made."""
+        if self.last is not None:
+            await asyncio.sleep(self._interval)
         while True:
             if not self._interval:
                 await asyncio.Event().wait()
             # An engine does not fall asleep with a probe under way, nor is it probed while it sleeps.
             async with self._sleeping.turn:
                 self.last = None if self._sleeping.level else await self._probe()
+            if self.last is not None and self.last.error is not None:
+                log.error("probe: %s", self.last.error)
             self._tell()
             await asyncio.sleep(self._interval)
 
@@ -58,11 +74,9 @@ class Probing:
         try:
             await asyncio.wait_for(self._engine.probe(), self._timeout)
         except TimeoutError:
-            error = f"the engine did not answer within {self._timeout:g} s"
+            error = f"the engine did not answer within {self._timeout:g} s (--health-probe-timeout)"
         except InlayError as failed:
             error = failed.message
-        if error is not None:
-            log.error("probe: %s", error)
         return Probe(
             at=time.time(),
             seconds=time.monotonic() - began,

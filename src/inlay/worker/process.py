@@ -176,6 +176,7 @@ async def run(socket_fd: int, arena_fd: int, arena_bytes: int) -> int:
     await host.restore(boot.restore)
     keep_for_good()
     try:
+        await host.first_probe()
         await _until_first(serve(channel, host), stop.wait(), _failed(runner), host.probe())
     except EngineError as error:
         return await _fail(channel, error)

@@ -292,11 +292,15 @@ class Connection:
         self._lost_at = self._now()
         self._outbox.clear()
         if was is not None and not self._closing:
-            log.warning("the connection to NATS is cut")
+            log.warning(
+                "%s: the connection to NATS at %s is cut; it is tried again until it holds",
+                self._name,
+                self._settings.shown_urls,
+            )
 
     async def _reconnected(self) -> None:
         self._since = self._now()
-        log.warning("connected to NATS again")
+        log.warning("%s: connected to NATS again, after %.1f s", self._name, self._since - self._lost_at)
         for act in self._on_reconnect:
             act()
 

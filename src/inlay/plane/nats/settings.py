@@ -51,7 +51,7 @@ class NatsSettings(BaseModel):
     @classmethod
     def _is_a_token(cls, value: str) -> str:
         if not _namespace.fullmatch(value):
-            raise ValueError(f"a namespace has 1 to 32 letters, digits, _ or -, got {value!r}")
+            raise ValueError("a namespace has 1 to 32 letters, digits, _ or -")
         return value
 
     @field_validator("nats")
@@ -105,9 +105,11 @@ class NatsSettings(BaseModel):
 
 
 def shown(url: str) -> str:
-    """A URL without its user and password."""
+    """A URL without its user and password; of what is none, what cannot be either of them."""
     parts = urlsplit(url)
-    where = parts.hostname or ""
+    if parts.hostname is None:
+        return url.rpartition("@")[2]
+    where = parts.hostname
     where = f"[{where}]" if ":" in where else where
     try:
         port = "" if parts.port is None else f":{parts.port}"

@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 from inlay.engine.torch.weights.block_fp8 import block_of, dequantised, refuse_bare
 from inlay.engine.torch.weights.families import next_token_layers
 from inlay.errors import InvalidRequestError
-from inlay.tensors.table import config_of, stored_tensors
+from inlay.tensors.table import check_tensors, config_of, stored_tensors
 
 _logger = logging.getLogger(__name__)
 
@@ -37,6 +37,7 @@ def load(
             another shape; says which.
     """
     transformers_logging.disable_progress_bar()
+    check_tensors(directory)
     try:
         with _weights(directory) as weights:
             model, info = kind.from_pretrained(
