@@ -287,6 +287,9 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": [[]]}, "prompt[0]", "is empty"),
     ({"prompt": ["x"] * 129}, "prompt", "at most 128"),
     ({"prompt": [{"type": "image_url"}]}, "prompt[0].type", "image_url"),
+    ({"prompt": [{"type": "text", "txt": "x"}]}, "prompt[0]", "unknown field `txt`: a part is an object with type 'text'"),
+    ({"prompt": [{"type": "token_ids"}]}, "prompt[0]", "required field `token_ids`: a part is"),
+    ({"prompt_embeds": {"rf": "x"}}, "prompt_embeds", "unknown field `rf`: send base64"),
     ({"prompt": 5}, "prompt", "got `int`"),
     ({"prompt_embeds": 5}, "prompt_embeds", "got `int`"),
 ]  # fmt: skip

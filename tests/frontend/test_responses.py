@@ -242,8 +242,13 @@ def test_effort_goes_to_templates_that_read_it(echo: Fleet, tmp_path: Path, url:
             model="tiny", input="x", reasoning={"effort": effort, "summary": "auto"}
         )
         assert (response.output_text, response.reasoning.effort) == (text, effort)
+        chat = said.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "x"}], reasoning_effort=effort
+        )
+        assert chat.choices[0].message.content == text
     found = error(post(url, "/v1/responses", {"input": "x", "reasoning": {"effort": "low"}}))
     assert found["param"] == "reasoning.effort"
+    assert found["message"].startswith("reasoning.effort 'low'")
 
 
 def test_a_client_that_leaves_a_stream_ends_its_work(llama: Fleet, client: Any) -> None:
@@ -306,9 +311,9 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"input": [{"type": "computer_call"}]}, "input[0].type", "supported: message, function_call"),
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]", "keeps no state"),
     ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role", "user, assistant, system, developer"),
-    ({"input": [{"role": ["user"], "content": "x"}]}, "input[0].role", "got list"),
-    ({"input": [{"role": "user"}]}, "input[0].content", "got nothing"),
-    ({"input": [ASK[0], {"role": "user", "content": 5}]}, "input[1].content", "got int"),
+    ({"input": [{"role": ["user"], "content": "x"}]}, "input[0].role", "got a list of 1"),
+    ({"input": [{"role": "user"}]}, "input[0].content", "got nothing beside 'role'"),
+    ({"input": [ASK[0], {"role": "user", "content": 5}]}, "input[1].content", "got 5"),
     ({"input": [*ASK, {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
      "input[2].content[0].type", "supported: input_text"),
     ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text", "string"),
@@ -316,10 +321,10 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"input": [{"role": "user", "content": [{"type": "prompt_embeds", "data": "x!"}]}]}, "prompt_embeds", "valid base64"),
     ({"input": [{"role": "user", "content": [{"type": "prompt_embeds", "data": constant(0.5, hidden=8)}]}]},
      "prompt_embeds", "size of tensor must match"),
-    ({"input": [{**CALL, "arguments": {}}]}, "input[0].arguments", "got dict"),
-    ({"input": [{**CALL, "call_id": None}]}, "input[0].call_id", "got nothing"),
+    ({"input": [{**CALL, "arguments": {}}]}, "input[0].arguments", "got an object with no fields"),
+    ({"input": [{**CALL, "call_id": None}]}, "input[0].call_id", "got null"),
     ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input[0].output", "got nothing"),
-    ({"input": [{"type": "function_call_output", "call_id": "c", "output": 5}]}, "input[0].output", "got int"),
+    ({"input": [{"type": "function_call_output", "call_id": "c", "output": 5}]}, "input[0].output", "got 5"),
     ({"input": [{"type": "reasoning", "summary": "x"}]}, "input[0].summary", "list of parts"),
     ({"input": [{"type": "reasoning", "summary": []}]}, "input", "nothing that a model reads"),
     ({"input": [{"role": "user", "content": nested(100)}]}, "input", "more than 64 levels"),

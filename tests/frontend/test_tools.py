@@ -224,7 +224,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [WEATHER] * 1025}, "tools", "tools has 1025 entries; at most 1024"),
     ({"tools": [{"type": "x" * 200}]}, "tools[0].type", "got '" + "x" * 60 + "'..."),
     ({"tools": [{"type": "custom"}]}, "tools[0].type", "got 'custom'"),
-    ({"tools": [{"type": "function"}]}, "tools[0].function", "got null"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function", "got nothing beside 'type'"),
     ({"tools": [WEATHER, {"type": "function", "function": {"name": ""}}]}, "tools[1].function.name", "1 to 256"),
     ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools[0].function.parameters", "got a list of 0"),
     ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{"}}]}]},

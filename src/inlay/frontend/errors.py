@@ -16,10 +16,15 @@ from inlay.protocol.openai.generation import ErrorResponse
 MAX_TEXT = 2000
 """Characters of an error's message, or of its param, at most."""
 
-HOW_TO_SEND = "send base64 of a tensor file (see docs/api.md)"
+HOW_TO_SEND = "send base64 of a tensor file, or name what was sent with ref or part (see docs/api.md)"
 """Advice to who has sent something else as embeddings."""
 
 _tensor_data = re.compile(r"(?:.*\.)?data|prompt_embeds(?:\[[^\]]*\])*")
+_PART = (
+    "a part is an object with type 'text' and text, with type 'token_ids' and token_ids, or with type 'prompt_embeds' and one of "
+    "data, ref and part"
+)
+_part_of_prompt = re.compile(r"prompt(?:\[[^\]]*\])+(?:\.type)?")
 _encoder = msgspec.json.Encoder()
 _path = re.compile(r"^(?P<what>.*) - at `(?:key in )?\$\.?(?P<path>[^`]*)`$", re.DOTALL)
 
@@ -94,6 +99,8 @@ def from_parser(error: Exception) -> InvalidRequestError:
         path = match["path"]
         what = match["what"][:1].lower() + match["what"][1:]
         how = f": {HOW_TO_SEND}" if _tensor_data.fullmatch(path) else ""
+        if _part_of_prompt.fullmatch(path):
+            how = f": {_PART}"
         return InvalidRequestError(f"{path or 'the body'}: {what}{how}", param=path or None)
     if isinstance(error, msgspec.ValidationError):
         missing = re.search(r"required field `([^`]+)`", text)

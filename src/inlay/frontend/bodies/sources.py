@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from inlay.errors import EmbeddingsError, InvalidRequestError
 from inlay.frontend.errors import HOW_TO_SEND
+from inlay.frontend.quoting import shown_at
 from inlay.protocol.openai.completions import CompletionRequest, EmbedsSource, PromptEmbedsPart
 
 
@@ -16,12 +17,14 @@ class Source(NamedTuple):
         ref: id of a stored prompt.
         part: name of a part of a multipart body.
         param: where in the request it stands.
+        object: all that stands there, of which an error may name the keys.
     """
 
     data: object
     ref: object
     part: object
     param: str
+    object: Mapping[str, Any] | None = None
 
 
 def in_completion(request: CompletionRequest) -> list[Source]:
@@ -84,7 +87,7 @@ def in_content(content: object, where: str) -> list[Source]:
 
 def content_source(part: Mapping[str, Any], param: str) -> Source:
     """The source of a part of a message's content."""
-    return Source(part.get("data"), part.get("ref"), part.get("part"), param)
+    return Source(part.get("data"), part.get("ref"), part.get("part"), param, part)
 
 
 def tensor_data(sources: Sequence[Source]) -> list[str]:
@@ -100,8 +103,9 @@ def check_source(source: Source) -> None:
         if value is not None
     }
     if len(given) != 1:
+        got = " and ".join(given) or shown_at(source.object or {}, "data")
         raise InvalidRequestError(
-            f"{source.param}: give exactly one of data, ref and part, got {' and '.join(given) or 'none'}",
+            f"{source.param}: give exactly one of data, ref and part, got {got}",
             param=source.param,
         )
     ((name, value),) = given.items()

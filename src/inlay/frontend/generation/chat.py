@@ -157,7 +157,7 @@ def _prompt(
         if request.add_generation_prompt is None
         else request.add_generation_prompt,
         continue_final_message=continues,
-        template_kwargs=request.chat_template_kwargs or {},
+        template_kwargs={**_effort(request, renderer), **(request.chat_template_kwargs or {})},
         keep=keep,
         side=cut_off(request),
     )
@@ -167,6 +167,27 @@ def _prompt(
             param="messages",
         )
     return truncated(prompt, keep, cut_off(request)), size_of(kept, "messages")
+
+
+def _effort(request: ChatRequest, renderer: Renderer) -> dict[str, object]:
+    """What the chat template is told of the effort that was asked for.
+
+    Raises:
+        InvalidRequestError: it reads no variable that says so.
+    """
+    effort = request.reasoning_effort
+    if effort is None:
+        return {}
+    read = renderer.template_variables(tools=bool(request.tools))
+    told: dict[str, object] = {"reasoning_effort": effort} if "reasoning_effort" in read else {}
+    # Models whose reasoning can only be switched on and off.
+    told |= {name: effort != "none" for name in ("enable_thinking", "thinking") if name in read}
+    if not told:
+        raise InvalidRequestError(
+            f"reasoning_effort {effort[:40]!r} was asked for; the chat template of this model has no setting for it",
+            param="reasoning_effort",
+        )
+    return told
 
 
 def _check_chat(request: ChatRequest, max_choices: int) -> None:

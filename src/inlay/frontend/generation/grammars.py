@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 
 from inlay.errors import InvalidRequestError
-from inlay.frontend.generation.messages import check_depth, shown_value
+from inlay.frontend.generation.messages import check_depth
+from inlay.frontend.quoting import shown_at, shown_value
 from inlay.protocol.openai.chat import ChatRequest
 from inlay.protocol.openai.generation import GenerationRequest
 from inlay.protocol.work import MAX_GRAMMAR, Grammar, GrammarKind, ModelCard
@@ -64,14 +65,15 @@ def _of_format(value: Any) -> Grammar | None:
     if kind == "json_object":
         return Grammar("json_object")
     if kind != "json_schema":
+        got = f"type {shown_value(kind)}" if isinstance(kind, str) else shown_value(value)
         raise InvalidRequestError(
-            f"{_FORMAT} must be an object of type 'text', 'json_object' or 'json_schema', got {_short(value)}",
+            f"{_FORMAT} must be an object of type 'text', 'json_object' or 'json_schema', got {got}",
             param=_FORMAT,
         )
     named = value.get("json_schema")
     if not isinstance(named, dict) or "schema" not in named:
         raise InvalidRequestError(
-            f"{_FORMAT} of type 'json_schema' needs json_schema: an object with name and schema, got {_short(named)}",
+            f"{_FORMAT} of type 'json_schema' needs json_schema: an object with name and schema, got {shown_at(value, 'json_schema')}",
             param=_FORMAT,
         )
     _expect(named.get("name"), str, f"{_FORMAT}.json_schema.name must be a string", _FORMAT)
@@ -90,7 +92,7 @@ def _of_outputs(value: Any) -> Grammar | None:
             raise InvalidRequestError(f"{_OUTPUTS}.{name} is not supported", param=_OUTPUTS)
     if len(asked) != 1 or not asked.keys() <= _READERS.keys():
         raise InvalidRequestError(
-            f"{_OUTPUTS} must be an object with exactly one of {', '.join(_READERS)}, got {_short(value)}",
+            f"{_OUTPUTS} must be an object with exactly one of {', '.join(_READERS)}, got {shown_value(value)}",
             param=_OUTPUTS,
         )
     (name,) = asked
@@ -100,7 +102,7 @@ def _of_outputs(value: Any) -> Grammar | None:
 
 def _schema(value: Any, name: str, param: str) -> str:
     if not isinstance(value, dict | bool):
-        raise InvalidRequestError(f"{name} must be a JSON schema, got {_short(value)}", param=param)
+        raise InvalidRequestError(f"{name} must be a JSON schema, got {shown_value(value)}", param=param)
     check_depth(value, param)
     return msgspec.json.encode(value).decode()
 
@@ -126,7 +128,8 @@ def _regex(value: Any) -> str:
 def _choice(value: Any) -> str:
     if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
         raise InvalidRequestError(
-            f"{_OUTPUTS}.choice must be a list of at least one string, got {_short(value)}", param=_OUTPUTS
+            f"{_OUTPUTS}.choice must be a list of at least one string, got {shown_value(value)}",
+            param=_OUTPUTS,
         )
     return msgspec.json.encode(value).decode()
 
@@ -141,7 +144,7 @@ def _grammar(value: Any) -> str:
 def _json_object(value: Any) -> str:
     if value is not True:
         raise InvalidRequestError(
-            f"{_OUTPUTS}.json_object must be true where it is given, got {_short(value)}", param=_OUTPUTS
+            f"{_OUTPUTS}.json_object must be true where it is given, got {shown_value(value)}", param=_OUTPUTS
         )
     return ""
 
@@ -163,14 +166,7 @@ _NOT_SERVED = ("disable_any_whitespace", "disable_additional_properties", "white
 
 def _expect(value: Any, kind: Any, message: str, param: str) -> None:
     if not isinstance(value, kind):
-        raise InvalidRequestError(f"{message}, got {_short(value)}", param=param)
-
-
-def _short(value: Any) -> str:
-    """A client's value for a message."""
-    if isinstance(value, dict):
-        return "an object with " + (", ".join(repr(str(key)[:40]) for key in list(value)[:8]) or "no fields")
-    return shown_value(value)
+        raise InvalidRequestError(f"{message}, got {shown_value(value)}", param=param)
 
 
 __all__ = ["check_served", "field_of", "grammar_of"]

@@ -3,17 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from inlay.errors import InvalidRequestError
 from inlay.frontend.bodies.sources import Source, content_source
+from inlay.frontend.quoting import shown_at, shown_value
 from inlay.prompt import Rows
 
 MAX_DEPTH = 64
 """Levels of nesting the free-form parts of a request may have."""
-
-_QUOTED = 60
-"""Characters of a client's value that an error quotes."""
 
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
@@ -32,17 +28,6 @@ def check_depth(value: object, param: str) -> None:
             return
         level = deeper
     raise InvalidRequestError(f"{param} is nested more than {MAX_DEPTH} levels deep", param=param)
-
-
-def shown_value(value: object) -> str:
-    """A client's value as errors quote it: short, and made in no time, whatever it is."""
-    if isinstance(value, str):
-        return repr(value[:_QUOTED]) + ("..." if len(value) > _QUOTED else "")
-    if isinstance(value, dict):
-        return "an object"
-    if isinstance(value, list):
-        return f"a list of {len(value)}"
-    return msgspec.json.encode(value).decode()[:_QUOTED]
 
 
 def with_rows(
@@ -74,9 +59,17 @@ def with_rows(
     for number, message in enumerate(messages):
         where = f"messages[{number}]"
         if not isinstance(message.get("role"), str):
-            raise InvalidRequestError(f"{where}.role must be a string", param=f"{where}.role")
+            raise InvalidRequestError(
+                f"{where}.role must be a string, got {shown_at(message, 'role')}", param=f"{where}.role"
+            )
         content = message.get("content")
         if content is None:
+            # Templates may want messages without content, but of a user there is nothing else to be said.
+            if message["role"] == "user" and "content" not in message:
+                raise InvalidRequestError(
+                    f"{where}.content must be a string or a list of parts, got {shown_at(message, 'content')}",
+                    param=f"{where}.content",
+                )
             result.append(dict(message))
         else:
             place = f"{where}.content" if named is None else named[number]
@@ -92,7 +85,7 @@ def _content(
     if isinstance(content, list):
         return [_part(part, f"{where}[{index}]", rows, read, served) for index, part in enumerate(content)]
     raise InvalidRequestError(
-        f"{where} must be a string or a list of parts, got {type(content).__name__}", param=where
+        f"{where} must be a string or a list of parts, got {shown_value(content)}", param=where
     )
 
 
@@ -101,13 +94,22 @@ def _part(
 ) -> dict[str, Any]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
-    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-        raise InvalidRequestError(f"{where} must be an object with a type", param=where)
+    if not isinstance(part, dict):
+        raise InvalidRequestError(
+            f"{where} must be an object with a type, got {shown_value(part)}", param=where
+        )
+    if not isinstance(part.get("type"), str):
+        raise InvalidRequestError(
+            f"{where}.type must be one of {served}, got {shown_at(part, 'type')}", param=f"{where}.type"
+        )
     kind = part["type"]
     if kind in _TEXT_PARTS:
-        text = part.get("refusal" if kind == "refusal" else "text")
+        key = "refusal" if kind == "refusal" else "text"
+        text = part.get(key)
         if not isinstance(text, str):
-            raise InvalidRequestError(f"{where}.text must be a string", param=f"{where}.text")
+            raise InvalidRequestError(
+                f"{where}.{key} must be a string, got {shown_at(part, key)}", param=f"{where}.{key}"
+            )
         return {**part, "type": "text", "text": text}
     if kind == "prompt_embeds":
         rows.append(read(content_source(part, where)))

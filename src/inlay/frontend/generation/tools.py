@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any
 
 from inlay.errors import InvalidRequestError
-from inlay.frontend.generation.messages import shown_value
+from inlay.frontend.quoting import shown_at, shown_value
 from inlay.protocol.work import MAX_GRAMMAR, Grammar
 from inlay.render.parsers.calls import CallsParser, Tools
 from inlay.render.parsers.forced import NamedParser, RequiredParser
@@ -107,17 +107,17 @@ def _function(tool: Mapping[str, Any], where: str) -> tuple[str, Mapping[str, An
     """Name and schema of one tool."""
     if tool.get("type") != "function":
         raise InvalidRequestError(
-            f"{where}.type must be 'function', got {shown_value(tool.get('type'))}", param=f"{where}.type"
+            f"{where}.type must be 'function', got {shown_at(tool, 'type')}", param=f"{where}.type"
         )
     function = tool.get("function")
     if not isinstance(function, Mapping):
         raise InvalidRequestError(
-            f"{where}.function must be an object, got {shown_value(function)}", param=f"{where}.function"
+            f"{where}.function must be an object, got {shown_at(tool, 'function')}", param=f"{where}.function"
         )
     name = function.get("name")
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
         raise InvalidRequestError(
-            f"{where}.function.name must be a string of 1 to {MAX_NAME} characters, got {shown_value(name)}",
+            f"{where}.function.name must be a string of 1 to {MAX_NAME} characters, got {shown_at(function, 'name')}",
             param=f"{where}.function.name",
         )
     parameters = function.get("parameters")

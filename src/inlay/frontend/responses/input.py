@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from inlay.errors import InvalidRequestError
 from inlay.frontend.bodies.sources import Source, in_content
-from inlay.frontend.generation.messages import shown_value
+from inlay.frontend.quoting import shown_at, shown_value
 from inlay.protocol.openai.responses import ResponsesRequest
 
 PARTS = "input_text, output_text, refusal, prompt_embeds"
@@ -156,14 +156,15 @@ class _Turns:
     def _message(self, item: Mapping[str, Any], where: str) -> None:
         role = item.get("role")
         if not isinstance(role, str) or role not in _ROLES:
-            got = repr(role[:40]) if isinstance(role, str) else type(role).__name__
             raise InvalidRequestError(
-                f"{where}.role must be one of {', '.join(_ROLES)}, got {got}", param=f"{where}.role"
+                f"{where}.role must be one of {', '.join(_ROLES)}, got {shown_at(item, 'role')}",
+                param=f"{where}.role",
             )
         content = item.get("content")
         if content is None:
             raise InvalidRequestError(
-                f"{where}.content must be a string or a list of parts, got nothing", param=f"{where}.content"
+                f"{where}.content must be a string or a list of parts, got {shown_at(item, 'content')}",
+                param=f"{where}.content",
             )
         if role != "assistant":
             self.say(_ROLES[role], content, f"{where}.content")
@@ -181,7 +182,8 @@ class _Turns:
         output = item.get("output")
         if output is None:
             raise InvalidRequestError(
-                f"{where}.output must be a string or a list of parts, got nothing", param=f"{where}.output"
+                f"{where}.output must be a string or a list of parts, got {shown_at(item, 'output')}",
+                param=f"{where}.output",
             )
         more = {} if item.get("name") is None else {"name": _string(item, "name", where)}
         call_id = _string(item, "call_id", where)
@@ -206,8 +208,9 @@ class _Turns:
 def _string(item: Mapping[str, Any], field: str, where: str) -> str:
     value = item.get(field)
     if not isinstance(value, str):
-        got = "nothing" if value is None else type(value).__name__
-        raise InvalidRequestError(f"{where}.{field} must be a string, got {got}", param=f"{where}.{field}")
+        raise InvalidRequestError(
+            f"{where}.{field} must be a string, got {shown_at(item, field)}", param=f"{where}.{field}"
+        )
     return value
 
 
@@ -247,9 +250,8 @@ def functions(request: ResponsesRequest) -> list[dict[str, Any]] | None:
 def _function(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     kind = tool.get("type")
     if kind != "function":
-        got = repr(kind[:40]) if isinstance(kind, str) else "none"
         raise InvalidRequestError(
-            f"{where}: tools must be of type 'function', which your own code runs; got {got}: inlay runs no tools itself",
+            f"{where}: tools must be of type 'function', which your own code runs; got {shown_at(tool, 'type')}: inlay runs no tools itself",
             param=f"{where}.type",
         )
     if not _string(tool, "name", where):

@@ -29,7 +29,6 @@ from inlay.frontend.sse import NAMED
 from inlay.protocol.openai.chat import ChatRequest
 from inlay.protocol.openai.responses import ReasoningOptions, Response, ResponsesRequest, TextOptions
 from inlay.protocol.work import Sampling
-from inlay.render import Renderer
 
 _decoder = msgspec.json.Decoder(ResponsesRequest)
 
@@ -50,6 +49,7 @@ _CALLED_HERE = {
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
     "logprobs": "include",
+    "reasoning_effort": "reasoning.effort",
 }
 """Fields of a chat, and where what they hold came from."""
 
@@ -60,8 +60,7 @@ async def responses(call: Call) -> None:
     incoming = await read_request(call, _decoder, lambda request: server.embeds.tensors(in_input(request)))
     request = incoming.parsed.request
     await server.prepare(call.intake.json, check_responses, request)
-    renderer = await server.renderers.of(server.card(request.model))
-    said, chat = await server.prepare(incoming.size, _as_chat, request, renderer)
+    said, chat = await server.prepare(incoming.size, _as_chat, request)
     sources = in_input(request)
     request.input = None  # which is the chat's messages from here on
     response_id = f"resp_{uuid.uuid4().hex}"
@@ -81,11 +80,11 @@ async def responses(call: Call) -> None:
         await respond(call, chat, asked.model, asked.generation, shape, NAMED)
 
 
-def _as_chat(request: ResponsesRequest, renderer: Renderer) -> tuple[Conversation, ChatRequest]:
+def _as_chat(request: ResponsesRequest) -> tuple[Conversation, ChatRequest]:
     """The same as a chat would say it."""
     said = conversation(request)
     logprobs = LOGPROBS in (request.include or ())
-    chat = ChatRequest(
+    return said, ChatRequest(
         messages=said.messages,
         tools=functions(request),
         tool_choice=choice_of_tool(request),
@@ -94,30 +93,9 @@ def _as_chat(request: ResponsesRequest, renderer: Renderer) -> tuple[Conversatio
         logprobs=logprobs,
         top_logprobs=(request.top_logprobs or 0) if logprobs else None,
         continue_final_message=said.continues or None,
+        reasoning_effort=None if request.reasoning is None else request.reasoning.effort,
         **{name: getattr(request, name) for name in _SAME},
     )
-    effort = None if request.reasoning is None else request.reasoning.effort
-    if effort is not None:
-        variables = _effort(effort, renderer.template_variables(tools=bool(chat.tools)))
-        chat.chat_template_kwargs = {**variables, **(request.chat_template_kwargs or {})}
-    return said, chat
-
-
-def _effort(effort: str, read: frozenset[str]) -> dict[str, object]:
-    """What a chat template that reads the variables `read` is told of `reasoning.effort`.
-
-    Raises:
-        InvalidRequestError: it reads none that says so.
-    """
-    told: dict[str, object] = {"reasoning_effort": effort} if "reasoning_effort" in read else {}
-    # Models whose reasoning can only be switched on and off.
-    told |= {name: effort != "none" for name in ("enable_thinking", "thinking") if name in read}
-    if not told:
-        raise InvalidRequestError(
-            f"reasoning.effort {effort[:40]!r} was asked for; the chat template of this model has no setting for it",
-            param="reasoning.effort",
-        )
-    return told
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """`/v1/chat/completions`."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -17,6 +17,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
         tool_choice: "none", "auto", "required", or an object that names a function; "auto" when absent.
         parallel_tool_calls: false allows one call at most.
         include_reasoning: false leaves the reasoning out of the answer.
+        reasoning_effort: how much the model is to think, in its chat template's words; "none" not at all.
         chat_template_kwargs: variables for the chat template.
         continue_final_message: the last message is left open, to be continued.
     """
@@ -31,7 +32,20 @@ class ChatRequest(GenerationRequest, kw_only=True):
     include_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: Any = None
+    documents: Any = None
+    functions: Any = None
+    function_call: Any = None
+
+    REFUSED: ClassVar[dict[str, str]] = {
+        **GenerationRequest.REFUSED,
+        "chat_template": "a chat template of the client's own",
+        "documents": "handing over documents by this field, and not as chat_template_kwargs.documents,",
+        "functions": "calling functions by this field, which OpenAI has replaced by tools,",
+        "function_call": "calling functions by this field, which OpenAI has replaced by tool_choice,",
+    }
 
 
 class TopLogprob(msgspec.Struct, frozen=True):

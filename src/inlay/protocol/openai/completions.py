@@ -7,26 +7,30 @@ import msgspec
 from inlay.protocol.openai.generation import GenerationRequest, PromptLogprob, UsageInfo
 
 
-class EmbedsSource(msgspec.Struct, frozen=True):
+class EmbedsSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Embeddings named instead of sent: a stored prompt, or a part of a multipart body. Exactly one is set."""
 
     ref: str | None = None
     part: str | None = None
 
 
-class TextPart(msgspec.Struct, frozen=True, tag="text", tag_field="type"):
+class TextPart(msgspec.Struct, frozen=True, tag="text", tag_field="type", forbid_unknown_fields=True):
     """Text within a prompt made of parts."""
 
     text: str
 
 
-class TokenIdsPart(msgspec.Struct, frozen=True, tag="token_ids", tag_field="type"):
+class TokenIdsPart(
+    msgspec.Struct, frozen=True, tag="token_ids", tag_field="type", forbid_unknown_fields=True
+):
     """Token ids within a prompt made of parts."""
 
     token_ids: list[int]
 
 
-class PromptEmbedsPart(msgspec.Struct, frozen=True, tag="prompt_embeds", tag_field="type"):
+class PromptEmbedsPart(
+    msgspec.Struct, frozen=True, tag="prompt_embeds", tag_field="type", forbid_unknown_fields=True
+):
     """Embeddings within a prompt made of parts. Exactly one of `data` (base64), `ref` and `part` is set."""
 
     data: str | None = None
