@@ -1,0 +1,81 @@
+"""What the sampler is built on: ranks of logits, a look-up in cumulated weights, and uniform numbers that never change."""
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inlay.engine.torch.sampling.sampler import LOOK_UP_BLOCK, look_up, ranked, ranked_by_key, uniform
+
+values = st.floats(-50, 50, width=16) | st.sampled_from([0.0, -0.0, -torch.inf, 1.0, -1.0])
+
+
+@given(st.lists(values, min_size=1, max_size=60))
+def test_ranking_is_by_value_and_then_by_id(row: list[float]) -> None:
+    expected = sorted(range(len(row)), key=lambda id_: (-row[id_], id_))
+    for count in {1, len(row) // 9 + 1, len(row) // 2 + 1, len(row)}:
+        both = ranked(torch.tensor([row, row[::-1]]), count)
+        assert both[0].tolist() == expected[:count]
+
+
+@given(
+    st.sampled_from([1, 5, LOOK_UP_BLOCK - 1, LOOK_UP_BLOCK, LOOK_UP_BLOCK + 1, 3 * LOOK_UP_BLOCK + 7]),
+    st.integers(0, 10**6),
+    st.sampled_from([0.0, 1e-12, 0.3, 0.999999, 1 - 2.0**-53]),
+    st.sampled_from([0.0, 0.5, 0.99]),
+)
+def test_a_number_is_looked_up_where_the_cumulated_weights_pass_it(
+    size: int, seed: int, number: float, emptiness: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    weights = rng.integers(1, 100, size).astype(np.float32) * (rng.random(size) >= emptiness)
+    weights[rng.integers(size)] = 1.0
+    place = int(look_up(torch.from_numpy(weights)[None], torch.tensor([number], dtype=torch.float64))[0])
+    assert weights[place] > 0
+    # Whole weights below 2**53 cumulate without rounding, so the place is exact.
+    cumulated = weights.cumsum(dtype=np.float64)
+    target = min(number * cumulated[-1], np.nextafter(cumulated[-1], 0))
+    assert place == int((cumulated <= target).sum())
+
+
+def test_a_whole_block_of_impossible_tokens_is_passed_over() -> None:
+    weights = torch.zeros(1, 3 * LOOK_UP_BLOCK)
+    weights[0, 2 * LOOK_UP_BLOCK + 5] = 2.0
+    assert int(look_up(weights, torch.zeros(1, dtype=torch.float64))[0]) == 2 * LOOK_UP_BLOCK + 5
+
+
+def test_the_uniform_numbers_are_pinned_and_uniform() -> None:
+    """Workers of different versions resume each other's streams: these numbers must never change."""
+    assert [uniform(seed, index) for seed, index in ((0, 0), (0, 1), (1, 0), (-1, 0))] == PINNED
+    assert uniform(2**64 + 5, 0) == uniform(5, 0)
+    draws = np.array([uniform(seed, index) for seed in range(200) for index in range(100)])
+    counts = np.histogram(draws, bins=50, range=(0, 1))[0]
+    assert ((counts - 400) ** 2 / 400).sum() / 49 < 1.35
+    # Neither along a stream nor between the same positions of neighbouring seeds is there a pattern.
+    grid = draws.reshape(200, 100)
+    assert abs(np.corrcoef(grid[:, :-1].ravel(), grid[:, 1:].ravel())[0, 1]) < 0.02
+    assert abs(np.corrcoef(grid[:-1].ravel(), grid[1:].ravel())[0, 1]) < 0.02
+
+
+PINNED = [0.044677981169000125, 0.9898504479606106, 0.9034437813307019, 0.7941932349525695]
+
+
+@settings(max_examples=200)
+@given(
+    rows=st.lists(
+        st.lists(
+            st.one_of(
+                st.floats(width=32, allow_nan=False),
+                st.sampled_from([0.0, -0.0, torch.inf, -torch.inf, 1.0, -1.0]),
+            ),
+            min_size=12,
+            max_size=12,
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    count=st.integers(1, 12),
+)
+def test_ranks_as_integers_are_those_of_values_and_ids(rows: list[list[float]], count: int) -> None:
+    values = torch.tensor(rows)
+    assert ranked_by_key(values, count).tolist() == ranked(values, count).tolist()
