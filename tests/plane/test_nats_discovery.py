@@ -53,8 +53,9 @@ async def test_a_frontend_that_comes_later_learns_of_the_workers_that_are_there(
 
 
 async def test_a_worker_that_loads_its_model_is_told_from_one_that_is_not_there(
-    fleet: Fleet, echo_settings: EngineSettings
+    fleet: Fleet, echo_settings: EngineSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "inlay")
     plane = await fleet.frontend(SECRET)
     engine = EchoEngine(echo_settings, SECRET)
     await engine.start()
@@ -65,6 +66,11 @@ async def test_a_worker_that_loads_its_model_is_told_from_one_that_is_not_there(
     worker.announce(engine.card)
     await found(plane)
     assert not plane.missing()
+    said = [record.getMessage() for record in caplog.records if record.name == "inlay.plane.nats.frontend"]
+    assert said == [
+        f"worker {worker.id}: it is loading its model",
+        f"worker {worker.id} serves {engine.card.name}",
+    ]
     await worker.close()
     await engine.close()
 

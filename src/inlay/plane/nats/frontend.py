@@ -50,6 +50,7 @@ class NatsPlane:
         self._numbers = count(1)
         self._links: dict[str, Link] = {}
         self._missing: dict[str, tuple[str, float]] = {}
+        self._serving: set[Link] = set()
         self._learning: dict[str, asyncio.Task[None]] = {}
         self._ticks = 0
         self._ticking: asyncio.Task[None] | None = None
@@ -189,7 +190,7 @@ class NatsPlane:
         was, revision = link.ready, link.beat.revision
         link.hear(beat)
         if link.ready != was:
-            self._miss(participant, None if link.ready else _said(beat))
+            self._judge(link)
             self._tell()
         if beat.revision != revision:
             self._learn(participant, beat)
@@ -235,11 +236,24 @@ class NatsPlane:
                 self._numbers,
                 lambda: self._member.control.connected,
             )
-        self._miss(participant, None if link.ready else _said(beat))
+        self._judge(link)
         self._tell()
+
+    def _judge(self, link: Link) -> None:
+        """Miss a worker that takes no works, and say of one that does so for the first time, or again."""
+        if not link.ready:
+            self._serving.discard(link)
+            self._miss(link.participant, _said(link.beat))
+            return
+        self._miss(link.participant, None)
+        if link not in self._serving:
+            self._serving.add(link)
+            log.info("worker %s serves %s", link.participant, link.card.name)
 
     def _drop(self, participant: str, reason: str | None) -> None:
         link = self._links.pop(participant, None)
+        if link is not None:
+            self._serving.discard(link)
         self._miss(participant, reason)
         self._mailbox.transfers.forget_sender(participant)
         if link is not None:
