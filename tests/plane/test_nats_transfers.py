@@ -13,7 +13,7 @@ from inlay.errors import OverloadedError
 from inlay.plane.nats import transfers as module
 from inlay.plane.nats.connection import Connection
 from inlay.plane.nats.kept import Kept
-from inlay.plane.nats.notices import Credit, Dropped, Notice, Offer, Taken, Withdrawn
+from inlay.plane.nats.notices import Credit, Dropped, Named, Notice, Offer, Taken, Withdrawn
 from inlay.plane.nats.outbound import Outbound
 from inlay.plane.nats.subjects import Subjects
 from inlay.plane.nats.transfers import Transfers
@@ -237,3 +237,62 @@ async def test_a_header_that_no_offer_has_room_for_comes_by_itself(
         await arrived(pair.offer(header, body, "prompt/a"))
         assert pair.arrived == {header: body}
     assert pair.chunks == 300 + 20 + 300
+
+
+async def test_one_that_is_withdrawn_while_another_brings_its_buffer_leaves_that_in_charge(
+    pair: Pair,
+) -> None:
+    body = random.Random(1).randbytes(40 * KIB)
+    first, second = (pair.offer(b"%d" % index, body, "prompt/a") for index in range(2))
+    while not pair.begun:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    pair.sender.withdraw(second)
+    while second.number in pair.sender._out:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert not first.done.done()
+    third = pair.offer(b"2", body, "prompt/a")
+    await arrived(first, third)
+    assert pair.arrived == {b"0": body, b"2": body}
+    assert pair.chunks == 40
+
+
+def wait_behind(pair: Pair, large: Outbound, names: Sequence[str]) -> None:
+    """Another sender's messages of one stored part each, which wait for the memory that `large` takes."""
+    assert large.sizes[1] == 60 * KIB
+    for index, name in enumerate(names):
+        offer = Offer(
+            1000 + index, (1, 20 * KIB), KIB, header=b"%d" % index, named=(Named(1, name, lasts=True),)
+        )
+        pair.receiver.hear("other", offer)
+
+
+async def begun(pair: Pair, outbound: Outbound) -> None:
+    async with asyncio.timeout(60):
+        while outbound.number not in pair.begun:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+async def test_any_number_that_wait_go_on_when_what_they_name_has_come_from_elsewhere(pair: Pair) -> None:
+    large = pair.offer(b"large", bytes(60 * KIB))
+    await begun(pair, large)
+    wait_behind(pair, large, ["prompt/a"] * 400)
+    body = random.Random(1).randbytes(20 * KIB)
+    pair.kept.use("prompt/a", Buffer(body), lasting=True, new=True)
+    await arrived(large)
+    assert [pair.arrived[b"%d" % index] for index in range(400)] == [body] * 400
+    # Memory that was kept for nobody is given back by nobody.
+    assert pair.receiver._held == pair.receiver._ahead == 0
+
+
+async def test_a_sender_that_is_gone_takes_along_what_of_its_waits_and_has_come_from_elsewhere(
+    pair: Pair,
+) -> None:
+    large = pair.offer(b"large", bytes(60 * KIB))
+    await begun(pair, large)
+    pair.receiver.hear("other", Offer(999, (1, 60 * KIB), KIB))
+    wait_behind(pair, large, ["prompt/a", "prompt/a"])
+    pair.kept.use("prompt/a", Buffer(bytes(20 * KIB)), lasting=True, new=True)
+    pair.receiver.forget_sender("other")
+    await arrived(large)
+    assert set(pair.arrived) == {b"large"}
+    assert pair.receiver._held == pair.receiver._ahead == 0

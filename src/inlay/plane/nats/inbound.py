@@ -1,7 +1,7 @@
 """A transfer at its receiver."""
 
 from inlay.plane.nats.kept import Kept
-from inlay.plane.nats.notices import Credit, Offer, places
+from inlay.plane.nats.notices import Credit, Offer, Place, places
 from inlay.prompt import Buffer
 
 
@@ -9,10 +9,11 @@ class Inbound:
     """A transfer from another participant.
 
     Attributes:
+        missing: bytes that are to come.
         size: bytes of memory it takes: what is to come, and a header that has.
         present: the parts that are there, by number; the header may be one.
-        places: of the chunks to come.
-        parts: memory for what is to come, once it is kept.
+        places: of the chunks to come, once memory is kept for them.
+        parts: memory for what is to come, once it is granted.
     """
 
     def __init__(self, sender: str, offer: Offer, now: float) -> None:
@@ -22,6 +23,7 @@ class Inbound:
         self.moved = now
         self.granted = 0
         self.received = 0
+        self.places: list[Place] = []
         self.parts: dict[int, memoryview] = {}
         self.look(None)
 
@@ -34,8 +36,12 @@ class Inbound:
                 found = kept.find(named.name, offer.sizes[named.part])
                 if found is not None:
                     self.present[named.part] = found
-        self.places = places(offer.sizes, offer.chunk, self.present)
-        self.size = len(offer.header) + sum(stop - start for _, start, stop in self.places)
+        self.missing = sum(size for part, size in enumerate(offer.sizes) if part not in self.present)
+        self.size = len(offer.header) + self.missing
+
+    def plan(self) -> None:
+        """Say where the chunks to come belong: from now on what is there is that."""
+        self.places = places(self.offer.sizes, self.offer.chunk, self.present)
 
     @property
     def key(self) -> tuple[str, int]:

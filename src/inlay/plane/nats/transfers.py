@@ -177,6 +177,8 @@ class Transfers:
             ends = {outbound.done, *(carrier.done for carrier in carriers.values())}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             arrived |= {name for name, carrier in carriers.items() if carrier.arrived}
+        if outbound.done.done():
+            return
         # All at once: who waits carries nothing, so nobody waits in a circle.
         for name in outbound.names - arrived:
             self._carriers[outbound.to, name] = outbound
@@ -227,7 +229,7 @@ class Transfers:
         if inbound.key in self._in:
             return
         inbound.look(self._kept)
-        if not inbound.places:
+        if not inbound.missing:
             self._finish(inbound)
             return
         inbound.look(None)
@@ -240,14 +242,16 @@ class Transfers:
         while self._waiting:
             inbound = self._waiting[0]
             inbound.look(self._kept)
-            if self._held + inbound.size > MEMORY_BYTES:
+            if inbound.missing and self._held + inbound.size > MEMORY_BYTES:
                 inbound.look(None)
                 return
             self._waiting.popleft()
-            if inbound.places:
+            if inbound.missing:
+                inbound.plan()
                 self._held += inbound.size
                 self._wanting.append(inbound)
             else:
+                del self._in[inbound.key]
                 self._finish(inbound)
 
     def _grant(self) -> None:
@@ -306,15 +310,13 @@ class Transfers:
         inbound.moved = self._now()
         self._ahead -= stop - start
         if inbound.received == len(inbound.places):
+            self._release(inbound)
             self._finish(inbound)
-        else:
-            self._grant()
+        self._grant()
 
     def _finish(self, inbound: Inbound) -> None:
-        """Hand on what has come, and what was there."""
+        """Hand on what has come, and what was there, of one that is no longer under way."""
         self._tell(inbound.sender, Taken(inbound.offer.transfer))
-        if inbound.key in self._in:
-            self._forget(inbound)
         header, *buffers = inbound.buffers()
         for named in inbound.named:
             new = named.part not in inbound.present
@@ -331,6 +333,10 @@ class Transfers:
         self._forget(inbound)
 
     def _forget(self, inbound: Inbound) -> None:
+        self._release(inbound)
+        self._grant()
+
+    def _release(self, inbound: Inbound) -> None:
         del self._in[inbound.key]
         self._ahead -= inbound.ahead()
         if inbound in self._waiting:
@@ -339,12 +345,12 @@ class Transfers:
             self._held -= inbound.size
             if inbound in self._wanting:
                 self._wanting.remove(inbound)
-        self._grant()
 
     def forget_sender(self, sender: str) -> None:
         """A participant is gone: nothing more comes from it."""
         for inbound in [inbound for inbound in self._in.values() if inbound.sender == sender]:
-            self._forget(inbound)
+            self._release(inbound)
+        self._grant()
 
     def tick(self) -> None:
         """Give signs of life, and end what shows none; about once a second."""
