@@ -13,7 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -267,7 +268,36 @@ def dynamo(
     )
 
 
-def wide_model(directory: Path, *, hidden: int = 4096, max_len: int = 10_240) -> Path:
+HIDDEN = 4096
+"""Of `wide_model`."""
+
+DYNAMO_ROWS = 1279
+"""Rows of it, in bfloat16, that Dynamo takes at most: it refuses what is over 10 MiB once decoded."""
+
+
+def rows_of(megabytes: int) -> int:
+    """Rows of it, in bfloat16, that make a prompt of so many megabytes with what is around them in a file."""
+    return megabytes * (1 << 20) // (2 * HIDDEN) - 2
+
+
+def takes(name: str, num_rows: int) -> bool:
+    """Whether the server of that name reads a prompt of so many rows of `wide_model`."""
+    return name != "dynamo" or num_rows <= DYNAMO_ROWS
+
+
+def side_by_side(stack: contextlib.ExitStack, model: Path, only: Collection[str] = ()) -> list[Server]:
+    """inlay, vLLM and Dynamo on one `wide_model`, those that are there, or of them those in `only`; they run until the stack ends."""
+    launches: dict[str, Callable[[], contextlib.AbstractContextManager[Server] | None]] = {
+        "inlay": lambda: inlay(model, *wide_limits(64)),
+        "vllm": lambda: vllm(model, *VLLM_ARGUMENTS),
+        "dynamo": lambda: dynamo(model, *VLLM_ARGUMENTS),
+    }
+    found = [launch() for name, launch in launches.items() if not only or name in only]
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(stack.enter_context, filter(None, found)))
+
+
+def wide_model(directory: Path, *, hidden: int = HIDDEN, max_len: int = 10_240) -> Path:
     """A one-layer Llama with a hidden size like an 8B model's and random bf16 weights: the prompt is large, the model is not."""
     return make(
         "llama",

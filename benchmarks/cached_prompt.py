@@ -15,8 +15,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,10 +25,7 @@ from safetensors.torch import load_file
 from benchmarks import _serving
 from benchmarks._serving import Server
 
-HIDDEN = 4096
 SIZES = {"1 MB": 127, "4 MB": 511, "10 MB": 1276, "64 MB": 8190}
-DYNAMO_ROWS = 1279
-"""Dynamo refuses what is over 10 MiB once decoded."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +99,10 @@ def cost(server: Server, form: Form) -> Cost:
     return Cost(elapsed, server.cpu_seconds() - cpu)
 
 
-def measure(servers: list[Server], table: torch.Tensor, label: str, num_tokens: int, rounds: int) -> None:
-    """Every server's forms of one prompt, all taking turns."""
+def measure(
+    servers: list[Server], table: torch.Tensor, label: str, num_tokens: int, rounds: int
+) -> dict[tuple[str, str], float]:
+    """Print what every server's forms of one prompt cost, all taking turns; by server and form, the ratio of its time to that of ids."""
     forms = {server.name: forms_of(server, table, num_tokens) for server in servers}
     costs: dict[tuple[str, str], list[tuple[Cost, Cost]]] = {}
     for turn in range(rounds + 2):
@@ -116,8 +114,9 @@ def measure(servers: list[Server], table: torch.Tensor, label: str, num_tokens: 
                 # The first turns fill the caches.
                 if turn >= 2:
                     costs.setdefault((server.name, name), []).append(pair)
+    ratios = {}
     for (server_name, name), pairs in costs.items():
-        ratio = statistics.median(form.wall / ids.wall for ids, form in pairs)
+        ratio = ratios[server_name, name] = statistics.median(form.wall / ids.wall for ids, form in pairs)
         more = 1e3 * statistics.median(form.wall - ids.wall for ids, form in pairs)
         plain, own = (
             1e3 * statistics.median(each.wall for each in column) for column in zip(*pairs, strict=True)
@@ -131,6 +130,7 @@ def measure(servers: list[Server], table: torch.Tensor, label: str, num_tokens: 
             f"{more:+7.1f} ms   {ratio:5.2f}x   CPU {cpu:6.1f} and {own_cpu:6.1f} ms",
             flush=True,
         )
+    return ratios
 
 
 def main() -> None:
@@ -141,20 +141,11 @@ def main() -> None:
     parser.add_argument("--only", choices=["inlay", "vllm", "dynamo"], action="append")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
-        model = _serving.wide_model(Path(directory) / "model", hidden=HIDDEN)
+        model = _serving.wide_model(Path(directory) / "model")
         table = load_file(model / "model.safetensors")["model.embed_tokens.weight"]
-        launchers: dict[str, Callable[[], AbstractContextManager[Server] | None]] = {
-            "inlay": lambda: _serving.inlay(model, *_serving.wide_limits(64)),
-            "vllm": lambda: _serving.vllm(model, *_serving.VLLM_ARGUMENTS),
-            "dynamo": lambda: _serving.dynamo(model, *_serving.VLLM_ARGUMENTS),
-        }
-        servers = []
-        for name, launch in launchers.items():
-            running = launch() if not options.only or name in options.only else None
-            if running is not None:
-                servers.append(stack.enter_context(running))
+        servers = _serving.side_by_side(stack, model, options.only or ())
         for label, num_tokens in SIZES.items():
-            able = [server for server in servers if server.name != "dynamo" or num_tokens <= DYNAMO_ROWS]
+            able = [server for server in servers if _serving.takes(server.name, num_tokens)]
             measure(able, table, label, num_tokens, options.rounds)
 
 

@@ -23,7 +23,7 @@ from transformers import AutoTokenizer
 
 from benchmarks import _serving
 from benchmarks._serving import Server
-from benchmarks.cached_prompt import HIDDEN, SIZES, Cost, cost, forms_of
+from benchmarks.cached_prompt import SIZES, Cost, cost, forms_of
 from benchmarks.frontend_streams import BODIES, exchange
 
 CONNECTIONS, TOKENS = 32, 128
@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--only", choices=["inlay", "dynamo"], action="append")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
-        model = with_words(_serving.wide_model(Path(directory) / "model", hidden=HIDDEN))
+        model = with_words(_serving.wide_model(Path(directory) / "model"))
         table = load_file(model / "model.safetensors")["model.embed_tokens.weight"]
         limits = _serving.wide_limits(64)[:6]
         launches: list[AbstractContextManager[Server] | None] = []

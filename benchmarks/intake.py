@@ -1,8 +1,9 @@
-"""From the bytes of a body to a checked tensor: inlay, and vLLM's own reader where `BENCH_VLLM` is set, over one memcpy of the tensor.
+"""From the bytes of a body to a checked tensor, over one memcpy of the tensor: inlay, and the readers of vLLM and Dynamo where `BENCH_VLLM` and `BENCH_DYNAMO` are set.
 
 The same body, JSON with base64 of what `torch.save` wrote, in bfloat16. inlay is fed it in the pieces a connection gives, into the shared
 memory a server would use, parses, reads, and checks every element for being finite and not too large; digests are apart. vLLM's
-`safe_load_prompt_embeds` runs in its own environment, with and without the parsing of the body around it; it does not look
+`safe_load_prompt_embeds` runs in its own environment, with and without the parsing of the body around it, and so does what Dynamo's
+worker calls (its frontend decodes the same base64 once more before that, and cannot be called alone); neither looks
 at the elements. All take turns; each figure is the best of its turns.
 
     python -m benchmarks.intake [--sizes 0.1 1 10 64] [--seconds 4]
@@ -15,8 +16,9 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +26,7 @@ import ml_dtypes
 import msgspec
 import numpy as np
 
+from benchmarks._serving import HIDDEN, takes
 from inlay.digest import Secret, row_digests
 from inlay.frontend.bodies import lift
 from inlay.frontend.bodies.allocator import keep_freed_memory
@@ -34,7 +37,7 @@ from inlay.prompt import Buffer, Rows
 from inlay.protocol.openai.completions import CompletionRequest
 from inlay.tensors import ReadLimits, read, to_rows, write
 
-HIDDEN = 4096
+_PIECE = 256 * 1024
 LIMITS = ReadLimits(max_bytes=1 << 30)
 _decoder = msgspec.json.Decoder(CompletionRequest)
 
@@ -63,35 +66,50 @@ def taken_in(body: bytes, arena: Arena, piece: int) -> Callable[[], float]:
     return run
 
 
+@dataclass(frozen=True)
+class PeerReader:
+    """Another server's own reader, in its environment.
+
+    Attributes:
+        name: "vllm" or "dynamo".
+    """
+
+    name: str
+    _process: "subprocess.Popen[str]"
+
+    def seconds(self, stage: str, path: Path) -> float:
+        """That a stage of `benchmarks/_peer_reader.py` takes, of the body in a file."""
+        asked, answers = self._process.stdin, self._process.stdout
+        assert asked is not None
+        assert answers is not None
+        print(stage, path, file=asked, flush=True)
+        answer = answers.readline()
+        if not answer:
+            raise RuntimeError(f"the reader of {self.name} ended")
+        return float(answer)
+
+
 @contextmanager
-def vllm_reader() -> Iterator[Callable[[str, Path], float] | None]:
-    """Asks vLLM's own reader for the seconds a stage takes; None where there is no vLLM."""
-    python = os.environ.get("BENCH_VLLM")
-    if python is None:
-        yield None
-        return
-    command = [python, str(Path(__file__).with_name("_vllm_reader.py")), str(HIDDEN)]
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        bufsize=1,
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        asked, answers = process.stdin, process.stdout
-
-        def ask(stage: str, path: Path) -> float:
-            print(stage, path, file=asked, flush=True)
-            for line in answers:
-                if line.startswith("SECONDS "):
-                    return float(line.split()[1])
-            raise RuntimeError("vLLM's reader ended")
-
-        yield ask
-        asked.close()
+def peer_readers() -> Iterator[list[PeerReader]]:
+    """Those whose environments are there."""
+    with ExitStack() as stack:
+        found = []
+        for name in ("vllm", "dynamo"):
+            python = os.environ.get(f"BENCH_{name.upper()}")
+            if python is None:
+                continue
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [python, str(Path(__file__).with_name("_peer_reader.py")), str(HIDDEN)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    text=True,
+                    bufsize=1,
+                )
+            )
+            found.append(PeerReader(name, process))
+        yield found
 
 
 def best_of(runs: dict[str, Callable[[], float]], seconds: float) -> dict[str, float]:
@@ -116,15 +134,47 @@ def timed(work: Callable[[], object]) -> Callable[[], float]:
     return run
 
 
-def digests(num_bytes: int, seconds: float) -> None:
-    """Print the time of a row's digest for `num_bytes` of rows of 1 and of 8 KB."""
-    secret = Secret(bytes(32))
-    for row in (1024, 8192):
-        rows = Rows(Buffer(bytes(num_bytes)), "bfloat16", (num_bytes // row, row // 2))
-        best = best_of({"digests": timed(partial(row_digests, rows, secret))}, seconds)["digests"]
-        print(
-            f"digests of rows of {row:5} bytes: {best / len(rows) * 1e6:.2f} us a row, {best * 1e3:.1f} ms in all"
-        )
+def digests(num_bytes: int, row: int, seconds: float) -> float:
+    """Seconds that the digest of a row of `row` bytes takes, among `num_bytes` of them."""
+    rows = Rows(Buffer(bytes(num_bytes)), "bfloat16", (num_bytes // row, row // 2))
+    return best_of({"digests": timed(partial(row_digests, rows, Secret(bytes(32))))}, seconds)[
+        "digests"
+    ] / len(rows)
+
+
+def measure(
+    megabytes: float, readers: Sequence[PeerReader], seconds: float, *, piece: int = _PIECE
+) -> dict[str, float]:
+    """Best seconds of each: "memcpy", "inlay", and of each reader "NAME reader", "NAME digests" and for vLLM "vllm body".
+
+    Args:
+        megabytes: of tensor. Dynamo is left out over its limit of 10.
+        readers: of others.
+        seconds: to measure for, at least.
+        piece: bytes that inlay is fed at a time.
+    """
+    num_rows = max(int(megabytes * (1 << 20)) // (2 * HIDDEN), 1)
+    wide = np.random.default_rng(1).standard_normal((num_rows, HIDDEN), np.float32) * np.float32(0.02)
+    rows = wide.astype(ml_dtypes.bfloat16)
+    body = json.dumps(
+        {"model": "m", "prompt_embeds": base64.b64encode(write(rows, "torch")).decode()}
+    ).encode()
+    target, source = np.empty(rows.nbytes, np.uint8), rows.view(np.uint8).ravel()
+    np.copyto(target, source)
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "body.json"
+        path.write_bytes(body)
+        runs = {
+            "memcpy": timed(partial(np.copyto, target, source)),
+            "inlay": taken_in(body, Arena(256 << 20), piece),
+        }
+        for reader in readers:
+            if not takes(reader.name, num_rows):
+                continue
+            stages = ("reader", "body", "digests") if reader.name == "vllm" else ("reader", "digests")
+            for stage in stages:
+                runs[f"{reader.name} {stage}"] = partial(reader.seconds, stage, path)
+        return best_of(runs, seconds)
 
 
 def main() -> None:
@@ -135,41 +185,20 @@ def main() -> None:
         "--sizes", type=float, nargs="+", default=[0.1, 1, 10, 64], help="megabytes of tensor"
     )
     parser.add_argument("--seconds", type=float, default=4.0, help="to measure each size for, at least")
-    parser.add_argument("--piece", type=int, default=256 * 1024, help="bytes inlay is fed at a time")
+    parser.add_argument("--piece", type=int, default=_PIECE, help="bytes inlay is fed at a time")
     options = parser.parse_args()
     keep_freed_memory()
-    arena = Arena(256 << 20)
-    print("     MB   memcpy ms   inlay ms   over memcpy   vLLM's reader   with its parsing")
-    with tempfile.TemporaryDirectory() as directory, vllm_reader() as ask:
+    with peer_readers() as readers:
         for size in options.sizes:
-            num_rows = max(int(size * (1 << 20)) // (2 * HIDDEN), 1)
-            wide = np.random.default_rng(1).standard_normal((num_rows, HIDDEN), np.float32) * np.float32(0.02)
-            rows = wide.astype(ml_dtypes.bfloat16)
-            body = json.dumps(
-                {"model": "m", "prompt_embeds": base64.b64encode(write(rows, "torch")).decode()}
-            ).encode()
-            path = Path(directory) / f"{size:g}.json"
-            path.write_bytes(body)
-            target, source = np.empty(rows.nbytes, np.uint8), rows.view(np.uint8).ravel()
-            np.copyto(target, source)
-            runs = {
-                "memcpy": timed(partial(np.copyto, target, source)),
-                "inlay": taken_in(body, arena, options.piece),
-            }
-            if ask is not None:
-                for stage in ("reader", "body"):
-                    runs[stage] = partial(ask, stage, path)
-            best = best_of(runs, options.seconds)
-            print(
-                f"{size:7g} {best['memcpy'] * 1e3:11.3f} {best['inlay'] * 1e3:10.3f}"
-                + "".join(
-                    f"{best[name] / best['memcpy']:14.1f}x"
-                    for name in ("inlay", "reader", "body")
-                    if name in best
-                ),
-                flush=True,
-            )
-    digests(10 << 20, options.seconds / 2)
+            best = measure(size, readers, options.seconds, piece=options.piece)
+            memcpy = best.pop("memcpy")
+            print(f"{size:7g} MB   memcpy {memcpy * 1e3:8.3f} ms", end="")
+            for name, found in best.items():
+                print(f"   {name} {found * 1e3:.2f} ms, {found / memcpy:.1f}x", end="")
+            print(flush=True)
+    for row in (1024, 8192):
+        took = digests(10 << 20, row, options.seconds / 2)
+        print(f"digests of rows of {row:5} bytes: {took * 1e6:.2f} us a row")
 
 
 if __name__ == "__main__":

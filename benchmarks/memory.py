@@ -10,16 +10,17 @@ import argparse
 import threading
 import time
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import torch
 from safetensors.torch import load_file
 
 from benchmarks import _serving
-from benchmarks._serving import Server
+from benchmarks._serving import HIDDEN, Server, rows_of, takes
 from benchmarks.cached_prompt import Form, forms_of
 
-HIDDEN = 4096
 MIB = 1 << 20
 
 
@@ -87,6 +88,37 @@ def ask_at_once(server: Server, form: Form, count: int) -> None:
         raise RuntimeError(f"{server.name}: {failures[0]}")
 
 
+@dataclass(frozen=True)
+class Growth:
+    """What prompts took.
+
+    Attributes:
+        front: bytes of the process that takes requests.
+        share: the same over the bytes of the prompts' tensors.
+        others: bytes of the private memory of all its other processes.
+    """
+
+    front: int
+    share: float
+    others: int
+
+
+def growth(
+    server: Server, table: torch.Tensor, megabytes: int, form: str = "value", at_once: int = 1
+) -> Growth | None:
+    """Of a fresh server that is asked `at_once` prompts of so many megabytes; None where it has no such form."""
+    rows = rows_of(megabytes)
+    forms = forms_of(server, table, rows, stored=False)
+    if form not in forms:
+        return None
+    for _ in range(5):
+        server.post("/v1/completions", b'{"model": "m", "prompt": [3, 4, 5], "max_tokens": 1}')
+    time.sleep(1)
+    with Watch(server) as watch:
+        ask_at_once(server, forms[form], at_once)
+    return Growth(watch.front, watch.front / at_once / (rows * 2 * HIDDEN), watch.others)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -97,35 +129,29 @@ def main() -> None:
     options = parser.parse_args()
     print("server   form       at once   front process   per tensor   its other processes")
     with TemporaryDirectory() as directory:
-        model = _serving.wide_model(Path(directory) / "model", hidden=HIDDEN)
+        model = _serving.wide_model(Path(directory) / "model")
         table = load_file(model / "model.safetensors")["model.embed_tokens.weight"]
-        rows = options.mb * MIB // (2 * HIDDEN) - 2
-        tensor_bytes = rows * 2 * HIDDEN
 
         def measure(launch: AbstractContextManager[Server] | None, form: str, at_once: int) -> None:
             if launch is None:
                 return
             with launch as server:
-                forms = forms_of(server, table, rows, stored=False)
-                if form not in forms:
+                if not takes(server.name, rows_of(options.mb)):
                     return
-                for _ in range(5):
-                    server.post("/v1/completions", b'{"model": "m", "prompt": [3, 4, 5], "max_tokens": 1}')
-                time.sleep(1)
-                with Watch(server) as watch:
-                    ask_at_once(server, forms[form], at_once)
-                share = watch.front / at_once / tensor_bytes
-                print(
-                    f"{server.name:8} {form:10} {at_once:7} {watch.front / MIB:11.0f} MiB {share:11.2f}x {watch.others / MIB:17.0f} MiB",
-                    flush=True,
-                )
+                found = growth(server, table, options.mb, form, at_once)
+                if found is not None:
+                    print(
+                        f"{server.name:8} {form:10} {at_once:7} {found.front / MIB:11.0f} MiB {found.share:11.2f}x "
+                        f"{found.others / MIB:17.0f} MiB",
+                        flush=True,
+                    )
 
         for form in options.forms:
             for at_once in options.at_once:
                 measure(_serving.inlay(model, *_serving.wide_limits(options.mb)), form, at_once)
-                measure(
-                    _serving.vllm(model, *_serving.VLLM_ARGUMENTS) if form == "value" else None, form, at_once
-                )
+                if form == "value":
+                    measure(_serving.vllm(model, *_serving.VLLM_ARGUMENTS), form, at_once)
+                    measure(_serving.dynamo(model, *_serving.VLLM_ARGUMENTS), form, at_once)
 
 
 if __name__ == "__main__":

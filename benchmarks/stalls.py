@@ -24,15 +24,14 @@ kernel may not take the core from a process within one call.
 import argparse
 import contextlib
 import http.client
-import io
 import json
 import multiprocessing
 import os
 import socket
 import statistics
 import time
-from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Event
@@ -45,8 +44,8 @@ from safetensors.torch import load_file
 
 from benchmarks import _serving
 from benchmarks._serving import Server
+from benchmarks.cached_prompt import forms_of
 
-HIDDEN = 4096
 PAUSE = 0.002
 """Seconds between one small request's answer and the next one."""
 
@@ -55,18 +54,6 @@ PIECE = 256 * 1024
 
 POLITE = 10
 """How much nicer the processes are that send large bodies, and that drop them."""
-
-
-def large_requests(table: torch.Tensor, num_rows: int) -> tuple[bytes, bytes]:
-    """Requests with the same prompt as rows out of `table` and as ids, in JSON."""
-    ids = torch.randint(3, 500, (num_rows,), generator=torch.Generator().manual_seed(num_rows))
-    file = io.BytesIO()
-    torch.save(table[ids].clone(), file)
-    rows = b64encode(file.getvalue()).decode()
-    return (
-        json.dumps({"model": "m", "max_tokens": 1, "prompt_embeds": rows}).encode(),
-        json.dumps({"model": "m", "max_tokens": 1, "prompt": ids.tolist()}).encode(),
-    )
 
 
 def sink(port: int, niceness: int) -> None:
@@ -197,6 +184,91 @@ def _started(port: int, niceness: int) -> BaseProcess:
     return process
 
 
+class Found(NamedTuple):
+    """What a server's small requests took while one thing was sent.
+
+    Attributes:
+        rounds: of each round its requests.
+        num_large: how many large ones were answered meanwhile.
+    """
+
+    rounds: list[list[Small]]
+    num_large: int
+
+    @property
+    def longest(self) -> float:
+        """Seconds: the median of the rounds' longest."""
+        return statistics.median(max(each).took for each in self.rounds)
+
+
+def measure(
+    servers: Sequence[Server],
+    table: torch.Tensor,
+    num_rows: int,
+    *,
+    seconds: float,
+    rounds: int,
+    turns: Sequence[str] = ("quiet", "ids", "sink", "loud"),
+) -> dict[tuple[str, str], Found]:
+    """By server and turn, what small requests take while prompts of `num_rows` arrive or do not.
+
+    Args:
+        servers: that take turns.
+        table: (vocabulary, hidden).
+        num_rows: of the large prompts.
+        seconds: each turn takes.
+        rounds: of them.
+        turns: which, as described above.
+    """
+    bystander, sink_port = _serving.free_port(), _serving.free_port()
+    drains = [_started(bystander, 0), _started(sink_port, POLITE)]
+    large = {server.name: forms_of(server, table, num_rows, stored=False) for server in servers}
+    found: dict[tuple[str, str], Found] = {}
+    for server in servers:
+        for name in ("value", "ids"):
+            server.post("/v1/completions", large[server.name][name].body)
+        small_requests(server, bystander, 1.0)
+    for _ in range(rounds):
+        for server in servers:
+            forms = large[server.name]
+            sent_to = {
+                "quiet": (None, b""),
+                "ids": (server.port, forms["ids"].body),
+                "sink": (sink_port, forms["value"].body),
+                "loud": (server.port, forms["value"].body),
+            }
+            for turn in turns:
+                with arriving(*sent_to[turn]) as sent:
+                    small = small_requests(server, bystander, seconds)
+                before = found.get((server.name, turn), Found([], 0))
+                found[server.name, turn] = Found([*before.rounds, small], before.num_large + sum(sent))
+    for drain in drains:
+        drain.kill()
+    return found
+
+
+def show(found: Mapping[tuple[str, str], Found]) -> None:
+    """Print it: ms; the longest as the median of the rounds' and of all."""
+    print(
+        "server   while    requests  large     p50     p99  longest  queued       all   bystander: p50  longest       all"
+    )
+    for (server_name, turn), each in found.items():
+        print(f"{server_name:8} {turn:8} {_line(each.rounds, each.num_large)}", flush=True)
+
+
+def echo(model: Path, megabytes: int) -> AbstractContextManager[Server]:
+    """inlay with the echo engine, as a server of that name."""
+    return _renamed(
+        _serving.inlay(model, *_serving.wide_limits(megabytes), "--engine", "echo", "--dtype", "bfloat16")
+    )
+
+
+@contextlib.contextmanager
+def _renamed(launch: AbstractContextManager[Server]) -> Iterator[Server]:
+    with launch as server:
+        yield replace(server, name="echo")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -204,59 +276,22 @@ def main() -> None:
     parser.add_argument("--mb", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--servers", default="echo,inlay,vllm")
+    parser.add_argument(
+        "--servers", default="echo,inlay,vllm", help="of these and dynamo, which takes no more than 10 MB"
+    )
     options = parser.parse_args()
+    names, num_rows = options.servers.split(","), _serving.rows_of(options.mb)
     with TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
-        model = _serving.wide_model(Path(directory) / "model", hidden=HIDDEN)
+        model = _serving.wide_model(Path(directory) / "model")
         table = load_file(model / "model.safetensors")["model.embed_tokens.weight"]
-        body, ids = large_requests(table, options.mb * (1 << 20) // (2 * HIDDEN) - 2)
-        servers = list(_servers(stack, model, options.mb, options.servers.split(",")))
-        bystander, sink_port = _serving.free_port(), _serving.free_port()
-        drains = [_started(bystander, 0), _started(sink_port, POLITE)]
-        found: dict[tuple[str, str], list[list[Small]]] = {}
-        counts: dict[tuple[str, str], int] = {}
-        for server in servers:
-            for each in (body, ids):
-                server.post("/v1/completions", each)
-            small_requests(server, bystander, 1.0)
-        for _ in range(options.rounds):
-            for server in servers:
-                turns = (
-                    ("quiet", None, b""),
-                    ("ids", server.port, ids),
-                    ("sink", sink_port, body),
-                    ("loud", server.port, body),
-                )
-                for name, port, sends in turns:
-                    with arriving(port, sends) as sent:
-                        found.setdefault((server.name, name), []).append(
-                            small_requests(server, bystander, options.seconds)
-                        )
-                    counts[server.name, name] = counts.get((server.name, name), 0) + sum(sent)
-        for drain in drains:
-            drain.kill()
-    print(
-        f"a small request while prompts of {options.mb} MB arrive: ms; the longest as the median of the rounds' and of all"
-    )
-    print(
-        "server   while    requests  large     p50     p99  longest  queued       all   bystander: p50  longest       all"
-    )
-    for (server_name, name), rounds in found.items():
-        print(f"{server_name:8} {name:8} {_line(rounds, counts[server_name, name])}")
-
-
-def _servers(
-    stack: contextlib.ExitStack, model: Path, megabytes: int, names: Sequence[str]
-) -> Iterator[Server]:
-    limits = _serving.wide_limits(megabytes)
-    if "echo" in names:
-        echo = stack.enter_context(_serving.inlay(model, *limits, "--engine", "echo", "--dtype", "bfloat16"))
-        yield replace(echo, name="echo")
-    if "inlay" in names:
-        yield stack.enter_context(_serving.inlay(model, *limits))
-    peer = _serving.vllm(model, *_serving.VLLM_ARGUMENTS) if "vllm" in names else None
-    if peer is not None:
-        yield stack.enter_context(peer)
+        servers = [stack.enter_context(echo(model, options.mb))] if "echo" in names else []
+        others = set(names) - {"echo"}
+        if others:
+            servers += _serving.side_by_side(stack, model, others)
+        able = [server for server in servers if _serving.takes(server.name, num_rows)]
+        found = measure(able, table, num_rows, seconds=options.seconds, rounds=options.rounds)
+    print(f"a small request while prompts of {options.mb} MB arrive")
+    show(found)
 
 
 def _line(rounds: list[list[Small]], num_large: int) -> str:

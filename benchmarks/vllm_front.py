@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 
 from benchmarks import _serving
 from benchmarks._serving import Server
-from benchmarks.cached_prompt import HIDDEN, SIZES, measure
+from benchmarks.cached_prompt import SIZES, measure
 
 PROMPT_WORDS, OUTPUT_TOKENS, MANY = 60, 64, 16
 WORDS = (
@@ -144,7 +144,7 @@ def main() -> int:
         *_serving.VLLM_ARGUMENTS,
     )
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
-        model = _serving.wide_model(Path(directory) / "model", hidden=HIDDEN)
+        model = _serving.wide_model(Path(directory) / "model")
         front = ("--engine", "vllm", "--engine-python", python, "--num-threads", 1, "--enforce-eager")
         launches = [
             _serving.vllm(model, *shared),
