@@ -52,7 +52,7 @@ def main() -> None:
             tensor = read(text)
         start = time.perf_counter()
         if stage == "body":
-            read(CompletionRequest.model_validate(json.loads(body)).prompt_embeds)
+            safe_load_prompt_embeds(config, CompletionRequest.model_validate(json.loads(body)).prompt_embeds)
         elif stage == "reader":
             read(text)
         else:

@@ -153,7 +153,8 @@ def measure(
         seconds: to measure for, at least.
         piece: bytes that inlay is fed at a time.
     """
-    num_rows = max(int(megabytes * (1 << 20)) // (2 * HIDDEN), 1)
+    # With what is around them in a file they are no more than that.
+    num_rows = max(int(megabytes * (1 << 20)) // (2 * HIDDEN) - 2, 1)
     wide = np.random.default_rng(1).standard_normal((num_rows, HIDDEN), np.float32) * np.float32(0.02)
     rows = wide.astype(ml_dtypes.bfloat16)
     body = json.dumps(

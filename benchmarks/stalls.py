@@ -33,7 +33,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -80,33 +79,36 @@ def sink(port: int, niceness: int) -> None:
                 connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
 
 
-def send_large(port: int, body: bytes, stop: Event, sent: "multiprocessing.SimpleQueue[int]") -> None:
-    """Send `body` to the completions route on `port` until told to stop; says how often."""
+def send(
+    port: int, bodies: Sequence[bytes], status: int, stop: Event, sent: "multiprocessing.SimpleQueue[int]"
+) -> None:
+    """Send `bodies` to the completions route on `port`, one after the other, until told to stop; says how many were answered, as they should."""
     os.nice(POLITE)
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
-    pieces = [body[start : start + PIECE] for start in range(0, len(body), PIECE)]
-    headers = {"Content-Type": "application/json", "Content-Length": str(len(body))}
     count = 0
     while not stop.is_set():
-        connection.request("POST", "/v1/completions", iter(pieces), headers)
+        body = bodies[count % len(bodies)]
+        pieces = (body[start : start + PIECE] for start in range(0, len(body), PIECE))
+        headers = {"Content-Type": "application/json", "Content-Length": str(len(body))}
+        connection.request("POST", "/v1/completions", pieces, headers)
         response = connection.getresponse()
         answer = response.read()
-        if response.status != 200:
+        if response.status != status:
             raise RuntimeError(f"{response.status} {answer[:300]!r}")
         count += 1
     sent.put(count)
 
 
 @contextlib.contextmanager
-def arriving(port: int | None, body: bytes) -> Iterator[list[int]]:
-    """Within it `body` is sent to `port`, if any; how often stands in the list afterwards."""
+def arriving(port: int | None, bodies: Sequence[bytes], status: int = 200) -> Iterator[list[int]]:
+    """Within it `bodies` are sent to `port`, if any, which is to answer `status`; how often stands in the list afterwards."""
     counts: list[int] = []
     if port is None:
         yield counts
         return
     context = multiprocessing.get_context("fork")
     stop, sent = context.Event(), context.SimpleQueue()
-    process = context.Process(target=send_large, args=(port, body, stop, sent), daemon=True)
+    process = context.Process(target=send, args=(port, bodies, status, stop, sent), daemon=True)
     process.start()
     time.sleep(0.5)
     try:
@@ -114,6 +116,8 @@ def arriving(port: int | None, body: bytes) -> Iterator[list[int]]:
     finally:
         stop.set()
         process.join(300)
+    if process.exitcode != 0:
+        raise RuntimeError("what was sent was not answered as it should be")
     counts.append(sent.get())
 
 
@@ -178,10 +182,16 @@ def small_requests(server: Server, bystander: int, seconds: float) -> list[Small
     return found
 
 
-def _started(port: int, niceness: int) -> BaseProcess:
+@contextlib.contextmanager
+def sink_at(niceness: int) -> Iterator[int]:
+    """The port of a `sink`."""
+    port = _serving.free_port()
     process = multiprocessing.get_context("fork").Process(target=sink, args=(port, niceness), daemon=True)
     process.start()
-    return process
+    try:
+        yield port
+    finally:
+        process.kill()
 
 
 class Found(NamedTuple):
@@ -220,31 +230,28 @@ def measure(
         rounds: of them.
         turns: which, as described above.
     """
-    bystander, sink_port = _serving.free_port(), _serving.free_port()
-    drains = [_started(bystander, 0), _started(sink_port, POLITE)]
-    large = {server.name: forms_of(server, table, num_rows, stored=False) for server in servers}
-    found: dict[tuple[str, str], Found] = {}
-    for server in servers:
-        for name in ("value", "ids"):
-            server.post("/v1/completions", large[server.name][name].body)
-        small_requests(server, bystander, 1.0)
-    for _ in range(rounds):
+    with sink_at(0) as bystander, sink_at(POLITE) as sink_port:
+        large = {server.name: forms_of(server, table, num_rows, stored=False) for server in servers}
+        found: dict[tuple[str, str], Found] = {}
         for server in servers:
-            forms = large[server.name]
-            sent_to = {
-                "quiet": (None, b""),
-                "ids": (server.port, forms["ids"].body),
-                "sink": (sink_port, forms["value"].body),
-                "loud": (server.port, forms["value"].body),
-            }
-            for turn in turns:
-                with arriving(*sent_to[turn]) as sent:
-                    small = small_requests(server, bystander, seconds)
-                before = found.get((server.name, turn), Found([], 0))
-                found[server.name, turn] = Found([*before.rounds, small], before.num_large + sum(sent))
-    for drain in drains:
-        drain.kill()
-    return found
+            for name in ("value", "ids"):
+                server.post("/v1/completions", large[server.name][name].body)
+            small_requests(server, bystander, 1.0)
+        for _ in range(rounds):
+            for server in servers:
+                forms = large[server.name]
+                sent_to = {
+                    "quiet": (None, []),
+                    "ids": (server.port, [forms["ids"].body]),
+                    "sink": (sink_port, [forms["value"].body]),
+                    "loud": (server.port, [forms["value"].body]),
+                }
+                for turn in turns:
+                    with arriving(*sent_to[turn]) as sent:
+                        small = small_requests(server, bystander, seconds)
+                    before = found.get((server.name, turn), Found([], 0))
+                    found[server.name, turn] = Found([*before.rounds, small], before.num_large + sum(sent))
+        return found
 
 
 def show(found: Mapping[tuple[str, str], Found]) -> None:
