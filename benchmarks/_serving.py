@@ -191,6 +191,9 @@ def wide_limits(num_megabytes: int) -> list[object]:
     ]
 
 
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+"""Environment of engines with one thread each, none bound to a core that another engine is bound to as well."""
+
 VLLM_ARGUMENTS = ("--max-model-len", 10_000, "--block-size", 32)
 """vLLM's attention on CPUs takes blocks that are multiples of 32."""
 

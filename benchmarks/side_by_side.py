@@ -3,10 +3,11 @@
 Each figure is another benchmark's (`intake`, `cached_prompt`, `stalls`, `memory`), taken here with fewer rounds, with all servers up at once and
 in turns. Beside the longest stall stands the floor: the same with the large prompts sent to a process that reads and drops them.
 
-    BENCH_VLLM=/path/to/python BENCH_DYNAMO=/path/to/python python -m benchmarks.side_by_side
+    BENCH_VLLM=/path/to/python BENCH_DYNAMO=/path/to/python python -m benchmarks side_by_side
 """
 
 import argparse
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -136,8 +137,9 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=9, help="of cached prompts")
     parser.add_argument("--stall-rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of a turn, where stalls are measured")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of a turn, where stalls are measured")
     options = parser.parse_args()
+    os.environ |= _serving.ONE_THREAD
     table_rows: list[Row] = []
     with TemporaryDirectory() as directory, ExitStack() as stack:
         model = _serving.wide_model(Path(directory) / "model")

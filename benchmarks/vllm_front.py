@@ -132,13 +132,9 @@ def main() -> int:
     if python is None:
         print("BENCH_VLLM names no python of an environment with vLLM: nothing to measure")
         return 0
-    # One thread each, and none bound to a core that another engine is bound to as well. vLLM counts logits that are not finite behind
+    # vLLM counts logits that are not finite behind
     # inlay, so beside it too: it is the front that is compared.
-    os.environ |= {
-        "VLLM_COMPUTE_NANS_IN_LOGITS": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": "1",
-    }
+    os.environ |= {**_serving.ONE_THREAD, "VLLM_COMPUTE_NANS_IN_LOGITS": "1"}
     shared = (
         *("--kv-cache-memory-bytes", CACHE_BYTES, "--max-num-seqs", 64, "--max-num-batched-tokens", 8192),
         *_serving.VLLM_ARGUMENTS,
