@@ -44,8 +44,9 @@ def states(lengths: tuple[int, ...], size: int = 64) -> Tensor:
 
 
 def run(layers: torch.nn.Module, x: Tensor, lengths: tuple[int, ...]) -> Tensor:
-    found: Tensor = layers(x.clone(), packed=PackedAttention(lengths, x.device)).last_hidden_state[0]
-    return found
+    found = layers(x.clone(), packed=PackedAttention(lengths, x.device))
+    states: Tensor = found if isinstance(layers, TiledEncoder) else found.last_hidden_state
+    return states[0]
 
 
 @pytest.fixture(scope="module", params=["this CPU", "no tiles"])
@@ -75,7 +76,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 def test_layers_over_tiles_give_what_torch_gives(loops: ctypes.CDLL, parts: Parts, threads: int) -> None:
     model = bert()
     tiled = TiledEncoder(model.encoder, Shape(64, 96, 2, 1e-5), parts, loops)
-    for lengths in (LENGTHS, (5,), (130,), (260, 258)):
+    for lengths in (LENGTHS, (5,), (3, 13, 16), (1, 30), (130,), (260, 258)):
         x = states(lengths)
         expected = run(model.encoder, x, lengths)
         error = (run(tiled, x, lengths) - expected).abs().max() / expected.abs().max()
@@ -107,7 +108,7 @@ def test_a_sequence_is_the_same_alone_and_among_others(loops: ctypes.CDLL) -> No
     tiled = TiledEncoder(bert().encoder, Shape(64, 96, 2, 1e-5), 3, loops)
     x = states((40, 23, 9))
     among = run(tiled, x, (40, 23, 9))
-    assert torch.allclose(run(tiled, x[:, 40:63], (23,)), among[40:63], atol=1e-6)
+    assert torch.allclose(run(tiled, x[:, 40:63], (23,)), among[40:63], atol=1e-5)
 
 
 def test_float32_in_three_parts_is_as_exact_as_a_float32_product(loops: ctypes.CDLL) -> None:
@@ -127,14 +128,14 @@ def test_float32_in_three_parts_is_as_exact_as_a_float32_product(loops: ctypes.C
 def test_what_the_loops_do_not_compute_stays_as_it_is(options: dict[str, object]) -> None:
     model = bert(**options)
     before = model.encoder
-    assert not tile(model, 3)
+    assert tile(model, 3) is None
     assert model.encoder is before
 
 
 def test_an_encoder_that_is_not_what_it_seems_stays_as_it_is() -> None:
     model = bert()
     model.encoder.layer[1].attention.self.scaling = 1.0
-    assert not tile(model, 3)
+    assert tile(model, 3) is None
 
 
 def test_states_that_do_not_fit_their_lengths_are_refused() -> None:

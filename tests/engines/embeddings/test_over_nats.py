@@ -37,9 +37,11 @@ Embed = Callable[[Served], Any]
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     port = free_port()
     nats = f"nats://127.0.0.1:{port}"
-    words = (minilm(), "--task", "embed", "--dtype", "float32", "--num-threads", 1, "--nats", nats)
-    # Probes would count among what the workers have done.
-    words = (*words, "--served-model-name", "minilm", "--health-probe-interval", 0)
+    words: tuple[object, ...] = (
+        *(minilm(), "--task", "embed", "--dtype", "float32", "--num-threads", 1, "--nats", nats),
+        # Probes would count among what the workers have done.
+        *("--served-model-name", "minilm", "--health-probe-interval", 0),
+    )
     with ExitStack() as stack:
         store = tmp_path_factory.mktemp("nats")
         stack.enter_context(running("nats", "--port", port, "--store-dir", store, until="NATS at nats://"))

@@ -17,7 +17,7 @@ from inlay.engine.embed.attention import IMPLEMENTATION, PackedAttention
 from inlay.engine.embed.families import Family, family_of
 from inlay.engine.embed.gelu import fuse_gelu
 from inlay.engine.embed.pooling import dense_layers, pool
-from inlay.engine.embed.tiled import tile, tiles_serve
+from inlay.engine.embed.tiled import TiledBody, tile, tiles_serve
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
 from inlay.engine.torch.weights.checkpoint import device_of, dtype_of, load
@@ -55,7 +55,8 @@ class Encoder:
             InvalidRequestError: it does not fit together, or settings ask for what it cannot do.
         """
         base = model.base_model
-        if not (family.tiled and _tiled(base, settings)) and family.gelu is not None:
+        self._tiled = _tiled(base, settings) if family.tiled else None
+        if self._tiled is None and family.gelu is not None:
             fuse_gelu(base, family.gelu)
         accelerate(base, family.fused)
         self._base = base
@@ -142,12 +143,16 @@ class Encoder:
         if self._family.token_types:
             starts = np.repeat(second_from, counts) if len(second_from) else positions + 1
             options["token_type_ids"] = self._moved((positions >= starts).astype(np.int64))
-        states: Tensor = self._base(
-            inputs_embeds=self._inputs(prompts)[None],
-            position_ids=self._moved(positions + self._first),
-            packed=PackedAttention(lengths, self.device),
+        given: dict[str, Any] = {
+            "inputs_embeds": self._inputs(prompts)[None],
+            "position_ids": self._moved(positions + self._first),
+            "packed": PackedAttention(lengths, self.device),
             **options,
-            **({"use_cache": False} if self._family.causal else {}),
+        }
+        if self._tiled is not None:
+            return self._tiled(**given)[0]
+        states: Tensor = self._base(
+            **given, **({"use_cache": False} if self._family.causal else {})
         ).last_hidden_state[0]
         return states
 
@@ -176,10 +181,10 @@ class Encoder:
         return embeds
 
 
-def _tiled(base: Any, settings: EngineSettings) -> bool:
-    """Whether the layers of a model of BERT's kind run over a CPU's tiles from now on."""
+def _tiled(base: Any, settings: EngineSettings) -> TiledBody | None:
+    """A model of BERT's kind whose layers run over a CPU's tiles from now on, or None where they do not."""
     if base.device.type != "cpu" or base.dtype not in (torch.float32, torch.bfloat16) or not tiles_serve():
-        return False
+        return None
     if base.dtype == torch.bfloat16:
         return tile(base, 1)
     return tile(base, 3 if settings.float32_matmul_precision == "highest" else 2)

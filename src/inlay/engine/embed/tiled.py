@@ -5,14 +5,13 @@ oneDNN's products of a batch of this size reach half of what tiles do, and betwe
 
 import ctypes
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from inlay.engine.embed.attention import PackedAttention
 from inlay.engine.torch.native.build import load
@@ -41,7 +40,10 @@ class _Layer(ctypes.Structure):
 
 class _Encode(ctypes.Structure):
     _fields_ = [
-        *((name, _pointer) for name in ("layers", "starts", "states", "workspace")),
+        *(
+            (name, _pointer)
+            for name in ("layers", "first_norm", "first_norm_bias", "starts", "states", "workspace")
+        ),
         *((name, ctypes.c_int64) for name in ("num_layers", "sequences", "hidden", "inner", "heads")),
         ("eps", ctypes.c_float),
         ("threads", ctypes.c_int32),
@@ -58,10 +60,17 @@ class Shape(NamedTuple):
 
 
 class TiledEncoder(nn.Module):
-    """Stands where a transformers model's `encoder` stood."""
+    """All layers of a transformers model's `encoder`."""
 
-    def __init__(self, encoder: nn.Module, shape: Shape, parts: Parts, library: ctypes.CDLL) -> None:
-        """Pack the weights of `encoder`, which are not kept."""
+    def __init__(
+        self,
+        encoder: nn.Module,
+        shape: Shape,
+        parts: Parts,
+        library: ctypes.CDLL,
+        first_norm: nn.LayerNorm | None = None,
+    ) -> None:
+        """Pack the weights of `encoder`, which are not kept; `first_norm` is what states go through before it."""
         super().__init__()
         self._shape = shape
         self._run = getattr(library, f"inlay_encode_{parts}")
@@ -70,6 +79,11 @@ class TiledEncoder(nn.Module):
         self._tensors: list[Tensor] = []
         layers = [self._layer(layer, parts) for layer in cast("Any", encoder).layer]
         self._layers = (_Layer * len(layers))(*layers)
+        self._first_norm: tuple[int | None, int | None] = (
+            (None, None)
+            if first_norm is None
+            else (self._kept(first_norm.weight.float()), self._kept(first_norm.bias.float()))
+        )
         self._workspace = torch.empty(0, dtype=torch.uint8)
 
     def _layer(self, layer: Any, parts: Parts) -> _Layer:
@@ -99,9 +113,7 @@ class TiledEncoder(nn.Module):
         self._tensors.append(own)
         return own.data_ptr()
 
-    def forward(
-        self, hidden_states: Tensor, *_: Any, packed: PackedAttention, **__: Any
-    ) -> BaseModelOutputWithPastAndCrossAttentions:
+    def forward(self, hidden_states: Tensor, packed: PackedAttention) -> Tensor:
         """States [1, T, C] to float32 [1, T, C]; what goes in may be written over."""
         states = hidden_states[0].float().contiguous()
         starts = np.concatenate(([0], np.cumsum(packed.lengths, dtype=np.int64)))
@@ -109,7 +121,7 @@ class TiledEncoder(nn.Module):
             raise EngineError(f"{len(states)} positions were given for sequences of {starts[-1]}")
         shape = self._shape
         call = _Encode(
-            ctypes.addressof(self._layers), starts.ctypes.data, states.data_ptr(), None, len(self._layers), len(packed.lengths),
+            ctypes.addressof(self._layers), *self._first_norm, starts.ctypes.data, states.data_ptr(), None, len(self._layers), len(packed.lengths),
             shape.hidden, shape.inner, shape.heads, shape.eps, torch.get_num_threads(),
         )  # fmt: skip
         needed = self._bytes(ctypes.byref(call))
@@ -117,21 +129,16 @@ class TiledEncoder(nn.Module):
             self._workspace = torch.empty(needed, dtype=torch.uint8)
         call.workspace = self._workspace.data_ptr()
         self._run(ctypes.byref(call))
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states[None])
+        return states[None]
 
 
 def _packed(weight: Tensor, parts: Parts) -> Tensor:
-    """`weight` [out, in] as `tiles.h` wants it: all of its first parts, then all second ones, flat."""
+    """`weight` [out, in] as `encoder.cpp` wants it, flat: bfloat16 for tiles, or float32 of which it makes several parts itself."""
     outside, inside = weight.shape
-    found = []
-    rest = weight.float().contiguous()
-    for part in range(parts):
-        # All but the last are cut off, not rounded: the parts add up exactly.
-        own = rest if part == parts - 1 else (rest.view(torch.int32) & ~0xFFFF).view(torch.float32)
-        tiles = own.to(torch.bfloat16).view(outside // 16, 16, inside // 32, 16, 2)
-        found.append(tiles.permute(0, 2, 3, 1, 4).flatten())
-        rest = rest - own
-    return torch.cat(found)
+    if parts > 1:
+        return weight.float().view(outside // 16, 16, inside).transpose(1, 2).flatten()
+    tiles = weight.to(torch.bfloat16).view(outside // 16, 16, inside // 32, 16, 2)
+    return tiles.permute(0, 2, 3, 1, 4).flatten()
 
 
 @cache
@@ -147,8 +154,35 @@ def tiles_serve() -> bool:
     return found is not None and bool(found.inlay_tiles())
 
 
-def tile(base: Any, parts: Parts) -> bool:
-    """Swap the `encoder` of a model of BERT's kind for loops over tiles, where both give the same; whether that was done.
+class TiledBody:
+    """A model of BERT's kind whose layers run over tiles: its own forward, without what that does for other uses."""
+
+    def __init__(self, base: Any, encoder: TiledEncoder) -> None:
+        self._embeddings = base.embeddings
+        self._project: nn.Module | None = getattr(base, "embeddings_project", None)
+        self._encoder = encoder
+
+    def __call__(
+        self,
+        *,
+        inputs_embeds: Tensor,
+        position_ids: Tensor,
+        packed: PackedAttention,
+        token_type_ids: Tensor | None = None,
+    ) -> Tensor:
+        """The last states, float32 [1, T, C], of embeddings [1, T, C or what is projected to it], which may be written over."""
+        embeddings = self._embeddings
+        states = inputs_embeds + embeddings.position_embeddings(position_ids)
+        types = embeddings.token_type_embeddings
+        states += types.weight[0] if token_type_ids is None else types(token_type_ids)
+        if self._project is not None:
+            states = self._project(embeddings.LayerNorm(states))
+        found: Tensor = self._encoder(states, packed)
+        return found
+
+
+def tile(base: Any, parts: Parts) -> TiledBody | None:
+    """Swap the `encoder` of a model of BERT's kind for loops over tiles, where both give the same; None where that was not done.
 
     Args:
         base: on a CPU, in its final dtype, with `PackedAttention` as its attention.
@@ -157,23 +191,25 @@ def tile(base: Any, parts: Parts) -> bool:
     loops = library()
     shape = None if loops is None else _shape(base)
     if loops is None or shape is None:
-        return False
-    swapped = TiledEncoder(base.encoder, shape, parts, loops)
+        return None
+    projected = hasattr(base, "embeddings_project")
+    swapped = TiledEncoder(
+        base.encoder, shape, parts, loops, None if projected else base.embeddings.LayerNorm
+    )
+    body = TiledBody(base, swapped)
     lengths = (70, 33, 5)
-    x = torch.randn(1, sum(lengths), shape.hidden, generator=torch.Generator().manual_seed(1))
+    width = base.embeddings.word_embeddings.embedding_dim
+    x = torch.randn(1, sum(lengths), width, generator=torch.Generator().manual_seed(1)).to(base.dtype)
+    places = (torch.arange(x.shape[1]) % base.config.max_position_embeddings)[None]
+    given = {"position_ids": places, "packed": PackedAttention(lengths, x.device)}
     with torch.inference_mode():
-        expected = _states(base.encoder, x.to(base.dtype), lengths)
-        error = (_states(swapped, x, lengths) - expected).abs().max() / expected.abs().max()
+        expected = base(inputs_embeds=x, **given).last_hidden_state[0].float()
+        error = (body(inputs_embeds=x, **given)[0] - expected).abs().max() / expected.abs().max()
     if not error <= _TOLERANCE[parts]:
         _logger.warning("layers over tiles differ by %.3g and are not used", float(error))
-        return False
+        return None
     base.encoder = swapped
-    return True
-
-
-def _states(encoder: nn.Module, x: Tensor, lengths: Sequence[int]) -> Tensor:
-    found: Tensor = encoder(x, packed=PackedAttention(lengths, x.device)).last_hidden_state[0]
-    return found.float()
+    return body
 
 
 def _shape(base: Any) -> Shape | None:

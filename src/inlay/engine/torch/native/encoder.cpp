@@ -6,7 +6,8 @@
 //
 // A float32 is the sum of three bfloat16 that hold 8 of its 24 bits each, so six products of bfloat16 give one of float32 to
 // its last bits, and three give one of about 16 bits (Henry, Tang and Heinecke, arXiv 1904.06376). Tiles make that faster
-// than products of float32.
+// than products of float32, but for few positions, where reading the weights is all that counts. They are kept as float32
+// therefore, and a block of columns is made bfloat16 before its products.
 //
 // Shapes: T positions, S sequences, C hidden size, I inner size, D head size; C, I and D are multiples of 32.
 
@@ -14,14 +15,13 @@
 #include <atomic>
 #include <omp.h>
 #include <sched.h>
-#include <type_traits>
 #include <vector>
 
-#include "tiles.h"
+#include "activations.h"
 
 extern "C" {
 
-// Weights are packed for tiles, all parts of bfloat16 after each other, the greatest first.
+// Weights of bfloat16 are packed for tiles; those of float32 are in groups of 16 columns, of each group [I or C][16].
 struct EncoderLayer {
     const void *qkv, *out, *up, *down;
     const float *qkv_bias, *out_bias, *up_bias, *down_bias;
@@ -30,6 +30,7 @@ struct EncoderLayer {
 
 struct Encode {
     const EncoderLayer* layers;
+    const float *first_norm, *first_norm_bias;  // before the layers, or null
     const int64_t* starts;  // [S + 1], of the sequences, and T
     float* states;          // [T, C], what goes in and what comes out
     void* workspace;        // of as many bytes as `inlay_encode_bytes_*` says, at a multiple of 64
@@ -46,97 +47,12 @@ namespace {
 constexpr int64_t CHUNK = 512;
 // Positions to a thread from which threads divide positions among them, not columns.
 constexpr int64_t OWN_ROWS = 64;
-
-inline int64_t whole(int64_t size, int64_t multiple) { return (size + multiple - 1) / multiple * multiple; }
-
-// Hands out parts of one stretch of memory; from null on, it counts what they take.
-struct Arena {
-    char* at;
-    template <typename T>
-    T* take(int64_t count) {
-        T* found = reinterpret_cast<T*>(at);
-        at += whole(count * sizeof(T), 64);
-        return found;
-    }
-};
-
-// The exact GELU, with erfc by Abramowitz and Stegun 7.1.26 (absolute error 1.5e-7).
-inline float gelu(float x) {
-    const float z = std::fabs(x) * 0.70710678118654752f;
-    const float t = 1.0f / (1.0f + 0.3275911f * z);
-    float y = 1.061405429f;
-    y = y * t - 1.453152027f;
-    y = y * t + 1.421413741f;
-    y = y * t - 0.284496736f;
-    y = y * t + 0.254829592f;
-    const float half = 0.5f * y * t * exponential(-z * z);
-    return x >= 0.0f ? x - x * half : x * half;
-}
-
-// The same to an absolute error of 1e-4, which bfloat16 does not show: the normal distribution by a polynomial of degree 8 in
-// the square, least squares weighted until its errors on [-4, 4] were even, and scaled to end at 0 and 1.
-inline Lanes short_gelu(Lanes x) {
-    constexpr float factors[] = {-1.87998247f, 4.55696058f, -6.60079193f, 6.48204327f, -4.64454603f, 2.52863431f, -1.06256950f, 0.39892271f};
-    constexpr float END = 4.0f, SCALE = 1.0000560f;
-    const Lanes end = Lanes{} + END;
-    Lanes y = x < -end ? -end : x;
-    y = y > end ? end : y;
-    const Lanes square = y * y * (1.0f / (END * END));
-    Lanes found = Lanes{} + 0.346322f;
-    for (const float factor : factors) found = found * square + factor;
-    return x * (found * y * SCALE + 0.5f);
-}
-
-inline Lanes exact_gelu(Lanes x) {
-    float values[LANES];
-    std::memcpy(values, &x, sizeof(x));
-    for (int64_t i = 0; i < LANES; i++) values[i] = gelu(values[i]);
-    return load_lanes(values);
-}
+// Positions up to which products of a float32 of three or two parts are made without tiles, as measured: the fewer parts, the sooner tiles win.
+constexpr int64_t FEW_ROWS = 64, FEW_ROWS_OF_TWO = 24;
 
 inline void prefetch(const char* from, int64_t bytes, int64_t first, int64_t count) {
     for (int64_t at = first; at < std::min(bytes, first + count); at += 64) __builtin_prefetch(from + at, 0, 2);
 }
-
-// Activations as PARTS bfloat16 each.
-template <int PARTS>
-struct Split {
-    using State = std::conditional_t<PARTS == 1, bf16, float>;
-    bf16* data;
-    int64_t size, stride;
-
-    static Split of(Arena& arena, int64_t rows, int64_t size) {
-        return {arena.take<bf16>(PARTS * rows * size), size, rows * size};
-    }
-
-    void put(int64_t row, int64_t column, Lanes rest) {
-        bf16* to = data + row * size + column;
-        for (int part = 0; part < PARTS - 1; part++) {
-            // Cut off, not rounded: the parts add up exactly.
-            const WideLanes bits = reinterpret_cast<WideLanes>(rest);
-            const HalfLanes first = __builtin_convertvector(bits >> 16, HalfLanes);
-            std::memcpy(to + part * stride, &first, sizeof(first));
-            rest -= reinterpret_cast<Lanes>(bits & 0xffff0000u);
-        }
-        store_lanes(to + (PARTS - 1) * stride, rest);
-    }
-
-    static Lanes activate(Lanes x) { return PARTS == 1 ? short_gelu(x) : exact_gelu(x); }
-
-    // Brings `count` bytes from `first` on of each part of the 32 columns from `column` on nearer.
-    void fetch(const void* weight, int64_t columns, int64_t column, int64_t first, int64_t count) const {
-        for (int part = 0; part < PARTS; part++)
-            prefetch(static_cast<const char*>(weight) + (part * columns + column) * size * 2, BLOCK * size * 2, first, count);
-    }
-
-    // [32][32] of the product, from a row and a column on.
-    void product(Tiles& tiles, int64_t row, bool both, const void* weight, int64_t columns, int64_t column, float* out) const {
-        const bf16* right = static_cast<const bf16*>(weight) + column * size;
-        tiles.clear();
-        tiles.add<PARTS>(data + row * size, size, stride, right, right + TILE * size, columns * size, size / BLOCK, both);
-        tiles.save(out, BLOCK, both);
-    }
-};
 
 // Turns scores into what is to be divided by their sum, which it gives. What lies beyond `count` becomes next to nothing.
 template <typename T>
@@ -309,29 +225,29 @@ private:
 };
 
 // What lies between the steps of a chunk of `rows` positions.
-template <int PARTS>
+template <typename Activations>
 struct Between {
-    using State = typename Split<PARTS>::State;
-    Split<PARTS> input, attended, inner;
+    using State = typename Activations::State;
+    Activations input, attended, inner;
     State* qkv;
 
     static Between of(Arena& arena, const Encode& a, int64_t rows) {
         // Tiles read whole blocks of rows.
         rows = whole(rows, BLOCK) + BLOCK;
         return {
-            Split<PARTS>::of(arena, rows, a.hidden), Split<PARTS>::of(arena, rows, a.hidden), Split<PARTS>::of(arena, rows, a.inner),
+            Activations::of(arena, rows, a.hidden), Activations::of(arena, rows, a.hidden), Activations::of(arena, rows, a.inner),
             arena.take<State>(rows * 3 * a.hidden)};
     }
 };
 
 // One thread's part of taking a chunk through all layers.
-template <int PARTS>
+template <typename Activations>
 class Pass {
-    using Activations = Split<PARTS>;
     using State = typename Activations::State;
+    using Weight = typename Activations::Weight;
 
 public:
-    Pass(const Encode& a, Chunk chunk, Between<PARTS> between, char* scratch, Meeting& meeting, int rank, int size)
+    Pass(const Encode& a, Chunk chunk, Between<Activations> between, char* scratch, Meeting& meeting, int rank, int size)
         : a(a), chunk(chunk), between(between), scratch(scratch), meeting(meeting), rank(rank), size(size), base(a.starts[chunk.first]),
           rows(a.starts[chunk.last] - base), by_columns(size > 1 && rows < size * OWN_ROWS) {
         const int64_t share = by_columns ? rows : whole((rows + size - 1) / size, BLOCK);
@@ -340,9 +256,13 @@ public:
     }
 
     void run() {
-        for (int64_t row = low; row < high; row++)
-            if (mine(row)) put(row);
-        agree();
+        if (a.first_norm)
+            norm(a.first_norm, a.first_norm_bias);
+        else {
+            for (int64_t row = low; row < high; row++)
+                if (mine(row)) put(row);
+            agree();
+        }
         for (int64_t layer = 0; layer < a.num_layers; layer++) {
             const EncoderLayer& l = a.layers[layer];
             product(between.input, l.qkv, l.qkv_bias, 3 * a.hidden, [&](int64_t row, int64_t column, Lanes found) {
@@ -359,7 +279,7 @@ public:
 private:
     const Encode& a;
     Chunk chunk;
-    Between<PARTS> between;
+    Between<Activations> between;
     char* scratch;
     Meeting& meeting;
     int rank, size;
@@ -390,17 +310,22 @@ private:
         alignas(64) float found[BLOCK * BLOCK];
         const int64_t blocks = columns / BLOCK;
         const int64_t start = by_columns ? blocks * rank / size : 0, stop = by_columns ? blocks * (rank + 1) / size : blocks;
-        const int64_t share = whole(BLOCK * left.size * 2 / std::max<int64_t>(1, (high - low + BLOCK - 1) / BLOCK), 64);
-        for (int64_t column = start * BLOCK; column < stop * BLOCK; column += BLOCK)
+        const int64_t bytes = BLOCK * left.size * sizeof(Weight);
+        const int64_t share = whole(bytes / std::max<int64_t>(1, (high - low + BLOCK - 1) / BLOCK), 64);
+        for (int64_t column = start * BLOCK; column < stop * BLOCK; column += BLOCK) {
+            const Weight* own = static_cast<const Weight*>(weight) + column * left.size;
+            const auto right = left.ready(own, scratch);
             for (int64_t row = low; row < high; row += BLOCK) {
                 const int64_t count = std::min(BLOCK, high - row);
                 // The weights of all layers are too many for the second cache: what the next columns need is on its way in time.
-                if (column + BLOCK < stop * BLOCK) left.fetch(weight, columns, column + BLOCK, (row - low) / BLOCK * share, share);
-                left.product(tiles, row, count > TILE, weight, columns, column, found);
+                if (!Activations::FETCHES && column + BLOCK < stop * BLOCK)
+                    prefetch(reinterpret_cast<const char*>(own) + bytes, bytes, (row - low) / BLOCK * share, share);
+                left.product(tiles, row, count, right, found);
                 for (int64_t r = 0; r < count; r++)
                     for (int64_t i = 0; i < BLOCK; i += LANES)
                         end(row + r, column + i, load_lanes(found + r * BLOCK + i) + load_lanes(bias + column + i));
             }
+        }
         agree();
     }
 
@@ -461,25 +386,31 @@ struct Plan {
     }
 };
 
-template <int PARTS>
-int64_t bytes(const Encode& a) {
-    const Plan plan(a);
-    Arena arena{nullptr};
-    Between<PARTS>::of(arena, a, plan.rows);
-    const int64_t between = reinterpret_cast<int64_t>(arena.at);
-    return between * (plan.together ? 1 : a.threads) + whole(attention_bytes(plan.longest, a.hidden / a.heads), 64) * a.threads;
+// Bytes of what one thread alone uses.
+template <typename Activations>
+int64_t scratch_bytes(const Encode& a, const Plan& plan) {
+    const int64_t ready = Activations::ready_bytes(std::max(a.hidden, a.inner));
+    return whole(std::max(attention_bytes(plan.longest, a.hidden / a.heads), ready), 64);
 }
 
-template <int PARTS>
-void encode(const Encode& a) {
-    tiles_granted();
+template <typename Activations>
+int64_t bytes_of(const Encode& a) {
+    const Plan plan(a);
+    Arena arena{nullptr};
+    Between<Activations>::of(arena, a, plan.rows);
+    const int64_t between = reinterpret_cast<int64_t>(arena.at);
+    return between * (plan.together ? 1 : a.threads) + scratch_bytes<Activations>(a, plan) * a.threads;
+}
+
+template <typename Activations>
+void encode_as(const Encode& a) {
     const Plan plan(a);
     Arena arena{static_cast<char*>(a.workspace)};
     std::vector<char*> scratches;
-    std::vector<Between<PARTS>> betweens;
+    std::vector<Between<Activations>> betweens;
     for (int thread = 0; thread < a.threads; thread++) {
-        scratches.push_back(arena.take<char>(attention_bytes(plan.longest, a.hidden / a.heads)));
-        betweens.push_back(thread == 0 || !plan.together ? Between<PARTS>::of(arena, a, plan.rows) : betweens[0]);
+        scratches.push_back(arena.take<char>(scratch_bytes<Activations>(a, plan)));
+        betweens.push_back(thread == 0 || !plan.together ? Between<Activations>::of(arena, a, plan.rows) : betweens[0]);
     }
     const int64_t chunks = plan.chunks.size();
     Meeting meeting;
@@ -487,16 +418,32 @@ void encode(const Encode& a) {
 #pragma omp parallel num_threads(a.threads)
         for (const Chunk chunk : plan.chunks) {
             const int rank = omp_get_thread_num();
-            Pass<PARTS>(a, chunk, betweens[0], scratches[rank], meeting, rank, omp_get_num_threads()).run();
+            Pass<Activations>(a, chunk, betweens[0], scratches[rank], meeting, rank, omp_get_num_threads()).run();
             meeting.wait(omp_get_num_threads());
         }
     } else {
 #pragma omp parallel for num_threads(a.threads) schedule(dynamic, 1)
         for (int64_t chunk = 0; chunk < chunks; chunk++) {
             const int thread = omp_get_thread_num();
-            Pass<PARTS>(a, plan.chunks[chunk], betweens[thread], scratches[thread], meeting, 0, 1).run();
+            Pass<Activations>(a, plan.chunks[chunk], betweens[thread], scratches[thread], meeting, 0, 1).run();
         }
     }
+}
+
+template <int PARTS>
+bool plain(const Encode& a) {
+    return PARTS > 1 && a.starts[a.sequences] <= (PARTS > 2 ? FEW_ROWS : FEW_ROWS_OF_TWO);
+}
+
+template <int PARTS>
+int64_t bytes(const Encode& a) {
+    return plain<PARTS>(a) ? bytes_of<Plain>(a) : bytes_of<Split<PARTS>>(a);
+}
+
+template <int PARTS>
+void encode(const Encode& a) {
+    tiles_granted();
+    plain<PARTS>(a) ? encode_as<Plain>(a) : encode_as<Split<PARTS>>(a);
 }
 
 }  // namespace
