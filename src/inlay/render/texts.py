@@ -1,12 +1,14 @@
 """Texts and pairs of texts to ids for models that embed or score them: many at a time, cut where they are too long."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
 from inlay.errors import InvalidRequestError
 from inlay.render.ends import End, Side, end_of, first_size, part_of
+from inlay.render.word_pieces import WordPieces
 
 _CHARACTERS = 32
 """Characters per kept token of which a text of a pair is cut before it is tokenized; what is cut off takes time and memory for nothing."""
@@ -22,10 +24,11 @@ class Pair(NamedTuple):
 
 
 class TextEncoder:
-    """Tokenizes many texts at once, off Python's lock. Safe to call from any thread."""
+    """Tokenizes many texts at once. Safe to call from any thread."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._words = WordPieces.of(tokenizer)
         bare = tokenizer.encode(_PROBE, add_special_tokens=False).ids
         whole = tokenizer.encode(_PROBE, add_special_tokens=True).ids
         start = next(
@@ -79,7 +82,7 @@ class TextEncoder:
             next(short) if len(text) <= size else end_of(self._bare, text, room, side).ids for text in texts
         ]
 
-    def _bare(self, text: str) -> list[int]:
+    def _bare(self, text: str) -> Sequence[int]:
         return self._ids([text], add_special_tokens=False)[0]
 
     def pairs(
@@ -126,7 +129,13 @@ class TextEncoder:
         encoding = self._tokenizer.post_process(one, two)
         return _pair(encoding.ids, encoding.type_ids)
 
-    def _ids(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+    def _ids(self, texts: Sequence[str], *, add_special_tokens: bool) -> Sequence[Sequence[int]]:
+        if self._words is None:
+            return self._tokenized(texts, add_special_tokens=add_special_tokens)
+        found = self._words.encode(texts, partial(self._tokenized, add_special_tokens=False))
+        return [[*self._before, *ids, *self._after] for ids in found] if add_special_tokens else found
+
+    def _tokenized(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         try:
             encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         except TypeError as error:

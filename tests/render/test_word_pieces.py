@@ -1,0 +1,137 @@
+"""Words that are looked up give what the tokenizers library gives."""
+
+from collections.abc import Sequence
+from functools import cache
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
+
+from inlay.errors import InvalidRequestError
+from inlay.render.texts import TextEncoder
+from inlay.render.word_pieces import WordPieces
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = [
+    "the",
+    "a",
+    "harbour",
+    "Harbour",
+    "town",
+    "é",
+    "naive",
+    "straße",
+    "NEW",
+    "york",
+    "un",
+    "123",
+    "cls",
+    "mask",
+    "[",
+    "]",
+    "##",
+    "#",
+    ".",
+    ",",
+    "!",
+    "東",
+    "京",
+    "x",
+    "y",
+]
+PIECES = ["##s", "##ing", "##able", "##3", "##e", "##é", "##東", "##x"]
+LONG = "y" * 101
+
+
+@cache
+def tokenizer(lowercase: bool, strip: bool | None) -> Tokenizer:
+    vocabulary = {word: number for number, word in enumerate([*SPECIAL, *WORDS, *PIECES, LONG])}
+    found = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    found.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strip)
+    found.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    found.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    found.add_special_tokens(SPECIAL)
+    return found
+
+
+_PARTS = [
+    *WORDS,
+    *PIECES,
+    *SPECIAL,
+    LONG,
+    "naïve",
+    "HARBOURS",
+    "İ",
+    "e\u0301",
+    "[mask]",
+    "don't",
+    "a\u200bb",
+    "ß",
+]
+_SEPARATORS = [
+    "",
+    " ",
+    "\t",
+    "\n",
+    "\x00",
+    "\x0b",
+    "\x1c",
+    "\x7f",
+    "\x85",
+    "\xa0",
+    "\u3000",
+    "-",
+    "\u0301",
+    "\ufeff",
+]
+texts = st.one_of(
+    st.text(max_size=40),
+    st.lists(st.sampled_from([*_PARTS, *_SEPARATORS]), max_size=12).map("".join),
+    st.lists(st.sampled_from(_PARTS), max_size=12).map(" ".join),
+)
+
+
+@given(st.lists(texts, max_size=6), st.booleans(), st.sampled_from([None, True, False]))
+@example(["the harbour", "Harbours \u0301e the"], True, None)
+@example([LONG, LONG + " x"], False, False)
+def test_ids_are_those_of_the_library(given_texts: list[str], lowercase: bool, strip: bool | None) -> None:
+    library = tokenizer(lowercase, strip)
+    assert WordPieces.of(library) is not None
+    encoder = TextEncoder(library)
+    for special in (True, False):
+        expected = [tuple(library.encode(text, add_special_tokens=special).ids) for text in given_texts]
+        assert encoder.encode(given_texts, add_special_tokens=special) == expected
+
+
+def test_words_that_are_tokens_are_not_given_to_the_library() -> None:
+    words = WordPieces.of(tokenizer(True, None))
+    assert words is not None
+    asked: list[str] = []
+
+    def library(texts: Sequence[str]) -> list[list[int]]:
+        asked.extend(texts)
+        return [[7]] * len(asked)
+
+    found = words.encode(["The town, the a!", "the towns straße the", "", "towns"], library)
+    assert asked == ["towns", "straße"]
+    ids = {word: number for number, word in enumerate([*SPECIAL, *WORDS])}
+    assert found[0] == [ids[word] for word in ["the", "town", ",", "the", "a", "!"]]
+    assert found[1:] == [[ids["the"], 7, 7, ids["the"]], [], [7]]
+
+
+def test_other_tokenizers_are_left_to_the_library() -> None:
+    plain = Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, "[UNK]"))
+    assert WordPieces.of(plain) is None
+    normalized = Tokenizer.from_str(tokenizer(True, None).to_str())
+    normalized.add_tokens([AddedToken("new york", normalized=True)])
+    assert WordPieces.of(normalized) is None
+    assert TextEncoder(normalized).encode(["néw york"]) == [tuple(normalized.encode("néw york").ids)]
+    cut = Tokenizer.from_str(tokenizer(True, None).to_str())
+    cut.enable_truncation(5)
+    assert WordPieces.of(cut) is None
+
+
+def test_half_a_character_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="unpaired surrogates"):
+        TextEncoder(tokenizer(True, None)).encode(["the \ud800"])
