@@ -24,6 +24,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Uses of those that it had; then those that were sent to it, and what went to make room."""
     kept_misses: int = 0
     kept_evictions: int = 0
+    busy_seconds: float = 0.0
+    """Seconds in which the model had a batch; of engines that make vectors."""
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):

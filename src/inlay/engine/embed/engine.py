@@ -4,7 +4,8 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -80,6 +81,8 @@ class EmbedEngine:
         self._next: asyncio.Handle | None = None
         self._running = 0
         self._stats = Stats()
+        self._computing = 0
+        self._busy_since = self._busy = 0.0
         self._closing = False
         self._probes = itertools.count()
 
@@ -211,6 +214,7 @@ class EmbedEngine:
             rows_served=self._stats.rows_served,
             steps=self._stats.steps,
             progress=self._stats.progress,
+            busy_seconds=self._busy + (time.monotonic() - self._busy_since if self._computing else 0.0),
         )
 
     def _end(self, receiver: _Receiver, answer: Vectors) -> None:
@@ -248,7 +252,8 @@ class EmbedEngine:
         asked = [_asked(works[item.work_id].work, item.index) for item in batch]
         self._running += len(batch)
         try:
-            found = await self._model.vectors(asked)
+            with self._at_work():
+                found = await self._model.vectors(asked)
         except Exception as error:
             log.exception("a batch failed")
             failed = (
@@ -267,6 +272,19 @@ class EmbedEngine:
             if self._receivers.get(work_id) is receiver:
                 mine = [place for place, item in enumerate(batch) if item.work_id == work_id]
                 self._take(receiver, [batch[place].index for place in mine], found[mine])
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """While the model has this batch; the time of several at once counts once."""
+        if not self._computing:
+            self._busy_since = time.monotonic()
+        self._computing += 1
+        try:
+            yield
+        finally:
+            self._computing -= 1
+            if not self._computing:
+                self._busy += time.monotonic() - self._busy_since
 
     def _count(self, batch: Sequence[Asked]) -> None:
         positions = sum(len(asked.prompt) for asked in batch)

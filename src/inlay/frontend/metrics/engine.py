@@ -70,6 +70,11 @@ _COUNTERS: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
         "Stored embeddings that went from the worker's memory to make room.",
         lambda stats: stats.kept_evictions,
     ),
+    (
+        "inlay:engine_busy_seconds",
+        "Seconds in which the model had a batch; of engines that make vectors.",
+        lambda stats: stats.busy_seconds,
+    ),
 )
 
 
