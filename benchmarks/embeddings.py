@@ -8,7 +8,9 @@
 log-normally, in turns for `--rounds` rounds, from text to vectors, in one process each without a server; the table shows the best of each. With one thread, times are each process's own CPU
 seconds, which a busy machine blurs little. The peak is that of one large product of the same dtype, measured in the same run.
 
-The second part asks a server whose engine does nothing: what its responses take is what everything outside the model takes.
+The second part asks a server whose engine does nothing: what its responses take is what everything outside the model takes. Then it asks
+one with the model, and takes from each request's time that in which the model had a batch, as the server's metrics say: what
+is left nothing hid. `--parts` chooses among speed, outside and wide, which is the same with 100 texts and one layer of a large decoder.
 """
 
 import argparse
@@ -16,20 +18,21 @@ import asyncio
 import json
 import os
 import random
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import httpx
 import torch
 from tests.frontend.live import fleet
-from transformers import BertConfig, BertModel, BertTokenizerFast
+from transformers import BertConfig, BertModel, BertTokenizerFast, Qwen3Config, Qwen3Model
 
 from inlay import engine as engines
 from inlay.digest import Secret
@@ -211,8 +214,8 @@ def useful_flops(model: Path, texts: list[str]) -> float:
     )
 
 
-def throughput(model: Path, threads: int, rounds: int, count: int) -> dict[str, float]:
-    """Print texts/s and latencies of all; the seconds that inlay takes a text, by dtype."""
+def throughput(model: Path, threads: int, rounds: int, count: int) -> None:
+    """Print texts/s and latencies of all."""
     texts = corpus(count)
     flops = useful_flops(model, texts)
     peers: list[Peer] = []
@@ -252,11 +255,44 @@ def throughput(model: Path, threads: int, rounds: int, count: int) -> dict[str, 
         )
         if isinstance(contender, Peer):
             contender.close()
-    return {dtype: min(all_[f"inlay {dtype}"]) / count for dtype in ("float32", "bfloat16")}
 
 
-def outside(model: Path, seconds: dict[str, float]) -> None:
-    """Print what everything but the model takes of a request: the engine answers noise at once."""
+def post(client: httpx.Client, url: str, body: Mapping[str, object]) -> float:
+    """The seconds an answer took."""
+    start = time.perf_counter()
+    client.post(url + "/v1/embeddings", json=body).raise_for_status()
+    return time.perf_counter() - start
+
+
+def busy(client: httpx.Client, url: str) -> float:
+    """Seconds in which the server's model has had a batch so far."""
+    text = client.get(url + "/metrics").raise_for_status().text
+    (found,) = re.findall(r"^inlay:engine_busy_seconds_total{.*} (\S+)$", text, re.MULTILINE)
+    return float(found)
+
+
+def beside(model: Path, count: int, **settings: Any) -> None:
+    """Print what part of a request no batch was at the model: the real server over HTTP."""
+    with fleet(model, task="embed", **settings) as running, httpx.Client(timeout=300) as client:
+        url = running.serve()
+        body: dict[str, object] = {"input": corpus(count), "truncate_prompt_tokens": -1}
+        post(client, url, body)
+        for encoding in ("float", "base64"):
+            seconds, idle = [], []
+            for _ in range(5):
+                before = busy(client, url)
+                seconds.append(post(client, url, {**body, "encoding_format": encoding}))
+                idle.append(seconds[-1] - (busy(client, url) - before))
+            best = min(range(5), key=seconds.__getitem__)
+            print(
+                f"{model.name} {settings['dtype']}, {count} texts as {encoding}: {seconds[best]:.3f} s, of which no batch was at the "
+                f"model {1e3 * idle[best]:.0f} ms, {idle[best] / seconds[best]:.1%}",
+                flush=True,
+            )
+
+
+def outside(model: Path) -> None:
+    """Print what everything but the model takes of a request when nothing hides it: the engine answers noise at once."""
     for count, size in ((1000, 384), (100, 4096)):
         with tempfile.TemporaryDirectory() as folder:
             for file in ("tokenizer.json", "tokenizer_config.json"):
@@ -264,21 +300,25 @@ def outside(model: Path, seconds: dict[str, float]) -> None:
             config = {"vocab_size": 30522, "hidden_size": size, "max_position_embeddings": 512}
             (Path(folder) / "config.json").write_text(json.dumps(config))
             with fleet(Path(folder), engine="echo") as running, httpx.Client(timeout=60) as client:
-                url = running.serve() + "/v1/embeddings"
+                url = running.serve()
                 for encoding in ("float", "base64"):
                     body = {"input": corpus(count), "encoding_format": encoding, "truncate_prompt_tokens": -1}
-                    taken = []
-                    for _ in range(7):
-                        start = time.perf_counter()
-                        client.post(url, json=body).raise_for_status()
-                        taken.append(time.perf_counter() - start)
-                    shares = ", ".join(
-                        f"{min(taken) / (one * count):.1%} of what the model takes in {dtype}"
-                        for dtype, one in seconds.items()
-                    )
-                    print(
-                        f"{count} x {size} {encoding}: {1e3 * min(taken):.0f} ms outside the model; {shares if size == 384 else ''}"
-                    )
+                    taken = min(post(client, url, body) for _ in range(7))
+                    print(f"{count} x {size} {encoding}: {1e3 * taken:.0f} ms without a model", flush=True)
+
+
+@contextmanager
+def wide(model: Path) -> Iterator[Path]:
+    """One layer of an 8-billion decoder's shape with random weights, of whose 36 the real one has its time a text."""
+    with tempfile.TemporaryDirectory(prefix="wide-") as folder:
+        config = Qwen3Config(
+            hidden_size=4096, num_hidden_layers=1, num_attention_heads=32, num_key_value_heads=8, head_dim=128,
+            intermediate_size=12288, vocab_size=30522, max_position_embeddings=512,
+        )  # fmt: skip
+        Qwen3Model(config).to(torch.bfloat16).save_pretrained(folder)
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            (Path(folder) / file).write_bytes((model / file).read_bytes())
+        yield Path(folder)
 
 
 def main() -> None:
@@ -288,6 +328,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--texts", type=int, default=1000)
+    parts = ("speed", "outside", "wide")
+    parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     arguments = parser.parse_args()
     wanted = {**environment(os.environ), "OMP_NUM_THREADS": str(arguments.threads)}
     missing = {name: value for name, value in wanted.items() if os.environ.get(name) != value}
@@ -299,7 +341,15 @@ def main() -> None:
             {**os.environ, **missing},
         )
     with model_directory() as model:
-        outside(model, throughput(model, arguments.threads, arguments.rounds, arguments.texts))
+        if "speed" in arguments.parts:
+            throughput(model, arguments.threads, arguments.rounds, arguments.texts)
+        if "outside" in arguments.parts:
+            outside(model)
+            for dtype in ("float32", "bfloat16"):
+                beside(model, 1000, dtype=dtype, num_threads=arguments.threads)
+        if "wide" in arguments.parts:
+            with wide(model) as large:
+                beside(large, 100, dtype="bfloat16", num_threads=arguments.threads)
 
 
 if __name__ == "__main__":
