@@ -1,4 +1,4 @@
-"""Texts embedded a second, and one at a time, beside others; and what a response costs outside the model.
+"""Texts embedded a second, and one at a time, beside others; and what part of a request passes without the model.
 
     BENCH_MODEL=all-MiniLM-L6-v2 python -m benchmarks.embeddings
     BENCH_SENTENCE_TRANSFORMERS=venv/bin/python BENCH_ONNX=venv/bin/python BENCH_VLLM=... BENCH_INFINITY=... ...
@@ -8,9 +8,9 @@
 log-normally, in turns for `--rounds` rounds, from text to vectors, in one process each without a server; the table shows the best of each. With one thread, times are each process's own CPU
 seconds, which a busy machine blurs little. The peak is that of one large product of the same dtype, measured in the same run.
 
-The second part asks a server whose engine does nothing: what its responses take is what everything outside the model takes. Then it asks
-one with the model, and takes from each request's time that in which the model had a batch, as the server's metrics say: what
-is left nothing hid. `--parts` chooses among speed, outside and wide, which is the same with 100 texts and one layer of a large decoder.
+The second part asks a server over HTTP, and takes from each request's time that in which the model had a batch, as the server's
+metrics say: what is left nothing hid. `--parts` chooses among speed, outside and wide, which is the same with 100 texts and one layer of
+a large decoder.
 """
 
 import argparse
@@ -271,7 +271,7 @@ def busy(client: httpx.Client, url: str) -> float:
     return float(found)
 
 
-def beside(model: Path, count: int, **settings: Any) -> None:
+def outside(model: Path, count: int, **settings: Any) -> None:
     """Print what part of a request no batch was at the model: the real server over HTTP."""
     with fleet(model, task="embed", **settings) as running, httpx.Client(timeout=300) as client:
         url = running.serve()
@@ -289,22 +289,6 @@ def beside(model: Path, count: int, **settings: Any) -> None:
                 f"model {1e3 * idle[best]:.0f} ms, {idle[best] / seconds[best]:.1%}",
                 flush=True,
             )
-
-
-def outside(model: Path) -> None:
-    """Print what everything but the model takes of a request when nothing hides it: the engine answers noise at once."""
-    for count, size in ((1000, 384), (100, 4096)):
-        with tempfile.TemporaryDirectory() as folder:
-            for file in ("tokenizer.json", "tokenizer_config.json"):
-                (Path(folder) / file).write_bytes((model / file).read_bytes())
-            config = {"vocab_size": 30522, "hidden_size": size, "max_position_embeddings": 512}
-            (Path(folder) / "config.json").write_text(json.dumps(config))
-            with fleet(Path(folder), engine="echo") as running, httpx.Client(timeout=60) as client:
-                url = running.serve()
-                for encoding in ("float", "base64"):
-                    body = {"input": corpus(count), "encoding_format": encoding, "truncate_prompt_tokens": -1}
-                    taken = min(post(client, url, body) for _ in range(7))
-                    print(f"{count} x {size} {encoding}: {1e3 * taken:.0f} ms without a model", flush=True)
 
 
 @contextmanager
@@ -344,12 +328,11 @@ def main() -> None:
         if "speed" in arguments.parts:
             throughput(model, arguments.threads, arguments.rounds, arguments.texts)
         if "outside" in arguments.parts:
-            outside(model)
             for dtype in ("float32", "bfloat16"):
-                beside(model, 1000, dtype=dtype, num_threads=arguments.threads)
+                outside(model, 1000, dtype=dtype, num_threads=arguments.threads)
         if "wide" in arguments.parts:
             with wide(model) as large:
-                beside(large, 100, dtype="bfloat16", num_threads=arguments.threads)
+                outside(large, 100, dtype="bfloat16", num_threads=arguments.threads)
 
 
 if __name__ == "__main__":
