@@ -67,7 +67,12 @@ async def prompts(client: openai.AsyncOpenAI) -> dict[str, dict[str, Any]]:
     ]
     part = {"type": "prompt_embeds", "ref": await stored(client, rows[5:11])}
     whole = {"ref": await stored(client, rows)}
+    said = [{"type": "text", "text": "the harbour town"}, {"type": "text", "text": " counts its lanterns"}]
     return {
+        "chat": {"messages": [{"role": "user", "content": TEXT}]},
+        "chat with rows": {"messages": [{"role": "user", "content": [said[0], mixed[1], said[1]]}]},
+        "chat by reference": {"messages": [{"role": "user", "content": [said[0], part, said[1]]}]},
+        "chat with a tool": {"messages": [{"role": "user", "content": [part, said[1]]}], **A_TOOL},
         "text": {"prompt": TEXT},
         "ids": {"prompt": ids},
         "rows": {"prompt": None, "extra_body": {"prompt_embeds": saved(rows)}},
@@ -76,6 +81,25 @@ async def prompts(client: openai.AsyncOpenAI) -> dict[str, dict[str, Any]]:
         "mixture by reference": {"prompt": [mixed[0], part, mixed[2]]},
     }
 
+
+A_TOOL: dict[str, Any] = {
+    "tools": [
+        {
+            "type": "function",
+            "function": {
+                "name": "write",
+                "parameters": {
+                    "type": "object",
+                    "properties": {"text": {"type": "string", "minLength": 2000}},
+                    "required": ["text"],
+                    "additionalProperties": False,
+                },
+            },
+        }
+    ],
+    "tool_choice": "required",
+}
+"""A call that no answer here comes to the end of: a grammar binds each of its tokens."""
 
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
@@ -208,22 +232,31 @@ async def clients(fleet: Fleet) -> AsyncIterator[Clients]:
 
 
 async def answer(client: openai.AsyncOpenAI, request: dict[str, Any]) -> tuple[Any, ...]:
-    """All that a stream says of tokens: ids, the tokens with logprobs, why it ended, usage."""
+    """All that a stream says of tokens: ids, the tokens with logprobs, the calls, why it ended, usage."""
     ids: list[int] = []
     tokens: list[str] = []
+    calls = ""
     finish, usage = None, None
-    stream = await client.completions.create(
-        model="m", stream=True, stream_options={"include_usage": True}, **request
-    )
+    create: Any = client.chat.completions.create if "messages" in request else client.completions.create
+    stream = await create(model="m", stream=True, stream_options={"include_usage": True}, **request)
     async for chunk in stream:
         for choice in chunk.choices:
             ids += getattr(choice, "token_ids", None) or []
             if choice.logprobs is not None:
-                tokens += choice.logprobs.tokens or []
+                tokens += tokens_of(choice.logprobs)
+            if "messages" in request:
+                calls += "".join(call.function.arguments or "" for call in choice.delta.tool_calls or ())
             finish = choice.finish_reason or finish
         if chunk.usage is not None:
             usage = (chunk.usage.prompt_tokens, chunk.usage.completion_tokens)
-    return ids, tokens, finish, usage
+    return ids, tokens, calls, finish, usage
+
+
+def tokens_of(logprobs: Any) -> list[str]:
+    """Those that logprobs were told of, by completions or chats."""
+    if hasattr(logprobs, "content"):
+        return [one.token for one in logprobs.content or ()]
+    return logprobs.tokens or []
 
 
 async def requests(client: openai.AsyncOpenAI) -> list[dict[str, Any]]:
@@ -232,6 +265,8 @@ async def requests(client: openai.AsyncOpenAI) -> list[dict[str, Any]]:
     kinds, samplings = list((await prompts(client)).values()), list(SAMPLINGS.values())
     for number in range(STREAMS):
         request = {**kinds[number % len(kinds)], **samplings[number // len(kinds) % len(samplings)]}
+        if "messages" in request and "logprobs" in request:
+            request |= {"logprobs": True, "top_logprobs": request["logprobs"]}
         extra = {**request.get("extra_body", {}), "return_token_ids": True, "ignore_eos": True}
         made.append({**request, "max_tokens": 60 + 2 * number, "extra_body": extra})
     return made

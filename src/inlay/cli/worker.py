@@ -93,9 +93,11 @@ async def _place(
     secret = await member.secret(own)
     plane = LocalPlane()
     undo.push_async_callback(plane.close)
-    supervisor = Supervisor(plane, starting(rank, secret, settings.telemetry), tied=together)
+    kept_bytes = settings.prompt_store_memory_bytes
+    start = starting(rank, secret, settings.telemetry, kept_bytes=kept_bytes)
+    supervisor = Supervisor(plane, start, tied=together)
     relay = Relay(plane)
-    worker = NatsWorker(member, relay, room=plane.room, kept_bytes=settings.prompt_store_memory_bytes)
+    worker = NatsWorker(member, relay, room=plane.room, kept_bytes=kept_bytes)
     await worker.start()
     running = asyncio.create_task(supervisor.run())
     following = asyncio.create_task(relay.follow(worker.away))

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import os
 import signal
 import socket
@@ -15,7 +16,7 @@ from inlay.engine.ranks import Rank
 from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError, ErrorFrame, InlayError
 from inlay.pace import keep_for_good
-from inlay.plane.local import Arena, Channel, serve
+from inlay.plane.local import RESERVED, Arena, Channel, serve
 from inlay.plane.messages import Boot, Failed, FromWorker, ToWorker
 from inlay.protocol.work import Command, Fails
 from inlay.telemetry import TelemetrySettings, Tracing, configure
@@ -133,13 +134,22 @@ async def spawn(
 
 
 def starting(
-    rank: Rank, secret: Secret, telemetry: TelemetrySettings
+    rank: Rank, secret: Secret, telemetry: TelemetrySettings, *, kept_bytes: int = 0
 ) -> Callable[[Sequence[Command]], Awaitable[WorkerProcess]]:
-    """What starts a process for `rank` that first runs the commands it is given. Arguments as `spawn`'s."""
+    """What starts a process for `rank` that first runs the commands it is given. Arguments as `spawn`'s.
+
+    Of prompts that are written in place, `kept_bytes` may stay beyond their use and take no room from others.
+    """
+    arena_bytes = ARENA_BYTES + math.ceil(kept_bytes / RESERVED)
 
     def start(restore: Sequence[Command]) -> Awaitable[WorkerProcess]:
         return spawn(
-            rank.settings, secret, restore=restore, telemetry=telemetry, environment=rank.environment
+            rank.settings,
+            secret,
+            arena_bytes=arena_bytes,
+            restore=restore,
+            telemetry=telemetry,
+            environment=rank.environment,
         )
 
     return start

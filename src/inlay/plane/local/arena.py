@@ -19,7 +19,7 @@ ALIGNMENT = 4096
 _ELEMENTS = 64
 """Bytes that a buffer is to be aligned to where it is read in place: what `torch.save` and numpy align elements to."""
 
-_RESERVED = 3 / 4
+RESERVED = 3 / 4
 """Of the arena, at most, for what is still to be written: the rest is for what is placed."""
 
 
@@ -98,7 +98,7 @@ class Arena:
         """
         self._drop_forgotten()
         length = -(-num_bytes // ALIGNMENT) * ALIGNMENT
-        if not length or self.reserved_bytes + length > self.size * _RESERVED:
+        if not length or self.reserved_bytes + length > self.size * RESERVED:
             return None
         offset = self._take(length)
         if offset is None:

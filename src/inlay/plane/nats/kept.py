@@ -48,10 +48,6 @@ class Kept:
         self._gone: OrderedDict[str, float] = OrderedDict()
         self._num_bytes = self._hits = self._misses = self._evictions = 0
 
-    def keeps(self, num_bytes: int) -> bool:
-        """Whether a buffer of so many bytes can last."""
-        return num_bytes <= self._max_bytes
-
     def find(self, name: str, num_bytes: int) -> Buffer | None:
         """The buffer of that name and size, if it is here. Not a use."""
         found = self._lasting.get(name)
@@ -71,7 +67,7 @@ class Kept:
             self._misses += 1
         else:
             self._hits += 1
-        if self.keeps(len(buffer)) and _prompt(name) not in self._gone:
+        if len(buffer) <= self._max_bytes and _prompt(name) not in self._gone:
             self._keep(name, buffer)
 
     def _keep(self, name: str, buffer: Buffer) -> None:

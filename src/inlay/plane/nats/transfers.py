@@ -273,18 +273,10 @@ class Transfers:
                 self._wanting.append(inbound)
 
     def _make_room(self, inbound: Inbound) -> None:
-        # What is kept beyond its use stays out of the room of what is not.
-        own = {
-            named.part
-            for named in inbound.named
-            if named.lasts and self._kept.keeps(inbound.offer.sizes[named.part])
-        }
         for part in {part for part, _, _ in inbound.places}:
             size = inbound.offer.sizes[part]
-            place = (
-                self._room(size) if self._room is not None and size >= _OWN_ROOM and part not in own else None
-            )
-            inbound.parts[part] = memoryview(bytearray(size)) if place is None else place
+            room = self._room(size) if self._room is not None and size >= _OWN_ROOM else None
+            inbound.parts[part] = memoryview(bytearray(size)) if room is None else room
 
     def _place(self, subject: str, size: int) -> memoryview | None:
         """Where a chunk belongs, or None where it is not what was to come next."""

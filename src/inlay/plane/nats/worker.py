@@ -160,6 +160,8 @@ class NatsWorker:
 
     def away(self) -> None:
         """Say that there is no engine until the next `announce`."""
+        # It lies in the memory of an engine that is gone.
+        self._kept.clear()
         if self._state == "ready":
             self._state = "away"
             self._beat()
