@@ -40,7 +40,10 @@ class NatsSettings(BaseModel):
     nats_tls_cert: Path | None = Field(default=None, description="Our own certificate, for servers that ask.")
     nats_tls_key: Path | None = Field(default=None, description="The key of our own certificate.")
     nats_replicas: int = Field(
-        default=1, ge=1, le=5, description="Servers of a NATS cluster that each keep the fleet's cards."
+        default=1,
+        ge=1,
+        le=5,
+        description="Servers of a NATS cluster that each keep cards, the namespace's secret and stored prompts; set by the first member, which makes the buckets.",
     )
     namespace: str = Field(
         default="default",
