@@ -1,6 +1,7 @@
 """What a worker has received of stored prompts is not sent to it again, for as long as the prompt is there."""
 
 import asyncio
+import gc
 import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import pytest
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.errors import OverloadedError
+from inlay.plane.local.arena import Arena
 from inlay.plane.nats.frontend import NatsPlane
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.protocol.work import Delta, Sampling, Stats, Work
@@ -304,3 +306,21 @@ async def test_what_the_receiver_forgets_while_the_rest_is_on_its_way_arrives_al
     moved.then = worker.worker._kept.clear
     assert await answer(plane, rows, value, tokens=2 * ROWS) == expected
     assert SIZE <= moved.since() < SIZE + 4096
+
+
+async def test_rows_that_were_on_their_way_to_an_engine_that_ended_are_not_kept_for_the_next(
+    place: Place,
+) -> None:
+    arena = Arena(1 << 22)
+    worker = await place.worker(room=arena.reserve)
+    plane, moved = await place.frontend()
+    store = await place.store()
+    rows = await rows_of(store, await stored(store, 1))
+    moved.then = worker.worker.away
+    with pytest.raises(OverloadedError):
+        await answer(plane, rows)
+    moved.then = lambda: None
+    await until(lambda: not worker.worker._mailbox.transfers._in)
+    worker.worker.announce(await worker.worker.wait_announced())
+    assert not kept(worker).kept_bytes
+    await until(lambda: gc.collect() >= 0 and arena.free_bytes == arena.size)

@@ -153,6 +153,8 @@ class NatsWorker:
     def announce(self, card: ModelCard) -> None:
         """Say what it is, or is by now. After `away` it is a new incarnation."""
         if self._state == "away":
+            # What was still on its way to the engine that is gone lies in its memory too, all of which it would hold.
+            self._kept.clear()
             self._incarnation += 1
             self._state = "ready"
         self._card = card
