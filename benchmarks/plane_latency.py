@@ -10,6 +10,7 @@ prompt of tokens and for rows of 1 MB and 10 MB, new rows each time; then tokens
 import argparse
 import asyncio
 import os
+import shutil
 import statistics
 import tempfile
 import time
@@ -20,6 +21,7 @@ from pathlib import Path
 import psutil
 import uvloop
 from pydantic import SecretStr
+from tests.models import tiny
 from tests.parts import Part
 from tests.serving import free_port
 
@@ -145,6 +147,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     rounds = parser.parse_args().rounds
     with tempfile.TemporaryDirectory() as model:
+        shutil.copy(tiny("llama") / "tokenizer.json", model)
         Path(model, "config.json").write_text(
             f'{{"vocab_size": 1000, "hidden_size": {HIDDEN}, "max_position_embeddings": 100000}}'
         )

@@ -15,7 +15,7 @@ from inlay.errors import OverloadedError
 from inlay.plane.local.arena import Arena
 from inlay.plane.nats.frontend import NatsPlane
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.protocol.work import Delta, Sampling, Stats, Work
+from inlay.protocol.work import Command, Delta, Sampling, Stats, Work
 from inlay.router import Router
 from tests.plane.fleet import Fleet, FleetWorker, found
 from tests.plane.nats_server import NatsServer
@@ -141,6 +141,8 @@ async def test_rows_of_a_stored_prompt_go_to_a_worker_once_whichever_frontend_se
     assert answers == [by_value] * 4
     assert (one_moved.since(), other_moved.since()) == (0, 0)
     assert kept(worker) == Stats(kept_bytes=SIZE, kept_hits=3, kept_misses=1)
+    told = (await one.workers()[0].call(Command("stats"))).value
+    assert (told["kept_bytes"], told["kept_hits"], told["running"]) == (SIZE, 3, 0)
 
 
 async def test_of_a_mixed_prompt_only_what_is_missing_is_sent(place: Place) -> None:
