@@ -249,6 +249,25 @@ class EngineConformance:
         (forgotten,) = await run(engine, work("forgotten", prompt, salt="a"))
         assert forgotten.cached == 0
 
+    async def test_works_under_way_go_on_exactly_when_the_prefix_cache_is_forgotten(
+        self, engine: Generates, directory: Path
+    ) -> None:
+        text, rows = Tokens(ids(17, 40)), self.noise(engine, 24)
+        prompts = (Prompt.of(text), Prompt.of(rows), Prompt.of(text, rows, Tokens(ids(18, 9))))
+        works = [work(f"under way {n}", prompt, max_tokens=64) for n, prompt in enumerate(prompts)]
+        receivers = [Receiver(one) for one in works]
+        for one, receiver in zip(works, receivers, strict=True):
+            engine.generate(one, receiver)
+        for receiver in receivers:
+            await receiver.begun()
+        for _ in range(3):
+            await engine.reset_prefix_cache()
+        for one, receiver in zip(works, receivers, strict=True):
+            await receiver.ended()
+            assert receiver.output == reference.greedy(directory, one.prompt, 64)
+        (again,) = await run(engine, work("again", prompts[0]))
+        assert again.output == receivers[0].output[:8]
+
     async def test_an_aborted_work_ends_with_abort_and_harms_nobody(
         self, engine: Generates, directory: Path
     ) -> None:

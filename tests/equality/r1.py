@@ -2,6 +2,7 @@
 apart from the answer, tool calls. A subclass has a fixture `server`."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -24,6 +25,13 @@ TOOL: Any = {
         },
     },
 }
+
+BOATS = {
+    "type": "object",
+    "properties": {"place": {"enum": ["harbour", "hill"]}, "count": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["place", "count"],
+    "additionalProperties": False,
+}  # fmt: skip
 
 
 def without_end(ids: list[int]) -> list[int]:
@@ -163,5 +171,34 @@ class R1Conformance:
         assert answer.usage.prompt_tokens == len(ids)
         assert without_end(choice.token_ids) == without_end(greedy(path, rows_of(path, ids), 16))
 
+    async def test_a_form_binds_what_is_behind_the_thoughts(self, client: openai.AsyncOpenAI) -> None:
+        form: Any = {"type": "json_schema", "json_schema": {"name": "boats", "schema": BOATS}}
+        answer = await client.chat.completions.create(
+            model="m", messages=[ASKED], response_format=form, max_tokens=80, temperature=0
+        )
+        message: Any = answer.choices[0].message
+        assert message.reasoning == "".join(THOUGHTS)
+        found = json.loads(message.content)
+        assert found["place"] in ("harbour", "hill")
+        assert found["count"] in range(10)
 
-__all__ = ["ASKED", "TOOL", "R1Conformance"]
+    async def test_a_call_that_is_required_comes_behind_the_thoughts(
+        self, client: openai.AsyncOpenAI
+    ) -> None:
+        tool: Any = {**TOOL, "function": {"name": "boats", "parameters": BOATS}}
+        answer = await client.chat.completions.create(
+            model="m",
+            messages=[ASKED],
+            tools=[tool],
+            tool_choice="required",
+            parallel_tool_calls=False,
+            max_tokens=80,
+            temperature=0,
+        )
+        message: Any = answer.choices[0].message
+        assert message.reasoning == "".join(THOUGHTS)
+        [call] = message.tool_calls
+        assert json.loads(call.function.arguments)["place"] in ("harbour", "hill")
+
+
+__all__ = ["R1Conformance"]

@@ -9,11 +9,19 @@ from inlay.engine.vllm.capabilities import ADAPTED_TABLE, NOT_ENABLED, UNGUARDED
 from inlay.engine.vllm.rows import rows_refused
 
 
-def config(*, dtype: str = "bfloat16", enabled: bool = True, lora: Any = None, drafts: Any = None) -> Any:
+def config(
+    *,
+    dtype: str = "bfloat16",
+    enabled: bool = True,
+    lora: Any = None,
+    drafts: Any = None,
+    second: bool = False,
+) -> Any:
     return SimpleNamespace(
         model_config=SimpleNamespace(enable_prompt_embeds=enabled, dtype=f"torch.{dtype}"),
         lora_config=lora,
         speculative_config=drafts,
+        use_v2_model_runner=second,
     )
 
 
@@ -26,7 +34,10 @@ def config(*, dtype: str = "bfloat16", enabled: bool = True, lora: Any = None, d
         (config(lora=SimpleNamespace(target_modules=["q_proj"])), None),
         (config(dtype="float16"), None),
         (config(drafts="mtp"), None),
-        (config(dtype="float16", drafts="mtp"), UNGUARDED),
+        (config(dtype="float16", drafts="mtp"), None),
+        (config(dtype="float16", second=True), None),
+        (config(drafts="mtp", second=True), None),
+        (config(dtype="float16", drafts="mtp", second=True), UNGUARDED),
     ],
 )
 def test_rows_are_refused_where_they_could_harm(started: Any, reason: str | None) -> None:

@@ -1,17 +1,21 @@
 """What clients can do to vLLM alone: each scenario runs here, in a process of its own, as some end it.
 
     python -m tests.engines.vllm.bare SCENARIO,SCENARIO... MODEL DTYPE [ADAPTER]
+    python -m tests.engines.vllm.bare containers HIDDEN ROWS PARTS
 
 Prints what came out as JSON, a line for each thing that did. Everything goes through vLLM's own asynchronous engine, in the form
 its own server brings such requests into.
 """
 
 import asyncio
+import base64
+import io
 import json
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import psutil
 import torch
 
 TEXT_A = list(range(10, 42))
@@ -114,8 +118,47 @@ async def adapters(bare: Bare) -> None:
     told("answer", await asyncio.gather(*asked))
 
 
+async def unknown_ids(bare: Bare) -> None:
+    """An id the model does not have, beside rows."""
+    told("alive", await bare.ask(bare.text(TEXT_A)))
+    told("unknown", await bare.ask(bare.mixed([5, 10**6], rows(bare.hidden), 0)))
+
+
+async def drafts(bare: Bare) -> None:
+    """Rows in the place of ids that no token has, while a layer of the model drafts."""
+    told("alive", await bare.ask(bare.text(TEXT_A)))
+    told("answer", await bare.ask(bare.mixed(TEXT_A, rows(bare.hidden), bare.vocab)))
+
+
+def containers(hidden: int, count: int) -> dict[str, bytes]:
+    """Files of a few KB that torch reads as float32 (count, hidden)."""
+    sparse = torch.sparse_coo_tensor(torch.zeros(2, 1, dtype=torch.int64), torch.ones(1), (count, hidden))
+    found: dict[str, bytes] = {}
+    for name, tensor in (("sparse", sparse), ("stride 0", torch.ones(1, 1).half().expand(count, hidden))):
+        file = io.BytesIO()
+        torch.save(tensor, file)
+        found[name] = file.getvalue()
+    return found
+
+
+def read_containers(hidden: int, count: int, parts: int) -> None:
+    """What vLLM's own reader makes of them: bytes sent, and bytes of memory while it holds `parts` of each."""
+    from types import SimpleNamespace
+
+    from vllm.renderers.embed_utils import safe_load_prompt_embeds
+
+    config = SimpleNamespace(enable_prompt_embeds=True, dtype=torch.float32, get_hidden_size=lambda: hidden)
+    process = psutil.Process()
+    for name, container in containers(hidden, count).items():
+        before = process.memory_info().rss
+        held = [safe_load_prompt_embeds(config, base64.b64encode(container)) for _ in range(parts)]
+        told(name, [parts * len(container), process.memory_info().rss - before])
+        del held
+
+
 SCENARIOS: dict[str, Callable[[Bare], Awaitable[None]]] = {
-    scenario.__name__: scenario for scenario in (penalties, not_finite, prompt_logprobs, overflow, adapters)
+    scenario.__name__: scenario
+    for scenario in (penalties, not_finite, prompt_logprobs, overflow, unknown_ids, adapters, drafts)
 }
 
 
@@ -126,6 +169,9 @@ async def main(names: str, model: str, dtype: str) -> None:
     more: dict[str, Any] = {}
     if "adapters" in names:
         more = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
+    if "drafts" in names:
+        own = {"method": "mtp", "num_speculative_tokens": 1, "attention_backend": "CPU_MLA"}
+        more = {"speculative_config": own, "attention_backend": "CPU_MLA", "max_model_len": 512}
     llm = AsyncLLM.from_engine_args(
         AsyncEngineArgs(
             model=model,
@@ -136,7 +182,7 @@ async def main(names: str, model: str, dtype: str) -> None:
             block_size=32,
             max_num_seqs=32,
             max_num_batched_tokens=512,
-            kv_cache_memory_bytes=1 << 20,
+            kv_cache_memory_bytes=(16 if "drafts" in names else 1) << 20,
             **more,
         )
     )
@@ -146,4 +192,7 @@ async def main(names: str, model: str, dtype: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:4]))
+    if sys.argv[1] == "containers":
+        read_containers(*map(int, sys.argv[2:5]))
+    else:
+        asyncio.run(main(*sys.argv[1:4]))

@@ -1,7 +1,7 @@
 """What a client can do to vLLM through embeddings, shown on vLLM alone, and that it cannot be done through inlay.
 
-What is not here because inlay never hands it on, and its frontend's own tests show: archives that inflate, sparse and stride-0
-tensors, the placeholder's text in a chat, a part without rows.
+What is not here because inlay never hands it on, and its frontend's own tests show: archives that inflate, the placeholder's text
+in a chat, a part without rows.
 """
 
 import asyncio
@@ -20,11 +20,13 @@ import pytest_asyncio
 import torch
 
 from inlay.engine.settings import EngineSettings
-from inlay.errors import EngineError, InvalidRequestError
+from inlay.errors import EmbeddingsError, EngineError, InvalidRequestError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.protocol.capabilities import Feature
 from inlay.protocol.work import Adapter, Adapts, Delta, Generates, Grammar, Work
+from inlay.tensors.reader import read
 from tests import adapters
+from tests.deepseek import plain_r1
 from tests.engine import reference
 from tests.engine.conformance import Receiver, ids, run, work
 from tests.engines.starting import started
@@ -44,11 +46,10 @@ class Alone:
     output: str = ""
 
 
-def alone(scenarios: str, directory: Path, dtype: str = "float32", adapter: Path | None = None) -> Alone:
+def alone(scenarios: str, *words: object) -> Alone:
     """Run scenarios of `bare` in a process of their own."""
-    words = [scenarios, str(directory), dtype, *([] if adapter is None else [str(adapter)])]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.engines.vllm.bare", *words],
+        [sys.executable, "-m", "tests.engines.vllm.bare", scenarios, *map(str, words)],
         env={**os.environ, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -66,7 +67,13 @@ def alone(scenarios: str, directory: Path, dtype: str = "float32", adapter: Path
 @pytest.fixture(scope="module")
 def unguarded(directory: Path) -> Alone:
     """vLLM alone, in the end dead."""
-    return alone("penalties,not_finite,prompt_logprobs", directory)
+    return alone("penalties,not_finite,prompt_logprobs", directory, "float32")
+
+
+@pytest.fixture(scope="module")
+def unguarded_half() -> Alone:
+    """vLLM alone with a model in float16, in the end dead."""
+    return alone("overflow,unknown_ids", loud_model(), "float16")
 
 
 def noise(engine: Generates, count: int = bare.ROWS) -> Rows:
@@ -199,6 +206,55 @@ async def test_nan_that_is_seen_in_logprobs_alone_is_cleaned_too(
             assert found.output == reference.greedy(directory, text, 6)
 
 
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 1}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def drafting(directory: Path) -> AsyncIterator[Generates]:
+    """VLLM that verifies drafts, and gives a block that is free to the next request at once."""
+    words = [*FLAGS["engine_arguments"], "--speculative-config", json.dumps(DRAFTS)]
+    more = FLAGS | {"engine_arguments": words, "enable_prefix_caching": False}
+    async with started(EngineSettings(model=str(directory), **more)) as engine:
+        yield engine
+
+
+async def test_nan_ends_its_own_work_where_others_have_drafts_verified(
+    drafting: Generates, directory: Path
+) -> None:
+    # What repeats itself is drafted from the first.
+    works = [work(f"beside-{n}", Prompt.of(Tokens([5 + n, 6, 7] * 20)), max_tokens=400) for n in range(3)]
+    beside = [Receiver(each) for each in works]
+    for each, receiver in zip(works, beside, strict=True):
+        drafting.generate(each, receiver)
+    for receiver in beside:
+        await receiver.begun()
+    for number in range(4):
+        poison = Prompt.of(filled(drafting, 400, float("nan")))
+        (poisoned,) = await run(drafting, work(f"poison-{number}", poison))
+        assert poisoned.output == []
+        assert poisoned.last.error is not None
+        assert "not finite" in poisoned.last.error.message
+    for each, receiver in zip(works, beside, strict=True):
+        drafting.abort(each.id)
+        assert (await receiver.ended()).error is None
+        assert receiver.output == reference.greedy(directory, each.prompt, 400)[: len(receiver.output)]
+
+
+async def test_who_gets_the_memory_of_nan_in_the_next_step_is_not_harmed(
+    drafting: Generates, directory: Path
+) -> None:
+    prompts = [Prompt.of(Tokens([5 + n, 6, 7] * 3)) for n in range(4)]
+    expected = [reference.greedy(directory, prompt, 12) for prompt in prompts]
+    poison = Prompt.of(filled(drafting, 40, float("nan")))
+    for turn in range(12):
+        # They end with the step that makes their first token, and others wait for their blocks.
+        poisoned = [work(f"poison-{turn}-{n}", poison, max_tokens=1) for n in range(8)]
+        texts = [work(f"text-{turn}-{n}", prompt, 12) for n, prompt in enumerate(prompts)]
+        found = await run(drafting, *poisoned, *texts)
+        assert all(each.last.error is not None for each in found[: len(poisoned)])
+        assert [each.output for each in found[len(poisoned) :]] == expected
+
+
 async def test_prompt_logprobs_of_rows_are_refused_and_the_engine_lives(
     shared: Generates, directory: Path, unguarded: Alone
 ) -> None:
@@ -212,7 +268,12 @@ async def test_prompt_logprobs_of_rows_are_refused_and_the_engine_lives(
     assert found.output == reference.greedy(directory, Prompt.of(Tokens(bare.TEXT_A)), 8)
 
 
-async def test_ids_the_model_does_not_have_are_refused_beside_rows_too(shared: Generates) -> None:
+async def test_ids_the_model_does_not_have_are_refused_beside_rows_too(
+    shared: Generates, unguarded_half: Alone
+) -> None:
+    assert unguarded_half.died
+    assert "alive" in unguarded_half.told
+    assert "unknown" not in unguarded_half.told
     for id_ in (shared.card.vocab_size, 10**6, -1):
         prompt = Prompt.of(Tokens([5, id_]), noise(shared))
         with pytest.raises(InvalidRequestError, match=f"token id {id_} is not in the vocabulary"):
@@ -279,7 +340,7 @@ async def adapting(directory: Path, lora: Path) -> AsyncIterator[Generates]:
 async def test_rows_and_adapters_go_together_in_one_batch(
     adapting: Generates, directory: Path, lora: Path
 ) -> None:
-    unguarded = alone("adapters", directory, adapter=lora)
+    unguarded = alone("adapters", directory, "float32", lora)
     assert unguarded.died
     assert "alive" in unguarded.told
     assert "answer" not in unguarded.told
@@ -313,11 +374,12 @@ async def test_an_adapter_that_does_not_fit_is_refused_and_one_that_was_unloaded
         adapting.generate(work("b", prompt, adapter="b"), Receiver(work("b", prompt)))
 
 
-async def test_finite_rows_that_a_float16_model_cannot_add_up_are_bounded_and_harm_nobody() -> None:
+async def test_finite_rows_that_a_float16_model_cannot_add_up_are_bounded_and_harm_nobody(
+    unguarded_half: Alone,
+) -> None:
     directory = loud_model()
-    unguarded = alone("overflow", directory, dtype="float16")
-    assert unguarded.told["answer"] == [0]
-    assert math.isnan(unguarded.told["logprob"])
+    assert unguarded_half.told["answer"] == [0]
+    assert math.isnan(unguarded_half.told["logprob"])
     half: dict[str, Any] = {"dtype": "float16"}
     async with started(EngineSettings(model=str(directory), **FLAGS, **half)) as engine:
         bound = engine.card.limits.max_prompt_embeds_abs
@@ -333,3 +395,23 @@ async def test_finite_rows_that_a_float16_model_cannot_add_up_are_bounded_and_ha
             assert found.output == before.output
         (bounded,) = await run(engine, work("bounded", Prompt.of(filled(engine, 480, bound, "float16"))))
         assert bounded.last.error is None
+
+
+async def test_files_that_are_small_and_tensors_that_are_large_are_refused_unread() -> None:
+    hidden, count, parts = 96, 100_000, 8
+    unguarded = alone("containers", hidden, count, parts)
+    for name, container in bare.containers(hidden, count).items():
+        sent, taken = unguarded.told[name]
+        assert sent < 20_000
+        # With more rows in the header it is 8 GiB.
+        assert taken > 0.9 * 4 * parts * count * hidden
+        with pytest.raises(EmbeddingsError, match=r"sparse|stride"):
+            read(container)
+
+
+async def test_what_drafts_by_a_layer_of_the_model_ends_with_ids_that_no_token_has() -> None:
+    unguarded = alone("drafts", plain_r1(), "float32")
+    assert unguarded.died
+    assert "alive" in unguarded.told
+    assert "answer" not in unguarded.told
+    # That the same through inlay is exact: `test_deepseek.py`.

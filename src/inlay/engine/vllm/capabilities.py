@@ -21,7 +21,10 @@ NOT_ALONE = (
     "{model_type!r} is not known to be one"
 )
 NOT_ENABLED = "vLLM was started without --enable-prompt-embeds"
-UNGUARDED = "the model is float16, in which bounded rows can overflow, and where vLLM speculates it cannot tell whose output is not a number"
+UNGUARDED = (
+    "the model is float16, in which bounded rows can overflow, and where vLLM's second model runner speculates it is not shown that it "
+    "tells whose output is not a number"
+)
 ADAPTED_TABLE = (
     "--lora-target-modules names the embedding table, and vLLM then mistakes which position an adapter belongs to when a "
     "prompt has rows, or ends"

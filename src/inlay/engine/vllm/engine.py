@@ -80,6 +80,7 @@ class VllmEngine:
         loaded.watch_logits(self._corrupted)
         self._loaded = loaded
         try:
+            await loaded.guard_against_nan()
             # Some of what vLLM cannot do it finds out with the first token. Its reading of outputs begins here too.
             await self.probe()
         except InlayError as error:

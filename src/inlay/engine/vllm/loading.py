@@ -25,6 +25,7 @@ from inlay.engine.vllm.rows import ids_are_looked_up, rows_refused
 from inlay.engine.vllm.sampling import KINDS
 from inlay.engine.vllm.stats import Counters
 from inlay.engine.weights import directory_of, weights_id
+from inlay.errors import EngineError
 from inlay.protocol.work import Exactness, Limits, ModelCard, Sampling, Task
 from inlay.tensors.table import config_of
 
@@ -58,6 +59,15 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
         """Refuse a grammar that would cost too much, or is none. Raises `InvalidRequestError`."""
         if sampling.grammar is not None:
             source_of(sampling.grammar)
+
+    async def guard_against_nan(self) -> None:
+        """Have vLLM count NaN by request, and clean up. Raises `EngineError` where it is one that cannot be taught to."""
+        try:
+            await self.llm.collective_rpc("guard_against_nan")
+        except Exception as error:
+            raise EngineError(
+                f"vLLM {vllm.__version__} cannot be told to say whose logits hold NaN: {error}"
+            ) from error
 
     def watch_logits(self, corrupted: Callable[[str], None]) -> None:
         """Call `corrupted` with vLLM's own id of a request when there is NaN among its logits, before its output is read."""

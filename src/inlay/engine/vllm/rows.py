@@ -24,7 +24,8 @@ def rows_refused(config: Any, model_config: dict[str, Any]) -> str | None:
     targets = None if config.lora_config is None else config.lora_config.target_modules
     if config.lora_config is not None and (targets is None or any("embed" in name for name in targets)):
         return capabilities.ADAPTED_TABLE
-    if config.speculative_config is not None and str(config.model_config.dtype) == "torch.float16":
+    half = str(config.model_config.dtype) == "torch.float16"
+    if half and config.speculative_config is not None and config.use_v2_model_runner:
         return capabilities.UNGUARDED
     return None
 
