@@ -1,5 +1,6 @@
 """`docs/engines.md` says what the engines' own tables say."""
 
+import re
 from pathlib import Path
 
 from inlay.engine.sglang import capabilities as sglang
@@ -41,3 +42,12 @@ def test_the_page_names_the_models_the_libraries_and_the_connectors() -> None:
     assert ", ".join(sorted(NEEDED)) in " ".join(PAGE.split())
     for name, stands_for in CONNECTORS.items():
         assert f"| `{name}` | `{stands_for['kv_connector']}`" in PAGE
+
+
+def test_every_test_that_the_page_names_is_there() -> None:
+    suite = Path(__file__).resolve().parent.parent / "engines" / "vllm"
+    there = set(re.findall(r"def (test_\w+)", (suite / "test_guards.py").read_text(encoding="utf-8")))
+    section = PAGE[PAGE.index("### What shows each fault") : PAGE.index("## Running vLLM behind inlay")]
+    named = set(re.findall(r"`(test_\w+)`", section))
+    assert len(named) > 5
+    assert named <= there
