@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
 
 Encode = Callable[[Sequence[str]], Sequence[Sequence[int]]]
 """The ids of each of some texts, without special tokens."""
@@ -40,11 +42,13 @@ class WordPieces:
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "WordPieces | None":
         """Those of a tokenizer of BERT's kind; None of any other."""
+        # Asked first: what follows takes a second for a vocabulary of many languages.
+        if not (isinstance(tokenizer.normalizer, BertNormalizer) and isinstance(tokenizer.model, WordPiece)):
+            return None
         parts = json.loads(tokenizer.to_str())
-        normalizer, model = parts["normalizer"] or {}, parts["model"]
+        model = parts["model"]
         if (
-            (normalizer.get("type"), model.get("type")) != ("BertNormalizer", "WordPiece")
-            or parts["pre_tokenizer"] != {"type": "BertPreTokenizer"}
+            parts["pre_tokenizer"] != {"type": "BertPreTokenizer"}
             or parts["truncation"] is not None
             or parts["padding"] is not None
             or any(token["normalized"] for token in parts["added_tokens"])
@@ -54,7 +58,7 @@ class WordPieces:
         return cls(
             {word: id_ for word, id_ in model["vocab"].items() if len(word) <= longest},
             [token["content"] for token in parts["added_tokens"]],
-            lowercase=normalizer["lowercase"],
+            lowercase=parts["normalizer"]["lowercase"],
         )
 
     def encode(self, texts: Sequence[str], library: Encode) -> list[list[int]]:
