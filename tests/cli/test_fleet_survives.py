@@ -33,6 +33,8 @@ TEXT = "the harbour town counts its lanterns every night and writes the number i
 MODEL = "llama"
 HARMS = ("freeze", "restart NATS", "kill a frontend", "kill", "drain")
 READY_SECONDS = 180
+MAX_PAYLOAD = 48 * 1024
+"""Of NATS: less than the long prompts, so that those come in chunks."""
 
 
 def saved_bytes(rows: torch.Tensor) -> bytes:
@@ -60,6 +62,8 @@ async def prompts(client: openai.AsyncOpenAI) -> dict[str, dict[str, Any]]:
     path = tiny(MODEL)
     ids = tokenizer_of(path)(TEXT)["input_ids"]
     rows = rows_of(path, ids)
+    long = rows_of(path, [*ids] * 10)
+    assert MAX_PAYLOAD < long.nbytes
     mixed = [
         {"type": "token_ids", "token_ids": ids[:5]},
         {"type": "prompt_embeds", "data": saved(rows[5:11])},
@@ -79,6 +83,11 @@ async def prompts(client: openai.AsyncOpenAI) -> dict[str, dict[str, Any]]:
         "mixture": {"prompt": mixed},
         "reference": {"prompt": None, "extra_body": {"prompt_embeds": whole}},
         "mixture by reference": {"prompt": [mixed[0], part, mixed[2]]},
+        "long rows": {"prompt": None, "extra_body": {"prompt_embeds": saved(long)}},
+        "long reference": {
+            "prompt": None,
+            "extra_body": {"prompt_embeds": {"ref": await stored(client, long)}},
+        },
     }
 
 
@@ -118,7 +127,7 @@ class Fleet:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._nats = NatsServer(directory)
+        self._nats = NatsServer(directory, max_payload=MAX_PAYLOAD)
         self._nats.start()
         self.workers = [self._worker() for _ in range(WORKERS)]
         self._frontends = [self._frontend() for _ in range(FRONTENDS)]
