@@ -63,7 +63,7 @@ async def prompts(client: openai.AsyncOpenAI) -> dict[str, dict[str, Any]]:
     ids = tokenizer_of(path)(TEXT)["input_ids"]
     rows = rows_of(path, ids)
     long = rows_of(path, [*ids] * 10)
-    assert MAX_PAYLOAD < long.nbytes
+    assert long.nbytes > MAX_PAYLOAD
     mixed = [
         {"type": "token_ids", "token_ids": ids[:5]},
         {"type": "prompt_embeds", "data": saved(rows[5:11])},
