@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from inlay.engine.vllm.capabilities import ADAPTED_TABLE, NOT_ENABLED, UNGUARDED
+from inlay.engine.vllm.capabilities import ADAPTED_TABLE, NOT_ENABLED, UNGUARDED, WINDOWED
 from inlay.engine.vllm.rows import rows_refused
 
 
@@ -16,9 +16,12 @@ def config(
     lora: Any = None,
     drafts: Any = None,
     second: bool = False,
+    window: int | None = None,
 ) -> Any:
     return SimpleNamespace(
-        model_config=SimpleNamespace(enable_prompt_embeds=enabled, dtype=f"torch.{dtype}"),
+        model_config=SimpleNamespace(
+            enable_prompt_embeds=enabled, dtype=f"torch.{dtype}", get_sliding_window=lambda: window
+        ),
         lora_config=lora,
         speculative_config=drafts,
         use_v2_model_runner=second,
@@ -38,6 +41,8 @@ def config(
         (config(dtype="float16", second=True), None),
         (config(drafts="mtp", second=True), None),
         (config(dtype="float16", drafts="mtp", second=True), UNGUARDED),
+        (config(window=4096), None),
+        (config(dtype="float16", window=4096), WINDOWED),
     ],
 )
 def test_rows_are_refused_where_they_could_harm(started: Any, reason: str | None) -> None:

@@ -25,6 +25,10 @@ UNGUARDED = (
     "the model is float16, in which bounded rows can overflow, and where vLLM's second model runner speculates it is not shown that it "
     "tells whose output is not a number"
 )
+WINDOWED = (
+    "the model is float16, in which bounded rows can overflow, and attends within a window: what is not a number outside of it shows in no "
+    "output, and would stay in the cache"
+)
 ADAPTED_TABLE = (
     "--lora-target-modules names the embedding table, and vLLM then mistakes which position an adapter belongs to when a "
     "prompt has rows, or ends"
@@ -79,5 +83,6 @@ __all__ = [
     "ROWS_FROM",
     "TESTED",
     "UNGUARDED",
+    "WINDOWED",
     "refusals",
 ]

@@ -27,6 +27,8 @@ def rows_refused(config: Any, model_config: dict[str, Any]) -> str | None:
     half = str(config.model_config.dtype) == "torch.float16"
     if half and config.speculative_config is not None and config.use_v2_model_runner:
         return capabilities.UNGUARDED
+    if half and config.model_config.get_sliding_window() is not None:
+        return capabilities.WINDOWED
     return None
 
 
