@@ -72,3 +72,12 @@ def test_what_somebody_uses_is_found_until_nobody_does() -> None:
     buffer = None
     assert kept.find("frontend.1", 3) is None
     assert kept.stats == KeptStats()
+
+
+def test_what_somebody_uses_is_not_found_and_kept_again_once_all_was_dropped() -> None:
+    kept = Kept(10)
+    buffer = Buffer(b"abc")
+    kept.use("prompt/a", buffer, lasting=True, new=True)
+    kept.clear()
+    assert kept.find("prompt/a", len(buffer)) is None
+    assert kept.stats == KeptStats(kept_misses=1)

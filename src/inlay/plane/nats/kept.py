@@ -102,9 +102,10 @@ class Kept:
             self._gone.popitem(last=False)
 
     def clear(self) -> None:
-        """Drop everything: what was removed may not have been told."""
+        """Drop everything, and find nothing of it any more: what was removed may not have been told, or the memory it lies in is to go."""
         for name in list(self._lasting):
             self._drop(name)
+        self._in_use.clear()
 
     def tick(self) -> None:
         """Drop what nobody asked for during `IDLE_SECONDS`; to be called from time to time."""
