@@ -42,11 +42,13 @@ WORDS = [
 ]
 PIECES = ["##s", "##ing", "##able", "##3", "##e", "##é", "##東", "##x"]
 LONG = "y" * 101
+CONTROLLED = "x\x0by"
+"""A token that no text becomes: what controls are taken out of is one word."""
 
 
 @cache
 def tokenizer(lowercase: bool, strip: bool | None) -> Tokenizer:
-    vocabulary = {word: number for number, word in enumerate([*SPECIAL, *WORDS, *PIECES, LONG])}
+    vocabulary = {word: number for number, word in enumerate([*SPECIAL, *WORDS, *PIECES, LONG, CONTROLLED])}
     found = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     found.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strip)
     found.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -92,13 +94,26 @@ texts = st.one_of(
 )
 
 
-@given(st.lists(texts, max_size=6), st.booleans(), st.sampled_from([None, True, False]))
-@example(["the harbour", "Harbours \u0301e the"], True, None)
-@example([LONG, LONG + " x"], False, False)
-def test_ids_are_those_of_the_library(given_texts: list[str], lowercase: bool, strip: bool | None) -> None:
+KNOWN = " the" * 60
+"""So many that what is no token is given to the library word by word."""
+
+
+@given(
+    st.lists(texts, max_size=6),
+    st.sampled_from(["", KNOWN]),
+    st.booleans(),
+    st.sampled_from([None, True, False]),
+)
+@example(["the harbour", "Harbours \u0301e the"], KNOWN, True, None)
+@example([LONG, LONG + " x"], KNOWN, False, False)
+@example([CONTROLLED], "", False, False)
+def test_ids_are_those_of_the_library(
+    starts: list[str], end: str, lowercase: bool, strip: bool | None
+) -> None:
     library = tokenizer(lowercase, strip)
     assert WordPieces.of(library) is not None
     encoder = TextEncoder(library)
+    given_texts = [start + end for start in starts]
     for special in (True, False):
         expected = [tuple(library.encode(text, add_special_tokens=special).ids) for text in given_texts]
         assert encoder.encode(given_texts, add_special_tokens=special) == expected
@@ -113,11 +128,25 @@ def test_words_that_are_tokens_are_not_given_to_the_library() -> None:
         asked.extend(texts)
         return [[7]] * len(asked)
 
-    found = words.encode(["The town, the a!", "the towns straße the", "", "towns"], library)
-    assert asked == ["towns", "straße"]
     ids = {word: number for number, word in enumerate([*SPECIAL, *WORDS])}
+    found = words.encode(["The town, the a!", "the towns straße the a a a", "", "towns"], library)
+    assert asked == ["towns", "straße"]
     assert found[0] == [ids[word] for word in ["the", "town", ",", "the", "a", "!"]]
-    assert found[1:] == [[ids["the"], 7, 7, ids["the"]], [], [7]]
+    assert found[1:] == [[ids["the"], 7, 7, ids["the"], *[ids["a"]] * 3], [], [7]]
+
+
+def test_texts_with_many_words_that_are_no_tokens_are_given_to_the_library_whole() -> None:
+    words = WordPieces.of(tokenizer(True, None))
+    assert words is not None
+    asked: list[str] = []
+
+    def library(texts: Sequence[str]) -> list[list[int]]:
+        asked.extend(texts)
+        return [[7, number] for number in range(len(texts))]
+
+    found = words.encode(["the towns straße the", "the", "ships"], library)
+    assert asked == ["the towns straße the", "ships"]
+    assert found == [[7, 0], [len(SPECIAL)], [7, 1]]
 
 
 def test_other_tokenizers_are_left_to_the_library() -> None:
