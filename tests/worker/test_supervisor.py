@@ -16,10 +16,10 @@ import pytest
 
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
-from inlay.errors import InvalidRequestError
+from inlay.errors import InvalidRequestError, OverloadedError
 from inlay.plane.local import Arena, Channel, LocalPlane
 from inlay.plane.messages import FromWorker
-from inlay.prompt import Prompt, Tokens
+from inlay.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.protocol.work import Command, Sampling, Work
 from inlay.worker import Backoff, Supervisor, Tied, WorkerProcess, spawn
 from inlay.worker.interpreter import Interpreter
@@ -93,6 +93,36 @@ async def test_a_worker_that_dies_comes_back_as_another(tmp_path: Path) -> None:
         assert arena() is None
     assert starts.pids
     assert not any(map(psutil.pid_exists, starts.pids))
+
+
+async def test_the_rows_of_works_that_failed_with_a_worker_are_gone_when_the_next_is_there(
+    tmp_path: Path,
+) -> None:
+    starts = Starts(tmp_path)
+    rows = Rows(Buffer(bytes(64)), "float32", (2, 8))
+    buffer = weakref.ref(rows.data)
+    async with supervised(starts, Backoff(0.01)) as plane:
+
+        async def answer(rows: Rows) -> None:
+            work = Work(id="1", prompt=Prompt.of(rows), sampling=Sampling(max_tokens=4))
+            async for _ in plane.workers()[0].send(work):
+                pass
+
+        os.kill(starts.pids[0], signal.SIGSTOP)
+        answering = asyncio.create_task(answer(rows))
+        del rows
+        await asyncio.sleep(0)
+        gc.disable()
+        try:
+            os.kill(starts.pids[0], signal.SIGKILL)
+            await asyncio.wait({answering})
+            assert isinstance(answering.exception(), OverloadedError)
+            del answering
+            await until_ready(plane, ready=False)
+            await until_ready(plane)
+            assert buffer() is None
+        finally:
+            gc.enable()
 
 
 async def test_starts_that_fail_are_further_and_further_apart(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Keeps a worker process running: starts it, and again when it has died."""
 
 import asyncio
+import gc
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -92,6 +93,8 @@ class Supervisor:
             log.error("%s; it is started again in %g s", reason, delay)
             self._plane.miss(self._name, f"{reason}; it is being started again")
             await asyncio.sleep(delay)
+            # What failed holds, in circles, works whose rows lie in the memory that was shared with it, and so all of that.
+            gc.collect()
             delay = min(2 * delay, self._backoff.most)
 
     async def _live(self) -> tuple[float, str]:
