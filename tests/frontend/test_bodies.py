@@ -1,5 +1,6 @@
 """Bodies that are malformed, slow, too many, or not what they say."""
 
+import gc
 import json
 import socket
 import time
@@ -11,6 +12,9 @@ import httpx
 import pytest
 
 from inlay.frontend.generation.works import Generation
+from inlay.protocol.openai.chat import ChatRequest
+from inlay.protocol.openai.completions import CompletionRequest
+from inlay.protocol.openai.responses import ResponsesRequest
 from inlay.router import Router
 from tests.frontend.live import Fleet
 from tests.frontend.payloads import error, post
@@ -107,6 +111,31 @@ def test_bodies_beyond_the_budget_are_turned_away_and_the_budget_comes_back(llam
     while llama.apps[url].server.budget.used:
         time.sleep(0.01)
     assert httpx.post(url + "/v1/completions", content=b" " * 400_000, headers=JSON).status_code == 400
+
+
+REQUESTS = (CompletionRequest, ChatRequest, ResponsesRequest)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/completions", {"prompt": "a", "stop": ["a"] * 1000}), ("/v1/completions", {"prompt": ["a"] * 1000}),
+     ("/v1/completions", {"prompt": "a", "stream": True, "model": "none"}), ("/v1/chat/completions", {"messages": []}),
+     ("/v1/responses", {"input": ["a"] * 1000})],
+)  # fmt: skip
+def test_what_a_refused_request_took_is_free_without_a_collection(
+    url: str, path: str, body: dict[str, Any]
+) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        assert post(url, path, {**body, "user": "to be freed"}).status_code in (400, 404)
+        deadline = time.monotonic() + 30
+        # The answer is there a moment before its server has done with it.
+        while any(type(found) in REQUESTS and found.user == "to be freed" for found in gc.get_objects()):
+            assert time.monotonic() < deadline, "the request is kept until a collection finds it"
+            time.sleep(0.1)
+    finally:
+        gc.enable()
 
 
 MIB = 1024 * 1024

@@ -229,6 +229,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"max_tokens": 1.5}, "max_tokens", "got `float`"),
     ({"max_tokens": "5"}, "max_tokens", "got `str`"),
     ({"n": 0}, "n", "at least 1, got 0"),
+    ({"seed": 2**63}, "seed", "from -9223372036854775808 to 9223372036854775807, got 9223372036854775808"),
     ({"n": 10**9}, "n", "at most 128"),
     ({"n": 3, "best_of": 2}, "best_of", "at least n (3)"),
     ({"n": 2, "best_of": 3, "stream": True}, "best_of", "not possible when stream"),

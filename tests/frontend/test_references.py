@@ -19,6 +19,7 @@ from tests.frontend.live import SECRET, Fleet
 from tests.frontend.payloads import TEXT, embeds_of, error, post
 
 GREEDY = {"max_tokens": 12, "temperature": 0, "return_token_ids": True}
+JSON = {"content-type": "application/json"}
 RAW = {"content-type": "application/octet-stream"}
 
 
@@ -239,6 +240,24 @@ def test_what_nobody_uses_expires_and_what_is_used_or_pinned_does_not(llama: Fle
     assert [httpx.get(f"{url}/v1/prompt_embeds/{id_}").status_code for id_ in (used, pinned)] == [404, 404]
 
 
+@pytest.mark.parametrize(
+    ("body", "phrase"),
+    [(b'{"a":' + b"[" * 20_000 + b"]" * 20_000 + b"}", "nested too deeply"), (b'{"a":' + b"[" * 200_000, "100000"),
+     (b'{"pinned": "yes"}', "expected `bool`"), (b'{"pinned":', "not valid JSON")],
+)  # fmt: skip
+def test_a_pin_that_is_none_is_refused_and_pins_nothing(url: str, body: bytes, phrase: str) -> None:
+    id_ = uploaded(url, stored(random_rows(10)))
+    refused = httpx.post(f"{url}/v1/prompt_embeds/{id_}/pin", content=body, headers=JSON)
+    assert refused.status_code == 400
+    assert phrase in error(refused)["message"]
+    assert not httpx.get(f"{url}/v1/prompt_embeds/{id_}").json()["pinned"]
+
+
+def test_a_pin_needs_no_body(url: str) -> None:
+    id_ = uploaded(url, stored(random_rows(11)))
+    assert httpx.post(f"{url}/v1/prompt_embeds/{id_}/pin").json()["pinned"]
+
+
 def test_an_upload_for_a_model_is_checked_at_once_and_else_at_its_first_use(url: str) -> None:
     narrow = stored(random_rows(9, hidden=32))
     refused = upload(url, narrow, "?model=tiny")
@@ -277,12 +296,9 @@ def test_what_is_no_tensor_is_not_stored(llama: Fleet, data: bytes, phrase: str)
 
 
 def test_other_media_and_a_server_without_embeddings_are_refused(url: str, plain_url: str) -> None:
-    assert (
-        httpx.post(
-            url + "/v1/prompt_embeds", content=b"a", headers={"content-type": "text/plain"}
-        ).status_code
-        == 415
-    )
+    other = httpx.post(url + "/v1/prompt_embeds", content=b"a", headers={"content-type": "text/plain"})
+    assert other.status_code == 415
+    assert "send application/octet-stream or application/json" in error(other)["message"]
     refused = upload(plain_url, stored(random_rows(1)))
     assert refused.status_code == 400
     assert "--enable-prompt-embeds" in error(refused)["message"]

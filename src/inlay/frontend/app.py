@@ -307,6 +307,9 @@ class App:
             if not isinstance(failed, ClientGone):
                 server.metrics.answered(route, status)
             tell_of(call, route, status, failed or call.failed)
+            # An error holds the frames it went through, this one and the request's among them: kept here, all of them would
+            # live, uncounted, until a collection finds them.
+            failed = call.failed = None
 
 
 async def _refuse(call: Call, error: InlayError) -> None:

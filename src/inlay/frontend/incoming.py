@@ -81,10 +81,12 @@ async def read_request(
     return Incoming(parsed, size, parts)
 
 
-async def read_json(call: Call, decoder: msgspec.json.Decoder[T]) -> T:
-    """A request that is JSON and brings no embeddings. Raises as `read_request`."""
+async def read_json(call: Call, decoder: msgspec.json.Decoder[T], *, empty: T | None = None) -> T:
+    """A request that is JSON and brings no embeddings; `empty` where there is no body. Raises as `read_request`."""
     server = call.server
     body = await call.body()
+    if empty is not None and not len(body):
+        return empty
     parsed: Parsed[T] = await server.prepare(
         len(body), lift.parse, body, decoder, _nothing, limits=server.embeds.limits, intake=call.intake
     )

@@ -68,7 +68,8 @@ class Form:
         self, boundary: str | None, declared: int | None, limits: ReadLimits, room: Room = private
     ) -> None:
         if boundary is None or _boundary.fullmatch(boundary) is None:
-            raise _refused(f"its boundary is {quoted(boundary) if boundary else 'missing'}")
+            got = quoted(boundary) if boundary else "missing"
+            raise _refused(f"its boundary is {got}; one has 1 to 70 characters that RFC 2046 allows")
         self.request = b""
         self.parts: dict[str, Buffer] = {}
         self.size = 0

@@ -34,12 +34,14 @@ def in_completion(request: CompletionRequest) -> list[Source]:
         return found
     if isinstance(request.prompt, list):
         for index, item in enumerate(request.prompt):
-            where = f"prompt[{index}]"
+            # There may be a million of these, which hold up everybody: by type is twice as fast as by `isinstance`.
+            if type(item) is int or type(item) is str:
+                continue
             if isinstance(item, PromptEmbedsPart):
-                found.append(part_source(item, where))
+                found.append(part_source(item, f"prompt[{index}]"))
             elif isinstance(item, list):
                 found += [
-                    part_source(part, f"{where}[{inner}]")
+                    part_source(part, f"prompt[{index}][{inner}]")
                     for inner, part in enumerate(item)
                     if isinstance(part, PromptEmbedsPart)
                 ]

@@ -27,8 +27,8 @@ class _Range(NamedTuple):
 
     def __str__(self) -> str:
         if self.high == _INF:
-            return f"{'above' if self.above else 'at least'} {self.low:g}"
-        return f"{'above' if self.above else 'from'} {self.low:g} {'and at most' if self.above else 'to'} {self.high:g}"
+            return f"{'above' if self.above else 'at least'} {self.low}"
+        return f"{'above' if self.above else 'from'} {self.low} {'and at most' if self.above else 'to'} {self.high}"
 
 
 _RANGES: dict[str, _Range] = {

@@ -3,10 +3,9 @@
 import msgspec
 
 from inlay.frontend.bodies import lift
-from inlay.frontend.bodies.body import media_of
+from inlay.frontend.bodies.body import JSON, check_media, media_of
 from inlay.frontend.bodies.lift import Parsed
-from inlay.frontend.errors import from_parser
-from inlay.frontend.incoming import OCTETS, read_tensor
+from inlay.frontend.incoming import OCTETS, read_json, read_tensor
 from inlay.frontend.query import query_of
 from inlay.frontend.references import store_of
 from inlay.frontend.server import Call
@@ -30,7 +29,9 @@ async def upload(call: Call) -> None:
     store = store_of(call)
     name = _model(call)
     card = None if name is None else call.server.card(name)
-    data = await read_tensor(call) if media_of(call.scope["headers"]).kind == OCTETS else await _decoded(call)
+    media = media_of(call.scope["headers"])
+    check_media(media, OCTETS, JSON)
+    data = await read_tensor(call) if media.kind == OCTETS else await _decoded(call)
     tensor = await call.server.prepare(len(data), _read, call, data, card)
     tenant = call.tenant.id
     stored = await store.put(tenant, data, tensor, hold=call.reservation.grow)
@@ -87,11 +88,7 @@ async def delete(call: Call) -> None:
 async def pin(call: Call) -> None:
     """Keep a stored prompt until it is unpinned or deleted; `{"pinned": false}` lets it expire again."""
     store = store_of(call)
-    body = await call.body()
-    try:
-        request = _pin.decode(body.text() or b"{}")
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise from_parser(error) from error
+    request = await read_json(call, _pin, empty=PinRequest())
     await call.json(_shown(await store.pin(call.tenant.id, _id(call), request.pinned)))
 
 
