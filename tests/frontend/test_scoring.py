@@ -134,8 +134,10 @@ def test_long_pairs_are_cut_as_asked(url: str) -> None:
     assert body["usage"]["prompt_tokens"] == 64
 
 
-def test_a_head_of_several_labels_gives_no_score() -> None:
+def test_a_head_of_several_labels_gives_no_score_and_computes_nothing() -> None:
     with fleet(tiny_scoring("distilbert", 3), task="score") as running:
-        response = httpx.post(running.serve() + "/score", json={"text_1": "a", "text_2": "b"}, timeout=180)
+        url = running.serve()
+        response = httpx.post(url + "/score", json={"text_1": "a", "text_2": "b"}, timeout=180)
         assert response.status_code == 400
         assert "3 labels" in response.json()["error"]["message"]
+        assert "inlay:embedding_cache_misses_total 0.0" in httpx.get(url + "/metrics").text

@@ -129,14 +129,20 @@ async def _scores(
     """The score of each of `second` with its partner in `first`, which may be one for all."""
     server = call.server
     card = embedding_card(model, Task.SCORE, Task.EMBED)
+    scores_pairs = Task.SCORE in model.card.tasks
+    if scores_pairs and card.size != 1:
+        raise InvalidRequestError(
+            f"the model `{model.name}` has {card.size} labels for a pair, and a score is one number",
+            param="model",
+        )
     renderer = await server.renderers.of(model.card)
     cut = cut_of(request, model.max_len)
     gathering = Gathering(call, model, request, id_)
-    if Task.SCORE in model.card.tasks:
+    if scores_pairs:
         partners = first * len(second) if len(first) == 1 else first
         pairs = Pairs(list(zip(partners, second, strict=True)), renderer, cut, params[1])
         logits = await gathering.vectors(pairs, card.size)
-        found = _of_logits(logits, card, request, model.name)
+        found = _of_logits(logits, card, request)
     else:
         names = tuple(f"{params[0]}[{n}]" for n in range(len(first))) + tuple(
             f"{params[1]}[{n}]" for n in range(len(second))
@@ -153,11 +159,7 @@ async def _scores(
     return scores, TextsUsage(gathering.positions, gathering.positions)
 
 
-def _of_logits(logits: Array, card: EmbeddingCard, request: TextsRequest, model: str) -> Array:
-    if card.size != 1:
-        raise InvalidRequestError(
-            f"the model `{model}` has {card.size} labels for a pair, and a score is one number", param="model"
-        )
+def _of_logits(logits: Array, card: EmbeddingCard, request: TextsRequest) -> Array:
     if request.use_activation is False:
         return logits[:, 0]
     return _ACTIVATIONS[card.activation](logits[:, 0])
