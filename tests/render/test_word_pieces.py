@@ -149,6 +149,20 @@ def test_texts_with_many_words_that_are_no_tokens_are_given_to_the_library_whole
     assert found == [[7, 0], [len(SPECIAL)], [7, 1]]
 
 
+def test_a_long_text_is_left_to_the_library_which_lets_other_threads_work() -> None:
+    words = WordPieces.of(tokenizer(True, None))
+    assert words is not None
+    asked: list[str] = []
+
+    def library(texts: Sequence[str]) -> list[list[int]]:
+        asked.extend(texts)
+        return [[7]]
+
+    long = "the " * 8192 + "a"
+    assert words.encode([long, long[4:]], library)[0] == [7]
+    assert asked == [long]
+
+
 def test_other_tokenizers_are_left_to_the_library() -> None:
     plain = Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, "[UNK]"))
     assert WordPieces.of(plain) is None

@@ -21,6 +21,10 @@ _BETWEEN_SPACES = re.compile(r"[^ \t\n\r]+")
 _WORDS = re.compile(r"[A-Za-z0-9]+|[!-/:-@\[-`{-~]")
 """Words and marks of ASCII."""
 
+_LONG = 32 * 1024
+"""Characters up to which words are looked up: while a text is taken apart no other thread has a turn, for 4 ms at most, as measured; the
+library lets them work."""
+
 _DEAR = 4
 """A word on its own takes the library so many times what it takes within a text, as measured."""
 
@@ -99,7 +103,11 @@ class WordPieces:
 
     def _words(self, text: str) -> list[str]:
         """What is looked up: words and marks; what lies between two spaces and is not all ASCII; or the whole text."""
-        if _CONTROLS.search(text) or (self._added is not None and self._added.search(text)):
+        if (
+            len(text) > _LONG
+            or _CONTROLS.search(text)
+            or (self._added is not None and self._added.search(text))
+        ):
             return [text]
         if text.isascii():
             return _WORDS.findall(text.lower() if self._lowercase else text)
