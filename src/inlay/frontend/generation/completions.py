@@ -44,7 +44,10 @@ async def completions(call: Call) -> None:
     card = model.card
     keep = kept_positions(request, model.max_len, request.max_tokens)
     renderer = await server.renderers.of(card)
-    embeddings = await embeddings_of(call, incoming, in_completion(request), card)
+    # A million ids take 30 ms to look through.
+    items = len(request.prompt) if isinstance(request.prompt, list) else 0
+    sources = await server.prepare(items, in_completion, request)
+    embeddings = await embeddings_of(call, incoming, sources, card)
     prompts, size = await server.prepare(
         incoming.size,
         _prompts,
