@@ -6,11 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from sglang.srt.sampling.sampling_params import SamplingParams
-from sglang.srt.server_args import ServerArgs
 
 from inlay.engine.settings import EngineSettings
-from inlay.engine.sglang.arguments import _own_words
 from inlay.engine.sglang.sampling import params_of
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.prompt import Prompt, Tokens
@@ -26,6 +23,10 @@ def settings_of(directory: Path, **more: Any) -> EngineSettings:
 
 
 def test_sglang_knows_every_word_it_is_given_for_a_gpu(directory: Path) -> None:
+    from sglang.srt.server_args import ServerArgs
+
+    from inlay.engine.sglang.arguments import _own_words
+
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     ServerArgs.add_cli_args(parser)
     for more in ({"device": "cuda"}, {"device": "auto"}, {"device": "cuda", "enforce_eager": True}):
@@ -38,6 +39,8 @@ def test_sglang_knows_every_word_it_is_given_for_a_gpu(directory: Path) -> None:
 
 
 def test_sglang_knows_every_field_of_a_request_with_a_seed() -> None:
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
     asked = params_of(work("seeded", Prompt.of(Tokens([5])), seed=7, temperature=1.0), seeded=True)
     assert asked["sampling_seed"] == 7
     assert asked.keys() <= {field.name for field in msgspec.structs.fields(SamplingParams)}

@@ -61,6 +61,8 @@ class Bed:
         """
         if "weights" in tags and self._model is None:
             self._model = self._back()
+            # What loading took for a while; the system's allocator keeps it, as sleeping has freed blocks as large.
+            give_back()
         self._awake.update(tags)
         return self._awake.issuperset(TAGS)
 
