@@ -147,6 +147,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"documents": []}, "documents", "chat_template_kwargs.documents"),
     ({"functions": []}, "functions", "replaced by tools"),
     ({"function_call": "auto"}, "function_call", "replaced by tool_choice"),
+    ({"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "wav"}}, "audio", "spoken is not supported"),
+    ({"web_search_options": {}}, "web_search_options", "searching the web is not supported"),
     ({"reasoning_effort": "low"}, "reasoning_effort", "has no setting for it"),
     ({"messages": [{"role": "user", "content": [5]}]}, "messages[0].content[0]", "object with a type"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text", "string"),

@@ -38,6 +38,8 @@ class ChatRequest(GenerationRequest, kw_only=True):
     documents: Any = None
     functions: Any = None
     function_call: Any = None
+    audio: Any = None
+    web_search_options: Any = None
 
     REFUSED: ClassVar[dict[str, str]] = {
         **GenerationRequest.REFUSED,
@@ -45,6 +47,8 @@ class ChatRequest(GenerationRequest, kw_only=True):
         "documents": "handing over documents by this field, and not as chat_template_kwargs.documents,",
         "functions": "calling functions by this field, which OpenAI has replaced by tools,",
         "function_call": "calling functions by this field, which OpenAI has replaced by tool_choice,",
+        "audio": "an answer that is spoken",
+        "web_search_options": "searching the web",
     }
 
 
