@@ -75,6 +75,12 @@ def test_no_file_outgrows_a_reader(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_LINES
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_no_wait_loses_that_it_was_cancelled(path: Path) -> None:
+    """Until Python 3.12 `asyncio.wait_for` drops a cancellation that comes with the result; `asyncio.timeout` does not."""
+    assert "asyncio.wait_for(" not in path.read_text(encoding="utf-8")
+
+
 def test_every_room_is_known() -> None:
     rooms = {room_of(path) for path in FILES}
     assert rooms - {"cli", "web"} <= set(MAY_IMPORT)

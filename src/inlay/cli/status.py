@@ -54,7 +54,8 @@ async def _show(settings: StatusSettings, console: Console) -> None:
 
 async def _wait(stop: asyncio.Event, seconds: float) -> None:
     with suppress(TimeoutError):
-        await asyncio.wait_for(stop.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await stop.wait()
 
 
 def fleet(plane: NatsPlane, namespace: str) -> dict[str, Any]:

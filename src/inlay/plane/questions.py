@@ -32,7 +32,8 @@ class Questions(Generic[T]):
         self._waiting[number] = answer
         try:
             send(number)
-            return await asyncio.wait_for(answer, within)
+            async with asyncio.timeout(within):
+                return await answer
         finally:
             del self._waiting[number]
 

@@ -389,13 +389,15 @@ class Adapters:
         if not held.works:
             return
         with suppress(TimeoutError):
-            await asyncio.wait_for(held.idle.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await held.idle.wait()
             return
         log.warning("adapter %r is unloaded: aborting %d requests", held.order.name, len(held.works))
         for work_id in tuple(held.works.values()):
             self._engine.abort(work_id)
         try:
-            await asyncio.wait_for(held.idle.wait(), ABORT_SECONDS)
+            async with asyncio.timeout(ABORT_SECONDS):
+                await held.idle.wait()
         except TimeoutError:
             raise EngineError(
                 f"{len(held.works)} aborted requests did not end within {ABORT_SECONDS:g} s"

@@ -118,7 +118,8 @@ async def _asked(python: Path) -> tuple[list[int], dict[str, str | None]]:
             f"--engine-python {python} cannot be run: {error.strerror}", param="engine_python"
         ) from error
     try:
-        told, complaint = await asyncio.wait_for(process.communicate(), _SECONDS)
+        async with asyncio.timeout(_SECONDS):
+            told, complaint = await process.communicate()
     except TimeoutError as error:
         process.kill()
         await process.wait()

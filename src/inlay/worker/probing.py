@@ -72,7 +72,8 @@ class Probing:
         began = time.monotonic()
         error: str | None = None
         try:
-            await asyncio.wait_for(self._engine.probe(), self._timeout)
+            async with asyncio.timeout(self._timeout):
+                await self._engine.probe()
         except TimeoutError:
             error = f"the engine did not answer within {self._timeout:g} s (--health-probe-timeout)"
         except InlayError as failed:

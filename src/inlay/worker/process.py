@@ -78,7 +78,8 @@ class WorkerProcess:
         """
         self.channel.close()
         try:
-            await asyncio.wait_for(self._process.wait(), STOP_SECONDS)
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._process.wait()
         except TimeoutError:
             self.kill()
             await self._process.wait()

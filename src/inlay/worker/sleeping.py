@@ -67,7 +67,8 @@ class UnderWay:
     async def none(self, within: float) -> bool:
         """Whether there is none before `within` seconds have passed."""
         try:
-            await asyncio.wait_for(self._idle.wait(), within)
+            async with asyncio.timeout(within):
+                await self._idle.wait()
         except TimeoutError:
             return False
         return True

@@ -174,7 +174,8 @@ class NatsWorker:
             self._state = "draining"
             self._beat()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
 
     @property
     def under_way(self) -> int:
@@ -229,7 +230,8 @@ class NatsWorker:
     async def _publish(self) -> None:
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._unpublished.wait(), _REFRESH_SECONDS)
+                async with asyncio.timeout(_REFRESH_SECONDS):
+                    await self._unpublished.wait()
             self._unpublished.clear()
             if self._card is None:
                 continue
