@@ -13,6 +13,7 @@ from vllm.reasoning import ReasoningParser, ReasoningParserManager
 from inlay.protocol.work import Work
 
 NAME = "inlay"
+_NO_TEXTS = "inlay's frontend reads what outputs say; this parser only finds where grammars begin"
 
 
 def turn_on(config: Any) -> bool:
@@ -71,15 +72,15 @@ class Bounds(ReasoningParser):  # type: ignore[misc]
 
     def extract_content_ids(self, input_ids: list[int]) -> list[int]:
         """Not asked by an engine."""
-        raise NotImplementedError
+        raise NotImplementedError(_NO_TEXTS)
 
     def extract_reasoning(self, model_output: str, request: Any) -> tuple[str | None, str | None]:
         """Not asked by an engine."""
-        raise NotImplementedError
+        raise NotImplementedError(_NO_TEXTS)
 
     def extract_reasoning_streaming(self, *texts: Any) -> Any:
         """Not asked by an engine."""
-        raise NotImplementedError
+        raise NotImplementedError(_NO_TEXTS)
 
 
 __all__ = ["NAME", "Bounds", "bind", "turn_on"]
