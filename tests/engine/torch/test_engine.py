@@ -75,6 +75,23 @@ async def test_a_receiver_that_raises_harms_no_other(
     assert "the receiver of work broken failed" in caplog.text
 
 
+async def test_nothing_more_is_computed_for_a_receiver_that_has_missed_something(engine: TorchEngine) -> None:
+    last = asyncio.get_running_loop().create_future()
+
+    def emit(delta: Delta) -> None:
+        if delta.finish_reason is None:
+            raise RuntimeError("nobody takes it")
+        last.set_result(delta)
+
+    engine.generate(work("lost", prompt(), 400), emit)
+    async with asyncio.timeout(60):
+        ended = await last
+    assert ended.finish_reason == "abort"
+    assert ended.usage.completion_tokens < 400
+    (found,) = await run(engine, work("lives", prompt()))
+    assert len(found.output) == 8
+
+
 def failing_after(steps: int) -> Callable[..., Any]:
     """`CausalModel.hidden` that works so many times."""
     hidden = CausalModel.hidden

@@ -330,7 +330,10 @@ class TorchEngine:
             try:
                 receiver.emit(delta)
             except Exception:
+                # What it missed it will never have: nothing more is computed for it, and its last delta says so.
                 log.exception("the receiver of work %s failed", delta.work_id)
+                if not ended:
+                    self.abort(delta.work_id)
 
     # In the engine's thread
 
