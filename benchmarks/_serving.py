@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,15 +22,17 @@ from tests.models import make
 from tests.parts import Part
 
 START_SECONDS = 600.0
+NOTHING: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
 class Server:
-    """A server under measurement: where it listens, and the processes it consists of."""
+    """A server under measurement: where it listens, and the processes it consists of, first the one that takes requests."""
 
     name: str
     port: int
     pids: tuple[int, ...]
+    nats_port: int | None = None
 
     def cpu_seconds(self) -> float:
         """CPU time all its processes and their children have used so far."""
@@ -141,7 +143,9 @@ def _wait_ready(server: Server, processes: list["subprocess.Popen[bytes]"], read
     )
 
 
-def inlay(model: Path, *arguments: object) -> contextlib.AbstractContextManager[Server]:
+def inlay(
+    model: Path, *arguments: object, environment: Mapping[str, str] = NOTHING
+) -> contextlib.AbstractContextManager[Server]:
     """inlay on `model`, served as "m", with embeddings on."""
     port = free_port()
     command = [
@@ -155,17 +159,24 @@ def inlay(model: Path, *arguments: object) -> contextlib.AbstractContextManager[
         "--port",
         str(port),
     ]
-    return _running("inlay", port, "/ready", [*command, "--enable-prompt-embeds", *map(str, arguments)])
+    command += ["--enable-prompt-embeds", *map(str, arguments)]
+    return _running("inlay", port, "/ready", command, **environment)
 
 
 @contextlib.contextmanager
-def inlay_fleet(model: Path, *arguments: object, frontend: tuple[object, ...] = ()) -> Iterator[Server]:
+def inlay_fleet(
+    model: Path,
+    *arguments: object,
+    frontend: tuple[object, ...] = (),
+    environment: Mapping[str, str] = NOTHING,
+) -> Iterator[Server]:
     """inlay as a fleet of one frontend and one worker, over a NATS server of its own.
 
     Args:
         model: served as "m", with embeddings on.
         arguments: the worker's.
         frontend: its arguments.
+        environment: of both.
     """
     port, nats_port = free_port(), free_port()
     url = f"nats://127.0.0.1:{nats_port}"
@@ -174,10 +185,10 @@ def inlay_fleet(model: Path, *arguments: object, frontend: tuple[object, ...] = 
         nats = Part("nats", "--port", nats_port, "--store-dir", store, until="NATS at").wait_ready()
         worker = [*inlay, "worker", str(model), "--served-model-name", "m", "--nats", url]
         front = [*inlay, "frontend", "--nats", url, "--port", str(port), "--enable-prompt-embeds"]
-        commands = [*worker, *map(str, arguments)], [*front, *map(str, frontend)]
+        commands = [*front, *map(str, frontend)], [*worker, *map(str, arguments)]
         try:
-            with _running("inlay, NATS", port, "/v1/models", *commands) as server:
-                yield replace(server, pids=(*server.pids, nats.process.pid))
+            with _running("inlay, NATS", port, "/ready", *commands, **environment) as server:
+                yield replace(server, pids=(*server.pids, nats.process.pid), nats_port=nats_port)
         finally:
             nats.end()
 

@@ -69,6 +69,10 @@ class Watch:
         self.front = _status(self._front, "VmHWM") - self._before[0]
         self.others = self._most - self._before[1]
 
+    def left(self) -> int:
+        """Bytes by which the resident memory of the process that takes requests is larger now than before the block."""
+        return _status(self._front, "VmRSS") - self._before[0]
+
 
 def ask_at_once(server: Server, form: Form, count: int) -> None:
     """Send `form` on `count` connections; raises when one is refused."""
