@@ -15,8 +15,9 @@ from inlay.frontend.generation.works import Generation
 from inlay.protocol.openai.chat import ChatRequest
 from inlay.protocol.openai.completions import CompletionRequest
 from inlay.protocol.openai.responses import ResponsesRequest
+from inlay.render import StopStrings
 from inlay.router import Router
-from tests.frontend.live import Fleet
+from tests.frontend.live import Fleet, until
 from tests.frontend.payloads import error, post
 
 JSON = {"content-type": "application/json"}
@@ -197,3 +198,14 @@ def test_a_priority_is_obeyed_only_where_the_operator_says_so(llama: Fleet) -> N
     assert "--scheduling-policy priority" in refused.json()["error"]["message"]
     allowed = llama.serve(scheduling_policy="priority")
     assert httpx.post(allowed + "/v1/completions", json=request).status_code == 200
+
+
+def test_stop_strings_are_held_once_however_many_choices_look_for_them(plain_url: str, llama: Fleet) -> None:
+    budget = llama.apps[plain_url].server.budget
+    stops = ["a" * 4095 + end for end in "bcde"]
+    body = {"model": "tiny", "prompt": "a", "n": 24, "max_tokens": 64, "ignore_eos": True, "stream": True}
+    until(lambda: budget.used == 0)
+    with httpx.stream("POST", plain_url + "/v1/completions", json={**body, "stop": stops}) as answer:
+        next(answer.iter_lines())
+        assert StopStrings.size(stops) <= budget.used < 1.1 * StopStrings.size(stops)
+    until(lambda: budget.used == 0)

@@ -12,7 +12,7 @@ from inlay.errors import EngineError, ErrorFrame, OverloadedError
 from inlay.frontend.generation.choices import Choice, Display, Piece
 from inlay.prompt import Prompt, Tokens
 from inlay.protocol.work import Delta, Sampling, Usage, Work
-from inlay.render import Begins, Output, OutputFormat, ReasoningIds, Renderer
+from inlay.render import Begins, Output, OutputFormat, ReasoningIds, Renderer, StopStrings
 from inlay.render.parsers.calls import Tools
 from inlay.render.parsers.hermes import HermesParser
 from tests.models import EOS_ID, TURN, tiny
@@ -75,20 +75,20 @@ def test_a_stop_string_cuts_text_and_tokens_at_its_first_occurrence(
     stop = text[start % max(1, len(text)) :][:length]
     if not stop:
         return
-    subject = choice(Display(stops=(stop, "\x00never"), include_stop=include))
+    subject = choice(Display(stops=StopStrings((stop, "\x00never")), include_stop=include))
     got, taken, last = shown(subject, deltas(ids, cuts))
     assert got == text[: text.index(stop) + (len(stop) if include else 0)]
     assert (last.finish_reason, last.stop_reason) == ("stop", stop)
     assert list(taken) == ids[: len(taken)]
     assert subject.completion_tokens == len(taken)
-    again = choice(Display(stops=(stop, "\x00never"), include_stop=include))
+    again = choice(Display(stops=StopStrings((stop, "\x00never")), include_stop=include))
     assert shown(again, deltas(ids, []))[:2] == (got, taken)
 
 
 def test_stop_strings_are_not_looked_for_before_min_tokens() -> None:
     ids = list(renderer().encode("a b a b a b a b", add_special_tokens=False))
-    at_once = shown(choice(Display(stops=("b",))), deltas(ids, []))
-    later = shown(choice(Display(stops=("b",)), min_tokens=5), deltas(ids, []))
+    at_once = shown(choice(Display(stops=StopStrings(("b",)))), deltas(ids, []))
+    later = shown(choice(Display(stops=StopStrings(("b",))), min_tokens=5), deltas(ids, []))
     assert len(at_once[1]) < 5 <= len(later[1])
     assert later[0].startswith("a b a")
 

@@ -15,7 +15,7 @@ from inlay.render.output import (
     ToolCallDelta,
 )
 from inlay.render.renderer import Renderer
-from inlay.render.stop_strings import StopStrings
+from inlay.render.stop_strings import StopMatcher, StopStrings
 
 __all__ = [
     "PLAIN",
@@ -31,6 +31,7 @@ __all__ = [
     "ReasoningIds",
     "Renderer",
     "Side",
+    "StopMatcher",
     "StopStrings",
     "ToolCallDelta",
 ]

@@ -1,47 +1,128 @@
 """Stop strings in a text that comes in pieces."""
 
 import re
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from inlay.errors import InvalidRequestError
 
+STATE_BYTES = 512
+"""Bytes that one state of the automaton takes at most; there is at most one for each character of the stop strings."""
+
 
 class StopStrings:
-    """Finds the first stop string to be complete, wherever the pieces of the text are cut.
+    """Aho-Corasick automaton over the stop strings of one request, shared by all its choices.
 
-    Of several that end at the same character the longest wins, so what is shown holds no part of any. Only text that may
-    still become a stop string is held back. The strings are matched all at once, each character looked at once: Aho and
-    Corasick, "Efficient string matching" (1975).
+    A state stands for a prefix of stop strings; 0 is the empty one. A state is added when a text first
+    reaches it, so that building costs nothing before the text calls for it: no character adds more
+    states than there are stop strings. Not safe for use by two threads at a time.
+
+    Source: Aho and Corasick, "Efficient string matching" (1975).
 
     Attributes:
-        matched: the stop string that was found, or None.
-        shown: characters of the text shown so far.
+        lengths: length of each state's prefix.
+        ends: the longest stop string that each state's prefix ends with, or None.
+        starts: matches any character that a stop string begins with.
     """
 
-    __slots__ = ("_held", "_include", "_node", "_starts", "_trie", "matched", "shown")
+    __slots__ = ("_fallbacks", "_misses", "_next", "_prefixed", "ends", "lengths", "starts")
 
-    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
-        """Nothing is matched yet.
-
-        Args:
-            stops: none of them empty; without any, all text is shown at once.
-            include: show the stop string too.
+    def __init__(self, stops: Iterable[str]) -> None:
+        """Take the stop strings, at least one.
 
         Raises:
             InvalidRequestError: a stop string is empty.
         """
-        if not all(stops):
+        unique = list(dict.fromkeys(stops))
+        if not all(unique):
             raise InvalidRequestError("a stop string must not be empty", param="stop")
+        self.lengths: list[int] = []
+        self.ends: list[str | None] = []
+        self._prefixed: list[str] = []
+        # Of each state by character: the next state, or the stop strings that go on so while no text has.
+        self._next: list[dict[str, int | list[str]]] = []
+        # The state of the longest other prefix that each state's prefix ends with.
+        self._fallbacks: list[int] = []
+        # The first of a state's fallbacks that a character may follow which cannot follow the state.
+        self._misses: list[int] = []
+        self._add(unique, 0, 0)
+        self.starts = re.compile("[" + "".join(map(re.escape, self._next[0])) + "]")
+
+    @staticmethod
+    def size(stops: Iterable[str]) -> int:
+        """Bytes that the automaton of `stops` takes at most."""
+        return STATE_BYTES * sum(map(len, stops))
+
+    def __len__(self) -> int:
+        """States so far."""
+        return len(self.lengths)
+
+    def prefix(self, state: int) -> str:
+        """The prefix that `state` stands for."""
+        return self._prefixed[state][: self.lengths[state]]
+
+    def step(self, state: int, character: str) -> int:
+        """The state of the longest prefix that the prefix of `state` and then `character` end with."""
+        while True:
+            following = self._next[state].get(character)
+            if isinstance(following, int):
+                return following
+            if following is not None:
+                # At most one new state for each stop string: of one string, shorter prefixes come first.
+                fallback = self.step(self._fallbacks[state], character) if state else 0
+                added = self._add(following, self.lengths[state] + 1, fallback)
+                self._next[state][character] = added
+                return added
+            if not state:
+                return 0
+            state = self._misses[state]
+
+    def _add(self, stops: list[str], length: int, fallback: int) -> int:
+        """The new state of the prefix of `length` characters that all of `stops` have."""
+        following: dict[str, int | list[str]] = {}
+        end = self.ends[fallback] if length else None
+        for stop in stops:
+            if len(stop) == length:
+                end = stop
+                continue
+            sharing = following.setdefault(stop[length], [])
+            assert isinstance(sharing, list)
+            sharing.append(stop)
+        miss = fallback
+        while miss and self._next[miss].keys() <= following.keys():
+            miss = self._misses[miss]
+        self.lengths.append(length)
+        self.ends.append(end)
+        self._prefixed.append(stops[0] if stops else "")
+        self._next.append(following)
+        self._fallbacks.append(fallback)
+        self._misses.append(miss)
+        return len(self.lengths) - 1
+
+
+class StopMatcher:
+    """The first stop string to be complete in the text of one choice, wherever its pieces are cut.
+
+    Of several that end at the same character the longest wins, so what is shown holds no part of any.
+    Only text that may still become a stop string is held back: the prefix of the automaton's state,
+    which is all that is kept.
+
+    Attributes:
+        matched: the stop string that was found, or None.
+    """
+
+    __slots__ = ("_include", "_state", "_stops", "matched")
+
+    def __init__(self, stops: StopStrings, *, include: bool = False) -> None:
+        """Match nothing yet.
+
+        Args:
+            stops: of the request.
+            include: show the stop string too.
+        """
+        self._stops = stops
         self._include = include
-        self._trie = _Trie(stops)
-        self._starts = (
-            re.compile("[" + "".join(re.escape(stop[0]) for stop in stops) + "]") if stops else None
-        )
-        self._node = 0
-        self._held = ""
+        self._state = 0
         self.matched: str | None = None
-        self.shown = 0
 
     def push(self, text: str) -> tuple[str, str | None]:
         """Take more of the text; after a match it is dropped.
@@ -49,88 +130,33 @@ class StopStrings:
         Returns:
             What may be shown now, and the stop string that ended the text, or None.
         """
-        if self._starts is None:
-            self.shown += len(text)
-            return text, None
         if self.matched is not None:
             return "", self.matched
-        trie, node = self._trie, self._node
+        stops, state = self._stops, self._state
+        held = stops.prefix(state)
         position, end = 0, len(text)
         while position < end:
-            if node == 0:
-                start = self._starts.search(text, position)
+            if not state:
+                start = stops.starts.search(text, position)
                 if start is None:
                     break
                 position = start.start()
-            node = trie.step(node, text[position])
+            state = stops.step(state, text[position])
             position += 1
-            stop = trie.ends[node]
+            stop = stops.ends[state]
             if stop is not None:
                 self.matched = stop
-                whole = self._held + text[:position]
-                return self._show(whole if self._include else whole[: len(whole) - len(stop)]), stop
-        self._node = node
-        whole = self._held + text
-        keep = len(whole) - trie.depths[node]
-        self._held = whole[keep:]
-        return self._show(whole[:keep]), None
+                whole = held + text[:position]
+                return (whole if self._include else whole[: len(whole) - len(stop)]), stop
+        self._state = state
+        whole = held + text
+        return whole[: len(whole) - stops.lengths[state]], None
 
     def flush(self) -> str:
-        """What was held back, when no more text will come; nothing after a match."""
-        held = "" if self.matched is not None else self._held
-        self._held, self._node = "", 0
-        return self._show(held)
-
-    def _show(self, text: str) -> str:
-        self.shown += len(text)
-        return text
+        """The text that was held back, when no more will come; nothing after a match."""
+        held = "" if self.matched is not None else self._stops.prefix(self._state)
+        self._state = 0
+        return held
 
 
-class _Trie:
-    """All prefixes of the stop strings as nodes; 0 is the empty one.
-
-    Attributes:
-        depths: length of each node's prefix.
-        ends: the longest stop string each node's prefix ends with, or None.
-    """
-
-    __slots__ = ("_children", "_shorter", "depths", "ends")
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._children: list[dict[str, int]] = [{}]
-        self.depths = [0]
-        self.ends: list[str | None] = [None]
-        for stop in stops:
-            node = 0
-            for character in stop:
-                following = self._children[node].get(character)
-                if following is None:
-                    following = self._children[node][character] = len(self.depths)
-                    self._children.append({})
-                    self.depths.append(self.depths[node] + 1)
-                    self.ends.append(None)
-                node = following
-            self.ends[node] = stop
-        # Where to go on when a node has no child for a character: the longest other prefix that its own ends with.
-        self._shorter = [0] * len(self.depths)
-        queue = deque(self._children[0].values())
-        while queue:
-            node = queue.popleft()
-            if self.ends[node] is None:
-                self.ends[node] = self.ends[self._shorter[node]]
-            for character, child in self._children[node].items():
-                self._shorter[child] = self.step(self._shorter[node], character)
-                queue.append(child)
-
-    def step(self, node: int, character: str) -> int:
-        """The longest prefix that `node`'s and then `character` end with."""
-        while True:
-            following = self._children[node].get(character)
-            if following is not None:
-                return following
-            if node == 0:
-                return 0
-            node = self._shorter[node]
-
-
-__all__ = ["StopStrings"]
+__all__ = ["StopMatcher", "StopStrings"]

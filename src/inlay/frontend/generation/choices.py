@@ -14,6 +14,7 @@ from inlay.render import (
     OutputFormat,
     ReasoningIds,
     Renderer,
+    StopMatcher,
     StopStrings,
     ToolCallDelta,
 )
@@ -23,7 +24,7 @@ from inlay.render import (
 class Display:
     """How a request wants its output shown."""
 
-    stops: tuple[str, ...] = ()
+    stops: StopStrings | None = None
     include_stop: bool = False
     skip_special_tokens: bool = True
     format: OutputFormat = PLAIN
@@ -117,7 +118,7 @@ class Choice:
         self._parser = display.format.parser()
         ids = display.format.reasoning
         self._reasoning = None if ids is None else _ReasoningCount(ids, renderer)
-        self._stops = StopStrings(display.stops, include=display.include_stop) if display.stops else None
+        self._stops = StopMatcher(display.stops, include=display.include_stop) if display.stops else None
         self._include_stop = display.include_stop
 
     def take(self, deltas: Sequence[Delta]) -> Piece:

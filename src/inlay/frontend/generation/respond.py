@@ -23,7 +23,7 @@ from inlay.prompt import Prompt
 from inlay.protocol import refusals
 from inlay.protocol.openai.generation import GenerationRequest
 from inlay.protocol.work import Sampling, Work
-from inlay.render import PLAIN, OutputFormat, Renderer
+from inlay.render import PLAIN, OutputFormat, Renderer, StopStrings
 from inlay.router import ServedModel
 
 _log = logging.getLogger(__name__)
@@ -69,8 +69,10 @@ def generation_of(
 
     `output` says how each answer is read. Raises `InvalidRequestError` for what the engine refuses, and as `prompt_logprobs.reserve`.
     """
+    stops = stops_of(request)
+    call.reservation.grow(StopStrings.size(stops))
     display = Display(
-        stops=stops_of(request),
+        stops=StopStrings(stops) if stops else None,
         include_stop=bool(request.include_stop_str_in_output),
         skip_special_tokens=request.skip_special_tokens is not False,
         format=output,

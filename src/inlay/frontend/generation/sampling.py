@@ -13,7 +13,7 @@ from inlay.protocol.work import ModelCard, Sampling
 from inlay.render import Renderer
 
 _INF = math.inf
-MAX_STOPS, MAX_STOP_LENGTH = 64, 4096
+MAX_STOPS, MAX_STOP_LENGTH, MAX_STOPS_LENGTH = 64, 4096, 16_384
 MAX_LOGIT_BIAS = MAX_STOP_TOKEN_IDS = 1024
 MAX_BAD_WORDS, MAX_BAD_WORDS_LENGTH, MAX_BAD_WORD_IDS = 128, 4096, 1024
 
@@ -101,6 +101,11 @@ def _check_stops(stops: tuple[str, ...]) -> None:
             raise InvalidRequestError(
                 f"a stop string has {len(stop)} characters; at most {MAX_STOP_LENGTH}", param="stop"
             )
+    length = sum(map(len, stops))
+    if length > MAX_STOPS_LENGTH:
+        raise InvalidRequestError(
+            f"stop has {length} characters in all its strings; at most {MAX_STOPS_LENGTH}", param="stop"
+        )
 
 
 def _check_words(words: list[str]) -> None:
