@@ -129,6 +129,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [5]}, "messages[0]", "got `int`"),
     ({"messages": [{}]}, "messages[0].role", "must be a string"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "list of parts, got 5"),
+    ({"messages": [{"role": "usr", "content": "x"}]}, "messages[0].role", "user, assistant, tool, or a role that"),
     ({"messages": [{"rol": "user", "content": "x"}]}, "messages[0].role", "got nothing beside 'rol', 'content'"),
     ({"messages": [{"role": "user", "contnt": "x"}]}, "messages[0].content", "got nothing beside 'role', 'contnt'"),
     ({"messages": [{"role": "user", "content": [{"typ": "text", "text": "x"}]}]},
@@ -188,7 +189,7 @@ def test_a_chat_that_its_template_leaves_out_whole_is_refused_before_an_engine_s
         "{% for message in messages if message.role == 'user' %}{{ message.content }}{% endfor %}"
     )
     url = llama.serve(chat_template=str(template))
-    asked = {**GREEDY, "messages": [{"role": "ussr", "content": "x"}]}
+    asked = {**GREEDY, "messages": [{"role": "tool", "content": "x"}]}
     response = post(url, "/v1/chat/completions", asked)
     found = error(response)
     assert (response.status_code, found["param"]) == (400, "messages"), found

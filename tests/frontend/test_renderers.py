@@ -6,8 +6,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from inlay.errors import EngineError
-from inlay.frontend.renderers import Renderers
+from inlay.errors import EngineError, InvalidRequestError
+from inlay.frontend.renderers import Renderers, read_template
+from inlay.frontend.serve import check
+from inlay.frontend.settings import FrontendSettings
 from inlay.protocol.work import Limits, ModelCard
 from tests.models import tiny
 
@@ -37,3 +39,29 @@ async def test_a_client_is_not_shown_where_the_server_has_its_files(
     # The next one who asks finds it where it has been mended.
     there = msgspec.structs.replace(card(tmp_path), path=str(tiny("llama")))
     assert (await renderers.of(there)).vocab_size > 0
+
+
+SHORT = "{% for message in messages %}[{{ message.content }}]{% endfor %}"
+
+
+async def test_a_chat_template_may_be_given_itself_or_as_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "short.jinja"
+    path.write_text(SHORT)
+    for given in (SHORT, str(path)):
+        of = await Renderers(given).of(card(tiny("llama")))
+        assert "[hello]" in of.decode(of.chat([{"role": "user", "content": "hello"}]).token_ids())
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("no/such/file.jinja", "cannot read the chat template"),
+        ("{% for message in messages %}", "the chat template is not valid, line 1"),
+        ("{{ a }}" * 1000 + "{%", "the chat template is not valid"),
+    ],
+)
+def test_a_chat_template_that_is_none_is_refused_before_a_model_is_loaded(given: str, said: str) -> None:
+    with pytest.raises(InvalidRequestError, match=said):
+        read_template(given)
+    with pytest.raises(InvalidRequestError, match=said):
+        check(FrontendSettings(chat_template=given))

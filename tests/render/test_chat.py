@@ -80,6 +80,30 @@ def test_a_message_with_calls_alone_has_the_content_its_template_looks_for(
     assert of.decode(prompt.token_ids()) == "<user>x<call>look"
 
 
+OF_USERS = "{% for m in messages %}{% if m.role == 'user' %}<u>{{ m.content }}{% elif m.role == 'system' %}<s>{{ m.content }}{% endif %}{% endfor %}"
+WITH_CRITIC = OF_USERS.replace("'user'", "'critic'")
+
+
+@pytest.mark.parametrize("role", ["usr", "User", "", "critic"])
+def test_a_role_that_neither_openai_nor_the_template_has_is_refused(role: str) -> None:
+    of = Renderer.load(qwen_like(), chat_template=OF_USERS)
+    with pytest.raises(InvalidRequestError, match=f"must be one of system, .*tool.*got '{role}'") as refused:
+        of.chat([{"role": "user", "content": "x"}, {"role": role, "content": "x"}])
+    assert refused.value.param == "messages[1].role"
+
+
+def test_a_role_that_the_template_names_is_taken() -> None:
+    of = Renderer.load(qwen_like(), chat_template=WITH_CRITIC)
+    assert of.decode(of.chat([{"role": "critic", "content": "x"}]).token_ids()) == "<u>x"
+
+
+def test_a_developer_is_the_system_to_a_template_that_knows_none() -> None:
+    of = Renderer.load(qwen_like(), chat_template=OF_USERS)
+    chat = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "x"}]
+    assert of.decode(of.chat(chat).token_ids()) == "<s>be brief<u>x"
+    assert chat[0]["role"] == "developer"
+
+
 @pytest.mark.parametrize("directory", [qwen_like, llama_like], ids=["qwen", "llama"])
 @pytest.mark.parametrize("content", ["The town is", "The town is  ", "  a\n"])
 def test_a_final_message_is_continued_as_transformers_continues_it(directory: Any, content: str) -> None:
@@ -101,7 +125,7 @@ def test_what_cannot_be_continued_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="it has no content"):
         of.chat([{"role": "assistant", "tool_calls": []}], **options)
     with pytest.raises(InvalidRequestError, match="writes its content 0 times"):
-        of.chat([{"role": "critic", "content": "x"}], **options)
+        Renderer.load(qwen_like(), chat_template=OF_USERS).chat([{"role": "tool", "content": "x"}], **options)
     with pytest.raises(InvalidRequestError, match="exclude each other"):
         of.chat(CHATS["one"], continue_final_message=True)
 

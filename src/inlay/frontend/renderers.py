@@ -8,6 +8,7 @@ from typing import NamedTuple
 from inlay.errors import EngineError, InlayError, InvalidRequestError
 from inlay.protocol.work import ModelCard
 from inlay.render import Renderer
+from inlay.render.template import ChatTemplate
 
 _log = logging.getLogger(__name__)
 
@@ -21,11 +22,11 @@ class Renderers:
     """Renderers by model directory. Loading happens in a thread, once, whoever asks.
 
     Args:
-        chat_template: file of a template that replaces the models' own, or None.
+        chat_template: a template that replaces the models' own, as `read_template` takes it, or None.
     """
 
     def __init__(self, chat_template: str | None) -> None:
-        self._template = None if chat_template is None else _read(chat_template)
+        self._template = None if chat_template is None else read_template(chat_template)
         self._loaded: dict[_Key, Renderer] = {}
         self._loading: dict[_Key, asyncio.Task[Renderer]] = {}
 
@@ -54,8 +55,23 @@ class Renderers:
             raise EngineError("this server cannot read the model's tokenizer or chat template") from error
 
 
-def _read(path: str) -> str:
+def read_template(given: str) -> str:
+    """The text of a chat template.
+
+    Args:
+        given: path of its file, or the template itself. As in vLLM it is the template where there is no such file and it
+            has a brace or a line break.
+
+    Raises:
+        InvalidRequestError: no such file and no template, or a template with an error in its syntax.
+    """
     try:
-        return Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise InvalidRequestError(f"cannot read the chat template: {error}", param="chat_template") from error
+        text = Path(given).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        if not any(character in given for character in "{}\n"):
+            raise InvalidRequestError(
+                f"cannot read the chat template: {error}", param="chat_template"
+            ) from error
+        text = given
+    ChatTemplate(text, {}).compiled()
+    return text

@@ -18,6 +18,7 @@ from inlay.frontend.bodies.body import Receive, Scope, Send
 from inlay.frontend.bodies.http import BoundedHttp
 from inlay.frontend.callers.keys_file import read_keys
 from inlay.frontend.references import sweep
+from inlay.frontend.renderers import read_template
 from inlay.frontend.settings import FrontendSettings
 from inlay.frontend.tls import Tls
 from inlay.pace import switch_often
@@ -138,7 +139,7 @@ def _url(host: str, listening: socket, settings: FrontendSettings) -> str:
 
 
 def check(settings: FrontendSettings) -> None:
-    """Say now, before a model is loaded for them, which of the files in `settings` cannot be used.
+    """Say now, before a model is loaded for them, which of the files and templates in `settings` cannot be used.
 
     Raises:
         InvalidRequestError: one cannot; the message says why.
@@ -146,6 +147,8 @@ def check(settings: FrontendSettings) -> None:
     Tls.of(settings)
     if settings.api_key_file is not None:
         read_keys(settings.api_key_file)
+    if settings.chat_template is not None:
+        read_template(settings.chat_template)
 
 
 async def serve(

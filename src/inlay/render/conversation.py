@@ -12,6 +12,10 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names under which a message carries its reasoning; templates read the first, some the second."""
 
 
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""Roles of every chat; templates may name further ones."""
+
+
 class Marks:
     """Texts that stand for rows while a template is rendered, and one for the place where the last message ends.
 
@@ -99,6 +103,7 @@ def template_messages(
     *,
     num_rows: int,
     reads: Callable[[str], Reads],
+    names: Callable[[str], bool],
     absent_content: Callable[[], Mapping[str, str | None]],
     continues: bool,
 ) -> list[dict[str, Any]]:
@@ -114,6 +119,7 @@ def template_messages(
         marks: where rows go.
         num_rows: how many rows there are.
         reads: the forms of content the template writes out, by role.
+        names: whether the template has a literal, as it has of the roles that few know.
         absent_content: what the template takes for the content of a message that has only tool calls.
         continues: the last message is marked where it ends.
 
@@ -129,6 +135,15 @@ def template_messages(
         role = ready.get("role")
         if not isinstance(role, str):
             raise InvalidRequestError("a message must have a role", param=f"messages[{number}].role")
+        if role not in ROLES and not names(role):
+            raise InvalidRequestError(
+                f"messages[{number}].role must be one of {', '.join(ROLES)}, or a role that the model's chat template names; "
+                f"got {role[:80]!r}",
+                param=f"messages[{number}].role",
+            )
+        if role == "developer" and not any(reads(role)):
+            # Templates from before there were developers pass them over or refuse them; to a model both are one voice.
+            ready["role"] = role = "system"
         _name_reasoning(ready)
         content = ready.get("content")
         calls = ready.get("tool_calls")

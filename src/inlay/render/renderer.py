@@ -183,6 +183,7 @@ class Renderer:
             marks,
             num_rows=len(rows),
             reads=template.reads,
+            names=template.names,
             absent_content=lambda: template.absent_content,
             continues=continue_final_message,
         )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jinja2
 from jinja2 import meta
 from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import Node
+from jinja2.nodes import Const, Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 
@@ -183,6 +183,15 @@ class ChatTemplate:
             tree = _environment().parse(self.source)
             self._variables = frozenset(meta.find_undeclared_variables(tree))
         return self._variables
+
+    def names(self, text: str) -> bool:
+        """Whether `text` is a string literal of the template, as a role is that it treats on its own."""
+        return text in self._literals
+
+    @cached_property
+    def _literals(self) -> frozenset[str]:
+        tree = _environment().parse(self.source)
+        return frozenset(node.value for node in tree.find_all(Const) if isinstance(node.value, str))
 
     def reads(self, role: str) -> "Reads":
         """The forms of content the template writes out, in a message of `role`.
