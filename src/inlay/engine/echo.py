@@ -73,7 +73,7 @@ class EchoEngine:
         except OSError as error:
             raise InvalidRequestError(f"no model at {path}: {error}", param="model") from error
         config = json.loads(text)
-        names = self._settings.served_model_name or [self._settings.model]
+        names = self._settings.names
         eos = config.get("eos_token_id")
         dtype = "float32" if self._settings.dtype == "auto" else self._settings.dtype
         self._card = ModelCard(

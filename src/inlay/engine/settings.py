@@ -1,13 +1,20 @@
 """Settings every engine understands: the flags, environment variables and config keys of a worker."""
 
+import os.path
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from inlay.embedding.config import PoolingMode
 
-DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+_SYNONYMS = {"half": "float16", "float": "float32"}
+
+DtypeName = Annotated[
+    Literal["auto", "half", "float16", "bfloat16", "float", "float32"],
+    AfterValidator(lambda name: _SYNONYMS.get(name, name)),
+]
+"""As vLLM has them; half becomes float16, and float float32."""
 
 
 class EngineSettings(BaseModel):
@@ -43,10 +50,13 @@ class EngineSettings(BaseModel):
     )
     served_model_name: list[str] = Field(
         default=[],
-        description="Names clients may use; the first is shown. The model's own path or name unless set.",
+        description="Names clients may use; the first is shown. The last part of the model's directory, or its name on the hub, unless set.",
     )
     revision: str | None = Field(default=None, description="Revision of a hub model.")
-    dtype: DtypeName = Field(default="auto", description="Activation dtype; auto takes the checkpoint's.")
+    dtype: DtypeName = Field(
+        default="auto",
+        description="Activation dtype; auto takes the checkpoint's, half is float16, float is float32.",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where the model runs.")
     max_model_len: int | None = Field(
         default=None,
@@ -172,3 +182,13 @@ class EngineSettings(BaseModel):
         gt=0,
         description="Seconds after which an engine that has not answered such a request is stuck.",
     )
+
+    @property
+    def names(self) -> list[str]:
+        """The names clients may use, the one that is shown first."""
+        if self.served_model_name:
+            return self.served_model_name
+        path = Path(self.model).expanduser()
+        # A link is called what its owner called it, not what it points to.
+        last = Path(os.path.abspath(path)).name if path.is_dir() else ""  # noqa: PTH100 (`resolve` follows links)
+        return [last or self.model]

@@ -111,7 +111,7 @@ def _vectors(encoder: Encoder, batch: Sequence[Asked]) -> npt.NDArray[np.float32
 
 
 def _card(settings: EngineSettings, encoder: Encoder, secret: Secret) -> ModelCard:
-    names = settings.served_model_name or [settings.model]
+    names = settings.names
     max_abs = settings.max_prompt_embeds_abs
     return ModelCard(
         name=names[0],

@@ -111,7 +111,7 @@ class SglangEmbedding:
         dtype = dtype_of(self._process)
         refused = rows_refused(config_of(config.directory).get("model_type"))
         rows = row_facts(settings, config.directory, dtype, refused)
-        names = settings.served_model_name or [settings.model]
+        names = settings.names
         fits = longest(self._process)
         return ModelCard(
             name=names[0],

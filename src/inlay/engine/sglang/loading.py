@@ -81,7 +81,7 @@ def _card(
     generation, stored = generation_config(directory), config_of(directory)
     dtype = dtype_of(process)
     rows = row_facts(settings, directory, dtype, rows_refused(stored.get("model_type")))
-    names = settings.served_model_name or [settings.model]
+    names = settings.names
     sampling = {
         name: value for name, value in default_sampling(generation).items() if name not in _NOT_SERVED
     }

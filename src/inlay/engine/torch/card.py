@@ -11,7 +11,7 @@ from inlay.protocol.work import Exactness, Limits, ModelCard, Task
 def card_of(settings: EngineSettings, core: Core, secret: Secret) -> ModelCard:
     """The card of an engine around `core`."""
     model, bounds = core.model, core.bounds
-    names = settings.served_model_name or [settings.model]
+    names = settings.names
     max_abs = settings.max_prompt_embeds_abs
     return ModelCard(
         name=names[0],

@@ -123,7 +123,7 @@ def _card(
     model_config = config_of(directory)
     vocab_size, hidden_size = int(model.get_vocab_size()), int(model.get_inputs_embeds_size())
     rows = row_facts(settings, directory, dtype, rows_refused(config, model_config))
-    names = settings.served_model_name or [settings.model]
+    names = settings.names
     return ModelCard(
         name=names[0],
         aliases=tuple(names[1:]),

@@ -122,7 +122,7 @@ class VllmPooling:
         self._placeholder = 0 if ids_are_looked_up(known) else vocab_size
         dtype = str(model.dtype).removeprefix("torch.")
         rows = row_facts(settings, config.directory, dtype, rows_refused(known, config_of(config.directory)))
-        names = settings.served_model_name or [settings.model]
+        names = settings.names
         return ModelCard(
             name=names[0],
             aliases=tuple(names[1:]),
