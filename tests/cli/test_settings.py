@@ -116,7 +116,10 @@ def test_a_file_may_hold_lists_switches_and_a_single_value_for_a_list(tmp_path: 
         (("m", "--api-key"), "--api-key needs at least one value"),
         (("m", "--port", "eighty"), "--port: input should be a valid integer"),
         (("m", "--port", "-1"), "--port: input should be greater than or equal to 0, got '-1'"),
-        (("m", "--dtype", "int8"), "--dtype: input should be 'auto', 'float32', 'bfloat16' or 'float16'"),
+        (
+            ("m", "--dtype", "int8"),
+            "--dtype: input should be 'auto', 'half', 'float16', 'bfloat16', 'float' or 'float32'",
+        ),
         (("m", "--enable-prompt-embeds=yes"), "--enable-prompt-embeds takes no value"),
         (("m", "--no-port"), "unknown option --no-port"),
         (("--model", "m"), "MODEL is given by its place, without --model"),
@@ -127,6 +130,90 @@ def test_a_file_may_hold_lists_switches_and_a_single_value_for_a_list(tmp_path: 
 )
 def test_wrong_words_are_refused_in_one_line(words: tuple[str, ...], said: str) -> None:
     assert said in refusal(*words)
+
+
+def test_flags_may_be_written_with_underscores_as_with_vllm() -> None:
+    got = serve("m", "--max_num_seqs", "3", "--max_model_len=64", "--no_enable_prefix_caching")
+    assert (got.engine.max_num_seqs, got.engine.max_model_len) == (3, 64)
+    assert not got.engine.enable_prefix_caching
+    # Only the flag's own underscores: a value keeps its.
+    assert serve("m", "--served_model_name=a_b").engine.served_model_name == ["a_b"]
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [("8k", 8000), ("8K", 8192), ("1.5k", 1500), ("2m", 2_000_000), ("1M", 1 << 20)]
+)
+def test_integers_may_have_a_suffix_as_with_vllm(tmp_path: Path, given: str, meant: int) -> None:
+    config = tmp_path / "serve.yaml"
+    config.write_text(f"max-model-len: {given}\n")
+    for got in (
+        serve("m", "--max-model-len", given),
+        serve("m", environ={"INLAY_MAX_MODEL_LEN": given}),
+        serve("m", "--config", str(config)),
+    ):
+        assert got.engine.max_model_len == meant
+    assert serve("m", "--max-prompt-embeds-bytes", given).frontend.max_prompt_embeds_bytes == meant
+
+
+def test_a_fraction_of_a_power_of_1024_is_refused() -> None:
+    message = refusal("m", "--max-model-len", "1.5K")
+    assert "--max-model-len: K takes whole numbers, did you mean 1.5k?, got '1.5K'" in message
+    assert serve("m", "--served-model-name", "8k").engine.served_model_name == ["8k"]
+
+
+@pytest.mark.parametrize(("given", "meant"), [("half", "float16"), ("float", "float32"), ("auto", "auto")])
+def test_dtypes_have_vllms_names(given: str, meant: str) -> None:
+    assert serve("m", "--dtype", given).engine.dtype == meant
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("m", "--tensor-parallel-size", "2"),
+            "is not supported by the torch engine; with vLLM: --engine vllm -- --tensor-parallel-size 2",
+        ),
+        (
+            ("-tp=2", "m", "--no_enable_eplb", "--kv-cache-dtype", "fp8 x"),
+            "-tp and --no_enable_eplb and --kv-cache-dtype are not supported by the torch engine; with vLLM: --engine vllm -- --tensor-parallel-size 2 --no-enable-eplb --kv-cache-dtype 'fp8 x'",
+        ),
+        (
+            ("m", "--engine", "vllm", "--trust-remote-code"),
+            "--trust-remote-code is vLLM's own, and goes after --: -- --trust-remote-code",
+        ),
+        (("--quantization",), "--engine vllm -- --quantization VALUE"),
+        (("m", "-O3"), "-O3 is not supported by the torch engine; with vLLM: --engine vllm -- --optimization-level 3"),
+        (("m", "-dp", "2"), "-dp is written --data-parallel-size"),
+        (("m", "--uds", "/run/x"), "--uds is an option of vLLM: listen on 127.0.0.1"),
+        (("m", "--no-enable-chunked-prefill"), "leave it out"),
+    ],
+)  # fmt: skip
+def test_flags_of_vllm_alone_are_answered_with_what_to_do(words: tuple[str, ...], said: str) -> None:
+    message = refusal(*words)
+    assert said in message
+    assert "did you mean" not in message
+
+
+def test_every_unknown_flag_key_and_variable_is_named_at_once(tmp_path: Path) -> None:
+    message = refusal(
+        "m", "--tensor-parallel-size", "2", "--max-num-seq", "1", "--zzz", "--seed", "0", "--model", "x"
+    )
+    for name in (
+        "--tensor-parallel-size",
+        "--max-num-seq, did you mean --max-num-seqs?",
+        "--zzz",
+        "--seed",
+        "--model",
+    ):
+        assert name in message
+    message = refusal("m", environ={"INLAY_ZZZ": "1", "INLAY_YYY": "1"})
+    assert "INLAY_ZZZ" in message
+    assert "INLAY_YYY" in message
+    config = tmp_path / "serve.yaml"
+    config.write_text("zzz: 1\ntensor-parallel-size: 2\n")
+    message = refusal("m", "--config", str(config))
+    assert "unknown key zzz" in message
+    assert "--tensor-parallel-size" in message
 
 
 def test_every_wrong_value_is_named_at_once() -> None:
@@ -223,3 +310,18 @@ def test_help_names_every_option_and_every_option_has_a_description(command: Com
         assert option.field.description
         assert option.flag in text or f"--[no-]{option.key}" in text
     assert max(map(len, text.splitlines())) <= 110
+
+
+def test_a_model_is_called_as_its_directory_and_not_by_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "my-model"
+    directory.mkdir()
+    (tmp_path / "link").symlink_to(directory)
+    assert serve(str(directory)).engine.names == ["my-model"]
+    assert serve(f"{directory}/").engine.names == ["my-model"]
+    assert serve(str(tmp_path / "link")).engine.names == ["link"]
+    monkeypatch.chdir(directory)
+    assert serve(".").engine.names == ["my-model"]
+    assert serve("owner/model").engine.names == ["owner/model"]
+    assert serve(str(directory), "--served-model-name", "a", "b").engine.names == ["a", "b"]

@@ -4,6 +4,7 @@ A settings class is a pydantic model. Its fields are values, or sections: models
 fields become options of the command itself. One field is one option:
 
     max_num_seqs: int        --max-num-seqs N          INLAY_MAX_NUM_SEQS        max-num-seqs: N
+                             (also --max_num_seqs; N may be 8k or 8K)
     enable_prefix_caching    --[no-]enable-prefix-caching
     api_key: list[str]       --api-key A B, or repeated; separated by spaces in the environment
 """
@@ -84,6 +85,12 @@ class Option:
     def element(self) -> Any:
         """The type of one value: of a list's elements, or the type itself."""
         return _bare(typing.get_args(self.type)[0] if self.kind == "list" else self.type)
+
+    @property
+    def takes_integers(self) -> bool:
+        """Whether one value of it may be an integer."""
+        parts = typing.get_args(self.element) or (self.element,)
+        return self.kind == "value" and any(_bare(part) is int for part in parts)
 
     @property
     def secret(self) -> bool:

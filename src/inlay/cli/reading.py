@@ -15,7 +15,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from inlay.cli.command import Command, UsageError
+from inlay.cli.integers import expand_suffix
 from inlay.cli.options import ENVIRONMENT_PREFIX, Option, Options
+from inlay.cli.vllm_flags import ENGINE_SWITCHES, Unknown, advice
 
 CONFIG_FLAG = "--config"
 CONFIG_VARIABLE = "INLAY_CONFIG"
@@ -39,9 +41,11 @@ class Words:
         config: the file named by `--config`.
         rest: the words after `--`.
         help: whether help was asked for.
+        unknown: flags that the command does not have.
     """
 
     given: dict[str, Given] = field(default_factory=dict)
+    unknown: list[Unknown] = field(default_factory=list)
     config: str | None = None
     rest: list[str] = field(default_factory=list)
     help: bool = False
@@ -66,6 +70,8 @@ def read(
     if config is not None:
         given = from_file(command.options, Path(config)) | given
     given |= words.given
+    if words.unknown:
+        raise UsageError(_unknown_flags(command, words.unknown, given))
     for option in command.options.positionals:
         if option.field.is_required() and option.name not in given:
             raise UsageError(f"{option.flag} is missing")
@@ -76,7 +82,7 @@ def parse(command: Command, argv: Sequence[str]) -> Words:
     """Take a command line apart.
 
     Raises:
-        UsageError: an unknown option, a missing value, a word too many.
+        UsageError: a missing value, a word too many.
     """
     words = Words()
     before, words.rest = _split(argv)
@@ -93,7 +99,8 @@ def parse(command: Command, argv: Sequence[str]) -> Words:
             option = places.pop(0)
             words.given[option.name] = Given(word, option.flag)
             continue
-        name, joined, value = word.partition("=")
+        written, joined, value = word.partition("=")
+        name = written.replace("_", "-")
         if name in _HELP_FLAGS:
             words.help = True
             return words
@@ -110,10 +117,11 @@ def parse(command: Command, argv: Sequence[str]) -> Words:
             continue
         found = flags.get(name)
         if found is None:
-            for option in command.options.positionals:
-                if name == f"--{option.key}":
-                    raise UsageError(f"{option.flag} is given by its place, without {name}")
-            raise UsageError(_unknown("option", name, _spellings(flags.values())))
+            bare = name.removeprefix("--").removeprefix("no-") in ENGINE_SWITCHES
+            words.unknown.append(Unknown(written, following[0] if following and not bare else None))
+            # Its values are not known from MODEL: the command will not run.
+            index += 0 if joined else len(following)
+            continue
         if found.kind == "list":
             index += 0 if joined else len(following)
             _extend(words.given, found, name, following)
@@ -135,11 +143,13 @@ def from_environment(
     """
     variables = options.variables
     given: dict[str, Given] = {}
-    for name in sorted(environ):
-        if not name.startswith(ENVIRONMENT_PREFIX) or name == CONFIG_VARIABLE:
-            continue
-        if name not in known:
-            raise UsageError(_unknown("environment variable", name, [*known, CONFIG_VARIABLE]))
+    ours = [name for name in sorted(environ) if name.startswith(ENVIRONMENT_PREFIX)]
+    unknown = [name for name in ours if name not in known and name != CONFIG_VARIABLE]
+    if unknown:
+        raise UsageError(
+            "; ".join(_unknown("environment variable", name, [*known, CONFIG_VARIABLE]) for name in unknown)
+        )
+    for name in ours:
         if name not in variables:
             continue
         value = environ[name]
@@ -157,15 +167,20 @@ def from_file(options: Options, path: Path) -> dict[str, Given]:
         UsageError: the file cannot be read, is not a flat table, or has an unknown key.
     """
     given: dict[str, Given] = {}
+    unknown: list[str] = []
+    keys = [option.key for option in options.by_name.values()]
     for key, value in _table(path).items():
         option = options.by_name.get(str(key).replace("-", "_"))
         if option is None:
-            keys = [option.key for option in options.by_name.values()]
-            raise UsageError(f"{path}: {_unknown('key', str(key), keys)}")
+            said, others = advice([Unknown(f"--{key}", None)], None)
+            unknown += [*said, *(_unknown("key", str(key), keys) for _ in others)]
+            continue
         if option.name in given:
             raise UsageError(f"{path}: {option.key} is given twice")
         wanted_list = option.kind == "list" and not isinstance(value, list)
         given[option.name] = Given([value] if wanted_list else value, f"{option.key} in {path}")
+    if unknown:
+        raise UsageError(f"{path}: {'; '.join(unknown)}")
     return given
 
 
@@ -233,6 +248,22 @@ def _spellings(options: Iterable[Option]) -> list[str]:
     return names
 
 
+def _unknown_flags(command: Command, unknown: Sequence[Unknown], given: Mapping[str, Given]) -> str:
+    """Say of each flag what to write in its place."""
+    positional = {f"--{option.key}": option.flag for option in command.options.positionals}
+    misplaced = [flag for flag in unknown if flag.name in positional]
+    said = [f"{positional[name]} is given by its place, without {name}" for name, _ in misplaced]
+    others = [flag for flag in unknown if flag not in misplaced]
+    sections = {option.section for option in command.options.by_name.values()}
+    if not sections.isdisjoint({"engine", "frontend"}):
+        engine = command.options.by_name.get("engine")
+        runs = None if engine is None else str(given["engine"].value if "engine" in given else engine.default)
+        vllms, others = advice(others, runs)
+        said += vllms
+    known = _spellings(command.options.flags)
+    return "; ".join([*said, *(_unknown("option", flag.name, known) for flag in others)])
+
+
 def _unknown(what: str, name: str, known: Iterable[str]) -> str:
     # All variables begin alike, which makes none of them a likely slip for another.
     bare = {other.removeprefix(ENVIRONMENT_PREFIX): other for other in known}
@@ -244,13 +275,23 @@ def _checked(command: Command, given: Mapping[str, Given]) -> BaseModel:
     options = command.options.by_name
     values: dict[str, Any] = {option.section: {} for option in options.values() if option.section is not None}
     for name, item in given.items():
-        section = options[name].section
-        (values if section is None else values[section])[name] = item.value
+        option = options[name]
+        (values if option.section is None else values[option.section])[name] = _expanded(option, item)
     try:
         return command.settings.model_validate(values)
     except ValidationError as error:
         said = [_complaint(options, given, problem["loc"], problem["msg"]) for problem in error.errors()]
         raise UsageError("; ".join(dict.fromkeys(said))) from error
+
+
+def _expanded(option: Option, item: Given) -> object:
+    """The value, the suffix of an integer written out."""
+    if not option.takes_integers or not isinstance(item.value, str):
+        return item.value
+    try:
+        return expand_suffix(item.value)
+    except ValueError as error:
+        raise UsageError(f"{item.source}: {error}, got {item.value!r}") from error
 
 
 def _complaint(

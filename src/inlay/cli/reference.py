@@ -1,10 +1,12 @@
 """The reference page of the command line, made from the settings classes alone."""
 
+import textwrap
 from collections.abc import Iterator
 
 from inlay.cli.command import Command
 from inlay.cli.commands import COMMANDS
 from inlay.cli.options import Option
+from inlay.cli.vllm_flags import ENGINE_SWITCHES, ENGINE_VALUES, INSTEAD, SHORT
 
 _HEAD = """\
 # Command line
@@ -15,13 +17,15 @@ Every option of a command is a flag, an environment variable and a key of a conf
 environment, the environment over the file, the file over the default. An unknown option, `INLAY_*` variable or key is
 an error that names the nearest known one.
 
-- Flags: `--max-num-seqs 8` or `--max-num-seqs=8`. A switch is `--enable-x` or `--no-enable-x`. A list takes several values,
+- Flags: `--max-num-seqs 8`, `--max-num-seqs=8` or `--max_num_seqs 8`. A switch is `--enable-x` or `--no-enable-x`. A list takes several values,
   `--served-model-name a b`, or is repeated.
+- Integers may have a suffix, as with vLLM: `--max-model-len 8k` is 8000, `8K` is 8192; m, g and t likewise.
 - Environment: `INLAY_MAX_NUM_SEQS=8`, a switch `true` or `false`, a list separated by spaces. A variable that is set but empty is
   an error.
 - File: `--config serve.yaml` (or `.toml`, or `INLAY_CONFIG`): one flat table, `max-num-seqs: 8`.
 
-Words after `--` go to the engine untouched; the torch engine takes none.
+Words after `--` go to the engine untouched; the torch engine takes none. [Flags of vLLM](#flags-of-vllm-serve) that are not
+listed here are at the end.
 
 Exit status: 0 when it did what was asked, 1 when that failed, 2 when the words make no sense, 130 when it was interrupted. An
 error is one line on standard error. A server that Ctrl-C or SIGTERM stops ends with 0, after open requests have ended or a second
@@ -31,7 +35,23 @@ signal has ended them; one stopped while it loads its model ends with 130; one w
 
 def reference() -> str:
     """The page, Markdown."""
-    return "\n".join([_HEAD, *("\n".join(_command(command)) for command in COMMANDS)])
+    return "\n".join([_HEAD, *("\n".join(_command(command)) for command in COMMANDS), *_vllm_flags()])
+
+
+def _vllm_flags() -> Iterator[str]:
+    yield "## Flags of vllm serve\n"
+    yield "What to do in the place of flags that `vllm serve` 0.32 has and `inlay serve` has not:\n"
+    yield "| vLLM's flag | with inlay |"
+    yield "|---|---|"
+    yield from (f"| `{flag}` | {said[:1].upper()}{said[1:]}. |" for flag, said in INSTEAD.items())
+    yield ""
+    yield "These are not supported by the torch engine. vLLM behind inlay takes them after `--`, as in"
+    yield "`inlay serve MODEL --engine vllm -- --tensor-parallel-size 2`:\n"
+    names = ", ".join(f"`--{name}`" for name in sorted(ENGINE_VALUES | ENGINE_SWITCHES))
+    yield "\n".join(textwrap.wrap(names, 100, break_on_hyphens=False)) + "\n"
+    short = ", ".join(f"`{short}` (`{name}`)" for short, name in SHORT.items())
+    yield "vLLM's short flags have no short form here:\n"
+    yield "\n".join(textwrap.wrap(short, 100, break_on_hyphens=False))
 
 
 def _command(command: Command) -> Iterator[str]:

@@ -111,7 +111,7 @@ class FrontendSettings(BaseModel):
         "so only for clients that trust each other.",
     )
     chat_template: str | None = Field(
-        default=None, description="File of a chat template instead of the model's own."
+        default=None, description="Chat template instead of the model's own: a file, or the template itself."
     )
     tool_call_parser: Literal[
         "auto",

@@ -1,0 +1,243 @@
+"""Flags of `vllm serve` (0.32) that `inlay serve` does not have, and what to use instead.
+
+The list is held against vLLM's own parser by tests/engines/vllm/test_flags.py.
+"""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+SHORT: Mapping[str, str] = {
+    "-tp": "--tensor-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-dp": "--data-parallel-size",
+    "-dpn": "--data-parallel-rank",
+    "-dpr": "--data-parallel-start-rank",
+    "-dpl": "--data-parallel-size-local",
+    "-dpa": "--data-parallel-address",
+    "-dpp": "--data-parallel-rpc-port",
+    "-dpb": "--data-parallel-backend",
+    "-dph": "--data-parallel-hybrid-lb",
+    "-dpe": "--data-parallel-external-lb",
+    "-dpm": "--data-parallel-multi-port-external-lb",
+    "-dcp": "--decode-context-parallel-size",
+    "-pcp": "--prefill-context-parallel-size",
+    "-ep": "--enable-expert-parallel",
+    "-q": "--quantization",
+    "-n": "--nnodes",
+    "-r": "--node-rank",
+    "-sc": "--speculative-config",
+    "-dc": "--diffusion-config",
+    "-cc": "--compilation-config",
+    "-ac": "--attention-config",
+    "-asc": "--api-server-count",
+    "-O": "--optimization-level",
+}
+"""vLLM's short flags, by the long ones."""
+
+ENGINE_VALUES = frozenset(
+    """
+    additional-config all2all-backend allowed-local-media-path allowed-media-domains
+    attention-backend attention-config aux-output-config code-revision collect-detailed-traces
+    compilation-config config-format cp-kv-cache-interleave-size cpu-distributed-timeout-seconds
+    cpu-offload-gb cpu-offload-params cudagraph-capture-sizes custom-histogram-buckets
+    data-parallel-address data-parallel-backend data-parallel-rpc-port dbo-decode-token-threshold
+    dbo-prefill-token-threshold dcp-comm-backend dcp-kv-cache-interleave-size
+    decode-context-parallel-size default-mm-loras device-ids diffusion-config
+    distributed-executor-backend distributed-timeout-seconds dp-sync-interval ec-manager-config
+    ec-transfer-config elastic-ep-max-dp-size engram-config eplb-config expert-placement-strategy
+    fault-tolerance-config gdn-prefill-backend hf-config-path hf-overrides ignore-patterns
+    io-processor-plugin ir-op-priority jit-monitor-mode kda-decode-backend kda-prefill-backend
+    kernel-config kv-cache-dtype kv-cache-dtype-skip-layers kv-cache-metrics-sample
+    kv-offloading-backend kv-offloading-size limit-mm-per-prompt linear-backend load-format
+    log-config-file logging-config logits-processors logprobs-mode long-prefill-token-threshold
+    lora-dtype lora-target-modules mamba-backend mamba-block-size mamba-cache-dtype
+    mamba-cache-mode mamba-cache-philox-rounds mamba-ssm-cache-dtype mamba-ssu-algorithm
+    master-addr master-port max-cudagraph-capture-size max-lora-cls-labels max-num-active-seqs
+    max-num-scheduled-tokens max-parallel-loading-workers media-io-kwargs mm-encoder-attn-backend
+    mm-encoder-attn-dtype mm-encoder-fp8-scale-path mm-encoder-fp8-scale-save-margin
+    mm-encoder-fp8-scale-save-path mm-encoder-tp-mode mm-hasher-algorithm mm-ipc-gpu-memory-gb
+    mm-processor-cache-gb mm-processor-cache-type mm-processor-device mm-processor-kwargs
+    mm-shm-cache-max-object-size-mb mm-tensor-ipc model-class-overrides model-impl
+    model-loader-extra-config moe-backend nnodes node-rank num-gpu-blocks-override numa-bind-cpus
+    numa-bind-nodes offload-backend offload-group-size offload-num-in-group offload-params
+    offload-prefetch-step optimization-level override-generation-config
+    per-request-spec-decode-metrics performance-mode pipeline-parallel-size
+    prefill-context-parallel-size prefill-schedule-interval prefix-cache-retention-interval
+    prefix-caching-hash-algo prefix-match-unit profiler-config pt-load-map-location quantization
+    quantization-config reasoning-config reasoning-parser-plugin renderer-num-workers
+    replayssm-buffer-len safetensors-load-strategy safetensors-prefetch-block-size
+    safetensors-prefetch-num-threads scheduler-cls show-hidden-metrics-for-version
+    sleep-preserve-parameter-names sparse-indexer-topk-backend spec-method spec-model spec-tokens
+    speculative-config stream-interval structured-outputs-config tensor-parallel-size
+    tokenizer tokenizer-mode tokenizer-revision ubatch-size video-pruning-method
+    video-pruning-rate watermark watermark-config weight-transfer-config worker-cls
+    """.split()  # noqa: SIM905 (as a list, a line for each)
+)
+"""Engine flags with a value that only `--engine vllm` serves, after `--`."""
+
+ENGINE_SWITCHES = frozenset(
+    """
+    aggregate-engine-logging allow-deprecated-quantization cudagraph-metrics dcp-q-replicate
+    disable-cascade-attn disable-chunked-mm-input disable-custom-all-reduce
+    disable-hybrid-kv-cache-manager disable-nccl-for-dp-synchronization disable-sliding-window
+    enable-batch-sharded-sampling enable-cumem-allocator enable-dbo enable-elastic-ep
+    enable-ep-weight-filter enable-eplb enable-expert-parallel enable-fault-tolerance
+    enable-flashinfer-autotune enable-hc-sp enable-layerwise-nvtx-tracing
+    enable-logging-iteration-details enable-mamba-cache-stochastic-rounding
+    enable-mamba-shared-prefix-checkpoint enable-mfu-metrics enable-mixed-moe-lora-format
+    enable-mm-embeds enable-moe-shared-loras enable-nccl-comm-suspend enable-return-routed-experts
+    enable-shm-tensor-arena enable-tower-connector-lora enable-trace-replay
+    fail-on-environ-validation fully-sharded-loras interleave-mm-strings jit-monitor-verbose
+    kv-cache-metrics kv-sharing-fast-prefill language-model-only
+    long-prefill-token-threshold-adaptive mm-device-do-normalize mm-encoder-only numa-bind
+    ray-workers-use-nsight return-sampling-mask scheduler-reserve-full-isl skip-mm-profiling
+    sleep-mode-offload-cudagraph specialize-active-lora swa-bounded-replay trust-remote-code
+    use-fp64-gumbel use-replayssm use-tqdm-on-load
+    """.split()  # noqa: SIM905 (as a list, a line for each)
+)
+"""Engine flags without a value that only `--engine vllm` serves, after `--`."""
+
+_ALWAYS = "leave it out, it is always so"
+_TEMPLATE = "requests give it in chat_template_kwargs"
+_RANKS = "one rank on each machine is `inlay worker --data-parallel-rank`; frontends route among them"
+_NONE = "there is nothing like it"
+
+INSTEAD: Mapping[str, str] = {
+    "--allow-credentials": _NONE + ": keys travel in the Authorization header",
+    "--allowed-headers": _ALWAYS + ": every header that the API reads is allowed",
+    "--allowed-methods": _ALWAYS + ": every method of the API is allowed",
+    "--anthropic-disabled-thinking-effort": "there is no Anthropic API",
+    "--api-server-count": "more than one frontend is a fleet: `inlay frontend`",
+    "--chat-template-content-format": "leave it out, the template is tried with both",
+    "--cohere-format": "there is no Cohere API",
+    "--cohere-is-reasoning-model": "there is no Cohere API",
+    "--convert": "see --task: generate, embed or score",
+    "--data-parallel-external-lb": _RANKS,
+    "--data-parallel-hybrid-lb": _RANKS,
+    "--data-parallel-multi-port-external-lb": _RANKS,
+    "--data-parallel-size-local": _RANKS,
+    "--data-parallel-start-rank": _RANKS,
+    "--data-parallel-supervisor-port": _RANKS,
+    "--default-chat-template-kwargs": _TEMPLATE,
+    "--device-memory-utilization": "see --gpu-memory-utilization",
+    "--disable-access-log-for-endpoints": "see --no-log-requests",
+    "--disable-fastapi-docs": "leave it out, there are no such pages",
+    "--disable-log-stats": "leave it out, nothing but requests is logged; see /metrics",
+    "--disable-uvicorn-access-log": "see --no-log-requests",
+    "--download-dir": "set HF_HUB_CACHE in the environment",
+    "--dp-supervisor-probe-failure-threshold": "see --health-probe-timeout",
+    "--dp-supervisor-probe-interval-s": "see --health-probe-interval",
+    "--dp-supervisor-probe-timeout-s": "see --health-probe-timeout",
+    "--enable-chunked-prefill": _ALWAYS + "; --max-num-batched-tokens is the size of a chunk",
+    "--enable-flash-late-interaction": _NONE,
+    "--enable-force-include-usage": 'requests ask for it: stream_options {"include_usage": true}',
+    "--enable-log-deltas": "outputs are never logged",
+    "--enable-log-outputs": "outputs are never logged",
+    "--enable-log-requests": "see --log-requests: counts and times, never content",
+    "--enable-offline-docs": "leave it out, there are no such pages",
+    "--enable-per-request-metrics": "see /metrics and --otlp-traces-endpoint",
+    "--enable-prompt-tokens-details": _ALWAYS,
+    "--enable-request-id-headers": _ALWAYS,
+    "--enable-scale-out": _NONE + "; a fleet is `inlay worker` and `inlay frontend`",
+    "--enable-server-load-tracking": _ALWAYS,
+    "--enable-ssl-refresh": "send SIGHUP: certificates are read again",
+    "--enable-tokenizer-info-endpoint": _NONE,
+    "--exclude-tools-when-tool-choice-none": _NONE,
+    "--fingerprint-mode": _NONE,
+    "--fingerprint-value": _NONE,
+    "--generation-config": "leave it out: generation_config.json of the model's directory is read",
+    "--grpc": "there is no gRPC",
+    "--grpc-port": "there is no gRPC",
+    "--h11-max-header-count": "headers have bounds of their own, which are fixed",
+    "--h11-max-incomplete-event-size": "headers have bounds of their own, which are fixed",
+    "--headless": "a worker without HTTP is `inlay worker`",
+    "--hf-token": "set HF_TOKEN in the environment",
+    "--log-error-stack": "leave it out, errors inside the server are logged with their stack",
+    "--log-level": _NONE + "; see --log-format and --no-log-requests",
+    "--max-log-len": "prompts are never logged",
+    "--max-num-queued-reqs": "see --max-inflight-requests",
+    "--middleware": "put a proxy in front",
+    "--model": "MODEL is given by its place, without --model",
+    "--pooler-config": "see --pooling and --matryoshka-dimensions",
+    "--response-role": "the role of answers is assistant",
+    "--return-tokens-as-token-ids": "requests ask for it",
+    "--runner": "see --task: generate, embed or score",
+    "--seed": "requests give their own seed",
+    "--shutdown-timeout": "see --drain-timeout",
+    "--skip-tokenizer-init": "every server has text to read or to write",
+    "--sse-keep-alive-interval": _NONE,
+    "--ssl-ciphers": "put a proxy in front",
+    "--tokens-only": _NONE,
+    "--tool-parser-plugin": "see --tool-call-parser",
+    "--tool-server": "the server runs no tools",
+    "--tool-strict-level": 'requests ask for it: "strict" of a function',
+    "--trust-request-chat-template": "templates of clients are never run; see --chat-template",
+    "--trust-request-mm-kwargs": "prompts have text and embeddings alone",
+    "--uds": "listen on 127.0.0.1 and put a proxy in front",
+    "--uvicorn-log-level": "see --log-format and --no-log-requests",
+    "--worker-extension-cls": "inlay's own is used",
+}
+"""What to do in the place of flags that go to no engine."""
+
+
+class Unknown(NamedTuple):
+    """A flag that a command does not have.
+
+    Attributes:
+        name: as it was written, without its value.
+        value: the word that follows it or stands behind its `=`, or None.
+    """
+
+    name: str
+    value: str | None
+
+
+def advice(unknown: Sequence[Unknown], engine: str | None) -> tuple[list[str], list[Unknown]]:
+    """Sentences about those that are vLLM's, and the others.
+
+    Args:
+        unknown: in the order in which they were written.
+        engine: what the command runs, None where it runs none.
+    """
+    said: list[str] = []
+    others: list[Unknown] = []
+    names: list[str] = []
+    words: list[str] = []
+    for flag in unknown:
+        name, value = _long(flag)
+        key = name.partition(".")[0].removeprefix("--").removeprefix("no-")
+        if f"--{key}" in INSTEAD:
+            said.append(f"{flag.name} is an option of vLLM: {INSTEAD[f'--{key}']}")
+        elif key in ENGINE_SWITCHES or key in ENGINE_VALUES:
+            names.append(flag.name)
+            words.append(name)
+            if key in ENGINE_VALUES:
+                words.append(shlex.quote("VALUE" if value is None else value))
+        elif flag.name in SHORT:
+            said.append(f"{flag.name} is written {name}")
+        else:
+            others.append(flag)
+    if names:
+        said.append(_for_engine(names, " ".join(words), engine))
+    return said, others
+
+
+def _for_engine(names: Sequence[str], words: str, engine: str | None) -> str:
+    listed, are = " and ".join(names), "is" if len(names) == 1 else "are"
+    if engine == "vllm":
+        return f"{listed} {are} vLLM's own, and go{'es' if are == 'is' else ''} after --: -- {words}"
+    if engine is None:
+        return f"{listed} {are} for a worker with vLLM: inlay worker MODEL --engine vllm -- {words}"
+    return f"{listed} {are} not supported by the {engine} engine; with vLLM: --engine vllm -- {words}"
+
+
+def _long(flag: Unknown) -> tuple[str, str | None]:
+    """Its long name with dashes, and its value."""
+    if flag.name.startswith("-O") and flag.name[2:].isdigit():
+        return SHORT["-O"], flag.name[2:]
+    head, dot, tail = SHORT.get(flag.name, flag.name).partition(".")
+    return head.replace("_", "-") + dot + tail, flag.value
+
+
+__all__ = ["ENGINE_SWITCHES", "ENGINE_VALUES", "INSTEAD", "SHORT", "Unknown", "advice"]

@@ -1,0 +1,90 @@
+"""Every flag of `vllm serve` is an option of `inlay serve`, or the command line says what to do in its place."""
+
+import argparse
+import json
+import os
+import subprocess
+from typing import Any
+
+import pytest
+
+NUMBERS = ["8", "8k", "8K", "25.6k", "1m", "2M", "1g", "3G", "1t", "1T", "0k"]
+
+TOLD = f"""
+import json
+from inlay.cli.commands import COMMANDS
+from inlay.cli.integers import expand_suffix
+from inlay.cli.vllm_flags import ENGINE_SWITCHES, ENGINE_VALUES, INSTEAD, SHORT
+serve = next(command for command in COMMANDS if command.name == "serve")
+print(json.dumps({{
+    "own": [option.flag for option in serve.options.flags],
+    "instead": list(INSTEAD),
+    "switches": sorted(ENGINE_SWITCHES),
+    "values": sorted(ENGINE_VALUES),
+    "short": dict(SHORT),
+    "numbers": [int(expand_suffix(text)) for text in {NUMBERS!r}],
+}}))
+"""
+"""The command line is not part of an engine's environment: what it knows is asked in its own."""
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, Any]:
+    python = os.environ.get("FRONTEND_PYTHON")
+    if python is None:
+        pytest.skip("FRONTEND_PYTHON names the Python with inlay's own requirements")
+    done = subprocess.run([python, "-c", TOLD], capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def actions() -> list[Any]:
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    every = make_arg_parser(FlexibleArgumentParser())._actions
+    return [action for action in every if action.dest not in ("help", "config", "model_tag")]
+
+
+def long_names(action: Any) -> list[str]:
+    return [name for name in action.option_strings if name.startswith("--") and name[:5] != "--no-"]
+
+
+def test_every_flag_of_vllm_is_ours_or_has_a_word_of_advice(known: dict[str, Any]) -> None:
+    theirs = {name for action in actions() for name in long_names(action)}
+    listed = {*known["instead"], *(f"--{name}" for name in (*known["switches"], *known["values"]))}
+    assert sorted(theirs - set(known["own"]) - listed) == []
+    assert sorted(listed - theirs) == []
+    assert sorted(listed & set(known["own"])) == []
+
+
+def test_flags_that_go_to_the_engine_are_ones_it_takes_there(known: dict[str, Any]) -> None:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
+    taken = {name[2:]: action for action in parser._actions for name in long_names(action)}
+    listed = {*known["switches"], *known["values"]}
+    assert sorted(listed - set(taken)) == []
+    switches = [
+        name
+        for name in sorted(listed)
+        if taken[name].nargs == 0 or isinstance(taken[name], argparse.BooleanOptionalAction)
+    ]
+    assert switches == known["switches"]
+
+
+def test_short_flags_stand_for_what_they_stand_for_there(known: dict[str, Any]) -> None:
+    theirs = {
+        short: long_names(action)[0]
+        for action in actions()
+        for short in action.option_strings
+        if not short.startswith("--")
+    }
+    assert known["short"] == {**theirs, "-O": "--optimization-level"}
+
+
+def test_integers_with_a_suffix_mean_what_they_mean_there(known: dict[str, Any]) -> None:
+    from vllm.utils.argparse_utils import human_readable_int
+
+    assert known["numbers"] == [human_readable_int(text) for text in NUMBERS]
