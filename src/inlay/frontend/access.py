@@ -82,13 +82,17 @@ def timeout_of(headers: Headers, settings: FrontendSettings) -> float | None:
     return asked if bound is None else min(asked, bound)
 
 
-def session_of(headers: Headers, prompt_cache_key: str | None, tenant: str) -> str | None:
+def session_of(
+    headers: Headers, session_id: str | None, prompt_cache_key: str | None, tenant: str
+) -> str | None:
     """The session a request belongs to, apart from all other tenants'; None where it names none. The body's word goes first.
 
     Raises:
         InvalidRequestError: the name is empty or too long.
     """
-    named, param = prompt_cache_key, "prompt_cache_key"
+    named, param = session_id, "session_id"
+    if named is None:
+        named, param = prompt_cache_key, "prompt_cache_key"
     if named is None:
         value = header(headers, SESSION_HEADER)
         if value is None:

@@ -1,6 +1,5 @@
 """`POST /v1/chat/completions`."""
 
-import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -8,6 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from inlay.errors import InvalidRequestError
+from inlay.frontend.answer_id import answer_id
 from inlay.frontend.bodies.embeds import Embeddings
 from inlay.frontend.bodies.intake import size_of
 from inlay.frontend.bodies.sources import Source, in_messages
@@ -55,7 +55,7 @@ async def chat_completions(call: Call) -> None:
     embeds = call.server.embeds
     incoming = await read_request(call, _decoder, lambda request: embeds.in_messages(request.messages))
     request = incoming.parsed.request
-    response_id = f"chatcmpl-{uuid.uuid4().hex}"
+    response_id = answer_id("chatcmpl-", request.request_id)
     asked = await ask(
         call,
         incoming,

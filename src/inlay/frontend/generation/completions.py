@@ -1,12 +1,12 @@
 """`POST /v1/completions`."""
 
 import time
-import uuid
 from collections.abc import Sequence
 
 import msgspec
 
 from inlay.errors import InlayError, InvalidRequestError
+from inlay.frontend.answer_id import answer_id
 from inlay.frontend.bodies.intake import size_of
 from inlay.frontend.bodies.sources import in_completion
 from inlay.frontend.errors import shown
@@ -59,7 +59,7 @@ async def completions(call: Call) -> None:
     request.prompt = request.prompt_embeds = None
     call.intake.prepared(prompts, size)
     sampling = _sampling(request, model, prompts)
-    response_id = f"cmpl-{uuid.uuid4().hex}"
+    response_id = answer_id("cmpl-", request.request_id)
     generation = generation_of(
         call, request, response_id, model, renderer, prompts, sampling, request.max_tokens
     )

@@ -2,6 +2,7 @@
 
 import logging
 import time
+import uuid
 from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Protocol
@@ -71,6 +72,8 @@ def generation_of(
     """
     stops = stops_of(request)
     call.reservation.grow(StopStrings.size(stops))
+    # Clients may name two requests alike; works never.
+    works_id = response_id if request.request_id is None else uuid.uuid4().hex
     display = Display(
         stops=StopStrings(stops) if stops else None,
         include_stop=bool(request.include_stop_str_in_output),
@@ -102,7 +105,7 @@ def generation_of(
             # A prompt is told of once, however many choices show it.
             shared = unscored if number else sampling
             work = Work(
-                id=f"{response_id}-{index}",
+                id=f"{works_id}-{index}",
                 prompt=prompt,
                 sampling=for_choice(shared, seed=request.seed, index=index, max_tokens=wanted),
                 adapter=None if model.adapter is None else model.adapter.name,
@@ -155,7 +158,7 @@ async def respond(
         ClientGone: the client left; the works are cancelled.
     """
     stream = EventStream(call.send, framing)
-    session = session_of(call.scope["headers"], request.prompt_cache_key, call.tenant.id)
+    session = session_of(call.scope["headers"], request.session_id, request.prompt_cache_key, call.tenant.id)
     try:
         async with Lifeline(call.server.inflight, call.receive, call.take_clock()):
             await call.server.awake(model.card.name)

@@ -8,6 +8,7 @@ import msgspec
 
 from inlay.errors import ContextLengthError, InvalidRequestError
 from inlay.frontend.generation.grammars import check_served, field_of, grammar_of
+from inlay.frontend.unserved import check_unserved
 from inlay.protocol.openai.generation import GenerationRequest
 from inlay.protocol.work import ModelCard, Sampling
 from inlay.render import Renderer
@@ -60,9 +61,7 @@ def check_request(request: GenerationRequest) -> None:
             continue
         if value < allowed.low or value > allowed.high or (allowed.above and value == allowed.low):
             raise InvalidRequestError(f"{name} must be {allowed}, got {value}", param=name)
-    for name, what in request.REFUSED.items():
-        if getattr(request, name) not in (None, False):
-            raise InvalidRequestError(f"{name}: {what} is not supported", param=name)
+    check_unserved(request)
     grammar_of(request)
     _check_words(request.bad_words or [])
     if request.best_of is not None and request.best_of != request.candidates:

@@ -2,6 +2,7 @@
 
 from inlay.errors import InvalidRequestError
 from inlay.frontend.generation.messages import check_depth
+from inlay.frontend.unserved import check_unserved
 from inlay.protocol.openai.responses import ResponsesRequest
 
 LOGPROBS = "message.output_text.logprobs"
@@ -23,7 +24,7 @@ MAX_METADATA, MAX_KEY, MAX_VALUE = 16, 64, 512
 def check_responses(request: ResponsesRequest) -> None:
     """Raise `InvalidRequestError` naming what a request says that is not served, and what to do instead."""
     _check_elsewhere(request)
-    _check_stateless(request)
+    check_unserved(request)
     for name in _FREE_FORM:
         check_depth(getattr(request, name), name)
     if request.text is not None:
@@ -59,16 +60,6 @@ def _check_elsewhere(request: ResponsesRequest) -> None:
             )
     if request.n not in (None, 1):
         raise InvalidRequestError(f"n must be 1, got {request.n}: a response has one answer", param="n")
-
-
-def _check_stateless(request: ResponsesRequest) -> None:
-    for name, instead in request.NEEDS_STATE.items():
-        if getattr(request, name) not in (None, False, []):
-            raise InvalidRequestError(
-                f"{name} is not supported: inlay keeps no state between requests; {instead}", param=name
-            )
-    if request.moderation is not None:
-        raise InvalidRequestError("moderation is not supported", param="moderation")
 
 
 def _check_include(request: ResponsesRequest) -> None:

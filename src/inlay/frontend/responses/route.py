@@ -1,7 +1,6 @@
 """`POST /v1/responses`: a chat in other words. Everything but the words is chat's own."""
 
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -9,6 +8,7 @@ from functools import partial
 import msgspec
 
 from inlay.errors import InvalidRequestError
+from inlay.frontend.answer_id import answer_id
 from inlay.frontend.generation.chat import ask
 from inlay.frontend.generation.messages import with_rows
 from inlay.frontend.generation.respond import respond
@@ -63,7 +63,8 @@ async def responses(call: Call) -> None:
     said, chat = await server.prepare(incoming.size, _as_chat, request)
     sources = in_input(request)
     request.input = None  # which is the chat's messages from here on
-    response_id = f"resp_{uuid.uuid4().hex}"
+    # Here vLLM has the name stand for the whole id.
+    response_id = answer_id("resp_" if request.request_id is None else "", request.request_id)
     with _in_own_words():
         asked = await ask(
             call,
@@ -76,7 +77,13 @@ async def responses(call: Call) -> None:
         )
         del incoming, said, sources
         opening = _opening(response_id, request, asked.model.name, asked.sampling)
-        shape = ResponsesShape(opening, asked.generation, asked.renderer, chat.top_logprobs)
+        shape = ResponsesShape(
+            opening,
+            asked.generation,
+            asked.renderer,
+            chat.top_logprobs,
+            shows_reasoning=chat.include_reasoning is not False,
+        )
         await respond(call, chat, asked.model, asked.generation, shape, NAMED)
 
 

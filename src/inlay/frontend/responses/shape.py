@@ -30,7 +30,7 @@ from inlay.protocol.openai.responses_events import (
     InProgress,
     ResponseEvent,
 )
-from inlay.render import Renderer
+from inlay.render import ReasoningDelta, Renderer
 
 _CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 """OpenAI's codes for responses that failed, by status; all others are "server_error"."""
@@ -44,16 +44,24 @@ class ResponsesShape:
         generation: of one choice.
         renderer: of the model.
         top_logprobs: alternatives a token, or None for no logprobs.
+        shows_reasoning: whether what the model thought is an item.
     """
 
     def __init__(
-        self, opening: Response, generation: Generation, renderer: Renderer, top_logprobs: int | None
+        self,
+        opening: Response,
+        generation: Generation,
+        renderer: Renderer,
+        top_logprobs: int | None,
+        *,
+        shows_reasoning: bool = True,
     ) -> None:
         self._opening = opening
         self._generation = generation
         self._choice: Choice = generation.choices[0]
         self._renderer = renderer
         self._top_logprobs = top_logprobs
+        self._shows_reasoning = shows_reasoning
         self._numbers = itertools.count()
         self._items = Items(self._next)
         self._begun = False
@@ -79,7 +87,10 @@ class ResponsesShape:
 
     def _take(self, piece: Piece) -> list[ResponseEvent]:
         self._wait(piece)
-        events = self._items.take(piece.output, self._waiting)
+        shown = [
+            delta for delta in piece.output if self._shows_reasoning or not isinstance(delta, ReasoningDelta)
+        ]
+        events = self._items.take(shown, self._waiting)
         if events:
             self._waiting = []
         return events

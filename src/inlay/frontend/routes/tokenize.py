@@ -11,6 +11,7 @@ from inlay.frontend.generation.messages import check_depth, with_rows
 from inlay.frontend.generation.sampling import check_ids
 from inlay.frontend.incoming import read_json
 from inlay.frontend.server import Call
+from inlay.frontend.unserved import check_unserved
 from inlay.prompt import Rows
 from inlay.protocol.openai.tokenize import (
     DetokenizeRequest,
@@ -29,6 +30,7 @@ async def tokenize(call: Call) -> None:
     """Answer with the ids of a text or of a chat."""
     server = call.server
     request = await read_json(call, _tokenize)
+    check_unserved(request)
     card = server.card(request.model)
     renderer = await server.renderers.of(card)
     await call.json(await server.prepare(call.intake.json, _tokens, request, card, renderer))

@@ -12,6 +12,7 @@ from inlay.embedding.cache import Bundle
 from inlay.errors import InvalidRequestError
 from inlay.frontend.lifeline import Lifeline
 from inlay.frontend.server import Call
+from inlay.frontend.unserved import check_unserved
 from inlay.frontend.vectors.inputs import Inputs, Piece, chunks
 from inlay.protocol.embedding import EmbeddingCard, EmbedWork
 from inlay.protocol.openai.embeddings import TextsRequest
@@ -41,9 +42,7 @@ def embedding_card(model: ServedModel, *tasks: Task) -> EmbeddingCard:
 
 def check_texts_request(call: Call, request: TextsRequest) -> None:
     """Check what all such requests share. Raises `InvalidRequestError` for what is not served."""
-    for name, what in request.REFUSED.items():
-        if getattr(request, name) is not None:
-            raise InvalidRequestError(f"{name} is not supported: {what}", param=name)
+    check_unserved(request)
     if request.cache_salt == "":
         raise InvalidRequestError("cache_salt must be a non-empty string if provided", param="cache_salt")
     if request.priority and call.server.settings.scheduling_policy != "priority":

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from inlay.errors import InvalidRequestError
+from inlay.frontend.answer_id import answer_id
 from inlay.frontend.incoming import read_json
 from inlay.frontend.server import Call
 from inlay.frontend.vectors.embeddings import cut_of
@@ -63,8 +64,8 @@ async def score(call: Call) -> None:
             "side",
             param=first_name,
         )
-    id_ = f"score-{uuid.uuid4().hex}"
-    scores, usage = await _scores(call, model, request, first, second, id_, (first_name, second_name))
+    id_ = answer_id("score-", request.request_id)
+    scores, usage = await _scores(call, model, request, first, second, (first_name, second_name))
     data = [ScoreData(index=index, score=each) for index, each in enumerate(scores)]
     await call.json(ScoreResponse(id=id_, created=int(time.time()), model=model.name, data=data, usage=usage))
 
@@ -80,10 +81,8 @@ async def rerank(call: Call) -> None:
     _check_texts([request.query], "query")
     _check_texts(documents, "documents")
     check_count(call, len(documents), "documents")
-    id_ = f"rerank-{uuid.uuid4().hex}"
-    scores, usage = await _scores(
-        call, model, request, [request.query], documents, id_, ("query", "documents")
-    )
+    id_ = answer_id("rerank-", request.request_id)
+    scores, usage = await _scores(call, model, request, [request.query], documents, ("query", "documents"))
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n or None]
     shows = request.return_documents is not False
     results = [
@@ -123,7 +122,6 @@ async def _scores(
     request: TextsRequest,
     first: list[str],
     second: list[str],
-    id_: str,
     params: tuple[str, str],
 ) -> tuple[list[float], TextsUsage]:
     """The score of each of `second` with its partner in `first`, which may be one for all."""
@@ -137,7 +135,7 @@ async def _scores(
         )
     renderer = await server.renderers.of(model.card)
     cut = cut_of(request, model.max_len)
-    gathering = Gathering(call, model, request, id_)
+    gathering = Gathering(call, model, request, f"score-{uuid.uuid4().hex}")
     if scores_pairs:
         partners = first * len(second) if len(first) == 1 else first
         pairs = Pairs(list(zip(partners, second, strict=True)), renderer, cut, params[1])

@@ -1,10 +1,11 @@
 """`/v1/chat/completions`."""
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import msgspec
 
 from inlay.protocol.openai.generation import GenerationRequest, PromptLogprob, UsageInfo
+from inlay.protocol.openai.unserved import Unserved
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
@@ -34,22 +35,13 @@ class ChatRequest(GenerationRequest, kw_only=True):
     continue_final_message: bool | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    chat_template: Any = None
-    documents: Any = None
-    functions: Any = None
-    function_call: Any = None
-    audio: Any = None
-    web_search_options: Any = None
 
-    REFUSED: ClassVar[dict[str, str]] = {
-        **GenerationRequest.REFUSED,
-        "chat_template": "a chat template of the client's own",
-        "documents": "handing over documents by this field, and not as chat_template_kwargs.documents,",
-        "functions": "calling functions by this field, which OpenAI has replaced by tools,",
-        "function_call": "calling functions by this field, which OpenAI has replaced by tool_choice,",
-        "audio": "an answer that is spoken",
-        "web_search_options": "searching the web",
-    }
+    audio: Unserved = None
+    chat_template: Unserved = None
+    documents: Unserved = None
+    function_call: Unserved = None
+    functions: Unserved = None
+    web_search_options: Unserved = None
 
 
 class TopLogprob(msgspec.Struct, frozen=True):

@@ -1,10 +1,11 @@
 """`/v1/embeddings`, `/v1/score` and `/v1/rerank`."""
 
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
 from inlay.protocol.openai.completions import EmbedsSource
+from inlay.protocol.openai.unserved import Unserved
 
 
 class TextsRequest(msgspec.Struct, kw_only=True):
@@ -17,6 +18,7 @@ class TextsRequest(msgspec.Struct, kw_only=True):
         add_special_tokens: put the tokenizer's own tokens around a text, as when absent.
         cache_salt: results are shared only under equal salts.
         priority: lower is sooner.
+        request_id: the answer's `id`, behind its prefix.
     """
 
     model: str | None = None
@@ -26,19 +28,15 @@ class TextsRequest(msgspec.Struct, kw_only=True):
     add_special_tokens: bool | None = None
     cache_salt: str | None = None
     priority: int | None = None
+    request_id: str | None = None
     use_activation: bool | None = None
-    messages: Any = None
-    embed_dtype: Any = None
-    endianness: Any = None
-    input_type: Any = None
 
-    REFUSED: ClassVar[dict[str, str]] = {
-        "messages": "chats are not embedded; send their text as input",
-        "embed_dtype": "vectors are float32; encoding_format is float or base64",
-        "endianness": "base64 is little endian float32",
-        "input_type": "name the model's own prompt in prompt_name",
-    }
-    """Fields that would change the answer and are not served: a request that sets one is refused, never half obeyed."""
+    embed_dtype: Unserved = None
+    endianness: Unserved = None
+    input_type: Unserved = None
+    messages: Unserved = None
+    mm_processor_kwargs: Unserved = None
+    padding: Unserved = None
 
 
 EmbeddingInput: TypeAlias = str | list[int | str | list[int]]
@@ -105,6 +103,11 @@ class ScoreRequest(TextsRequest, kw_only=True):
     items: str | list[str] | None = None
     data_2: str | list[str] | None = None
 
+    chat_template_kwargs: Unserved = None
+    instruction: Unserved = None
+    max_tokens_per_doc: Unserved = None
+    max_tokens_per_query: Unserved = None
+
 
 class ScoreData(msgspec.Struct, frozen=True, kw_only=True):
     """The score of one pair."""
@@ -145,6 +148,11 @@ class RerankRequest(TextsRequest, kw_only=True):
     documents: list[str | Document]
     top_n: int | None = None
     return_documents: bool | None = None
+
+    chat_template_kwargs: Unserved = None
+    instruction: Unserved = None
+    max_tokens_per_doc: Unserved = None
+    max_tokens_per_query: Unserved = None
 
 
 class RerankResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,10 +1,11 @@
 """The fields completions and chat completions share."""
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import msgspec
 
 from inlay.errors import ErrorBody
+from inlay.protocol.openai.unserved import Unserved
 
 
 class ErrorResponse(msgspec.Struct, frozen=True):
@@ -20,9 +21,6 @@ class StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool | None = None
 
 
-_GUIDED = "guided decoding by this field, which vLLM has replaced by structured_outputs,"
-
-
 class GenerationRequest(msgspec.Struct, kw_only=True):
     """What completions and chat completions both understand. Names beyond OpenAI's are vLLM's.
 
@@ -31,6 +29,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
         seed: choice `i` of the request draws from `seed + i`; each choice draws its own when absent.
         cache_salt: prompts share cached prefixes only under equal salts.
         prompt_cache_key: requests with the same go to the same worker, where that is possible.
+        session_id: the same by vLLM's name, which goes first.
+        request_id: the answer's `id`, behind its prefix.
         priority: lower is sooner.
         echo: show the prompt before the output; of completions only.
         prompt_logprobs: alternatives a token of the prompt.
@@ -69,28 +69,39 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     user: str | None = None
     cache_salt: str | None = None
     prompt_cache_key: str | None = None
+    session_id: str | None = None
+    request_id: str | None = None
     priority: int | None = None
     response_format: Any = None
     prompt_logprobs: int | None = None
-    use_beam_search: bool | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None
     structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
 
-    REFUSED: ClassVar[dict[str, str]] = {
-        "use_beam_search": "beam search",
-        "guided_json": _GUIDED,
-        "guided_regex": _GUIDED,
-        "guided_choice": _GUIDED,
-        "guided_grammar": _GUIDED,
-    }
-    """Fields that would change the answer and are not served: a request that sets one is refused, never half obeyed."""
+    ebnf: Unserved = None
+    ec_transfer_params: Unserved = None
+    guided_choice: Unserved = None
+    guided_grammar: Unserved = None
+    guided_json: Unserved = None
+    guided_regex: Unserved = None
+    json_schema: Unserved = None
+    kv_transfer_params: Unserved = None
+    length_penalty: Unserved = None
+    media_io_kwargs: Unserved = None
+    mm_payload: Unserved = None
+    mm_processor_kwargs: Unserved = None
+    regex: Unserved = None
+    repetition_detection: Unserved = None
+    return_mm_kwargs: Unserved = None
+    return_prompt_text: Unserved = None
+    return_token_offsets: Unserved = None
+    routed_experts_prompt_start: Unserved = None
+    stream_interval: Unserved = None
+    use_beam_search: Unserved = None
+    vllm_xargs: Unserved = None
+    watermarking: Unserved = None
 
     @property
     def candidates(self) -> int:

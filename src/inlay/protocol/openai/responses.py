@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import msgspec
 
 from inlay.protocol.openai.chat import TokenLogprob
+from inlay.protocol.openai.unserved import Unserved
 
 
 class ReasoningOptions(msgspec.Struct, frozen=True):
@@ -90,30 +91,35 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool | None = None
     logit_bias: dict[str, float] | None = None
     cache_salt: str | None = None
+    session_id: str | None = None
+    request_id: str | None = None
+    include_reasoning: bool | None = None
     priority: int | None = None
     structured_outputs: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    background: bool | None = None
-    previous_response_id: str | None = None
-    conversation: Any = None
-    prompt: Any = None
-    context_management: Any = None
-    moderation: Any = None
+    background: Unserved = None
+    context_management: Unserved = None
+    conversation: Unserved = None
+    ec_transfer_params: Unserved = None
+    enable_response_messages: Unserved = None
+    kv_transfer_params: Unserved = None
+    media_io_kwargs: Unserved = None
+    mm_payload: Unserved = None
+    mm_processor_kwargs: Unserved = None
+    moderation: Unserved = None
+    previous_input_messages: Unserved = None
+    previous_response_id: Unserved = None
+    prompt: Unserved = None
+    return_mm_kwargs: Unserved = None
+    vllm_xargs: Unserved = None
+    watermarking: Unserved = None
+
     messages: Any = None
     max_tokens: Any = None
     max_completion_tokens: Any = None
     response_format: Any = None
     n: int | None = None
-
-    NEEDS_STATE: ClassVar[dict[str, str]] = {
-        "previous_response_id": "send the items of the conversation as input",
-        "conversation": "send the items of the conversation as input",
-        "prompt": "send the template's text as instructions and input",
-        "background": "ask with stream, or wait for the answer",
-        "context_management": "send the items that are to be kept as input",
-    }
-    """Fields that need the server to remember something, which it does not, and what to do instead."""
 
     ELSEWHERE: ClassVar[dict[str, str]] = {
         "messages": "input",

@@ -4,6 +4,8 @@ from typing import Any
 
 import msgspec
 
+from inlay.protocol.openai.unserved import Unserved
+
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     """Text (`prompt`) or a chat (`messages`) to be tokenized; exactly one of them."""
@@ -17,6 +19,10 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     return_token_strs: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
+
+    chat_template: Unserved = None
+    media_io_kwargs: Unserved = None
+    mm_processor_kwargs: Unserved = None
 
 
 class TokenizeResponse(msgspec.Struct, frozen=True):
