@@ -9,11 +9,12 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "inlay"
 
-SHARED = {"prompt", "digest", "errors", "pace", "fair_queue"}
+SHARED = {"prompt", "digest", "errors", "pace", "fair_queue", "liveness"}
 MAY_IMPORT = {
     "prompt": {"errors"},
     "errors": set[str](),
     "pace": set[str](),
+    "liveness": set[str](),
     "fair_queue": set[str](),
     "digest": {"prompt", "errors", "pace"},
     "tensors": SHARED,

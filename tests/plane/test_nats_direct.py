@@ -84,6 +84,21 @@ def feed(sorter: Sorter, data: bytes, cuts: list[int]) -> None:
 
 
 @given(
+    subject=st.binary(min_size=1, max_size=12).filter(lambda subject: not set(subject) & set(b" \t\r\n")),
+    body=bodies,
+)
+def test_a_message_whose_subject_is_no_text_is_dropped_and_what_follows_is_not(
+    subject: bytes, body: bytes
+) -> None:
+    inner, shelf = Inner(), Shelf()
+    hostile = PREFIX.encode() + b"a\xff" + subject
+    wire = b"MSG %s 7 %d\r\n%s\r\n" % (hostile, len(body), body)
+    feed(Sorter(inner, lambda: shelf.sink), wire + b"PING\r\n", [1 << 20])
+    assert inner.data == b"PING\r\n"
+    assert shelf.placed == []
+
+
+@given(
     items=st.lists(st.one_of(ours, others, lines), max_size=8),
     cuts=st.lists(
         st.sampled_from([1, 2, 3, 17, 4_000, 16_384, 100_000, 1 << 20]), min_size=1, max_size=4

@@ -8,13 +8,16 @@ from uuid import uuid4
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from inlay.errors import OverloadedError
 from inlay.plane.nats import transfers as module
 from inlay.plane.nats.connection import Connection
 from inlay.plane.nats.kept import Kept
-from inlay.plane.nats.notices import Credit, Dropped, Named, Notice, Offer, Taken, Withdrawn
+from inlay.plane.nats.notices import PART_BYTES, Credit, Dropped, Named, Notice, Offer, Taken, Withdrawn
 from inlay.plane.nats.outbound import Outbound
+from inlay.plane.nats.settings import NatsSettings
 from inlay.plane.nats.subjects import Subjects
 from inlay.plane.nats.transfers import Transfers
 from inlay.prompt import Buffer
@@ -260,9 +263,9 @@ def wait_behind(pair: Pair, large: Outbound, names: Sequence[str]) -> None:
     """Another sender's messages of one stored part each, which wait for the memory that `large` takes."""
     assert large.sizes[1] == 60 * KIB
     for index, name in enumerate(names):
-        offer = Offer(
-            1000 + index, (1, 20 * KIB), KIB, header=b"%d" % index, named=(Named(1, name, lasts=True),)
-        )
+        header = b"%d" % index
+        sizes = (len(header), 20 * KIB)
+        offer = Offer(1000 + index, sizes, KIB, header=header, named=(Named(1, name, lasts=True),))
         pair.receiver.hear("other", offer)
 
 
@@ -296,3 +299,66 @@ async def test_a_sender_that_is_gone_takes_along_what_of_its_waits_and_has_come_
     await arrived(large)
     assert set(pair.arrived) == {b"large"}
     assert pair.receiver._held == pair.receiver._ahead == 0
+
+
+hostile = st.one_of(
+    st.builds(
+        Offer,
+        transfer=st.integers(0, 5),
+        sizes=st.lists(st.integers(-(2**40), 2**40) | st.integers(-2, 4096), max_size=8).map(tuple),
+        chunk=st.integers(-(2**40), 2**40) | st.integers(-1, 4096),
+        header=st.binary(max_size=4),
+        named=st.lists(st.builds(Named, st.integers(-2, 9), st.text("ab", max_size=1)), max_size=4).map(
+            tuple
+        ),
+    ),
+    st.builds(
+        Offer,
+        transfer=st.integers(0, 5),
+        sizes=st.integers(1, 5000).map(lambda count: (1,) * count),
+        chunk=st.just(KIB),
+    ),
+)
+
+
+@given(offers=st.lists(hostile, max_size=12))
+def test_offers_of_any_numbers_are_refused_or_take_no_more_than_the_memory(offers: list[Offer]) -> None:
+    asyncio.run(hear_all(offers))
+
+
+async def hear_all(offers: list[Offer]) -> None:
+    """A receiver hears them, and forgets their sender."""
+    told: list[Notice] = []
+    connection = Connection(NatsSettings(), "receiver")
+    receiver = Transfers(
+        connection,
+        Subjects("n"),
+        "receiver",
+        tell=lambda _, notice: told.append(notice),
+        deliver=lambda *_: None,
+    )
+    for offer in offers:
+        before = receiver._held
+        receiver.hear("other", offer)
+        assert before <= receiver._held <= module.MEMORY_BYTES
+        refused = offer.refusal(module.MEMORY_BYTES)
+        assert (refused is None) == (told[-1:] != [Dropped(offer.transfer, refused or "")])
+    # What a chunk takes to be planned is little beside what it brings, and what all parts take is counted.
+    planned = sum(len(inbound.places) for inbound in receiver._in.values())
+    assert planned <= receiver._held / PART_BYTES
+    receiver.forget_sender("other")
+    assert receiver._held == receiver._ahead == len(receiver._in) == 0
+
+
+async def test_an_offer_of_small_chunks_or_of_less_than_nothing_holds_nobody(pair: Pair) -> None:
+    memory = 8 * KIB * KIB
+    tiny_chunks = Offer(1001, (1, memory), 1)
+    below_nothing = Offer(1002, (1, -memory), KIB)
+    assert "chunks of 1 bytes" in (tiny_chunks.refusal(2 * memory) or "")
+    assert f"a part of -{memory} bytes" in (below_nothing.refusal(2 * memory) or "")
+    for offer in (tiny_chunks, below_nothing):
+        pair.receiver.hear("other", offer)
+    assert not pair.receiver._in
+    body = random.Random(1).randbytes(20 * KIB)
+    await arrived(pair.offer(b"next", body))
+    assert pair.arrived == {b"next": body}

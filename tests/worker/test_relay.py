@@ -127,16 +127,13 @@ async def test_what_the_worker_tells_of_its_cache_is_passed_on(plane: DirectPlan
         assert await heard.get() == events
 
 
-async def test_a_process_that_stands_still_is_killed(
-    plane: DirectPlane, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(relay, "STUCK_SECONDS", 0.05)
+async def test_a_process_that_stands_still_is_killed(plane: DirectPlane) -> None:
     host = plane.hosts[0]
     assert isinstance(host, CachingHost)
     async with Followed(plane) as followed:
         await followed.cards.get()
         killed = asyncio.Event()
-        guarding = asyncio.create_task(followed.relay.guard(killed.set))
+        guarding = asyncio.create_task(followed.relay.guard(killed.set, 0.05))
         await followed.relay.call(Command("stats"))
         assert not killed.is_set()
         host.silent = True

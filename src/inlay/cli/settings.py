@@ -61,6 +61,13 @@ class WorkerSettings(BaseModel):
         title="Fleet",
         description="Seconds that works under way may take to end after the first signal; others go on elsewhere.",
     )
+    health_process_timeout: float = Field(
+        default=20.0,
+        gt=0,
+        title="Fleet",
+        description="Seconds after which an engine's process that answers nothing is ended and started again; time in which the "
+        "whole machine stood still does not count.",
+    )
     secret_file: Path | None = Field(
         default=None,
         title="Fleet",

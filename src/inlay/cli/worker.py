@@ -101,7 +101,7 @@ async def _place(
     await worker.start()
     running = asyncio.create_task(supervisor.run())
     following = asyncio.create_task(relay.follow(worker.away))
-    guarding = asyncio.create_task(relay.guard(supervisor.kill))
+    guarding = asyncio.create_task(relay.guard(supervisor.kill, settings.health_process_timeout))
     announcing = asyncio.create_task(_announced(worker, console))
     undo.push_async_callback(_end, running, following, guarding, announcing)
     # First of all in the end: what is under way goes on elsewhere, and is not told that its engine is gone.

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import uvicorn
 
+from inlay import liveness
 from inlay.frontend.access import ADMIN_PORT
 from inlay.frontend.address import bound
 from inlay.frontend.app import App
@@ -183,6 +184,7 @@ async def serve(
     """
     keep_freed_memory()
     switch_often()
+    liveness.clock()
     async with AsyncExitStack() as stack:
         stack.callback(app.server.close)
         tls = Tls.of(settings)

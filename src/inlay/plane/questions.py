@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
+from inlay import liveness
 from inlay.errors import ErrorFrame, InlayError, InvalidRequestError
 from inlay.plane.messages import Cache
 from inlay.protocol.routing import KvSnapshot, TellsCache
@@ -24,7 +25,7 @@ class Questions(Generic[T]):
         """The answer to what `send` sends, given the question's number.
 
         Raises:
-            TimeoutError: it has not come `within` seconds.
+            TimeoutError: it has not come `within` seconds, as `inlay.liveness` counts them.
             InlayError: that was the answer, or there will be none.
         """
         number = next(self._numbers)
@@ -32,7 +33,7 @@ class Questions(Generic[T]):
         self._waiting[number] = answer
         try:
             send(number)
-            async with asyncio.timeout(within):
+            async with liveness.timeout(within):
                 return await answer
         finally:
             del self._waiting[number]

@@ -7,6 +7,7 @@ from contextlib import suppress
 from operator import is_
 from random import Random
 
+from inlay import liveness
 from inlay.protocol.routing import RoutingFeed, WorkerLoad
 from inlay.protocol.work import ModelCard, Plane, Worker
 from inlay.router.caches import Caches
@@ -45,7 +46,9 @@ class Fleet:
         self._cards: list[ModelCard] = []
         feed = plane if isinstance(plane, RoutingFeed) else None
         self._feed = feed
-        self._peers = None if feed is None else Peers(feed.publish, self._set_others, self._routed)
+        self._peers = (
+            None if feed is None else Peers(feed.publish, self._set_others, self._routed, clock=liveness.now)
+        )
         self._caches = None if feed is None else Caches(feed.kv_snapshot)
         self._changed: Callable[[], None] = lambda: None
         self._watching: asyncio.Task[None] | None = None

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
 
+from inlay import liveness
 from inlay.errors import DeadlineExceededError, EngineError, InlayError, NotFoundError, OverloadedError
 from inlay.protocol.deltas import after, joined, untold
 from inlay.protocol.work import Delta, Exactness, ModelCard, PromptLogprobs, Stream, Usage, Work, Worker
@@ -211,7 +212,7 @@ class ResumingStream:
 
     async def _wait_for_workers(self, error: InlayError) -> Sequence[Worker]:
         """Those that may go on with it, once there are some. Raises `error` when none comes."""
-        until = asyncio.get_running_loop().time() + WAIT_SECONDS
+        until = liveness.now() + WAIT_SECONDS
         while True:
             fitting = [worker for worker in self._workers() if self._fits(worker.card)]
             others = [worker for worker in fitting if worker.id not in self._failed_on]
@@ -224,7 +225,7 @@ class ResumingStream:
                 await asyncio.sleep(_PAUSE_SECONDS)
                 return fitting
             self._remaining()
-            if self._cancelled or asyncio.get_running_loop().time() > until:
+            if self._cancelled or liveness.now() > until:
                 raise error
             await asyncio.sleep(_LOOK_SECONDS)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from inlay import liveness
 from inlay.digest import Secret
 from inlay.errors import BodyTooLargeError, NotFoundError, OverloadedError
 from inlay.prompt import Buffer, Rows
@@ -96,7 +97,7 @@ class FleetStore:
         self._limits = limits
         self._clock = clock
         self._threads = Threads()
-        self._reaper = Reaper(shared, secrets.token_hex(8), clock)
+        self._reaper = Reaper(shared, secrets.token_hex(8), clock, liveness.now)
         self._reap_at = 0.0
         self._shares = Shares(shared, limits.max_per_tenant_bytes, min(limits.ttl, LONGEST_WAIT), clock)
         self._making_room = asyncio.Lock()

@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
+from inlay import liveness
 from inlay.adapter import LoraFiles, PromptFiles
 from inlay.adapter.files import check_fits, dtype_of, elements, shapes_of
 from inlay.adapter.library import Opened
@@ -389,14 +390,14 @@ class Adapters:
         if not held.works:
             return
         with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
+            async with liveness.timeout(seconds):
                 await held.idle.wait()
             return
         log.warning("adapter %r is unloaded: aborting %d requests", held.order.name, len(held.works))
         for work_id in tuple(held.works.values()):
             self._engine.abort(work_id)
         try:
-            async with asyncio.timeout(ABORT_SECONDS):
+            async with liveness.timeout(ABORT_SECONDS):
                 await held.idle.wait()
         except TimeoutError:
             raise EngineError(

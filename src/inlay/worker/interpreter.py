@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import inlay
+from inlay import liveness
 from inlay.errors import InvalidRequestError
 
 NEEDED: Mapping[str, str] = {
@@ -118,7 +119,7 @@ async def _asked(python: Path) -> tuple[list[int], dict[str, str | None]]:
             f"--engine-python {python} cannot be run: {error.strerror}", param="engine_python"
         ) from error
     try:
-        async with asyncio.timeout(_SECONDS):
+        async with liveness.timeout(_SECONDS):
             told, complaint = await process.communicate()
     except TimeoutError as error:
         process.kill()

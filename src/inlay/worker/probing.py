@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
+from inlay import liveness
 from inlay.errors import EngineError, InlayError
 from inlay.protocol.health import Probe
 from inlay.protocol.work import Engine
@@ -72,7 +73,7 @@ class Probing:
         began = time.monotonic()
         error: str | None = None
         try:
-            async with asyncio.timeout(self._timeout):
+            async with liveness.timeout(self._timeout):
                 await self._engine.probe()
         except TimeoutError:
             error = f"the engine did not answer within {self._timeout:g} s (--health-probe-timeout)"

@@ -21,8 +21,6 @@ from inlay.protocol.work import Command, Delta, Emit, ModelCard, Plane, Reply, S
 log = logging.getLogger(__name__)
 
 NOBODY = "the worker has no engine now"
-STUCK_SECONDS = 20.0
-"""A process that does not answer for so long stands still: its engine may take its time, what answers is another thread."""
 _GUARD_SECONDS = 1.0
 _CALL_SECONDS = 600.0
 """A command has the time that whoever gave it waits; this only ends what nobody waits for any more."""
@@ -81,15 +79,18 @@ class Relay:
             raise InvalidRequestError("the worker tells of no cache")
         return await self._worker.kv_snapshot()
 
-    async def guard(self, kill: Callable[[], object]) -> None:
-        """Call `kill` when the worker's process has not answered for `STUCK_SECONDS`, until cancelled."""
+    async def guard(self, kill: Callable[[], object], seconds: float) -> None:
+        """Call `kill` when the worker's process has not answered for `seconds` (`inlay.liveness`), until cancelled.
+
+        Such a process stands still: its engine may take its time, what answers is another thread.
+        """
         while True:
             worker = self._worker
             if worker is not None:
                 try:
-                    await worker.call(Command("stats"), STUCK_SECONDS)
+                    await worker.call(Command("stats"), seconds)
                 except DeadlineExceededError:
-                    log.error("the worker's process has not answered for %g s: it is killed", STUCK_SECONDS)
+                    log.error("the worker's process has not answered for %g s: it is killed", seconds)
                     kill()
                 except OverloadedError as error:
                     log.debug("nothing to guard: %s", error.message)

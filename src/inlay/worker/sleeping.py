@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
+from inlay import liveness
 from inlay.errors import EngineError, InvalidRequestError, OverloadedError
 from inlay.protocol.embedding import EmitVectors, Vectors
 from inlay.protocol.work import Command, Delta, Emit, Engine, Sleeps
@@ -67,7 +68,7 @@ class UnderWay:
     async def none(self, within: float) -> bool:
         """Whether there is none before `within` seconds have passed."""
         try:
-            async with asyncio.timeout(within):
+            async with liveness.timeout(within):
                 await self._idle.wait()
         except TimeoutError:
             return False

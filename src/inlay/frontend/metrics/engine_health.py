@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from inlay import liveness
 from inlay.errors import ErrorBody
 from inlay.protocol.work import ModelCard, Worker
 
@@ -73,7 +74,7 @@ def health_of(worker: Worker) -> WorkerHealth:
         return WorkerHealth(worker.id, card.name, "unprobed")
     age = max(0.0, time.time() - probe.at)
     state: State = "ok" if probe.error is None else "failing"
-    if age > probe.next_within:
+    if age - liveness.clock().lost(age) > probe.next_within:
         state = "silent"
     return WorkerHealth(
         worker.id, card.name, state, LastProbe(round(age, 3), round(probe.seconds, 6), probe.error)

@@ -11,6 +11,7 @@ from nats.js import JetStreamContext
 from nats.js.api import KeyValueConfig
 from nats.js.kv import KeyValue
 
+from inlay import liveness
 from inlay.errors import InvalidRequestError, OverloadedError
 from inlay.plane.nats.connection import Connection
 from inlay.protocol.work import ModelCard
@@ -64,13 +65,13 @@ async def storage(connection: Connection, name: str, find: Callable[[JetStreamCo
         InvalidRequestError: the server has no JetStream, or does not let us, or too few servers for the replicas.
         OverloadedError: it does not answer.
     """
-    until = asyncio.get_running_loop().time() + AGREE_SECONDS
+    until = liveness.now() + AGREE_SECONDS
     while True:
         try:
             return await _asked(connection.jetstream, name, find)
         except OverloadedError:
             # A cluster that has just started has no leader yet.
-            if asyncio.get_running_loop().time() > until:
+            if liveness.now() > until:
                 raise
         await asyncio.sleep(_RETRY_SECONDS)
 

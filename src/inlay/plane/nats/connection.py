@@ -13,6 +13,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
+from inlay import liveness
 from inlay.errors import InvalidRequestError, OverloadedError
 from inlay.plane.nats.direct import DirectTransport, Sink
 from inlay.plane.nats.settings import NatsSettings
@@ -25,14 +26,26 @@ Take: TypeAlias = Callable[[Msg], None]
 CONNECT_SECONDS = 10.0
 """How long the first connection may take where something listens; where nothing does, the settings say how long to wait."""
 
-_PROBE_SECONDS = 1.0
+_PROBE_SECONDS = 0.5
 _STALE_SECONDS = 2.0
-"""How long a server may leave a ping unanswered before the connection counts as cut."""
+"""How long a message to ourselves may take before the connection counts as cut."""
 _RETRY_SECONDS = 0.25
 _ATTEMPT_SECONDS = 2
-_PING_SECONDS = 60
+_SHOWN_BYTES = 200
+"""Of a subject that is logged."""
 _AUTHORIZATION = "authorization violation"
 _SUBSCRIPTION_BYTES = 256 * 1024 * 1024
+
+
+class _Client(Client):
+    """The library's client, which outlives a message that it cannot read."""
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        # What is raised here would end the client's reading for good, and the server lets others send any bytes as subject, reply and headers.
+        try:
+            await super()._process_msg(sid, subject, reply, data, headers)
+        except (nats.errors.Error, ValueError, IndexError) as error:
+            log.warning("a message on %r is dropped, as it cannot be read: %s", subject[:_SHOWN_BYTES], error)
 
 
 class Connection:
@@ -54,7 +67,7 @@ class Connection:
         """
         self._settings = settings
         self._name = name
-        self._client = Client()
+        self._client = _Client()
         self._direct: DirectTransport | None = None
         if direct and not settings.urls[0].startswith("ws"):
             # The client makes its own only where it has none.
@@ -67,7 +80,8 @@ class Connection:
         self._lost_at = 0.0
         self._problem: Exception | None = None
         self._closing = False
-        self._pings: set[asyncio.Task[None]] = set()
+        self._echoed = asyncio.Event()
+        self._echo_sent: float | None = None
         self._refused = asyncio.Event()
 
     async def open(self) -> None:
@@ -113,8 +127,10 @@ class Connection:
                 connecting.cancel()
                 await asyncio.gather(connecting, return_exceptions=True)
                 await self._client.close()
-        self._since = self._now()
-        self._tasks = [asyncio.create_task(self._pump()), asyncio.create_task(self._probe())]
+        self._since = liveness.now()
+        echo = self._client.new_inbox()
+        await self.subscribe(echo, lambda _: self._echoed.set())
+        self._tasks = [asyncio.create_task(self._pump()), asyncio.create_task(self._probe(echo))]
 
     @property
     def _nobody_listens(self) -> bool:
@@ -140,13 +156,20 @@ class Connection:
 
     @property
     def since(self) -> float | None:
-        """When it was last established, on the event loop's clock; None while there is none."""
+        """When it was last established, in seconds of `inlay.liveness`; None while there is none."""
         return self._since if self.connected else None
 
     @property
     def lost_for(self) -> float:
         """Seconds without a connection; 0 while there is one, or until the client has said that there is none."""
-        return 0.0 if self._since is not None else self._now() - self._lost_at
+        return 0.0 if self._since is not None else liveness.now() - self._lost_at
+
+    @property
+    def silent_for(self) -> float:
+        """Seconds in which nothing was shown to have passed: without a connection, or since a message to ourselves that has not come back."""
+        if self._since is None or self._echo_sent is None:
+            return self.lost_for
+        return liveness.now() - self._echo_sent
 
     @property
     def max_payload(self) -> int:
@@ -233,9 +256,6 @@ class Connection:
         self._client._pending.clear()
         self._client._pending_data_size = 0
         await self._client.close()
-        for ping in self._pings:
-            ping.cancel()
-        await asyncio.gather(*self._pings, return_exceptions=True)
 
     async def _pump(self) -> None:
         while True:
@@ -251,25 +271,27 @@ class Connection:
                 except nats.errors.Error:
                     self._outbox.clear()
 
-    async def _probe(self) -> None:
-        """Notice a connection that is up and carries nothing, long before TCP does."""
+    async def _probe(self, echo: str) -> None:
+        """Notice a connection that is up and carries nothing, long before TCP does, and one that the client has stopped reading."""
         while True:
             await asyncio.sleep(_PROBE_SECONDS)
-            if not self._client.is_connected:
+            since = self.since
+            if since is None:
                 continue
-            # Never cancelled while the connection is in use: the client stops reading when an answer comes that nobody wants.
-            self._pings = {ping for ping in self._pings if not ping.done()}
-            ping = asyncio.create_task(self._ping())
-            self._pings.add(ping)
-            await asyncio.wait({ping}, timeout=_STALE_SECONDS)
-            if not ping.done() and self._client.is_connected:
-                log.warning("NATS has not answered for %g s: connecting again", _STALE_SECONDS)
-                self._abort()
-
-    async def _ping(self) -> None:
-        # What becomes of the connection is told by its own callbacks.
-        with suppress(nats.errors.Error):
-            await self._client.flush(timeout=_PING_SECONDS)
+            self._echoed.clear()
+            self._echo_sent = liveness.now()
+            try:
+                async with liveness.timeout(_STALE_SECONDS):
+                    # What becomes of the connection is told by its own callbacks.
+                    with suppress(nats.errors.Error):
+                        await self._client.publish(echo, b"")
+                    await self._echoed.wait()
+            except TimeoutError:
+                if self.since == since:
+                    log.warning("NATS has not answered for %g s: connecting again", _STALE_SECONDS)
+                    self._abort()
+                    await self._client.force_reconnect()
+            self._echo_sent = None
 
     def _abort(self) -> None:
         # The client has no way to let go of a connection whose other end does not read: it waits until all is written.
@@ -289,7 +311,7 @@ class Connection:
 
     async def _disconnected(self) -> None:
         was, self._since = self._since, None
-        self._lost_at = self._now()
+        self._lost_at = liveness.now()
         self._outbox.clear()
         if was is not None and not self._closing:
             log.warning(
@@ -299,11 +321,7 @@ class Connection:
             )
 
     async def _reconnected(self) -> None:
-        self._since = self._now()
+        self._since = liveness.now()
         log.warning("%s: connected to NATS again, after %.1f s", self._name, self._since - self._lost_at)
         for act in self._on_reconnect:
             act()
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()

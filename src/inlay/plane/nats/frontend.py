@@ -46,7 +46,7 @@ class NatsPlane:
         self._member = member
         self._fingerprint = secret_fingerprint
         self._protocol = protocol
-        self._clock = Clock(member.control, TICK_SECONDS)
+        self._clock = Clock(member.control)
         self._numbers = count(1)
         self._links: dict[str, Link] = {}
         self._missing: dict[str, tuple[str, float]] = {}
@@ -279,7 +279,6 @@ class NatsPlane:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             self._ticks += 1
-            self._clock.tick()
             parted = self._member.control.lost_for > PARTED_SECONDS
             for participant, link in list(self._links.items()):
                 if parted:

@@ -1,7 +1,7 @@
 """A transfer at its receiver."""
 
 from inlay.plane.nats.kept import Kept
-from inlay.plane.nats.notices import Credit, Offer, Place, places
+from inlay.plane.nats.notices import PART_BYTES, Credit, Offer, Place, places
 from inlay.prompt import Buffer
 
 
@@ -10,7 +10,7 @@ class Inbound:
 
     Attributes:
         missing: bytes that are to come.
-        size: bytes of memory it takes: what is to come, and a header that has.
+        size: bytes of memory it takes: what is to come, a header that has, and what each part takes to be kept apart.
         present: the parts that are there, by number; the header may be one.
         places: of the chunks to come, once memory is kept for them.
         parts: memory for what is to come, once it is granted.
@@ -19,7 +19,6 @@ class Inbound:
     def __init__(self, sender: str, offer: Offer, now: float) -> None:
         self.sender = sender
         self.offer = offer
-        self.named = [named for named in offer.named if 0 < named.part < len(offer.sizes)]
         self.moved = now
         self.granted = 0
         self.received = 0
@@ -32,12 +31,12 @@ class Inbound:
         offer = self.offer
         self.present = {0: Buffer(offer.header)} if offer.header else {}
         if kept is not None:
-            for named in self.named:
+            for named in offer.named:
                 found = kept.find(named.name, offer.sizes[named.part])
                 if found is not None:
                     self.present[named.part] = found
         self.missing = sum(size for part, size in enumerate(offer.sizes) if part not in self.present)
-        self.size = len(offer.header) + self.missing
+        self.size = len(offer.header) + self.missing + PART_BYTES * len(offer.sizes)
 
     def plan(self) -> None:
         """Say where the chunks to come belong: from now on what is there is that."""

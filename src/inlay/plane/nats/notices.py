@@ -5,6 +5,16 @@ from typing import TypeAlias
 
 import msgspec
 
+MIN_CHUNK_BYTES = 1024
+"""Bytes of a chunk at least: each takes its receiver a hundred bytes to plan. The server's own limit on messages is larger."""
+MAX_CHUNK_BYTES = 16 * 1024 * 1024
+MAX_PARTS = 4096
+"""Parts of a transfer at most: a request's rows, and the tensors beside them."""
+PART_BYTES = 256
+"""What a part takes its receiver beside its own bytes, so that many small ones are counted too."""
+MAX_NAMED = 128
+"""Parts of a transfer that are named, at most, so that its offer is always a message of its own."""
+
 Place: TypeAlias = "tuple[int, int, int]"
 """(part, first byte, past-last byte) of a chunk."""
 
@@ -36,6 +46,32 @@ class Offer(msgspec.Struct, frozen=True, tag="offer", array_like=True):
     chunk: int
     header: bytes = b""
     named: tuple[Named, ...] = ()
+
+    def refusal(self, max_bytes: int) -> str | None:
+        """Say why nobody should take this offer, by its numbers alone; None where it may be taken.
+
+        Args:
+            max_bytes: that it may take its receiver.
+        """
+        if not 1 <= len(self.sizes) <= MAX_PARTS:
+            return f"{len(self.sizes)} parts; 1 to {MAX_PARTS} are taken"
+        if min(self.sizes) < 0:
+            return f"a part of {min(self.sizes)} bytes"
+        taken = sum(self.sizes) + PART_BYTES * len(self.sizes)
+        if taken > max_bytes:
+            return f"{taken} bytes; at most {max_bytes} are taken"
+        if not MIN_CHUNK_BYTES <= self.chunk <= MAX_CHUNK_BYTES:
+            return f"chunks of {self.chunk} bytes; {MIN_CHUNK_BYTES} to {MAX_CHUNK_BYTES} are taken"
+        if self.header and len(self.header) != self.sizes[0]:
+            return f"a header of {len(self.header)} bytes instead of {self.sizes[0]}"
+        parts = {named.part for named in self.named}
+        if len(self.named) > MAX_NAMED or len(parts) < len(self.named):
+            return (
+                f"{len(self.named)} names of {len(parts)} parts; at most {MAX_NAMED}, one a part, are taken"
+            )
+        if not all(0 < part < len(self.sizes) for part in parts):
+            return f"a name of a part that is none of {len(self.sizes)}"
+        return None
 
 
 class Credit(msgspec.Struct, frozen=True, tag="credit", array_like=True):
@@ -74,6 +110,7 @@ Notice: TypeAlias = Offer | Credit | Taken | Dropped | Withdrawn
 
 def places(sizes: Sequence[int], chunk: int, present: Collection[int] = ()) -> list[Place]:
     """The chunks of parts of these sizes, in order; none spans two parts, and an empty part, or one that is `present`, has none."""
+    present = frozenset(present)
     return [
         (part, start, min(start + chunk, size))
         for part, size in enumerate(sizes)

@@ -25,6 +25,7 @@ from nats.js import JetStreamContext
 from nats.js.api import Header, ObjectStoreConfig
 from nats.js.kv import KV_OP, KV_PURGE, MSG_ROLLUP_SUBJECT, KeyValue
 
+from inlay import liveness
 from inlay.errors import OverloadedError
 from inlay.plane.nats.cards import bucket, storage
 from inlay.plane.nats.connection import Connection
@@ -160,7 +161,7 @@ class NatsPrompts:
             watcher = await self._records.watch(f"{under}.*", ignore_deletes=True)
             found = []
             try:
-                async with asyncio.timeout(_LIST_SECONDS):
+                async with liveness.timeout(_LIST_SECONDS):
                     async for entry in watcher:
                         if entry is None:
                             break
@@ -290,8 +291,7 @@ class NatsPrompts:
 
     async def _patient(self, act: Callable[[], Awaitable[T]], what: str) -> T:
         """Try until it is done, or NATS has been away for too long."""
-        now = asyncio.get_running_loop().time
-        until = now() + WAIT_SECONDS
+        until = liveness.now() + WAIT_SECONDS
         while True:
             try:
                 return await act()
@@ -304,7 +304,7 @@ class NatsPrompts:
                 problem: Exception = error
             except (nats.errors.Error, TimeoutError) as error:
                 problem = error
-            if now() >= until:
+            if liveness.now() >= until:
                 _log.warning("NATS does not %s: %s", what, problem)
                 raise OverloadedError(f"NATS does not {what} at the moment", retry_after=1) from problem
             await asyncio.sleep(_AGAIN_SECONDS)

@@ -1,41 +1,24 @@
 """Whether another participant is still there, judged by our own clock and only while we could have heard it."""
 
-import asyncio
-
+from inlay import liveness
 from inlay.plane.nats.connection import Connection
-
-_FROZEN_SECONDS = 1.0
-"""A tick that comes so much too late means that we stood still, and the others did not."""
 
 
 class Clock:
-    """Since when we could have heard everybody, without a break: connected, and awake.
+    """Seconds in which we could have heard everybody: connected, and running ourselves."""
 
-    `tick` must be called regularly.
-    """
-
-    def __init__(self, connection: Connection, interval: float) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._interval = interval
-        self._ticked = self.now()
-        self._awake_since = self._ticked
 
     @staticmethod
     def now() -> float:
-        """Seconds, monotonic."""
-        return asyncio.get_running_loop().time()
-
-    def tick(self) -> None:
-        """Notice whether we stood still since the last tick."""
-        now = self.now()
-        if now - self._ticked > self._interval + _FROZEN_SECONDS:
-            self._awake_since = now
-        self._ticked = now
+        """As `inlay.liveness.now`."""
+        return liveness.now()
 
     def silent(self, heard: float) -> float:
         """For how many seconds nothing was heard from somebody last heard at `heard`; 0 when we may have missed it."""
         since = self._connection.since
-        return 0.0 if since is None else max(0.0, self.now() - max(heard, since, self._awake_since))
+        return 0.0 if since is None else max(0.0, self.now() - max(heard, since))
 
 
 class Presence:

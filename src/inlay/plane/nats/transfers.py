@@ -16,12 +16,22 @@ from itertools import count
 from typing import TypeAlias
 from weakref import ref
 
+from inlay import liveness
 from inlay.errors import InlayError, OverloadedError
 from inlay.plane.nats.connection import Connection
 from inlay.plane.nats.direct import Sink
 from inlay.plane.nats.inbound import Inbound
 from inlay.plane.nats.kept import Kept
-from inlay.plane.nats.notices import Credit, Dropped, Named, Notice, Offer, Taken, Withdrawn
+from inlay.plane.nats.notices import (
+    MAX_NAMED,
+    Credit,
+    Dropped,
+    Named,
+    Notice,
+    Offer,
+    Taken,
+    Withdrawn,
+)
 from inlay.plane.nats.outbound import Outbound
 from inlay.plane.nats.subjects import Subjects
 from inlay.prompt import Buffer
@@ -41,8 +51,6 @@ NAMED_BYTES = 16 * 1024
 """Bytes of a buffer from which on it is asked whether it is there already: smaller ones are sent in the same time."""
 _HEADER_BYTES = 256 * 1024
 """Bytes of a header that comes with its offer, at most."""
-_MAX_NAMED = 128
-"""Parts of a message that are named, so that its offer is always a message of its own."""
 _SPARE_BYTES = 32 * 1024
 """Bytes of an offer beside its header, at most."""
 SILENCE_SECONDS = 3.0
@@ -112,7 +120,7 @@ class Transfers:
             Named(part, buffer.name or self._own_name(buffer), bool(buffer.name))
             for part, buffer in enumerate(buffers, 1)
             if len(buffer) >= NAMED_BYTES
-        )[:_MAX_NAMED]
+        )[:MAX_NAMED]
         outbound = Outbound(to, next(self._numbers), parts, chunk, named)
         self._out[outbound.number] = outbound
         self._pumps[outbound.number] = asyncio.create_task(self._pump(outbound))
@@ -187,7 +195,7 @@ class Transfers:
         header = outbound.header
         if len(header) > min(_HEADER_BYTES, self._bulk.max_payload - _SPARE_BYTES):
             header = b""
-        outbound.heard = self._now()
+        outbound.heard = liveness.now()
         self._tell(
             outbound.to,
             Offer(outbound.number, outbound.sizes, outbound.chunk_bytes, header, outbound.named),
@@ -210,7 +218,7 @@ class Transfers:
         outbound = self._out.get(notice.transfer)
         if outbound is None or outbound.to != sender:
             return
-        outbound.heard = self._now()
+        outbound.heard = liveness.now()
         if isinstance(notice, Credit):
             outbound.grant(notice)
         elif isinstance(notice, Taken):
@@ -222,10 +230,11 @@ class Transfers:
             )
 
     def _offered(self, sender: str, offer: Offer) -> None:
-        inbound = Inbound(sender, offer, self._now())
-        if inbound.size > MEMORY_BYTES or offer.chunk < 1:
-            self._tell(sender, Dropped(offer.transfer, f"{inbound.size} bytes; at most {MEMORY_BYTES}"))
+        refusal = offer.refusal(MEMORY_BYTES)
+        if refusal is not None:
+            self._tell(sender, Dropped(offer.transfer, refusal))
             return
+        inbound = Inbound(sender, offer, liveness.now())
         if inbound.key in self._in:
             return
         inbound.look(self._kept)
@@ -267,7 +276,7 @@ class Transfers:
                 self._make_room(inbound)
             self._ahead += new
             inbound.granted = granted
-            inbound.moved = self._now()
+            inbound.moved = liveness.now()
             self._tell(inbound.sender, inbound.credit)
             if granted < len(inbound.places):
                 self._wanting.append(inbound)
@@ -299,7 +308,7 @@ class Transfers:
             return
         _, start, stop = inbound.places[inbound.received]
         inbound.received += 1
-        inbound.moved = self._now()
+        inbound.moved = liveness.now()
         self._ahead -= stop - start
         if inbound.received == len(inbound.places):
             self._release(inbound)
@@ -310,7 +319,7 @@ class Transfers:
         """Hand on what has come, and what was there, of one that is no longer under way."""
         self._tell(inbound.sender, Taken(inbound.offer.transfer))
         header, *buffers = inbound.buffers()
-        for named in inbound.named:
+        for named in inbound.offer.named:
             new = named.part not in inbound.present
             self._kept.use(named.name, buffers[named.part - 1], lasting=named.lasts, new=new)
         self._deliver(inbound.sender, header.view, buffers)
@@ -346,7 +355,7 @@ class Transfers:
 
     def tick(self) -> None:
         """Give signs of life, and end what shows none; about once a second."""
-        now, since = self._now(), self._bulk.since
+        now, since = liveness.now(), self._bulk.since
         for inbound in list(self._in.values()):
             if inbound.granted > inbound.received and now - inbound.moved > _STALLED_SECONDS:
                 self._drop(inbound, f"nothing came for {_STALLED_SECONDS:g} s")
@@ -365,7 +374,3 @@ class Transfers:
         for outbound in list(self._out.values()):
             outbound.fail(OverloadedError("the connection is closed"))
         await asyncio.gather(*self._pumps.values())
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()

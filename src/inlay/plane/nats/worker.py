@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from inlay import liveness
 from inlay.errors import ErrorFrame, InlayError, OverloadedError
 from inlay.plane.messages import AskCache
 from inlay.plane.nats.cards import CARD_SECONDS
@@ -99,8 +100,8 @@ class NatsWorker:
         self._member = member
         self._handler = handler
         self._protocol = protocol
-        self._clock = Clock(member.control, BEAT_SECONDS)
-        self._kept = Kept(kept_bytes)
+        self._clock = Clock(member.control)
+        self._kept = Kept(kept_bytes, liveness.now)
         self._mailbox = member.mailbox(
             ToWorker, take=self._take, unheard=self._unheard, room=room, kept=self._kept
         )
@@ -214,7 +215,6 @@ class NatsWorker:
         ticks = 0
         while True:
             ticks += 1
-            self._clock.tick()
             self._beat()
             parted = self._member.control.lost_for > PARTED_SECONDS
             for sender, peer in list(self._peers.items()):

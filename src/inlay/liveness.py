@@ -1,0 +1,97 @@
+"""Time for judging others: seconds in which this process ran itself.
+
+A process that stood still (a paused machine, a host without memory, a container over its share of CPU) finds afterwards that everybody was
+silent, as nobody could reach it and most stood still with it. So whoever gives another up for its silence measures that silence here: time
+in which the own event loop did not run does not count, and what lies in sockets is read before the limit can be reached.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from weakref import WeakKeyDictionary
+
+TICK_SECONDS = 0.25
+MOST_SECONDS = 0.5
+"""What one tick counts at most: a later one shows that the event loop did not run in between."""
+_REMEMBERED = 256
+
+
+class LivenessClock:
+    """Counts the seconds in which the running event loop ran. One an event loop: `clock` gives it."""
+
+    def __init__(self) -> None:
+        self._ticked = _time()
+        self._counted = self._ticked
+        self._stalls: deque[tuple[float, float]] = deque(maxlen=_REMEMBERED)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
+
+    def _tick(self) -> None:
+        now = _time()
+        passed = now - self._ticked
+        self._counted += min(passed, MOST_SECONDS)
+        if passed > MOST_SECONDS:
+            self._stalls.append((now, passed - MOST_SECONDS))
+        self._ticked = now
+        self._schedule()
+
+    def now(self) -> float:
+        """Seconds, monotonic; a difference of two is how long the event loop ran between them."""
+        return self._counted + min(_time() - self._ticked, MOST_SECONDS)
+
+    def lost(self, seconds: float) -> float:
+        """Of the last `seconds`, how many the event loop did not run."""
+        now = _time()
+        still = max(0.0, now - self._ticked - MOST_SECONDS)
+        found = still + sum(lost for at, lost in self._stalls if now - at < seconds)
+        return min(found, seconds)
+
+
+_clocks: "WeakKeyDictionary[asyncio.AbstractEventLoop, LivenessClock]" = WeakKeyDictionary()
+
+
+def clock() -> LivenessClock:
+    """The running event loop's clock, which begins to count with the first call."""
+    loop = asyncio.get_running_loop()
+    found = _clocks.get(loop)
+    if found is None:
+        found = _clocks[loop] = LivenessClock()
+    return found
+
+
+def now() -> float:
+    """`LivenessClock.now` of the running event loop's clock."""
+    return clock().now()
+
+
+@asynccontextmanager
+async def timeout(seconds: float) -> AsyncIterator[None]:
+    """End the block with `TimeoutError` after `seconds` in which the event loop ran; otherwise as `asyncio.timeout`."""
+    loop, watch = asyncio.get_running_loop(), clock()
+    ends = watch.now() + seconds
+    async with asyncio.timeout(None) as limit:
+        timer: asyncio.TimerHandle
+
+        def look() -> None:
+            nonlocal timer
+            left = ends - watch.now()
+            if left > 0:
+                timer = loop.call_later(left, look)
+            else:
+                limit.reschedule(loop.time())
+
+        timer = loop.call_later(seconds, look)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+
+def _time() -> float:
+    return asyncio.get_running_loop().time()
+
+
+__all__ = ["MOST_SECONDS", "LivenessClock", "clock", "now", "timeout"]
