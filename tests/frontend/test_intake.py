@@ -5,14 +5,10 @@ import tracemalloc
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from inlay.errors import InvalidRequestError
-from inlay.frontend.bodies import intake
-from inlay.frontend.bodies.intake import MAX_CONTAINERS, check_containers, parsed_size
+from inlay.frontend.bodies.intake import parsed_size
+from inlay.frontend.bodies.structure import count
 from inlay.protocol.openai.chat import ChatRequest
 from inlay.protocol.openai.completions import CompletionRequest
 
@@ -57,46 +53,4 @@ def test_what_is_held_is_at_least_what_parsing_takes(shape: str) -> None:
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert parsed_size(body) >= peak
-
-
-def in_strings(text: bytes) -> list[bool]:
-    """Which characters are in strings, their opening quotes included, one at a time."""
-    found: list[bool] = []
-    inside = escaped = False
-    for character in text:
-        if escaped:
-            escaped = False
-        elif inside and character == ord("\\"):
-            escaped = True
-        elif character == ord('"'):
-            inside = not inside
-        found.append(inside)
-    return found
-
-
-JSON = st.recursive(
-    st.text('[{"\\a]}', max_size=8), lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text('"\\{', max_size=3), inner)
-)  # fmt: skip
-
-
-@given(value=JSON, size=st.integers(1, 9))
-def test_strings_are_told_apart_wherever_a_body_is_cut(value: Any, size: int) -> None:
-    text = json.dumps(value).encode()
-    found: list[bool] = []
-    inside = escaped = False
-    for start in range(0, len(text), size):
-        block = np.frombuffer(text[start : start + size], np.uint8)
-        strings, inside, escaped = intake._strings(block, inside, escaped)
-        found += strings.tolist()
-    assert found == in_strings(text)
-    assert (inside, escaped) == (False, False)
-
-
-def test_as_many_containers_as_allowed_are_read_and_brackets_in_strings_do_not_count() -> None:
-    text = '"' + '[{\\"' * MAX_CONTAINERS + '"'
-    inner = ",".join(["{}", "[]"] * (MAX_CONTAINERS // 2 - 1))
-    check_containers(f'{{"a":{text},"b":[{inner}]}}'.encode())
-    for more in (",{}", ",[]"):
-        with pytest.raises(InvalidRequestError, match="more than 100000 JSON objects and arrays"):
-            check_containers(f'{{"a":{text},"b":[{inner}{more}]}}'.encode())
+    assert parsed_size(count(body)) >= peak

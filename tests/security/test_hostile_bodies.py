@@ -193,14 +193,14 @@ def test_a_refusal_does_not_repeat_what_is_long(
 
 
 CROWDED: dict[str, tuple[str, bytes]] = {
-    "messages": ("/v1/chat/completions", b'{"messages":[' + b"{}," * 7_000_000 + b"{}]}"),
+    "messages": ("/v1/chat/completions", b'{"messages":[' + b"{}," * 5_000_000 + b"{}]}"),
     "content parts": (
         "/v1/chat/completions",
-        b'{"messages":[{"role":"user","content":[' + b"[]," * 7_000_000 + b"[]]}]}",
+        b'{"messages":[{"role":"user","content":[' + b"[]," * 5_000_000 + b"[]]}]}",
     ),
-    "prompts": ("/v1/completions", b'{"prompt":[' + b"[]," * 7_000_000 + b"[]]}"),
-    "formats": ("/v1/completions", b'{"prompt":"a","response_format":[' + b"[]," * 7_000_000 + b"[]]}"),
-    "ids": ("/detokenize", b'{"tokens":[' + b"5," * 10_000_000 + b"5]}"),
+    "prompts": ("/v1/completions", b'{"prompt":[' + b"[]," * 5_000_000 + b"[]]}"),
+    "formats": ("/v1/completions", b'{"prompt":"a","response_format":[' + b"[]," * 5_000_000 + b"[]]}"),
+    "ids": ("/detokenize", b'{"tokens":[' + b"5," * 7_000_000 + b"5]}"),
 }
 
 

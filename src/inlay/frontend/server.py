@@ -177,7 +177,9 @@ class Call:
 
     async def body(self, room: Room = private) -> Lifted:
         """The whole body; arguments and errors as `inlay.frontend.bodies.body.read_body`."""
-        body = await read_body(self.scope, self.receive, self.server.settings, self.reservation, room)
+        body = await read_body(
+            self.scope, self.receive, self.server.settings, self.reservation, self.server.limits, room
+        )
         self.body_read = True
         self.server.metrics.body_read(self.scope.get("inlay.route", "other"), len(body))
         return body

@@ -59,6 +59,12 @@ class FrontendSettings(BaseModel):
         default=64 * MIB, ge=100, description="Decoded bytes of all embeddings of one request at most."
     )
     max_body_bytes: int = Field(default=64 * MIB, ge=1024, description="Bytes of a request body at most.")
+    max_json_bytes: int = Field(
+        default=16 * MIB,
+        ge=1024,
+        description="Bytes of JSON in a request body at most, base64 strings of 64 KB and more not counted. They are parsed in one "
+        "piece, while everybody waits: at most about 5 ms a MiB.",
+    )
     max_inflight_bytes: int = Field(
         default=256 * MIB, ge=MIB, description="Bytes of bodies, and of what they decode to, held at a time."
     )

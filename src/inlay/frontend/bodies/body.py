@@ -9,6 +9,7 @@ from inlay.errors import BodyTooLargeError, UnsupportedMediaTypeError
 from inlay.frontend.bodies.admission import Reservation
 from inlay.frontend.bodies.connection import EXTENSION, BodySource
 from inlay.frontend.bodies.lift import Lift, Lifted
+from inlay.frontend.bodies.limits import EmbedsLimits
 from inlay.frontend.bodies.memory import Room, private
 from inlay.frontend.errors import BodyTimeoutError, ClientGone
 from inlay.frontend.settings import FrontendSettings
@@ -182,17 +183,18 @@ async def read_body(
     receive: Receive,
     settings: FrontendSettings,
     reservation: Reservation,
+    limits: EmbedsLimits,
     room: Room = private,
 ) -> Lifted:
     """The whole body of a request that is JSON, without its large base64 strings: these are decoded as they come, into `room`.
 
     Raises:
-        BodyTooLargeError: over the limit; told from Content-Length before anything is read.
+        BodyTooLargeError: over the limit, told from Content-Length before anything is read; or too much of it is text.
         UnsupportedMediaTypeError: not JSON, or compressed.
         OverloadedError, BodyTimeoutError, ClientGone: as `receive_body`.
     """
     check_media(media_of(scope["headers"]), JSON)
-    lift = Lift(declared_length(scope["headers"]), room)
+    lift = Lift(declared_length(scope["headers"]), room, limits.check_json)
     await read_pieces(scope, receive, settings, reservation, check=body_limit(settings), take=lift.feed)
     return lift.close()
 

@@ -4,23 +4,18 @@ import sys
 from collections.abc import Iterable
 
 import msgspec
-import numpy as np
 
-from inlay.errors import InvalidRequestError
 from inlay.frontend.bodies.admission import Reservation, bytes_alive
 from inlay.frontend.bodies.limits import EmbedsLimits
+from inlay.frontend.bodies.structure import Counts, check_structure, count
+from inlay.pace import give_way
 from inlay.prompt import Prompt
 
-_WEIGHTS = {b",": 64, b":": 48, b"[": 64, b"{": 176}
+_MADE = {"objects": 176, "arrays": 64, "colons": 48, "commas": 64}
 """Bytes that what stands before or after such a character takes, at most: measured with CPython 3.11 and msgspec."""
 
 _WIDE = 7
 """Bytes a character may take, while it is read, in a string that holds one outside ASCII: 4, and those of growing a buffer."""
-
-MAX_CONTAINERS = 100_000
-"""Objects and arrays in one body: what a parser makes of more would hold up everybody else for tenths of a second."""
-
-_BLOCK = 1 << 20
 
 _SMALL = 4096
 """Bytes under which the worst is assumed instead of counting."""
@@ -55,12 +50,19 @@ class Intake:
         """Hold what parsing `rest` as JSON takes at most.
 
         Raises:
-            InvalidRequestError: it has more objects and arrays than any request needs.
+            BodyTooLargeError: it is over `--max-json-bytes`.
+            InvalidRequestError: as `check_structure`.
             InlayError: as `Reservation.grow_to`.
         """
-        check_containers(rest)
+        self._limits.check_json(len(rest))
         self.json = max(self.json, len(rest))
-        self._parsed = max(self._parsed, parsed_size(rest))
+        if len(rest) < _SMALL:
+            size = len(rest) * _WORST
+        else:
+            counts = count(rest)
+            check_structure(rest, counted=counts)
+            size = parsed_size(counts)
+        self._parsed = max(self._parsed, size)
         self._reservation.grow_to(self._body + self._parsed)
 
     def put_together(self, size: int) -> None:
@@ -105,60 +107,10 @@ class Intake:
         self._limits.check_total(self._arrived + self._inline + self._whole)
 
 
-def check_containers(text: bytes | bytearray) -> None:
-    """Raise `InvalidRequestError` when JSON has more than `MAX_CONTAINERS` objects and arrays.
-
-    Brackets in strings do not count. Strings are only told apart where there are enough brackets to matter.
-    """
-    if len(text) <= MAX_CONTAINERS:
-        return
-    characters = np.frombuffer(text, np.uint8)
-    if sum(np.count_nonzero(characters == ord(bracket)) for bracket in "[{") <= MAX_CONTAINERS:
-        return
-    count = 0
-    inside = escaped = False
-    for start in range(0, len(characters), _BLOCK):
-        block = characters[start : start + _BLOCK]
-        strings, inside, escaped = _strings(block, inside, escaped)
-        count += int(np.count_nonzero(((block == ord("[")) | (block == ord("{"))) & ~strings))
-        if count > MAX_CONTAINERS:
-            raise InvalidRequestError(
-                f"the body has more than {MAX_CONTAINERS} JSON objects and arrays, which no request needs"
-            )
-
-
-def _strings(block: np.ndarray, inside: bool, escaped: bool) -> tuple[np.ndarray, bool, bool]:
-    """Which characters of a piece of JSON are in strings, their opening quotes included, and how the next piece begins.
-
-    Args:
-        block: uint8 [N], N at least 1.
-        inside: whether it begins in a string.
-        escaped: whether its first character is escaped by what stands before the piece.
-    """
-    places = np.arange(len(block), dtype=np.int32)
-    # An odd run of backslashes escapes what follows it; a run that reaches back to the start has `escaped` before it.
-    before = np.maximum.accumulate(np.where(block == ord("\\"), np.int32(-1), places))
-    quotes = np.flatnonzero(block == ord('"'))
-    run = quotes - 1 - np.where(quotes > 0, before[quotes - 1], -1)
-    run += (run == quotes) & escaped
-    toggles = np.zeros(len(block), np.bool_)
-    toggles[quotes[run % 2 == 0]] = True
-    strings = np.logical_xor.accumulate(toggles) ^ inside
-    trailing = len(block) - 1 - int(before[-1])
-    trailing += trailing == len(block) and escaped
-    return strings, bool(strings[-1]), trailing % 2 == 1
-
-
-def parsed_size(text: bytes | bytearray) -> int:
-    """Bytes that parsing `text` as JSON takes at most, from one look at its characters."""
-    if len(text) < _SMALL:
-        return len(text) * _WORST
-    characters = np.frombuffer(text, np.uint8)
-    wide = not text.isascii() or bool(np.any(characters[1:][characters[:-1] == ord("\\")] == ord("u")))
-    objects = sum(
-        weight * np.count_nonzero(characters == character[0]) for character, weight in _WEIGHTS.items()
-    )
-    return len(text) * (_WIDE if wide else 1) + int(objects)
+def parsed_size(counts: Counts) -> int:
+    """Bytes that parsing a JSON text takes at most, by its characters."""
+    made: int = sum(getattr(counts, name) * size for name, size in _MADE.items())
+    return counts.size * (_WIDE if counts.wide else 1) + made
 
 
 def size_of(request: msgspec.Struct, *without: str) -> int:
@@ -167,6 +119,7 @@ def size_of(request: msgspec.Struct, *without: str) -> int:
     items: list[object] = [value for value in fields if value is not None]
     size = 0
     while items:
+        give_way()
         item = items.pop()
         size += sys.getsizeof(item)
         if isinstance(item, dict):

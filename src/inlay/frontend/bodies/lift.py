@@ -97,11 +97,20 @@ class Lift:
     Args:
         expected: bytes of the body, where that is known.
         room: where decoded strings go.
+        check: told how many bytes are text so far; raises when they are too many.
     """
 
-    def __init__(self, expected: int | None = None, room: Room = private) -> None:
+    def __init__(
+        self,
+        expected: int | None = None,
+        room: Room = private,
+        check: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self._expected = expected
         self._room = room
+        self._check = check
+        # Bytes of text in the pieces.
+        self._num_text = 0
         self._size = 0
         self._pieces: list[bytes | bytearray | Run] = []
         self._text = bytearray()
@@ -118,6 +127,7 @@ class Lift:
         view = memoryview(piece)
         for start in range(0, len(view), STEP):
             self._take(view[start : start + STEP])
+        self._check(self._num_text + len(self._text))
 
     def close(self) -> Lifted:
         """The body; nothing more is to come."""
@@ -201,6 +211,7 @@ class Lift:
         if data is None:
             # Put together again by whoever parses it, which is not done here: there may be much of it.
             self._pieces.append(Run(self._memory.buffer(), whole=False))
+            self._num_text += len(self._memory) // 3 * 4
             self._text, self._broken = bytearray(rest), True
         else:
             self._memory.write(data)
@@ -212,6 +223,7 @@ class Lift:
     def _put_by(self, end: int) -> None:
         """Move text that is not looked at again to the pieces."""
         self._pieces.append(bytes(memoryview(self._text)[:end]))
+        self._num_text += end
         del self._text[:end]
         self._floor, self._probe = max(self._floor - end, 0), max(self._probe - end, 0)
 

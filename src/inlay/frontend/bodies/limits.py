@@ -27,6 +27,7 @@ class EmbedsLimits:
         self._max_bytes = settings.max_prompt_embeds_bytes
         self._max_parts = settings.max_prompt_embeds_parts
         self._max_total = settings.max_request_embeds_bytes
+        self._max_json = settings.max_json_bytes
         self._models = models
         self.max_prompts = settings.max_choices
 
@@ -61,4 +62,11 @@ class EmbedsLimits:
             raise BodyTooLargeError(
                 f"the prompt_embeds of the request come to {num_bytes} bytes; at most {self._max_total} are allowed",
                 param="prompt_embeds",
+            )
+
+    def check_json(self, num_bytes: int) -> None:
+        """Raise `BodyTooLargeError` when a request may not have `num_bytes` of JSON, its long base64 strings not counted."""
+        if num_bytes > self._max_json:
+            raise BodyTooLargeError(
+                f"the JSON of the body, without base64 strings of 64 KB and more, is over the limit of {self._max_json} bytes"
             )

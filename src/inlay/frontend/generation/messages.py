@@ -1,11 +1,13 @@
 """The messages of a chat request: checked, and with rows in the place of their embeddings."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from inlay.errors import InvalidRequestError
 from inlay.frontend.bodies.sources import Source, content_source
+from inlay.frontend.bodies.structure import check_structure
 from inlay.frontend.quoting import shown_at, shown_value
+from inlay.pace import give_way
 from inlay.prompt import Rows
 
 MAX_DEPTH = 64
@@ -20,6 +22,7 @@ def check_depth(value: object, param: str) -> None:
     for _ in range(MAX_DEPTH):
         deeper: list[object] = []
         for item in level:
+            give_way()
             if isinstance(item, dict):
                 deeper.extend(child for child in item.values() if isinstance(child, dict | list))
             elif isinstance(item, list):
@@ -54,6 +57,8 @@ def with_rows(
     """
     if not messages:
         raise InvalidRequestError("messages must not be empty", param="messages")
+    # They are text here, and will be parsed.
+    check_structure(*_arguments(messages), where="the arguments of all tool calls")
     rows: list[Rows] = []
     result: list[dict[str, Any]] = []
     for number, message in enumerate(messages):
@@ -75,6 +80,17 @@ def with_rows(
             place = f"{where}.content" if named is None else named[number]
             result.append({**message, "content": _content(content, place, rows, read, served)})
     return result, rows
+
+
+def _arguments(messages: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
+    """The arguments of all tool calls."""
+    for message in messages:
+        calls = message.get("tool_calls")
+        for call in calls if isinstance(calls, list) else ():
+            function = call.get("function") if isinstance(call, dict) else None
+            arguments = function.get("arguments") if isinstance(function, dict) else None
+            if isinstance(arguments, str):
+                yield arguments.encode("utf-8", "surrogatepass")
 
 
 def _content(
