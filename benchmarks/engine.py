@@ -167,7 +167,7 @@ class Ours:
             max_num_batched_tokens=2048,
             max_model_len=4608,
         )
-        self.core = Core(self.model, bounds, Secret.random(), prefix_caching=False)
+        self.core = Core(self.model, bounds, Secret.random(), prefix_caching=False, max_cpu_loras=max_loras)
         self._works = 0
         self._grammar: Grammar | None = None
         self._grammars: Grammars | None = None

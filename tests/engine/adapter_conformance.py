@@ -1,6 +1,6 @@
 """What every engine with LoRA adapters must do; an engine's own test module subclasses `AdapterConformance`.
 
-Its fixtures are `directory` (a model of `tests.models`, float32) and `settings`, with `max_loras` 3 and `max_lora_rank` 8.
+Its fixtures are `directory` (a model of `tests.models`, float32) and `settings`, with room for 3 adapters and `max_lora_rank` 8.
 """
 
 from collections.abc import AsyncIterator
@@ -154,7 +154,7 @@ class AdapterConformance:
     async def test_there_is_room_for_so_many_and_again_once_one_has_gone(
         self, engine: Adapting, lora: Path
     ) -> None:
-        """One more than `max_loras`, so that one can take another's place."""
+        """One more than are kept, so that one can take another's place."""
         for name in "abcd":
             await load(engine, name, lora)
         with pytest.raises(InvalidRequestError, match="adapters are loaded"):

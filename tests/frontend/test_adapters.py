@@ -27,7 +27,7 @@ ADMIN = {"authorization": "Bearer chief"}
 
 @pytest.fixture(scope="module")
 def adapting() -> Iterator[Fleet]:
-    with fleet(tiny("llama"), enable_lora=True, max_loras=3, max_lora_rank=8) as running:
+    with fleet(tiny("llama"), enable_lora=True, max_loras=2, max_cpu_loras=3, max_lora_rank=8) as running:
         yield running
 
 

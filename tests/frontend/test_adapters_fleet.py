@@ -31,7 +31,9 @@ def engine_of(directory: Path, *names: str) -> AdaptingEcho:
     (directory / "config.json").write_text(
         json.dumps({"vocab_size": 99, "hidden_size": HIDDEN, "max_position_embeddings": 1000})
     )
-    settings = EngineSettings(model=str(directory), engine="echo", served_model_name=list(names), max_loras=2)
+    settings = EngineSettings(
+        model=str(directory), engine="echo", served_model_name=list(names), max_cpu_loras=2
+    )
     return AdaptingEcho(settings, SECRET)
 
 

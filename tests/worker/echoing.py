@@ -34,7 +34,7 @@ class AdaptingEcho(EchoEngine):
         if "refuses" in self.failing:
             self.failing.remove("refuses")
             raise InvalidRequestError("it does not fit")
-        if len(self.held) > self._settings.max_loras + self.leaves_traces:
+        if len(self.held) > self._settings.cpu_loras + self.leaves_traces:
             raise InvalidRequestError("no room")
         self.held[adapter.name] = adapter
 

@@ -56,7 +56,9 @@ def settings(tmp_path: Path) -> EngineSettings:
     (tmp_path / "config.json").write_text(
         json.dumps({"vocab_size": 99, "hidden_size": HIDDEN, "max_position_embeddings": 100_000})
     )
-    return EngineSettings(model=str(tmp_path), engine="echo", served_model_name=["m", "alias"], max_loras=3)
+    return EngineSettings(
+        model=str(tmp_path), engine="echo", served_model_name=["m", "alias"], max_cpu_loras=3
+    )
 
 
 @pytest.fixture
@@ -70,7 +72,7 @@ async def engine(settings: EngineSettings) -> AsyncIterator[AdaptingEcho]:
 @pytest.fixture
 async def adapters(engine: AdaptingEcho, settings: EngineSettings) -> AsyncIterator[Adapters]:
     library = AdapterLibrary(["file:///"], cache_dir=None, cache_bytes=1 << 20, max_bytes=1 << 23)
-    adapters = Adapters(engine, library, SECRET, most=settings.max_loras, drain_seconds=5)
+    adapters = Adapters(engine, library, SECRET, most=settings.cpu_loras, drain_seconds=5)
     yield adapters
     await adapters.close()
 
@@ -287,7 +289,7 @@ async def test_there_is_room_for_so_many_and_for_one_to_take_anothers_place(
 ) -> None:
     for index, name in enumerate("abc"):
         await adapters.load(Order(name, str(write_lora(tmp_path / name, seed=index))))
-    with pytest.raises(InvalidRequestError, match=r"room for 3 adapters \(--max-loras\)"):
+    with pytest.raises(InvalidRequestError, match=r"room for 3 adapters \(--max-cpu-loras\)"):
         await adapters.load(Order("d", str(write_lora(tmp_path / "d", seed=9))))
     await adapters.load(Order("a", str(tmp_path / "d"), in_place=True))
     await adapters.unload("b")
@@ -402,7 +404,7 @@ async def test_a_worker_that_takes_anothers_place_has_its_adapters(
     [
         {"lora_modules": ["a"]},
         {"allowed_lora_sources": ["gopher://host/"]},
-        {"lora_modules": ["a=/a", "b=/b"], "max_loras": 1},
+        {"lora_modules": ["a=/a", "b=/b"], "max_cpu_loras": 1},
     ],
 )
 def test_what_cannot_be_is_said_before_a_model_is_loaded(

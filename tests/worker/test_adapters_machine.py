@@ -55,7 +55,9 @@ class AdaptersMachine(RuleBasedStateMachine):
         write_prompt(self.root / "rows")
         write_lora(self.root / "corrupt")
         (self.root / "corrupt" / "adapter_model.safetensors").write_bytes(b"\xff" * 300)
-        engine = EngineSettings(model=str(self.root), engine="echo", served_model_name=["m"], max_loras=MOST)
+        engine = EngineSettings(
+            model=str(self.root), engine="echo", served_model_name=["m"], max_cpu_loras=MOST
+        )
         self.engine = AdaptingEcho(engine, Secret(bytes(32)))
         self.run(self.engine.start())
         library = AdapterLibrary(["file:///"], cache_dir=None, cache_bytes=1 << 20, max_bytes=1 << 20)

@@ -175,7 +175,8 @@ async def test_the_next_worker_has_the_adapters_and_the_sleep_of_the_one_before(
     settings = EngineSettings(
         model=str(model),
         enable_lora=True,
-        max_loras=2,
+        max_loras=1,
+        max_cpu_loras=2,
         max_lora_rank=8,
         enable_sleep_mode=True,
         num_threads=1,

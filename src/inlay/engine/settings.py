@@ -119,7 +119,14 @@ class EngineSettings(BaseModel):
         description="Run this rank alone; the others run elsewhere. All unless set.",
     )
     enable_lora: bool = Field(default=False, description="Make room for LoRA adapters in the model.")
-    max_loras: int = Field(default=8, ge=1, le=1024, description="Adapters loaded at a time at most.")
+    max_loras: int = Field(default=8, ge=1, le=1024, description="LoRA adapters in one step at most.")
+    max_cpu_loras: int | None = Field(
+        default=None,
+        ge=1,
+        le=65536,
+        description="Adapters loaded at a time at most; they are kept in CPU memory, and copied into the model in turns. 64, or "
+        "max_loras where that is more, unless set; with vLLM max_loras.",
+    )
     max_lora_rank: int = Field(default=16, ge=1, le=512, description="Rank of a LoRA adapter at most.")
     lora_modules: list[str] = Field(
         default=[],
@@ -182,6 +189,18 @@ class EngineSettings(BaseModel):
         gt=0,
         description="Seconds after which an engine that has not answered such a request is stuck.",
     )
+
+    @property
+    def cpu_loras(self) -> int:
+        """Adapters loaded at a time at most."""
+        if self.max_cpu_loras is not None:
+            return self.max_cpu_loras
+        return self.max_loras if self.engine == "vllm" else max(64, self.max_loras)
+
+    @property
+    def step_loras(self) -> int:
+        """LoRA adapters in one step at most."""
+        return min(self.max_loras, self.cpu_loras)
 
     @property
     def names(self) -> list[str]:

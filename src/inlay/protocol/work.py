@@ -357,7 +357,7 @@ class Adapts(Protocol):
     """An engine whose adapters come and go. Who may load what, and when one may go, its worker decides."""
 
     async def load_adapter(self, adapter: Adapter, directory: str) -> None:
-        """Make `adapter`, whose checked files are in `directory`, usable by works that name it; all or nothing. `max_loras` and one more have room.
+        """Make `adapter`, whose checked files are in `directory`, usable by works that name it; all or nothing. `max_cpu_loras` and one more have room.
 
         Raises `InvalidRequestError` where it does not fit the model, or there is no room for one more.
         """

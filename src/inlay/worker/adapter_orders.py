@@ -75,9 +75,9 @@ def check_adapters(settings: EngineSettings) -> None:
     """
     orders = parse_modules(settings.lora_modules)
     AllowedSources(settings.allowed_lora_sources)
-    if len(orders) > settings.max_loras:
+    if len(orders) > settings.cpu_loras:
         raise InvalidRequestError(
-            f"{len(orders)} adapters are named in --lora-modules, and there is room for {settings.max_loras} (--max-loras)",
+            f"{len(orders)} adapters are named in --lora-modules, and there is room for {settings.cpu_loras} (--max-cpu-loras)",
             param="lora_modules",
         )
 

@@ -281,7 +281,7 @@ class Adapters:
         count = len(self._ready) + len(self._loading) + len(self._leaving)
         if count >= self._most + (name in self._ready):
             raise InvalidRequestError(
-                f"There is room for {self._most} adapters (--max-loras), and {count} are loaded or on their way; unload one first",
+                f"There is room for {self._most} adapters (--max-cpu-loras), and {count} are loaded or on their way; unload one first",
                 param="lora_name",
             )
 

@@ -248,7 +248,7 @@ async def host_of(
         max_bytes=settings.max_lora_bytes,
     )
     adapters = Adapters(
-        engine, library, secret, most=settings.max_loras, drain_seconds=settings.lora_drain_timeout
+        engine, library, secret, most=settings.cpu_loras, drain_seconds=settings.lora_drain_timeout
     )
     for order in parse_modules(settings.lora_modules):
         await adapters.load(order)

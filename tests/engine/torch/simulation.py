@@ -56,6 +56,7 @@ class Simulation:
         ends: bool = False,
         lateness: bool = False,
         events: CacheEvents | None = None,
+        max_loras: int | None = None,
     ) -> None:
         """No sequences yet.
 
@@ -66,8 +67,10 @@ class Simulation:
             ends: whether outputs end by themselves now and then.
             lateness: whether now and then nothing is chosen for who could have gone on.
             events: note what the cache gains and loses.
+            max_loras: adapters in a plan at most.
         """
         self.bounds = limits
+        self.max_loras = max_loras
         self.overlap = overlap
         self.ends = ends
         self.lateness = lateness
@@ -76,7 +79,7 @@ class Simulation:
         self.retracted: set[Span] = set()
         self.again: set[Sequence] = set()
         self.choices = 0
-        self.scheduler = Scheduler(limits, prefix_caching=prefix_caching, events=events)
+        self.scheduler = Scheduler(limits, prefix_caching=prefix_caching, events=events, max_loras=max_loras)
         self.slots: list[list[object]] = [[None] * limits.page_size for _ in range(limits.num_pages + 1)]
         self.tainted: set[int] = set()
         self.live: list[Sequence] = []
@@ -85,7 +88,12 @@ class Simulation:
         self.arrivals = 0
 
     def admit(
-        self, *segments: Segment, max_tokens: int = 1, priority: int = 0, salt: str | None = None
+        self,
+        *segments: Segment,
+        max_tokens: int = 1,
+        priority: int = 0,
+        salt: str | None = None,
+        adapter: str | None = None,
     ) -> Sequence:
         work = Work(
             id=str(self.arrivals),
@@ -93,9 +101,11 @@ class Simulation:
             sampling=Sampling(max_tokens=max_tokens),
             salt=salt,
             priority=priority,
+            adapter=adapter,
         )
         self.bounds.check(work)
-        chain = Chain(root_digest(SECRET, weights_id="w", dtype="float32", salt=salt), SECRET)
+        root = root_digest(SECRET, weights_id="w", dtype="float32", salt=salt, adapter=adapter)
+        chain = Chain(root, SECRET)
         groups = len(self.bounds.windows)
         sequence = Sequence(work, arrival=self.arrivals, chain=chain, page_groups=groups)
         self.arrivals += 1
@@ -170,7 +180,7 @@ class Simulation:
             assert not self.tainted & set(run.since(self.bounds.pages_for(span.start)))
             for position in range(span.start, span.start + span.count):
                 index, slot = divmod(position, self.bounds.page_size)
-                content = (group, sequence.work.salt, tuple(items[: position + 1]))
+                content = (group, sequence.work.salt, sequence.work.adapter, tuple(items[: position + 1]))
                 self.slots[run.pages[index - run.first]][slot] = content
         return span.samples and POISON in items
 
@@ -213,6 +223,8 @@ class Simulation:
         assert sum(span.count for span in plan.spans) <= limits.max_num_batched_tokens
         assert len(plan.spans) <= limits.max_num_seqs
         assert len({span.sequence for span in plan.spans}) == len(plan.spans)
+        adapters = {span.sequence.work.adapter for span in plan.spans} - {None}
+        assert self.max_loras is None or len(adapters) <= self.max_loras
         assert before or bool(plan.spans) == bool(self.live)
         for span in plan.spans:
             sequence, stop = span.sequence, span.start + span.count
@@ -229,7 +241,7 @@ class Simulation:
                 seen = span.start if window is None else min(span.start, window - 1)
                 for position in range(span.start - seen, span.start):
                     index, slot = divmod(position, limits.page_size)
-                    content = (group, sequence.work.salt, tuple(items[: position + 1]))
+                    content = (group, sequence.work.salt, sequence.work.adapter, tuple(items[: position + 1]))
                     assert index >= run.first
                     assert self.slots[run.pages[index - run.first]][slot] == content
                 # From where it writes on, its pages are its own.

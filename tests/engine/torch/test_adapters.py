@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.adapter_turns import TURN
 from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.lora import BASE, LoraBank, Low, Selection
 from inlay.engine.torch.native import kernels
@@ -26,7 +27,8 @@ def settings_of(directory: Path, **changes: Any) -> EngineSettings:
         "num_threads": 1,
         "kv_cache_memory_bytes": 8 << 20,
         "enable_lora": True,
-        "max_loras": 3,
+        "max_loras": 2,
+        "max_cpu_loras": 3,
         "max_lora_rank": 8,
     }
     return EngineSettings(**(values | changes))
@@ -96,6 +98,50 @@ async def test_an_adapter_of_the_head_or_the_table_is_refused_by_name(target: st
     try:
         with pytest.raises(InvalidRequestError, match=target):
             await load(engine, "a", path)
+    finally:
+        await engine.close()
+
+
+async def test_more_adapters_than_a_step_has_room_for_take_turns_and_change_nothing(tmp_path: Path) -> None:
+    directory = tiny("llama")
+    engine = TorchEngine(settings_of(directory, max_loras=2, max_cpu_loras=9), SECRET)
+    await engine.start()
+    try:
+        paths = {f"a{n}": adapters.make_lora(tmp_path / str(n), directory, seed=n) for n in range(9)}
+        for name, path in paths.items():
+            await load(engine, name, path)
+        prompt = Prompt.of(Tokens(ids(1, 20)))
+        count = 2 * TURN + 3
+        works = [work(name, prompt, count, adapter=name) for name in paths]
+        found = await run(engine, *works, work("base", prompt, count))
+        for name, one in zip(paths, found, strict=False):
+            assert one.output == adapters.greedy(directory, paths[name], prompt, count), name
+        await engine.unload_adapter("a4")
+        await load(engine, "a4", paths["a5"])
+        (other,) = await run(engine, work("again", prompt, 8, adapter="a4"))
+        assert other.output == adapters.greedy(directory, paths["a5"], prompt, 8)
+    finally:
+        await engine.close()
+
+
+async def test_long_outputs_do_not_hold_up_a_work_for_another_adapter(tmp_path: Path) -> None:
+    directory = tiny("llama")
+    engine = TorchEngine(settings_of(directory, max_loras=1), SECRET)
+    await engine.start()
+    try:
+        for n, name in enumerate("ab"):
+            await load(engine, name, adapters.make_lora(tmp_path / name, directory, seed=n))
+        prompt = Prompt.of(Tokens(ids(1, 20)))
+        long = work("long", prompt, 400, adapter="a")
+        beside = Receiver(long)
+        engine.generate(long, beside)
+        await beside.begun()
+        (found,) = await run(engine, work("short", prompt, 4, adapter="b"))
+        assert len(found.output) == 4
+        # It had waited for the end of a turn, and not of an output.
+        assert len(beside.output) < 400
+        engine.abort("long")
+        await beside.ended()
     finally:
         await engine.close()
 

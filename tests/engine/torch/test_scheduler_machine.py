@@ -32,6 +32,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     overlap = False
     ends = False
     lateness = False
+    max_loras: int | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,6 +42,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             overlap=self.overlap,
             ends=self.ends,
             lateness=self.lateness,
+            max_loras=self.max_loras,
         )
 
     @rule(
@@ -48,6 +50,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 40),
         priority=st.sampled_from([0, 0, 0, 1]),
         salt=st.sampled_from([None, None, "other"]),
+        adapter=st.sampled_from([None, "a", "b", "c"]),
         copies=st.sampled_from([1, 1, 3]),
     )
     def admit(
@@ -56,11 +59,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens: int,
         priority: int,
         salt: str | None,
+        adapter: str | None,
         copies: int,
     ) -> None:
+        more = {} if self.max_loras is None else {"adapter": adapter}
         for _ in range(copies):
             try:
-                self.simulation.admit(*build(parts), max_tokens=max_tokens, priority=priority, salt=salt)
+                self.simulation.admit(
+                    *build(parts), max_tokens=max_tokens, priority=priority, salt=salt, **more
+                )
             except ContextLengthError:
                 length = sum(count for _, _, count in parts) + max_tokens
                 chunk = max((count for kind, _, count in parts if kind == "atomic"), default=1)
@@ -135,6 +142,19 @@ class OverlapMachine(SchedulerMachine):
     lateness = True
 
 
+class AdaptersMachine(SchedulerMachine):
+    """More adapters than a step has room for, and pages that those who rest may hold."""
+
+    max_loras = 1
+
+
+class CrowdedAdaptersMachine(CrowdedMachine):
+    overlap = True
+    ends = True
+    lateness = True
+    max_loras = 2
+
+
 class CrowdedOverlapMachine(CrowdedMachine):
     overlap = True
     ends = True
@@ -177,6 +197,10 @@ TestNarrow = NarrowMachine.TestCase
 TestNarrow.settings = settings(max_examples=30, stateful_step_count=25)
 TestOverlap = OverlapMachine.TestCase
 TestOverlap.settings = settings(max_examples=60, stateful_step_count=25)
+TestAdapters = AdaptersMachine.TestCase
+TestAdapters.settings = settings(max_examples=60, stateful_step_count=25)
+TestCrowdedAdapters = CrowdedAdaptersMachine.TestCase
+TestCrowdedAdapters.settings = settings(max_examples=30, stateful_step_count=25)
 TestCrowdedOverlap = CrowdedOverlapMachine.TestCase
 TestCrowdedOverlap.settings = settings(max_examples=30, stateful_step_count=25)
 TestWindowedOverlap = WindowedOverlapMachine.TestCase

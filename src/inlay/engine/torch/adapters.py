@@ -1,6 +1,6 @@
-"""The adapters of a model: by name, in which slot, and what their content is."""
+"""The adapters of an engine: by name, which of them are in the model's slots, and what their content is."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,59 +14,93 @@ from inlay.errors import InvalidRequestError, NotFoundError
 from inlay.tensors.table import StoredTensor
 
 
-class Placed(NamedTuple):
-    """An adapter in its slot.
+class Kept(NamedTuple):
+    """An adapter in the host's memory.
 
     Attributes:
-        slot: in the model's linears.
         content_id: digest of its content; what was computed with it is cached under that.
+        lows: by module.
     """
 
-    slot: int
-    content_id: str | None
-
-
-NONE = Placed(BASE, None)
+    content_id: str
+    lows: Mapping[str, Low]
 
 
 class LoraAdapters:
-    """The LoRA adapters a model holds. Changed in the engine's thread, between steps; which there are may be asked in any."""
+    """The LoRA adapters of an engine. All are kept in the host's memory; those of a step are copied into the model's slots.
 
-    def __init__(self, bank: LoraBank | None) -> None:
+    Changed in the engine's thread, between steps; which there are may be asked in any.
+
+    Args:
+        bank: the slots, None where adapters are off.
+        max_cpu_loras: adapters that are kept at most, but for one that takes another's place.
+    """
+
+    def __init__(self, bank: LoraBank | None, max_cpu_loras: int) -> None:
         self._bank = bank
-        self._placed: dict[str, Placed] = {}
+        self._max_cpu_loras = max_cpu_loras
+        self._kept: dict[str, Kept] = {}
+        self._slots: dict[str, int] = {}
+        """Of those in the model, the least recently used first."""
 
     def __contains__(self, name: object) -> bool:
-        return name in self._placed
+        return name in self._kept
 
-    def of(self, name: str | None) -> Placed:
-        """Where an adapter is, `NONE` for none. Raises `NotFoundError`."""
-        if name is None:
-            return NONE
-        if name not in self._placed:
-            raise NotFoundError(f"the adapter {name!r} does not exist", param="model")
-        return self._placed[name]
+    def content_id(self, name: str | None) -> str | None:
+        """The content of an adapter, None for none. Raises `NotFoundError`."""
+        return None if name is None else self._of(name).content_id
 
     def put(self, name: str, content_id: str, lows: Mapping[str, Low]) -> None:
-        """Hold one more; all or nothing.
+        """Keep one more, and copy it into the model where a slot is free; all or nothing.
 
         Raises:
             InvalidRequestError: there is one of that name, or no room.
             EngineError: it could not be put into the model.
         """
         bank = bank_of(self._bank)
-        if name in self._placed:
+        if name in self._kept:
             raise InvalidRequestError(f"the adapter {name!r} is there already")
-        if not bank.free:
+        if len(self._kept) > self._max_cpu_loras:
             raise InvalidRequestError(
-                f"{bank.slots} adapters are loaded, and there is room for no more (--max-loras and one to take another's place)"
+                f"{len(self._kept)} adapters are loaded, and there is room for no more (--max-cpu-loras and one to take another's place)"
             )
-        self._placed[name] = Placed(bank.put(lows), content_id)
+        if bank.free:
+            self._slots[name] = bank.put(lows)
+        self._kept[name] = Kept(content_id, lows)
 
     def remove(self, name: str) -> None:
         """Let go of one that no sequence uses. Raises `NotFoundError`."""
-        bank_of(self._bank).remove(self.of(name).slot)
-        del self._placed[name]
+        self._of(name)
+        if name in self._slots:
+            bank_of(self._bank).remove(self._slots.pop(name))
+        del self._kept[name]
+
+    def place(self, names: Iterable[str | None]) -> dict[str | None, int]:
+        """Have the adapters of a step in the model; the slot of each name, `BASE` for None.
+
+        Args:
+            names: of at most as many adapters as there are slots.
+
+        Raises:
+            NotFoundError: one is not there.
+            EngineError: one could not be put into the model.
+        """
+        wanted = dict.fromkeys(name for name in names if name is not None)
+        for name in wanted:
+            if name in self._slots:
+                self._slots[name] = self._slots.pop(name)
+        for name in wanted:
+            if name not in self._slots:
+                bank = bank_of(self._bank)
+                if not bank.free:
+                    bank.remove(self._slots.pop(next(old for old in self._slots if old not in wanted)))
+                self._slots[name] = bank.put(self._of(name).lows)
+        return {None: BASE, **{name: self._slots[name] for name in wanted}}
+
+    def _of(self, name: str) -> Kept:
+        if name not in self._kept:
+            raise NotFoundError(f"the adapter {name!r} does not exist", param="model")
+        return self._kept[name]
 
 
 def bank_of(bank: LoraBank | None) -> LoraBank:
@@ -76,8 +110,14 @@ def bank_of(bank: LoraBank | None) -> LoraBank:
     return bank
 
 
-def read_lows(directory: str, bank: LoraBank, dtype: torch.dtype, device: torch.device) -> dict[str, Low]:
-    """What a LoRA's files say of each linear, on the model's device.
+def read_lows(directory: str, bank: LoraBank, dtype: torch.dtype, *, pinned: bool = False) -> dict[str, Low]:
+    """What a LoRA's files say of each linear, in the host's memory.
+
+    Args:
+        directory: of the files.
+        bank: the slots it is to fit into.
+        dtype: of the model.
+        pinned: in memory that a GPU copies from at once.
 
     Raises:
         InvalidRequestError: not a LoRA, of too large a rank, for modules this model does not have or cannot adapt, or too large
@@ -100,18 +140,18 @@ def read_lows(directory: str, bank: LoraBank, dtype: torch.dtype, device: torch.
             "table, the head or experts"
         )
     check_fits(files, shapes)
-    return {name: _low(name, pair, dtype, device) for name, pair in files.modules.items()}
+    return {name: _low(name, pair, dtype, pinned) for name, pair in files.modules.items()}
 
 
-def _low(name: str, pair: LoraPair, dtype: torch.dtype, device: torch.device) -> Low:
+def _low(name: str, pair: LoraPair, dtype: torch.dtype, pinned: bool) -> Low:
     down = _tensor(pair.down)
     up = _tensor(pair.up).to(torch.promote_types(dtype, torch.float32)) * pair.scale
-    low = Low(down.to(device, dtype), up.T.contiguous().to(device, dtype))
+    low = Low(down.to(dtype), up.T.contiguous().to(dtype))
     if not (torch.isfinite(low.down).all() and torch.isfinite(low.up).all()):
         raise InvalidRequestError(
             f"the adapter's matrices of {name[:80]} must be finite in the model's {dtype}"
         )
-    return low
+    return Low(low.down.pin_memory(), low.up.pin_memory()) if pinned else low
 
 
 def _tensor(stored: StoredTensor) -> Tensor:
@@ -122,4 +162,4 @@ def _tensor(stored: StoredTensor) -> Tensor:
     return torch.from_numpy(array)
 
 
-__all__ = ["NONE", "LoraAdapters", "Placed", "bank_of", "read_lows"]
+__all__ = ["LoraAdapters", "bank_of", "read_lows"]

@@ -270,7 +270,8 @@ class TorchEngine:
         if self._model is None:
             raise self._absent()
         model = self._model
-        lows = await asyncio.to_thread(read_lows, directory, bank_of(model.lora), model.dtype, model.device)
+        pinned = model.device.type == "cuda"
+        lows = await asyncio.to_thread(read_lows, directory, bank_of(model.lora), model.dtype, pinned=pinned)
         await self._ask(lambda core: core.adapters.put(adapter.name, adapter.content_id, lows))
         self._held[adapter.name] = adapter, directory
 
@@ -434,6 +435,7 @@ class TorchEngine:
             capture=CudaCapture() if on_gpu and not settings.enforce_eager else None,
             events=self._events,
             overlap=on_gpu if settings.async_scheduling is None else settings.async_scheduling,
+            max_cpu_loras=settings.cpu_loras,
         )
         self._model = model
         if self._card is None:

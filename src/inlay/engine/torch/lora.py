@@ -74,7 +74,7 @@ class Selection(NamedTuple):
 
 
 class Low(NamedTuple):
-    """What an adapter says of one linear, its scale included: `down` [r, I] and `up` [r, O], in the model's dtype."""
+    """What an adapter says of one linear, its scale included: `down` [r, I] and `up` [r, O], in the model's dtype, on the host."""
 
     down: Tensor
     up: Tensor
@@ -132,8 +132,8 @@ class AdaptedLinear(nn.Module):
     def put(self, slot: int, part: int, low: Low) -> None:
         """Fill a slot of a part that is empty."""
         rank = len(low.down)
-        self._down[slot, part, :rank].copy_(low.down)
-        self._up[part][slot, :rank].copy_(low.up)
+        self._down[slot, part, :rank].copy_(low.down, non_blocking=True)
+        self._up[part][slot, :rank].copy_(low.up, non_blocking=True)
         self._filled.add(slot)
 
     def clear(self, slot: int) -> None:

@@ -129,7 +129,7 @@ class CausalModel:
             attn_implementation=IMPLEMENTATION,
         )
         model.to(device)
-        lora = LoraBank(settings.max_loras + 1, settings.max_lora_rank) if settings.enable_lora else None
+        lora = LoraBank(settings.step_loras, settings.max_lora_rank) if settings.enable_lora else None
         return cls(model, family, directory, max_model_len, lora)
 
     def page_bytes(self, page_size: int) -> int:

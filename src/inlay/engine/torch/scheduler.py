@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from operator import attrgetter
 
+from inlay.engine.torch.adapter_turns import AdapterTurns
 from inlay.engine.torch.cache.bounds import Bounds
 from inlay.engine.torch.cache.prefix_cache import PrefixCache
 from inlay.engine.torch.cache.table import PageTable
@@ -62,14 +63,16 @@ class _Hits:
 
 @dataclass(slots=True)
 class _Draft:
-    """A plan in the making: the budget left, the spans so far, and who was preempted on the way."""
+    """A plan in the making: the budget left, adapters that rest, the spans so far, and who was preempted on the way."""
 
     left: int
+    resting: frozenset[str]
     spans: dict[Sequence, Span] = field(default_factory=dict)
     preempted: set[Sequence] = field(default_factory=set)
 
     def lacks(self, sequence: Sequence) -> bool:
-        return sequence not in self.spans and sequence not in self.preempted
+        known = sequence in self.spans or sequence in self.preempted
+        return not known and sequence.work.adapter not in self.resting
 
 
 class Scheduler:
@@ -85,10 +88,23 @@ class Scheduler:
     """
 
     def __init__(
-        self, bounds: Bounds, *, prefix_caching: bool = True, events: CacheEvents | None = None
+        self,
+        bounds: Bounds,
+        *,
+        prefix_caching: bool = True,
+        events: CacheEvents | None = None,
+        max_loras: int | None = None,
     ) -> None:
-        """No sequences yet; `events` note what the cache gains and loses."""
+        """No sequences yet.
+
+        Args:
+            bounds: what fits.
+            prefix_caching: whether prefixes are looked up.
+            events: note what the cache gains and loses.
+            max_loras: adapters in one step at most, None for any number.
+        """
         self.bounds = bounds
+        self._adapter_turns = AdapterTurns(max_loras)
         self.cache = PrefixCache(len(bounds.windows), None if events is None else events.removed)
         self._events = events
         self.table = PageTable(bounds.num_pages, self.cache)
@@ -113,14 +129,9 @@ class Scheduler:
         self._start_waiting()
         for sequence in self.running:
             self._skip_cached(sequence)
-        draft = _Draft(self.bounds.max_num_batched_tokens)
-        self._plan_overdue(draft)
-        for sequence in tuple(self.running):
-            if sequence.remaining == 1 and draft.lacks(sequence):
-                self._plan(draft, sequence, 1)
-        self._plan_catching_up(draft)
+        draft = self._draft_plan()
         for sequence in self.running:
-            stays = sequence.remaining and sequence not in draft.spans
+            stays = sequence.remaining and draft.lacks(sequence)
             sequence.passed_over = sequence.passed_over + 1 if stays else 0
         for sequence, span in draft.spans.items():
             sequence.computed = span.start + span.count
@@ -384,6 +395,24 @@ class Scheduler:
                 yield digest
 
     # Planning
+
+    def _draft_plan(self) -> _Draft:
+        draft = self._draft_without(self._adapter_turns.choose(self.running))
+        if draft.resting and not draft.spans and not self._unread:
+            # Those that rest hold the pages that the others lack.
+            for sequence in tuple(self.running):
+                if sequence.work.adapter in draft.resting and not draft.spans:
+                    draft = self._draft_without(self._adapter_turns.give(sequence.work.adapter))
+        return draft
+
+    def _draft_without(self, resting: frozenset[str]) -> _Draft:
+        draft = _Draft(self.bounds.max_num_batched_tokens, resting)
+        self._plan_overdue(draft)
+        for sequence in tuple(self.running):
+            if sequence.remaining == 1 and draft.lacks(sequence):
+                self._plan(draft, sequence, 1)
+        self._plan_catching_up(draft)
+        return draft
 
     def _plan_overdue(self, draft: _Draft) -> None:
         overdue = [sequence for sequence in self.running if sequence.passed_over >= PATIENCE]

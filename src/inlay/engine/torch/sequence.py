@@ -41,7 +41,7 @@ class Sequence:
         expires: on the clock `Core.step` is given, or None.
         atomic: bounds of the segments that must not be split.
         grammar: where the output stands in the grammar the work asks for, if any.
-        adapter: slot of the adapter it goes through, or `lora.BASE`.
+        adapter: slot of the adapter that its next span goes through, or `lora.BASE`.
     """
 
     __slots__ = (
@@ -79,7 +79,6 @@ class Sequence:
         expires: float | None = None,
         page_groups: int = 1,
         grammar: GrammarState | None = None,
-        adapter: int = BASE,
     ) -> None:
         """A sequence of which nothing is computed.
 
@@ -90,7 +89,6 @@ class Sequence:
             expires: when it must have ended.
             page_groups: how many there are.
             grammar: has read the earlier output.
-            adapter: slot of the work's adapter.
         """
         self.work = work
         self.prompt: Prompt = work.prompt
@@ -109,7 +107,7 @@ class Sequence:
         self.order = (work.priority, arrival)
         self.expires = expires
         self.grammar = grammar
-        self.adapter = adapter
+        self.adapter = BASE
         self.atomic = self.prompt.atomic_bounds()
         self._prompt_length = len(self.prompt)
         asks = work.sampling.prompt_logprobs is not None and not work.prior_output

@@ -53,6 +53,7 @@ class Core:
         capture: Capture | None = None,
         overlap: bool = False,
         events: CacheEvents | None = None,
+        max_cpu_loras: int = 0,
     ) -> None:
         """Make room.
 
@@ -64,6 +65,7 @@ class Core:
             capture: given, decode by graphs if the model can be captured.
             overlap: whether a step is launched before the results of the last are read.
             events: notes what the prefix cache gains and loses.
+            max_cpu_loras: adapters that may be loaded at a time.
         """
         self.bounds = bounds = replace(bounds, windows=model.windows)
         self.dtype = str(model.dtype).removeprefix("torch.")
@@ -73,8 +75,13 @@ class Core:
         self.graphs = None if capture is None else DecodeGraphs.of(model, self.pages, bounds, capture)
         if events is not None:
             events.begin(bounds.windows)
-        self.scheduler = Scheduler(bounds, prefix_caching=prefix_caching, events=events)
-        self.adapters = LoraAdapters(model.lora)
+        self.scheduler = Scheduler(
+            bounds,
+            prefix_caching=prefix_caching,
+            events=events,
+            max_loras=None if model.lora is None else model.lora.slots,
+        )
+        self.adapters = LoraAdapters(model.lora, max_cpu_loras)
         self.sampler = Sampler(model.vocab_size, model.eos_token_ids, model.device)
         self._masks = Masks()
         self._overlap = overlap
@@ -112,13 +119,13 @@ class Core:
             The last delta at once when the earlier output was already complete, else nothing.
         """
         chain = None
-        adapter = self.adapters.of(work.adapter)
+        adapter = self.adapters.content_id(work.adapter)
         if self._prefix_caching:
             root = root_digest(
                 self._secret,
                 weights_id=self.model.weights_id,
                 dtype=self.dtype,
-                adapter=adapter.content_id,
+                adapter=adapter,
                 salt=work.salt,
             )
             chain = Chain(root, self._secret)
@@ -129,7 +136,6 @@ class Core:
             expires=expires,
             page_groups=len(self.bounds.windows),
             grammar=grammar,
-            adapter=adapter.slot,
         )
         self._arrivals += 1
         reason = sequence.ending(self.model.eos_token_ids)
@@ -228,6 +234,9 @@ class Core:
         spans = self.scheduler.schedule().spans
         if not spans:
             return None
+        slots = self.adapters.place(span.sequence.work.adapter for span in spans)
+        for span in spans:
+            span.sequence.adapter = slots[span.sequence.work.adapter]
         self._masks.prepare(span.sequence for span in spans if span.samples and not span.sequence.pending)
         hidden, logits = self._forward(spans, before)
         self._steps += 1

@@ -103,8 +103,8 @@ def _own_words(settings: EngineSettings, directory: Path) -> Iterator[str]:
     if settings.enable_lora:
         rank = next(rank for rank in _RANKS if rank >= settings.max_lora_rank)
         # One more than are served, so that one can take another's place. On a CPU one more still: see `Adapters.room`.
-        slots = settings.max_loras + 1
-        in_batch = slots + 1 if current_platform.is_cpu() else settings.max_loras
+        slots = settings.cpu_loras + 1
+        in_batch = slots + 1 if current_platform.is_cpu() else settings.step_loras
         yield from ("--enable-lora", "--max-loras", str(in_batch), "--max-lora-rank", str(rank))
         yield from ("--max-cpu-loras", str(max(slots, in_batch)))
     if "served_model_name" in given:

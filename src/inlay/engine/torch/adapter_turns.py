@@ -1,0 +1,75 @@
+"""Turns of adapters, where more are asked for than a step has room for. Pure Python.
+
+A step computes with at most `max_loras` adapters. Sequences of the others rest: they keep their pages, and are not planned. An
+adapter that is chosen stays for `TURN` steps while there is anything to compute with it, so that adapters are not copied in at
+every step; then it gives way to the one that has rested longest. So how long an adapter rests depends on the number of adapters
+that are asked for, and not on how long the others' outputs are.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Run
+
+from inlay.engine.torch.sequence import Sequence
+
+TURN = 16
+"""Steps that an adapter stays while others rest."""
+
+STARVED = 4 * TURN
+"""Steps of rest after which an adapter goes before those of better priority."""
+
+
+class AdapterTurns:
+    """Chooses the adapters of each step.
+
+    Args:
+        max_loras: adapters in one step, at least 1; None where there is no bound.
+    """
+
+    def __init__(self, max_loras: int | None) -> None:
+        self._max_loras = max_loras
+        self._steps: dict[str, int] = {}
+        """Adapters of the last step, and for how many steps in a row each was chosen."""
+        self._rests: dict[str, int] = {}
+        """The others that were asked for, and for how many steps in a row each has rested."""
+
+    def choose(self, sequences: Iterable[Sequence]) -> frozenset[str]:
+        """Choose the adapters of the next step.
+
+        Args:
+            sequences: all that are running.
+
+        Returns:
+            The adapters whose sequences rest.
+        """
+        if self._max_loras is None:
+            return frozenset()
+        orders: dict[str, tuple[int, int]] = {}
+        for sequence in sequences:
+            name = sequence.work.adapter
+            if name is not None:
+                orders[name] = min(orders.get(name, sequence.order), sequence.order)
+        self._steps = {name: steps + 1 for name, steps in self._steps.items() if name in orders}
+        self._rests = {name: rests + 1 for name, rests in self._rests.items() if name in orders}
+        return self._divide(sorted(orders, key=lambda name: self._rank(name, orders[name])))
+
+    def give(self, name: str) -> frozenset[str]:
+        """Give `name` a place in the step last chosen for, in the place of another; the adapters that rest now."""
+        others = (other for other in (*self._steps, *self._rests) if other != name)
+        return self._divide([name, *others])
+
+    def _divide(self, names: Run[str]) -> frozenset[str]:
+        chosen, resting = names[: self._max_loras], names[self._max_loras :]
+        self._steps = {name: self._steps.get(name, 0) for name in chosen}
+        self._rests = {name: self._rests.get(name, 0) for name in resting}
+        return frozenset(resting)
+
+    def _rank(self, name: str, order: tuple[int, int]) -> tuple[int, int, int, int, int]:
+        """Sorts by: rested for too long, priority, in its turn, how long it has rested, arrival."""
+        priority, arrival = order
+        rests, steps = self._rests.get(name, 0), self._steps.get(name)
+        if steps is None:
+            return rests < STARVED, priority, 1, -rests, arrival
+        return True, priority, 0 if steps < TURN else 2, steps, arrival
+
+
+__all__ = ["STARVED", "TURN", "AdapterTurns"]
