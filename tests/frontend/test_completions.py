@@ -206,7 +206,8 @@ def test_cached_tokens_are_told_and_tenants_do_not_see_each_others(llama: Fleet)
 
 
 def test_usage_in_every_event_when_asked(url: str) -> None:
-    body = {**GREEDY, "prompt": TEXT, "stream": True, "stream_options": {"continuous_usage_stats": True}}
+    body = {**GREEDY, "prompt": TEXT, "stream": True}
+    body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     text = post(url, "/v1/completions", body).text
     events = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
     counts = [event["usage"]["completion_tokens"] for event in events]

@@ -32,7 +32,7 @@ def test_tokenize_and_detokenize_are_each_others_inverse(llama: Fleet, url: str)
     answer = post(url, "/tokenize", {"model": "tiny", "prompt": TEXT, "return_token_strs": True}).json()
     assert answer["tokens"] == tokenizer_of(llama.path)(TEXT)["input_ids"]
     assert (answer["count"], answer["max_model_len"]) == (len(answer["tokens"]), 512)
-    assert "".join(answer["token_strs"]) == TEXT
+    assert "".join(answer["token_strs"]).replace("Ġ", " ") == TEXT
     assert post(url, "/detokenize", {"tokens": answer["tokens"]}).json() == {"prompt": TEXT}
     chat = post(url, "/tokenize", {"messages": [{"role": "user", "content": TEXT}]}).json()
     assert chat["count"] > answer["count"]

@@ -93,7 +93,7 @@ PART = {"type": "prompt_embeds", "data": ROWS}
 IMAGE = {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}
 
 CHATS: dict[str, tuple[dict[str, Any], str]] = {
-    "logprobs of the prompt": (user(PART, prompt_logprobs=1), "prompt_logprobs is not possible with prompt_embeds"),
+    "logprobs of the prompt": (user(PART, prompt_logprobs=1), "prompt_logprobs is not compatible with prompt embeds"),
     "an echo": (user(PART, echo=True), "echo"),
     "thousands of parts": (user(*[PART] * 2000), "2000 prompt_embeds; at most 128"),
     "an image": (user(PART, IMAGE), "'image_url' are not supported"),

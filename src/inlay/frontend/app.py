@@ -41,7 +41,7 @@ from inlay.frontend.vectors.scoring import rerank, score
 from inlay.protocol.openai.adapters import AdapterList, LoadLoraAdapterRequest, UnloadLoraAdapterRequest
 from inlay.protocol.openai.admin import Asleep, Awake, CacheReset, IsSleeping
 from inlay.protocol.openai.chat import ChatChunk, ChatCompletion, ChatRequest
-from inlay.protocol.openai.completions import Completion, CompletionRequest
+from inlay.protocol.openai.completions import Completion, CompletionChunk, CompletionRequest
 from inlay.protocol.openai.embeddings import (
     EmbeddingRequest,
     EmbeddingResponse,
@@ -86,7 +86,7 @@ _ROUTES: tuple[tuple[Operation, Handler], ...] = (
     (
         Operation(
             "POST", "/v1/completions", "Continue a prompt of text, ids, embeddings or a mixture.",
-            CompletionRequest, Completion, Completion, multipart=True,
+            CompletionRequest, Completion, CompletionChunk, multipart=True,
         ),
         completions,
     ),

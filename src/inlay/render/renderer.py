@@ -263,6 +263,10 @@ class Renderer:
         id_: int | None = self._tokenizer.token_to_id(token)
         return id_
 
+    def token(self, id_: int) -> str | None:
+        """The token of an id as the vocabulary spells it, such as `Ġa`; None where the id has none."""
+        return self._vocabulary.token(id_)
+
     def token_text(self, id_: int) -> str:
         """What an id reads as within a text, its leading space included; U+FFFD for a part of a character."""
         return self._vocabulary.text(id_)

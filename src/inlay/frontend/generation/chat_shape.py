@@ -10,7 +10,7 @@ from inlay.frontend.errors import shown
 from inlay.frontend.generation.choices import Choice, Piece
 from inlay.frontend.generation.completions import joined, prompt_ids
 from inlay.frontend.generation.tools import ToolChoice, ToolUse
-from inlay.frontend.generation.works import Generation, Pieces
+from inlay.frontend.generation.works import Generation, Pieces, UsageShown
 from inlay.protocol.openai.chat import (
     ChatChoice,
     ChatChunk,
@@ -27,7 +27,7 @@ from inlay.protocol.openai.chat import (
     ToolCallPiece,
     TopLogprob,
 )
-from inlay.protocol.openai.generation import ErrorResponse
+from inlay.protocol.openai.generation import ErrorResponse, UsageInfo
 from inlay.render import Output, Renderer, ToolCallDelta
 
 _UNSET = msgspec.UNSET
@@ -42,7 +42,7 @@ class _Said(NamedTuple):
 
 
 class ChatShape:
-    """Chat completions as OpenAI shows them, with vLLM's `stop_reason` and `token_ids`."""
+    """Chat completions as vLLM 0.32 shows them: null where a field of a whole answer says nothing."""
 
     def __init__(
         self,
@@ -60,8 +60,7 @@ class ChatShape:
         self._generation = generation
         self._named = use.choice is ToolChoice.NAMED
         self._created = int(time.time())
-        options = request.stream_options
-        self._continuous = bool(options and options.continuous_usage_stats)
+        self._usage = UsageShown.of(request)
         self._begun: set[int] = set()
         self._collected: dict[int, list[Piece]] = {}
 
@@ -71,14 +70,14 @@ class ChatShape:
     def events(self, pieces: Pieces) -> list[msgspec.Struct]:
         """One event for each piece, and before a choice's first one another with the role."""
         events: list[msgspec.Struct] = []
-        usage = self._generation.usage() if self._continuous else msgspec.UNSET
         with_ids = bool(self._request.return_token_ids)
         for choice, piece in pieces:
             if choice.index not in self._begun:
                 self._begun.add(choice.index)
                 role = ChatChunkChoice(choice.index, ChatDelta(role="assistant", content=""))
-                ids = prompt_ids(choice.work.prompt) if with_ids else msgspec.UNSET
-                events.append(self._chunk([role], prompt_token_ids=ids, usage=usage))
+                ids = prompt_ids(choice.work.prompt) if with_ids else None
+                usage = self._usage_of(choice, None)
+                events.append(self._chunk([role], prompt_token_ids=ids, prompt_text=None, usage=usage))
             delta = self._delta(piece)
             ends = piece.finish_reason is not None
             # Clients look for the end of a call in the event behind its last piece.
@@ -88,23 +87,33 @@ class ChatShape:
                     choice.index,
                     delta or ChatDelta(),
                     self._logprobs(piece),
-                    None if apart else self._finish_reason(choice, piece),
-                    piece.stop_reason if ends and not apart else _UNSET,
-                    list(piece.token_ids) if with_ids else _UNSET,
+                    token_ids=list(piece.token_ids) if with_ids else None,
                 )
-                events.append(self._chunk([shown], usage=usage))
+                events.append(self._piece(choice, piece, shown, last=ends and not apart))
             if apart:
-                reason = self._finish_reason(choice, piece)
-                last = ChatChunkChoice(choice.index, ChatDelta(), None, reason, piece.stop_reason)
-                events.append(self._chunk([last], usage=usage))
+                end = ChatChunkChoice(choice.index, ChatDelta(), token_ids=None)
+                events.append(self._piece(choice, piece, end, last=True))
         return events
+
+    def _piece(self, choice: Choice, piece: Piece, shown: ChatChunkChoice, *, last: bool) -> ChatChunk:
+        usage = self._usage_of(choice, piece)
+        if not last:
+            return self._chunk([shown], usage=usage)
+        ended = msgspec.structs.replace(
+            shown, finish_reason=self._finish_reason(choice, piece), stop_reason=piece.stop_reason
+        )
+        fingerprint = _UNSET if self._usage.at_end else self._generation.fingerprint
+        return self._chunk([ended], usage=usage, system_fingerprint=fingerprint)
+
+    def _usage_of(self, choice: Choice, piece: Piece | None) -> UsageInfo | msgspec.UnsetType:
+        return self._generation.usage_of(choice, piece) if self._usage.continuous else _UNSET
 
     def closing_events(self) -> list[msgspec.Struct]:
         """One event without choices, only usage, where that was asked for."""
-        options = self._request.stream_options
-        if options is None or not options.include_usage:
+        if not self._usage.at_end:
             return []
-        return [self._chunk([], usage=self._generation.usage())]
+        generation = self._generation
+        return [self._chunk([], usage=generation.usage_at_end(), system_fingerprint=generation.fingerprint)]
 
     def failure_events(self, error: InlayError) -> list[msgspec.Struct]:
         """The error."""
@@ -126,10 +135,11 @@ class ChatShape:
             model=self._model,
             choices=[self._choice(choice, with_ids) for choice in self._generation.choices],
             usage=self._generation.usage(),
-            prompt_token_ids=prompt_ids(first) if with_ids else msgspec.UNSET,
-            prompt_logprobs=_UNSET
+            system_fingerprint=self._generation.fingerprint,
+            prompt_logprobs=None
             if scores is None
-            else scores.shown(self._renderer, self._request.prompt_logprobs or 0),
+            else scores.shown(self._renderer, int(self._request.prompt_logprobs or 0)),
+            prompt_token_ids=prompt_ids(first) if with_ids else None,
         )
 
     def _said(self, piece: Piece) -> _Said:
@@ -167,7 +177,7 @@ class ChatShape:
         return ChatMessage(
             content=said.content or (None if other else ""),
             tool_calls=calls or _UNSET,
-            reasoning=said.reasoning,
+            reasoning=said.reasoning or None,
             reasoning_content=said.reasoning,
         )
 
@@ -185,7 +195,7 @@ class ChatShape:
             logprobs=self._logprobs(piece),
             finish_reason=self._finish_reason(choice, piece),
             stop_reason=piece.stop_reason,
-            token_ids=list(piece.token_ids) if with_ids else msgspec.UNSET,
+            token_ids=list(piece.token_ids) if with_ids else None,
         )
 
     def _logprobs(self, piece: Piece) -> ChatLogprobs | None:

@@ -37,6 +37,8 @@ class Piece(NamedTuple):
         text: as the model wrote it.
         output: what `text` says, by the request's format; may lag behind it.
         logprobs: one entry for each of `token_ids` when they were asked for.
+        completion_tokens: of the choice up to here.
+        reasoning_tokens: of these, those of the reasoning.
     """
 
     text: str
@@ -45,6 +47,8 @@ class Piece(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...]
     finish_reason: str | None
     stop_reason: int | str | None
+    completion_tokens: int
+    reasoning_tokens: int
 
 
 class _ReasoningCount:
@@ -157,7 +161,16 @@ class Choice:
             output += self._read(shown, delta.token_ids[:count])
             if stop is not None:
                 break
-        return Piece(text, tuple(output), ids, logprobs, self.finish_reason, stop_reason)
+        return Piece(
+            text,
+            tuple(output),
+            ids,
+            logprobs,
+            self.finish_reason,
+            stop_reason,
+            self.completion_tokens,
+            self.reasoning_tokens,
+        )
 
     def _read(self, text: str, ids: Sequence[int]) -> list[OutputDelta]:
         """What the text of more tokens says."""

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -15,7 +16,7 @@ from inlay.frontend.generation.prompt_logprobs import check_has_ids, with_prompt
 from inlay.frontend.generation.prompts import PromptReader, kept_positions
 from inlay.frontend.generation.respond import generation_of, respond
 from inlay.frontend.generation.sampling import check_request, sampling_of
-from inlay.frontend.generation.works import Generation, Pieces
+from inlay.frontend.generation.works import Generation, Pieces, UsageShown
 from inlay.frontend.incoming import read_request
 from inlay.frontend.references import embeddings_of
 from inlay.frontend.server import Call
@@ -23,12 +24,14 @@ from inlay.prompt import Prompt
 from inlay.protocol.openai.completions import (
     Completion,
     CompletionChoice,
+    CompletionChunk,
+    CompletionChunkChoice,
     CompletionLogprobs,
     CompletionRequest,
 )
-from inlay.protocol.openai.generation import ErrorResponse
+from inlay.protocol.openai.generation import ErrorResponse, UsageInfo
 from inlay.protocol.work import Sampling, TokenLogprobs
-from inlay.render import Renderer
+from inlay.render import Detokenizer, Renderer
 from inlay.router import ServedModel
 
 _decoder = msgspec.json.Decoder(CompletionRequest)
@@ -104,7 +107,7 @@ def _sampling(request: CompletionRequest, model: ServedModel, prompts: list[Prom
 
 
 class CompletionShape:
-    """Completions as OpenAI shows them, with vLLM's `stop_reason` and `token_ids`."""
+    """Completions as vLLM 0.32 shows them, null where a field says nothing."""
 
     def __init__(
         self,
@@ -120,45 +123,54 @@ class CompletionShape:
         self._renderer = renderer
         self._generation = generation
         self._created = int(time.time())
-        options = request.stream_options
-        self._continuous = bool(options and options.continuous_usage_stats)
+        self._usage = UsageShown.of(request)
         self._begun: set[int] = set()
-        self._offsets: dict[int, int] = {}
+        self._offsets: dict[int, _Offsets] = {}
         self._echoed: dict[int, str] = {}
         self._collected: dict[int, list[Piece]] = {}
 
+    def _chunk(self, choices: list[CompletionChunkChoice], **more: Any) -> CompletionChunk:
+        return CompletionChunk(id=self._id, created=self._created, model=self._model, choices=choices, **more)
+
     def events(self, pieces: Pieces) -> list[msgspec.Struct]:
         """One event for each piece."""
-        usage = self._generation.usage() if self._continuous else msgspec.UNSET
-        return [
-            Completion(
-                id=self._id,
-                created=self._created,
-                model=self._model,
-                choices=[self._choice(choice, piece)],
-                usage=usage,
+        events: list[msgspec.Struct] = []
+        for choice, piece in pieces:
+            ends = piece.finish_reason is not None
+            if not (piece.text or ends or piece.logprobs or self._request.return_token_ids):
+                continue
+            shown = self._choice(choice, piece)
+            part = CompletionChunkChoice(
+                index=shown.index,
+                text=shown.text,
+                logprobs=shown.logprobs,
+                finish_reason=shown.finish_reason,
+                stop_reason=shown.stop_reason,
+                prompt_token_ids=shown.prompt_token_ids,
+                token_ids=shown.token_ids,
             )
-            for choice, piece in pieces
-            if piece.text
-            or piece.finish_reason is not None
-            or piece.logprobs
-            or self._request.return_token_ids
-        ]
+            usage: UsageInfo | msgspec.UnsetType = msgspec.UNSET
+            if self._usage.continuous:
+                # As in vLLM, without the details.
+                usage = msgspec.structs.replace(
+                    self._generation.usage_of(choice, piece), completion_tokens_details=msgspec.UNSET
+                )
+            last = ends and not self._usage.at_end
+            events.append(
+                self._chunk(
+                    [part],
+                    usage=usage,
+                    system_fingerprint=self._generation.fingerprint if last else msgspec.UNSET,
+                )
+            )
+        return events
 
     def closing_events(self) -> list[msgspec.Struct]:
         """One event without choices, only usage, where that was asked for."""
-        options = self._request.stream_options
-        if options is None or not options.include_usage:
+        if not self._usage.at_end:
             return []
-        return [
-            Completion(
-                id=self._id,
-                created=self._created,
-                model=self._model,
-                choices=[],
-                usage=self._generation.usage(),
-            )
-        ]
+        generation = self._generation
+        return [self._chunk([], usage=generation.usage_at_end(), system_fingerprint=generation.fingerprint)]
 
     def failure_events(self, error: InlayError) -> list[msgspec.Struct]:
         """The error."""
@@ -177,6 +189,7 @@ class CompletionShape:
             model=self._model,
             choices=self._best() if self._request.best_of is not None else self._all(),
             usage=self._generation.usage(),
+            system_fingerprint=self._generation.fingerprint,
         )
 
     def _all(self) -> list[CompletionChoice]:
@@ -203,8 +216,10 @@ class CompletionShape:
         ids: tuple[int, ...] = piece.token_ids
         logprobs: list[TokenLogprobs | None] = list(piece.logprobs)
         scores = self._generation.scores_of(choice)
+        echoed = None
         if begins and request.echo:
             text = self._prompt_text(prompt) + text
+            echoed = len(prompt)
             ids = (*prompt.token_ids(), *ids)
             if scores is not None:
                 logprobs = [None, *scores.entries(request.logprobs or 0), *logprobs]
@@ -213,36 +228,48 @@ class CompletionShape:
         return CompletionChoice(
             index=choice.index,
             text=text,
-            logprobs=self._logprobs(choice, ids, logprobs) if request.logprobs is not None else None,
+            logprobs=None
+            if request.logprobs is None
+            else self._logprobs(choice, ids, logprobs, echoed=echoed),
             finish_reason=piece.finish_reason,
             stop_reason=piece.stop_reason,
-            token_ids=list(piece.token_ids) if with_ids else msgspec.UNSET,
-            prompt_token_ids=prompt_ids(prompt) if with_ids and begins else msgspec.UNSET,
-            prompt_logprobs=scores.shown(self._renderer, request.prompt_logprobs or 0)
+            token_ids=list(piece.token_ids) if with_ids else None,
+            prompt_token_ids=prompt_ids(prompt) if with_ids and begins else None,
+            prompt_logprobs=scores.shown(self._renderer, int(request.prompt_logprobs or 0))
             if scores is not None and shows_prompt
-            else msgspec.UNSET,
+            else None,
         )
 
     def _prompt_text(self, prompt: Prompt) -> str:
         """The prompt as text, made once for all its choices."""
         text = self._echoed.get(id(prompt))
         if text is None:
-            skip = self._request.skip_special_tokens is not False
-            text = self._renderer.decode(prompt.token_ids(), skip_special_tokens=skip)
+            text = self._renderer.decode(prompt.token_ids(), skip_special_tokens=self._skips)
             self._echoed[id(prompt)] = text
         return text
 
+    @property
+    def _skips(self) -> bool:
+        return self._request.skip_special_tokens is not False
+
     def _logprobs(
-        self, choice: Choice, ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]
+        self,
+        choice: Choice,
+        ids: Sequence[int],
+        logprobs: Sequence[TokenLogprobs | None],
+        *,
+        echoed: int | None,
     ) -> CompletionLogprobs:
-        """Of `ids`; None where nothing can be said, which is at a prompt's first token."""
-        offset = self._offsets.get(choice.index, 0)
+        """Of `ids`, the first `echoed` of which are the prompt's; None where nothing can be said, at a prompt's first token."""
+        offsets = self._offsets.get(choice.index)
+        if offsets is None:
+            offsets = self._offsets[choice.index] = _Offsets(self._renderer, self._skips)
         result = CompletionLogprobs([], [], [], [])
-        for id_, entry in zip(ids, logprobs, strict=True):
-            token = self._renderer.token_text(id_)
-            result.text_offset.append(offset)
-            offset += len(token)
-            result.tokens.append(token)
+        for place, (id_, entry) in enumerate(zip(ids, logprobs, strict=True)):
+            if place == echoed:
+                offsets.restart()
+            result.text_offset.append(offsets.next(id_))
+            result.tokens.append(self._renderer.token_text(id_))
             if entry is None:
                 result.token_logprobs.append(None)
                 result.top_logprobs.append(None)
@@ -253,9 +280,34 @@ class CompletionShape:
             for other, logprob in ((id_, entry.logprob), *entry.top):
                 name = self._renderer.token_text(other)
                 top[name] = max(logprob, top.get(name, logprob))
-            result.top_logprobs.append(top if self._request.logprobs else None)
-        self._offsets[choice.index] = offset
+            result.top_logprobs.append(top)
         return result
+
+
+class _Offsets:
+    """Where in the text of a choice each of its tokens begins. What is not shown has no length."""
+
+    __slots__ = ("_detokenizer", "_length", "_renderer", "_skips")
+
+    def __init__(self, renderer: Renderer, skips_special_tokens: bool) -> None:
+        self._renderer = renderer
+        self._skips = skips_special_tokens
+        self._length = 0
+        self._detokenizer = self._new()
+
+    def _new(self) -> Detokenizer:
+        return self._renderer.detokenizer(skip_special_tokens=self._skips)
+
+    def next(self, id_: int) -> int:
+        """The offset of the next token, in characters."""
+        offset = self._length
+        self._length += len(self._detokenizer.push((id_,)))
+        return offset
+
+    def restart(self) -> None:
+        """What comes is another text, put behind the one so far: the output behind its prompt."""
+        self._length += len(self._detokenizer.flush())
+        self._detokenizer = self._new()
 
 
 def _mean_logprob(piece: Piece) -> float:
@@ -271,6 +323,8 @@ def joined(pieces: list[Piece]) -> Piece:
         tuple(entry for piece in pieces for entry in piece.logprobs),
         pieces[-1].finish_reason,
         pieces[-1].stop_reason,
+        pieces[-1].completion_tokens,
+        pieces[-1].reasoning_tokens,
     )
 
 

@@ -114,7 +114,7 @@ def with_prompt_logprobs(
     Raises:
         InvalidRequestError: more than the model allows, in a stream, or of embeddings.
     """
-    asked = request.prompt_logprobs
+    asked = None if request.prompt_logprobs is None else int(request.prompt_logprobs)
     if asked is not None:
         if not 0 <= asked <= card.limits.max_logprobs:
             raise InvalidRequestError(
@@ -134,7 +134,7 @@ def check_has_ids(prompts: Sequence[Prompt], name: str) -> None:
     """Raise `InvalidRequestError` when the field `name` was used with a prompt that is not all tokens."""
     if any(prompt.has_rows for prompt in prompts):
         raise InvalidRequestError(
-            f"{name} is not possible with prompt_embeds: rows have no token ids", param=name
+            f"{name} is not compatible with prompt embeds: rows have no token ids", param=name
         )
 
 

@@ -8,14 +8,16 @@ from contextlib import aclosing
 from typing import Protocol
 
 import msgspec
+from blake3 import blake3
 
+from inlay import __version__
 from inlay.errors import InlayError, InvalidRequestError
 from inlay.frontend.access import session_of
 from inlay.frontend.errors import ClientGone, internal_error
 from inlay.frontend.generation.choices import Choice, Display
 from inlay.frontend.generation.grammars import field_of
 from inlay.frontend.generation.prompt_logprobs import PromptScores, reserve
-from inlay.frontend.generation.sampling import bad_words_of, for_choice, stops_of
+from inlay.frontend.generation.sampling import bad_words_of, for_choice, output_limit, stops_of
 from inlay.frontend.generation.works import Generation, Pieces
 from inlay.frontend.lifeline import Lifeline
 from inlay.frontend.server import Call
@@ -23,7 +25,7 @@ from inlay.frontend.sse import UNNAMED, EventStream, Framing
 from inlay.prompt import Prompt
 from inlay.protocol import refusals
 from inlay.protocol.openai.generation import GenerationRequest
-from inlay.protocol.work import Sampling, Work
+from inlay.protocol.work import ModelCard, Sampling, Work
 from inlay.render import PLAIN, OutputFormat, Renderer, StopStrings
 from inlay.router import ServedModel
 
@@ -98,8 +100,7 @@ def generation_of(
     remaining = call.remaining
     choices: list[Choice] = []
     for prompt in prompts:
-        room = model.max_len - len(prompt)
-        wanted = room if max_tokens is None else max_tokens
+        wanted = output_limit(request, max_tokens, model.max_len - len(prompt))
         for number in range(request.candidates):
             index = len(choices)
             # A prompt is told of once, however many choices show it.
@@ -120,7 +121,21 @@ def generation_of(
     total = sum(len(prompt) + model.positions_before for prompt in prompts)
     times = call.times = call.server.metrics.request(model.card.name, total, call.began)
     scores = [] if sampling.prompt_logprobs is None else [PromptScores(prompt) for prompt in prompts]
-    return Generation(choices, total, len(prompts), times, scores=scores, bulk=bulk)
+    return Generation(
+        choices,
+        len(prompts),
+        times,
+        fingerprint=fingerprint_of(model.card),
+        positions_before=model.positions_before,
+        scores=scores,
+        bulk=bulk,
+    )
+
+
+def fingerprint_of(card: ModelCard) -> str:
+    """The `system_fingerprint` of answers: equal where release, engine, weights and dtype are."""
+    parts = (card.engine, card.engine_version, card.weights_id, card.dtype)
+    return f"inlay-{__version__}-{blake3(repr(parts).encode()).hexdigest(4)}"
 
 
 def _check_served(model: ServedModel, work: Work, request: GenerationRequest) -> None:

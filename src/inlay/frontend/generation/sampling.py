@@ -167,7 +167,7 @@ def sampling_of(
         request: checked by `check_request`.
         card: of the model; its generation config gives the defaults a request leaves open.
         longest: positions of the longest prompt.
-        max_tokens: what the client asked for; None is all that fits behind the prompt.
+        max_tokens: what the client asked for, or None.
         logprobs: alternatives a token, or None for no logprobs.
         logprobs_param: the field that said so.
 
@@ -182,7 +182,7 @@ def sampling_of(
             f"{logprobs_param} must be from 0 to {card.limits.max_logprobs}, got {logprobs}",
             param=logprobs_param,
         )
-    wanted = limit - longest if max_tokens is None else max_tokens
+    wanted = output_limit(request, max_tokens, limit - longest)
     min_tokens = request.min_tokens or 0
     if min_tokens > wanted:
         raise InvalidRequestError(
@@ -219,6 +219,13 @@ def sampling_of(
         grammar=grammar,
         allowed_token_ids=None if allowed is None else tuple(sorted(set(allowed))),
     )
+
+
+def output_limit(request: GenerationRequest, max_tokens: int | None, room: int) -> int:
+    """Output tokens at most: what was asked for, else the API's default, as far as there is `room` for it."""
+    if max_tokens is not None:
+        return max_tokens
+    return room if request.DEFAULT_MAX_TOKENS is None else min(request.DEFAULT_MAX_TOKENS, room)
 
 
 def _chosen(request: GenerationRequest, card: ModelCard, name: str, default: float) -> float:

@@ -2,14 +2,19 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Hashable, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
 from inlay.frontend.generation.choices import Choice, Piece
 from inlay.frontend.generation.prompt_logprobs import PromptScores
 from inlay.frontend.metrics.frontend import RequestTimes
-from inlay.protocol.openai.generation import CompletionTokensDetails, PromptTokensDetails, UsageInfo
+from inlay.protocol.openai.generation import (
+    CompletionTokensDetails,
+    GenerationRequest,
+    PromptTokensDetails,
+    UsageInfo,
+)
 from inlay.protocol.work import Delta, Stream
 from inlay.router import Router
 
@@ -19,21 +24,37 @@ _QUEUED = 64
 """Batches of deltas that may wait between the streams of a request and its response, together."""
 
 
+class UsageShown(NamedTuple):
+    """Where a stream shows usage: with each event, and in one at the end. As in vLLM, never the first without the second."""
+
+    continuous: bool
+    at_end: bool
+
+    @classmethod
+    def of(cls, request: GenerationRequest) -> "UsageShown":
+        """As the request's `stream_options` say."""
+        options = request.stream_options
+        at_end = bool(options and options.include_usage)
+        return cls(at_end and bool(options and options.continuous_usage_stats), at_end)
+
+
 class Generation:
     """Sends a request's works and gathers what they answer. `close` must be called whatever happens.
 
     Attributes:
         choices: in the order of the response.
         bulk: bytes that showing the prompts' logprobs takes.
+        fingerprint: what names the system that answers, as OpenAI's `system_fingerprint`.
     """
 
     def __init__(
         self,
         choices: Sequence[Choice],
-        prompt_tokens: int,
         prompts: int,
         times: RequestTimes,
         *,
+        fingerprint: str,
+        positions_before: int = 0,
         scores: Sequence[PromptScores] = (),
         bulk: int = 0,
     ) -> None:
@@ -41,14 +62,16 @@ class Generation:
 
         Args:
             choices: those of the first prompt, then those of the next, equally many of each.
-            prompt_tokens: positions of all prompts.
             prompts: how many there are.
             times: of the request.
+            fingerprint: what names the system that answers.
+            positions_before: those the model puts before each prompt.
             scores: for each prompt what its first choice's work is told of it, where that was asked for.
             bulk: bytes that showing them takes.
         """
         self.choices = choices
-        self._prompt_tokens = prompt_tokens
+        self.fingerprint = fingerprint
+        self._positions_before = positions_before
         self._per_prompt = len(choices) // prompts
         self._times = times
         self._scores = scores
@@ -166,15 +189,40 @@ class Generation:
     def _cached_tokens(self) -> int:
         return sum(choice.cached_tokens for choice in self.choices[:: self._per_prompt])
 
+    def _prompt_tokens(self, choice: Choice) -> int:
+        return len(choice.work.prompt) + self._positions_before
+
+    def _details(self, reasoning_tokens: int) -> CompletionTokensDetails | None:
+        return CompletionTokensDetails(reasoning_tokens) if self.choices[0].counts_reasoning else None
+
     def usage(self) -> UsageInfo:
-        """Usage so far; each prompt counts once, however many choices it has."""
+        """Usage of a whole response; each prompt counts once, however many choices it has."""
+        prompts = sum(self._prompt_tokens(choice) for choice in self.choices[:: self._per_prompt])
         completed = sum(choice.completion_tokens for choice in self.choices)
-        reasoning = sum(choice.reasoning_tokens for choice in self.choices)
-        details = CompletionTokensDetails(reasoning) if self.choices[0].counts_reasoning else msgspec.UNSET
         return UsageInfo(
-            prompt_tokens=self._prompt_tokens,
+            prompt_tokens=prompts,
             completion_tokens=completed,
-            total_tokens=self._prompt_tokens + completed,
+            total_tokens=prompts + completed,
             prompt_tokens_details=PromptTokensDetails(self._cached_tokens()),
-            completion_tokens_details=details,
+            completion_tokens_details=self._details(sum(choice.reasoning_tokens for choice in self.choices)),
+        )
+
+    def usage_at_end(self) -> UsageInfo:
+        """Usage in the last event of a stream, where nothing is null."""
+        usage = self.usage()
+        return msgspec.structs.replace(
+            usage,
+            prompt_tokens_details=PromptTokensDetails(self._cached_tokens(), msgspec.UNSET, msgspec.UNSET),
+            completion_tokens_details=usage.completion_tokens_details or msgspec.UNSET,
+        )
+
+    def usage_of(self, choice: Choice, piece: Piece | None) -> UsageInfo:
+        """Usage of one choice up to `piece`, or before its first; what a stream shows as it goes."""
+        prompt, completed = self._prompt_tokens(choice), 0 if piece is None else piece.completion_tokens
+        return UsageInfo(
+            prompt_tokens=prompt,
+            completion_tokens=completed,
+            total_tokens=prompt + completed,
+            prompt_tokens_details=msgspec.UNSET,
+            completion_tokens_details=self._details(0 if piece is None else piece.reasoning_tokens),
         )

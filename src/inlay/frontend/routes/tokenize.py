@@ -44,7 +44,7 @@ def _tokens(request: TokenizeRequest, card: ModelCard, renderer: Renderer) -> To
         ids = renderer.encode(request.prompt or "", add_special_tokens=special)
     else:
         ids = _chat(request, request.messages, renderer)
-    names = [renderer.token_text(id_) for id_ in ids] if request.return_token_strs else None
+    names = [renderer.token(id_) or "" for id_ in ids] if request.return_token_strs else None
     return TokenizeResponse(len(ids), card.limits.max_model_len, list(ids), names)
 
 

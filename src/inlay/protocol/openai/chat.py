@@ -4,7 +4,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from inlay.protocol.openai.generation import GenerationRequest, PromptLogprob, UsageInfo
+from inlay.protocol.openai.generation import (
+    GenerationRequest,
+    PromptLogprob,
+    UsageInfo,
+    WholeResponse,
+)
 from inlay.protocol.openai.unserved import Unserved
 
 
@@ -92,8 +97,12 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
 
     role: Literal["assistant"] = "assistant"
     content: str | None
+    refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
     tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
-    reasoning: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning: str | None = None
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -105,10 +114,11 @@ class ChatChoice(msgspec.Struct, frozen=True):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    token_ids: list[int] | None = None
+    routed_experts: None = None
 
 
-class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+class ChatCompletion(WholeResponse, frozen=True, kw_only=True):
     """The response of `/v1/chat/completions`."""
 
     id: str
@@ -117,8 +127,9 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: UsageInfo
-    prompt_token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
-    prompt_logprobs: list[dict[str, PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_text: None = None
 
 
 class FunctionCallDelta(msgspec.Struct, frozen=True):
@@ -148,23 +159,25 @@ class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True):
-    """A piece of one answer."""
+    """A piece of one answer. The first, which has the role, is without `token_ids`; only the last has `stop_reason`."""
 
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | msgspec.UnsetType | None = msgspec.UNSET
-    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """The event of a chat stream."""
+    """The event of a chat stream. The first of a choice has what is of the prompt, the last one `system_fingerprint`."""
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
     model: str
     choices: list[ChatChunkChoice]
-    usage: UsageInfo | msgspec.UnsetType | None = msgspec.UNSET
+    usage: UsageInfo | msgspec.UnsetType = msgspec.UNSET
+    system_fingerprint: str | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
+    prompt_text: msgspec.UnsetType | None = msgspec.UNSET

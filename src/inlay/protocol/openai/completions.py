@@ -1,10 +1,15 @@
 """`/v1/completions`."""
 
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import msgspec
 
-from inlay.protocol.openai.generation import GenerationRequest, PromptLogprob, UsageInfo
+from inlay.protocol.openai.generation import (
+    GenerationRequest,
+    PromptLogprob,
+    UsageInfo,
+    WholeResponse,
+)
 
 
 class EmbedsSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,6 +61,8 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     suffix: str | None = None
     logprobs: int | None = None
 
+    DEFAULT_MAX_TOKENS: ClassVar[int | None] = 16
+
     @property
     def candidates(self) -> int:
         """Outputs generated for each prompt, of which `n` are shown."""
@@ -77,24 +84,49 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):
-    """One continuation, or a piece of one in a stream."""
+    """One continuation."""
 
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-    prompt_token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
-    prompt_logprobs: list[dict[str, PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
+    token_ids: list[int] | None = None
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
+    prompt_token_ids: list[int] | None = None
+    routed_experts: None = None
 
 
-class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """The response of `/v1/completions`, and the event of its stream."""
+class Completion(WholeResponse, frozen=True, kw_only=True):
+    """The response of `/v1/completions`."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
     choices: list[CompletionChoice]
-    usage: UsageInfo | msgspec.UnsetType | None = msgspec.UNSET
+    usage: UsageInfo
+
+
+class CompletionChunkChoice(msgspec.Struct, frozen=True):
+    """A piece of a continuation; the ids of the prompt come with the first."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
+
+
+class CompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """The event of a completion's stream; the last one has `system_fingerprint`."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChunkChoice]
+    usage: UsageInfo | msgspec.UnsetType = msgspec.UNSET
+    system_fingerprint: str | msgspec.UnsetType = msgspec.UNSET

@@ -1,6 +1,6 @@
 """The fields completions and chat completions share."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -21,6 +21,16 @@ class StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool | None = None
 
 
+class WholeResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields that every whole response has in vLLM 0.32, and that are null where they say nothing."""
+
+    service_tier: None = None
+    system_fingerprint: str | None = None
+    kv_transfer_params: None = None
+    ec_transfer_params: None = None
+    metrics: None = None
+
+
 class GenerationRequest(msgspec.Struct, kw_only=True):
     """What completions and chat completions both understand. Names beyond OpenAI's are vLLM's.
 
@@ -33,7 +43,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
         request_id: the answer's `id`, behind its prefix.
         priority: lower is sooner.
         echo: show the prompt before the output; of completions only.
-        prompt_logprobs: alternatives a token of the prompt.
+        prompt_logprobs: alternatives a token of the prompt; true is 1 and false 0, as in vLLM.
         truncate_prompt_tokens: positions of a prompt that are kept; -1 is as many as leave room for the output.
         truncation_side: "left" keeps the last positions, as when absent; "right" the first.
         response_format: OpenAI's: type "text", "json_object", or "json_schema" with `json_schema: {name, schema, strict}`.
@@ -73,7 +83,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     request_id: str | None = None
     priority: int | None = None
     response_format: Any = None
-    prompt_logprobs: int | None = None
+    prompt_logprobs: int | bool | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None
     structured_outputs: Any = None
@@ -103,6 +113,9 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     vllm_xargs: Unserved = None
     watermarking: Unserved = None
 
+    DEFAULT_MAX_TOKENS: ClassVar[int | None] = None
+    """Output tokens at most where `max_tokens` is absent; None is all that fits behind the prompt."""
+
     @property
     def candidates(self) -> int:
         """Outputs generated for each prompt."""
@@ -126,6 +139,8 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     """What is known of the prompt's positions."""
 
     cached_tokens: int
+    created_cache_tokens: msgspec.UnsetType | None = None
+    multimodal_tokens: msgspec.UnsetType | None = None
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True):
@@ -135,10 +150,10 @@ class CompletionTokensDetails(msgspec.Struct, frozen=True):
 
 
 class UsageInfo(msgspec.Struct, frozen=True):
-    """Positions in and out; rows of embeddings count as tokens."""
+    """Positions in and out; rows of embeddings count as tokens. In a stream without details that are null."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails | None = None
-    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
+    prompt_tokens_details: PromptTokensDetails | msgspec.UnsetType | None = None
+    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType | None = None

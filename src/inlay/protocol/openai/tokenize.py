@@ -26,7 +26,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 class TokenizeResponse(msgspec.Struct, frozen=True):
-    """The ids; `token_strs` when asked for."""
+    """The ids; `token_strs`, as the vocabulary spells the tokens, when asked for."""
 
     count: int
     max_model_len: int
