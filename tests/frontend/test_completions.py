@@ -265,7 +265,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"regex": "a" * 300_000}}, "structured_outputs", "at most 262144"),
     ({"structured_outputs": {"regex": "(a"}}, "structured_outputs", "unclosed group"),
     ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "structured_outputs", "both"),
-    ({"guided_json": {}}, "guided_json", "replaced by structured_outputs"),
+    ({"guided_json": {}}, "guided_json", "say structured_outputs.json instead"),
     ({"bad_words": [""]}, "bad_words", "empty word"),
     ({"bad_words": ["a"] * 129}, "bad_words", "at most 128"),
     ({"bad_words": ["a" * 2049] * 2}, "bad_words", "at most 4096"),
