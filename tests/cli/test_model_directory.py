@@ -1,6 +1,8 @@
 """A model directory that cannot be served is refused at the start, in one line."""
 
+import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -8,8 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 
+from inlay.cli.model_directory import check_model
+from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.checks import cuda_lack
+from inlay.errors import InvalidRequestError
+from inlay.worker.adapter_orders import check_adapters
+from tests import adapters
 from tests.models import tiny
 
 END_SECONDS = 120
@@ -80,6 +89,128 @@ def test_a_directory_without_weights_is_refused_before_anything_is_started(tmp_p
     )
     said = f"{directory} has no weights: no *.safetensors file, and no other format is read"
     assert refused(Path(directory), "serve", "--port", "0") == said
+
+
+def check(model: Path, **settings: object) -> str:
+    """What is said of a model before anything is loaded."""
+    with pytest.raises(InvalidRequestError) as refused:
+        check_model(EngineSettings.model_validate({"model": str(model), "device": "cpu", **settings}))
+    return refused.value.message
+
+
+def config_with(directory: Path, **changes: object) -> Path:
+    """A copy of a tiny model with another config.json."""
+    copied = Path(shutil.copytree(tiny("llama"), directory))
+    config = json.loads((copied / "config.json").read_text()) | changes
+    (copied / "config.json").write_text(json.dumps(config))
+    return copied
+
+
+def test_a_model_that_will_do_passes_and_torch_is_not_imported_for_it() -> None:
+    code = (
+        "import sys; from inlay.cli.model_directory import check_model; "
+        "from inlay.engine.settings import EngineSettings; "
+        f"check_model(EngineSettings(model={str(tiny('llama'))!r})); "
+        "print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_type_of_model_that_is_not_served_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    said = check(config_with(tmp_path / "m", model_type="mamba"))
+    assert "does not serve models of type 'mamba'" in said
+    assert "it serves deepseek_v2" in said
+
+
+def test_a_longer_context_than_the_models_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    directory = config_with(tmp_path / "m", max_position_embeddings=64)
+    said = check(directory, max_model_len=65)
+    assert said == "max_model_len is 65; the model's maximum context length is 64"
+    check_model(EngineSettings(model=str(directory), device="cpu", max_model_len=64))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"dtype": "half"}, "float16 does not run on a CPU"),
+        ({"gpu_memory_utilization": 0.9}, "--kv-cache-memory-bytes says how large the KV cache is"),
+    ],
+)
+def test_what_does_not_run_on_a_cpu_is_refused_before_anything_is_loaded(
+    settings: dict[str, object], said: str
+) -> None:
+    assert said in check(tiny("llama"), **settings)
+
+
+def test_a_gpu_that_is_not_there_is_said_before_anything_is_loaded() -> None:
+    if cuda_lack() is None:
+        pytest.skip("there is one here")
+    assert check(tiny("llama"), device="cuda").startswith("--device cuda: this ")
+    # Of another environment's torch nothing is known here.
+    check_model(EngineSettings(model=str(tiny("llama")), device="cuda", engine_python=Path("/no/python")))
+
+
+def test_an_adapter_in_the_place_of_a_model_is_answered_with_the_command(tmp_path: Path) -> None:
+    directory = adapters.make_lora(tmp_path / "sql", tiny("llama"))
+    config = json.loads((directory / "adapter_config.json").read_text())
+    (directory / "adapter_config.json").write_text(
+        json.dumps(config | {"base_model_name_or_path": "owner/base"})
+    )
+    said = check(directory)
+    assert f"inlay serve owner/base --enable-lora --lora-modules sql={directory}" in said
+
+
+def test_gguf_is_answered_with_what_to_do(tmp_path: Path) -> None:
+    file = tmp_path / "model.Q4_K_M.gguf"
+    file.write_bytes(b"GGUF")
+    for given in (file, tmp_path):
+        said = check(given)
+        assert said.startswith(f"{file} is GGUF; inlay reads safetensors")
+        assert "gguf_file=" in said
+
+
+@pytest.mark.slow
+def test_pickled_weights_are_answered_with_a_command_that_converts_them(tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(tiny("llama"), tmp_path / "a model"))
+    tensors = {
+        name: torch.from_numpy(array) for name, array in load_file(directory / "model.safetensors").items()
+    }
+    torch.save(tensors, directory / "pytorch_model.bin")
+    (directory / "model.safetensors").unlink()
+    said = check(directory)
+    assert "pytorch_model.bin, which is pickled" in said
+    command = said[said.index("python -c") :].replace("python", shlex.quote(sys.executable), 1)
+    subprocess.run(command, shell=True, check=True, capture_output=True)
+    check_model(EngineSettings(model=str(directory), device="cpu"))
+    converted = load_file(directory / "model.safetensors")
+    assert all(np.array_equal(converted[name], tensor.numpy()) for name, tensor in tensors.items())
+
+
+def test_a_file_of_weights_in_the_place_of_a_directory_is_named() -> None:
+    assert "is a file; MODEL is the directory" in check(tiny("llama") / "model.safetensors")
+
+
+def test_adapters_that_do_not_fit_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    lora = adapters.make_lora(tmp_path / "lora", tiny("llama"), rank=8)
+    other = adapters.make_lora(tmp_path / "other", tiny("mistral"))
+
+    def wrong(path: Path, **settings: object) -> str:
+        given = {"model": str(tiny("llama")), "lora_modules": [f"sql={path}"], **settings}
+        with pytest.raises(InvalidRequestError) as refused:
+            check_adapters(EngineSettings.model_validate(given))
+        return refused.value.message
+
+    assert f"adapter 'sql' ({lora}): LoRA adapters are off; --enable-lora" in wrong(lora)
+    assert "it has rank 8; allowed: at most 4 (--max-lora-rank)" in wrong(
+        lora, enable_lora=True, max_lora_rank=4
+    )
+    assert "made for another model" in wrong(other, enable_lora=True)
+    assert "sql" in wrong(tmp_path / "nowhere", enable_lora=True)
+    assert "adapters may not come from" in wrong(
+        lora, enable_lora=True, allowed_lora_sources=[f"file://{other}"]
+    )
+    check_adapters(EngineSettings(model=str(tiny("llama")), lora_modules=[f"sql={lora}"], enable_lora=True))
 
 
 @pytest.mark.slow

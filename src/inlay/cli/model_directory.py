@@ -1,24 +1,91 @@
 """What a model directory must have for its model to be served, looked at before anything is loaded."""
 
+import json
+import shlex
+from pathlib import Path
+
 from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.checks import check_settings
+from inlay.errors import InvalidRequestError
 from inlay.render.tokenizer import load_tokenizer
 from inlay.tensors.hub import local_directory
 from inlay.tensors.table import check_tensors, config_of
+
+_PICKLED = (".bin", ".pt", ".pth")
 
 
 def check_model(engine: EngineSettings) -> None:
     """Say at once that a model cannot be served; one that is elsewhere is looked at by its engine.
 
     Raises:
-        InvalidRequestError: there is no model, or no tokenizer (every route has text to read or to write), or its weights
-            are missing, cut short or no safetensors files.
+        InvalidRequestError: there is no model, or no tokenizer (every route has text to read or to write), its weights
+            are missing, cut short or no safetensors files, or the engine does not serve what its config.json says.
     """
+    path = Path(engine.model).expanduser()
+    if path.is_file():
+        raise InvalidRequestError(_is_a_file(path), param="model")
     directory = local_directory(engine.model)
     if directory is not None:
+        other = _other_format(directory)
+        if other is not None:
+            raise InvalidRequestError(other, param="model")
         config_of(directory)
         load_tokenizer(directory)
         if engine.engine != "echo":
             check_tensors(directory)
+    if engine.engine == "torch":
+        check_settings(engine, directory)
+
+
+def _is_a_file(path: Path) -> str:
+    if path.suffix == ".gguf":
+        return _of_gguf(path)
+    return f"{path} is a file; MODEL is the directory it is in, with config.json and the tokenizer"
+
+
+def _other_format(directory: Path) -> str | None:
+    """What a directory holds that is no model for inlay, and what to do; None where it may be one."""
+    if not (directory / "config.json").is_file() and (directory / "adapter_config.json").is_file():
+        return (
+            f"{directory} is an adapter, not a model; serve the model it is for: "
+            f"inlay serve {_base_of(directory)} --enable-lora --lora-modules {directory.name}={shlex.quote(str(directory))}"
+        )
+    if any(directory.glob("*.safetensors")) or (directory / "model.safetensors.index.json").is_file():
+        return None
+    gguf = sorted(directory.glob("*.gguf"))
+    if gguf:
+        return _of_gguf(gguf[0])
+    pickled = sorted(file.name for file in directory.glob("*model*") if file.suffix in _PICKLED)
+    if pickled and (directory / "config.json").is_file():
+        code = (
+            "import sys; from transformers import AutoModelForCausalLM as M; "
+            "M.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[1])"
+        )
+        return (
+            f"{directory} has its weights in {pickled[0]}, which is pickled and may run code; inlay reads safetensors. "
+            f'Convert it, if you trust it: python -c "{code}" {shlex.quote(str(directory))}'
+        )
+    return None
+
+
+def _of_gguf(file: Path) -> str:
+    code = (
+        "import sys; from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
+        "[C.from_pretrained(sys.argv[1], gguf_file=sys.argv[2]).save_pretrained(sys.argv[3]) for C in (M, T)]"
+    )
+    words = shlex.join([str(file.parent), file.name, f"./{file.stem}"])
+    return (
+        f"{file} is GGUF; inlay reads safetensors. Serve the model it was made from, or, with `pip install gguf`, convert it: "
+        f'python -c "{code}" {words}'
+    )
+
+
+def _base_of(directory: Path) -> str:
+    try:
+        base = json.loads((directory / "adapter_config.json").read_bytes()).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError):
+        base = None
+    return shlex.quote(base) if isinstance(base, str) and base else "MODEL"
 
 
 __all__ = ["check_model"]

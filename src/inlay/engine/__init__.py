@@ -32,6 +32,12 @@ def check(settings: EngineSettings) -> None:
     if settings.engine == "sglang" and (settings.task == "score" or settings.enable_lora):
         wanted = "--enable-lora" if settings.enable_lora else "--task score"
         raise InvalidRequestError(f"{wanted} is for other engines: behind inlay SGLang generates and embeds")
+    if settings.engine in ("sglang", "echo") and settings.gpu_memory_utilization is not None:
+        instead = "; --mem-fraction-static after -- is its own" if settings.engine == "sglang" else ""
+        raise InvalidRequestError(
+            f"--gpu-memory-utilization is for the torch and vllm engines, not for {settings.engine}{instead}",
+            param="gpu_memory_utilization",
+        )
     if settings.engine != "sglang" and settings.engine_arguments:
         raise InvalidRequestError(
             f"--engine-arguments is for the vllm and sglang engines; the {settings.engine} engine takes none",

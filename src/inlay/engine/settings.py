@@ -75,6 +75,13 @@ class EngineSettings(BaseModel):
         ge=1,
         description="Size of the KV cache; what max_num_seqs short prompts or one full context need, within a quarter of free memory, unless set.",
     )
+    gpu_memory_utilization: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="Share of a GPU's memory that weights and KV cache take together, where kv_cache_memory_bytes does not say the size "
+        "of the cache; what a step computes with needs some beside it.",
+    )
     enable_prefix_caching: bool = Field(
         default=True, description="Reuse the keys and values of equal prefixes."
     )

@@ -1,13 +1,16 @@
 """What is to be loaded, in the words of a command and of `--lora-modules`."""
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from inlay.adapter.address import AllowedSources
+from inlay.adapter import LoraFiles, open_adapter
+from inlay.adapter.address import AllowedSources, parse
+from inlay.adapter.files import check_fits, shapes_of
 from inlay.engine.settings import EngineSettings
-from inlay.errors import InvalidRequestError
+from inlay.errors import InvalidRequestError, NotFoundError
 
 
 class Order(NamedTuple):
@@ -71,15 +74,45 @@ def check_adapters(settings: EngineSettings) -> None:
     """Say now, before a model is loaded for it, what of adapters in `settings` cannot be.
 
     Raises:
-        InvalidRequestError: a module or an allowed source that is none, or more modules than have room.
+        InvalidRequestError: a module or an allowed source that is none, more modules than have room, or an adapter on this
+            machine that the model cannot take, as far as the headers of its files say.
     """
     orders = parse_modules(settings.lora_modules)
-    AllowedSources(settings.allowed_lora_sources)
+    allowed = AllowedSources(settings.allowed_lora_sources)
     if len(orders) > settings.cpu_loras:
         raise InvalidRequestError(
             f"{len(orders)} adapters are named in --lora-modules, and there is room for {settings.cpu_loras} (--max-cpu-loras)",
             param="lora_modules",
         )
+    for order in orders:
+        try:
+            _check_files(order, settings, allowed)
+        except (InvalidRequestError, NotFoundError) as error:
+            raise InvalidRequestError(
+                f"adapter {order.name!r} ({order.address}): {error.message}", param="lora_modules"
+            ) from error
+
+
+def _check_files(order: Order, settings: EngineSettings, allowed: AllowedSources) -> None:
+    where = parse(order.address)
+    directory = Path(where.path)
+    if where.scheme != "file" or not (
+        directory.exists() or order.address.startswith(("/", ".", "~", "file:"))
+    ):
+        return
+    allowed.check(where)
+    files = open_adapter(directory, max_bytes=settings.max_lora_bytes)
+    if not isinstance(files, LoraFiles):
+        return
+    if not settings.enable_lora and "--enable-lora" not in settings.engine_arguments:
+        raise InvalidRequestError("LoRA adapters are off; --enable-lora makes room for them")
+    if files.rank > settings.max_lora_rank:
+        raise InvalidRequestError(
+            f"it has rank {files.rank}; allowed: at most {settings.max_lora_rank} (--max-lora-rank)"
+        )
+    model = Path(settings.model).expanduser()
+    if model.is_dir():
+        check_fits(files, shapes_of(model))
 
 
 def _parsed(module: str) -> Order:

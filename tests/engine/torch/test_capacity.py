@@ -12,7 +12,8 @@ def pages(
     available: int = GIB,
     max_model_len: int = 4096,
     windows: tuple[int | None, ...] = (None,),
-    **settings: int,
+    asked: int | None = None,
+    **settings: float,
 ) -> int:
     return num_pages(
         EngineSettings(model="m", **settings),  # type: ignore[arg-type]
@@ -20,7 +21,22 @@ def pages(
         windows=windows,
         max_model_len=max_model_len,
         available=available,
+        asked=asked,
     )
+
+
+def test_a_share_of_a_gpu_is_the_size_unless_bytes_are_asked_for() -> None:
+    assert pages(asked=400 * 1024, gpu_memory_utilization=0.9) == 400
+    assert pages(asked=400 * 1024, gpu_memory_utilization=0.9, kv_cache_memory_bytes=300 * 1024) == 300
+
+
+def test_a_share_that_holds_no_full_context_is_refused() -> None:
+    with pytest.raises(
+        InvalidRequestError, match=r"gpu_memory_utilization 0\.5 leaves 1024 beside the weights"
+    ):
+        pages(asked=1024, gpu_memory_utilization=0.5)
+    with pytest.raises(InvalidRequestError, match="leaves 0 beside the weights"):
+        pages(asked=-5, gpu_memory_utilization=0.5)
 
 
 def test_the_size_asked_for_is_taken() -> None:

@@ -18,7 +18,7 @@ from inlay.engine.probe import probe
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.adapters import bank_of, read_lows
 from inlay.engine.torch.cache.bounds import Bounds
-from inlay.engine.torch.cache.capacity import available_memory, num_pages
+from inlay.engine.torch.cache.capacity import available_memory, num_pages, share_of_gpu
 from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.card import card_of
 from inlay.engine.torch.decode_graphs import CudaCapture
@@ -424,6 +424,7 @@ class TorchEngine:
                 windows=model.windows,
                 max_model_len=model.max_model_len,
                 available=available_memory(model.device),
+                asked=share_of_gpu(settings, model.device),
             ),
         )
         on_gpu = model.device.type == "cuda"

@@ -24,10 +24,17 @@ from inlay.engine.torch.attention.paged import IMPLEMENTATION, PagedAttention
 from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.batch import Batch
 from inlay.engine.torch.cache.page_groups import PageGroup, group_layers
+from inlay.engine.torch.checks import refuse_gpu_settings
 from inlay.engine.torch.lora import LoraBank, Selection
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.weights.checkpoint import device_of, dtype_of, load
-from inlay.engine.torch.weights.families import Family, check_positions, check_windows, family_of
+from inlay.engine.torch.weights.families import (
+    Family,
+    check_positions,
+    check_windows,
+    context_length,
+    family_of,
+)
 from inlay.engine.torch.weights.fused import fuse
 from inlay.engine.torch.weights.linear import accelerate, least_rows
 from inlay.engine.weights import directory_of, weights_id
@@ -114,7 +121,8 @@ class CausalModel:
         config = config_of(directory)
         family = family_of(config)
         device = device_of(settings.device)
-        max_model_len = _max_model_len(settings.max_model_len, config)
+        refuse_gpu_settings(settings, on_cpu=device.type == "cpu")
+        max_model_len = context_length(settings.max_model_len, config)
         if device.type == "cpu":
             torch.set_num_threads(threads.count(settings.num_threads))
         try:
@@ -264,12 +272,3 @@ def _page_groups(layers: tuple[LayerShape, ...], max_model_len: int) -> tuple[Pa
     """Layers divided into page groups: one, where they do not keep the same of a position."""
     alike = len({layer._replace(window=None) for layer in layers}) == 1
     return group_layers([layer.window if alike else None for layer in layers], max_model_len)
-
-
-def _max_model_len(asked: int | None, config: dict[str, Any]) -> int:
-    own = config.get("max_position_embeddings")
-    if not isinstance(own, int):
-        raise InvalidRequestError("config.json does not say max_position_embeddings")
-    if asked is not None and asked > own:
-        raise InvalidRequestError(f"max_model_len is {asked}; the model's maximum context length is {own}")
-    return own if asked is None else asked

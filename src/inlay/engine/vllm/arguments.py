@@ -23,6 +23,7 @@ _SAME = (
     "max_num_batched_tokens",
     "block_size",
     "kv_cache_memory_bytes",
+    "gpu_memory_utilization",
     "max_logprobs",
     "kv_events_config",
 )

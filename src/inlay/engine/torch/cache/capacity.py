@@ -24,6 +24,7 @@ def num_pages(
     windows: Sequence[int | None],
     max_model_len: int,
     available: int,
+    asked: int | None = None,
 ) -> int:
     """Pages of `settings.block_size` positions: what was asked for, or what serves the settings within bounds.
 
@@ -33,6 +34,7 @@ def num_pages(
         windows: of each page group.
         max_model_len: positions of the longest sequence.
         available: bytes of memory, once the model is loaded.
+        asked: bytes of the cache where a share of a GPU was asked for, as `share_of_gpu` has it.
 
     Raises:
         InvalidRequestError: the size asked for does not hold one sequence of `max_model_len`.
@@ -51,6 +53,13 @@ def num_pages(
                 f"{need}, kv_cache_memory_bytes is {settings.kv_cache_memory_bytes}: raise it or lower max_model_len"
             )
         return pages
+    if asked is not None:
+        if asked // page_bytes < longest:
+            raise InvalidRequestError(
+                f"{need}, gpu_memory_utilization {settings.gpu_memory_utilization} leaves {max(0, asked)} beside the weights: "
+                "raise it or lower max_model_len"
+            )
+        return asked // page_bytes
     typical = settings.max_num_seqs * most(min(TYPICAL_LENGTH, max_model_len), 1)
     pages = min(max(longest, typical), available // SHARE // page_bytes)
     if pages < longest:
@@ -59,6 +68,29 @@ def num_pages(
             "lower max_model_len, or say kv_cache_memory_bytes"
         )
     return pages
+
+
+def share_of_gpu(settings: EngineSettings, device: torch.device) -> int | None:
+    """Bytes that `gpu_memory_utilization` leaves for the cache beside what this process has allocated; None where it is not set.
+
+    Args:
+        settings: of the engine.
+        device: a GPU, where it is set; the weights are there.
+
+    Raises:
+        EngineError: other processes have taken some of it.
+    """
+    if settings.gpu_memory_utilization is None:
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    asked = int(total * settings.gpu_memory_utilization) - torch.cuda.memory_allocated(device)
+    spare = free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if asked > spare:
+        raise EngineError(
+            f"gpu_memory_utilization {settings.gpu_memory_utilization} asks for {asked} bytes of KV cache, and {spare} of the GPU's "
+            f"{total} are free: lower it"
+        )
+    return asked
 
 
 def available_memory(device: torch.device) -> int:
@@ -92,4 +124,4 @@ def _group_memory() -> int | None:
     return max(0, int(text) - int(current.read_text(encoding="ascii")))
 
 
-__all__ = ["available_memory", "num_pages"]
+__all__ = ["available_memory", "num_pages", "share_of_gpu"]

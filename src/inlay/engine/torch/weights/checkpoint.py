@@ -12,6 +12,7 @@ from torch import nn
 from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
+from inlay.engine.torch.checks import dtype_name
 from inlay.engine.torch.weights.block_fp8 import block_of, dequantised, refuse_bare
 from inlay.engine.torch.weights.families import next_token_layers
 from inlay.errors import InvalidRequestError
@@ -91,15 +92,9 @@ def device_of(name: str) -> torch.device:
 
 def dtype_of(name: str, config: dict[str, Any], device: torch.device) -> torch.dtype:
     """The dtype a setting names for a checkpoint on a device. Raises `InvalidRequestError` where it does not run there."""
-    stored = str(config.get("dtype") or config.get("torch_dtype") or "float32")
-    chosen = stored if name == "auto" else name
-    if chosen not in ("float32", "bfloat16", "float16"):
-        raise InvalidRequestError(f"the checkpoint is {stored}; allowed: float32, bfloat16, float16")
-    if chosen == "float16" and device.type == "cpu":
-        if name != "auto":
-            raise InvalidRequestError("float16 does not run on a CPU; allowed there: float32, bfloat16")
+    chosen = dtype_name(name, config, on_cpu=device.type == "cpu")
+    if name == "auto" and chosen == "float32" and config.get("dtype", config.get("torch_dtype")) == "float16":
         _logger.warning("the checkpoint is float16, which a CPU does not compute: running in float32")
-        chosen = "float32"
     dtype: torch.dtype = getattr(torch, chosen)
     return dtype
 

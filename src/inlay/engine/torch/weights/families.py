@@ -7,10 +7,13 @@ some attention options would be silently dropped. Hence an allow-list: what is n
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from inlay.engine.torch.attention.layers import LayerShape
 from inlay.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    # It brings torch, and what is here is asked before anything is loaded.
+    from inlay.engine.torch.attention.layers import LayerShape
 
 _STATIC_ROPES = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose angles depend on the position alone. The others look at the longest position in the call,
@@ -138,6 +141,24 @@ def next_token_layers(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"model.layers.{last + index}." for index in range(count))
 
 
+def context_length(asked: int | None, config: Mapping[str, Any]) -> int:
+    """Positions a sequence may have: what was asked for, or the model's own.
+
+    Args:
+        asked: by a setting, or None.
+        config: a model's `config.json`.
+
+    Raises:
+        InvalidRequestError: more than the model has, or it does not say how many that are.
+    """
+    own = config.get("max_position_embeddings")
+    if not isinstance(own, int):
+        raise InvalidRequestError("config.json does not say max_position_embeddings")
+    if asked is not None and asked > own:
+        raise InvalidRequestError(f"max_model_len is {asked}; the model's maximum context length is {own}")
+    return own if asked is None else asked
+
+
 def check_positions(config: Any, max_model_len: int) -> None:
     """Refuse a transformers configuration whose positions could not be computed for each sequence by itself.
 
@@ -172,7 +193,7 @@ def check_positions(config: Any, max_model_len: int) -> None:
         raise InvalidRequestError("the model sees later positions too: it embeds texts and does not generate")
 
 
-def check_windows(config: Any, layers: Sequence[LayerShape]) -> None:
+def check_windows(config: Any, layers: "Sequence[LayerShape]") -> None:
     """Refuse a model whose layers are said to slide and do not ask attention for it, or the other way round.
 
     Raises:

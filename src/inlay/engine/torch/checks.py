@@ -1,0 +1,98 @@
+"""Checks of settings that need neither torch nor the weights: they cost milliseconds, before a model is loaded."""
+
+import ctypes
+import re
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.weights.families import context_length, family_of
+from inlay.errors import InvalidRequestError
+from inlay.tensors.table import config_of
+
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def check_settings(settings: EngineSettings, directory: Path | None) -> None:
+    """Refuse what the torch engine would refuse once torch is loaded.
+
+    Args:
+        settings: of the engine.
+        directory: of the model, None where it is not on this machine yet.
+
+    Raises:
+        InvalidRequestError: a device this machine does not have, or a model, dtype or context length that is not served.
+    """
+    # Another interpreter may have another torch.
+    lacks = cuda_lack() if settings.engine_python is None else None
+    if settings.device == "cuda" and lacks is not None:
+        raise InvalidRequestError(f"--device cuda: {lacks}; allowed here: auto, cpu", param="device")
+    on_cpu = settings.device == "cpu" or lacks is not None
+    refuse_gpu_settings(settings, on_cpu=on_cpu)
+    if directory is None:
+        return
+    config = config_of(directory)
+    if on_cpu:
+        dtype_name(settings.dtype, config, on_cpu=True)
+    if settings.task == "generate":
+        family_of(config)
+        context_length(settings.max_model_len, config)
+
+
+def refuse_gpu_settings(settings: EngineSettings, *, on_cpu: bool) -> None:
+    """Raise `InvalidRequestError` where a setting is for a GPU and the model runs on a CPU."""
+    if settings.gpu_memory_utilization is not None and on_cpu:
+        raise InvalidRequestError(
+            "--gpu-memory-utilization is a share of a GPU's memory, and the model runs on a CPU: "
+            "--kv-cache-memory-bytes says how large the KV cache is",
+            param="gpu_memory_utilization",
+        )
+
+
+def dtype_name(name: str, config: Mapping[str, Any], *, on_cpu: bool) -> str:
+    """The dtype that a setting names for a checkpoint, by torch's name.
+
+    Args:
+        name: the setting.
+        config: the model's `config.json`.
+        on_cpu: whether the model runs on a CPU.
+
+    Raises:
+        InvalidRequestError: it does not run there.
+    """
+    stored = str(config.get("dtype") or config.get("torch_dtype") or "float32")
+    chosen = stored if name == "auto" else name
+    if chosen not in _DTYPES:
+        raise InvalidRequestError(f"the checkpoint is {stored}; allowed: {', '.join(_DTYPES)}")
+    if chosen == "float16" and on_cpu:
+        if name != "auto":
+            raise InvalidRequestError("float16 does not run on a CPU; allowed there: float32, bfloat16")
+        return "float32"
+    return chosen
+
+
+def cuda_lack() -> str | None:
+    """Why this machine cannot run a model on a GPU by this environment's torch; None where it seems to, or has no torch."""
+    spec = find_spec("torch")
+    places = None if spec is None else spec.submodule_search_locations
+    if not places:
+        return None
+    try:
+        built = (Path(places[0]) / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    if re.search(r"^hip\b.*= '", built, re.MULTILINE):
+        return None
+    if re.search(r"^cuda\b.*= None", built, re.MULTILINE):
+        return "this torch is built for CPUs alone"
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "this machine has no NVIDIA driver"
+    status: int = driver.cuInit(0)
+    return None if status == 0 else f"the NVIDIA driver finds no GPU (cuInit: {status})"
+
+
+__all__ = ["check_settings", "cuda_lack", "dtype_name", "refuse_gpu_settings"]
