@@ -28,7 +28,7 @@ from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError
 from inlay.frontend import FrontendSettings, build_app
-from inlay.frontend import serve as serve_http
+from inlay.frontend.serve import serve as serve_http
 from inlay.plane.local import LocalPlane
 from inlay.protocol.embedding import EmbedWork, Vectors
 from inlay.protocol.work import Command, Delta, FinishReason, ModelCard, Reply, Usage, Work

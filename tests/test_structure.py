@@ -9,12 +9,13 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "inlay"
 
-SHARED = {"prompt", "digest", "errors", "pace", "fair_queue", "liveness"}
+SHARED = {"prompt", "digest", "errors", "pace", "fair_queue", "liveness", "lazy"}
 MAY_IMPORT = {
     "prompt": {"errors"},
     "errors": set[str](),
     "pace": set[str](),
     "liveness": set[str](),
+    "lazy": set[str](),
     "fair_queue": set[str](),
     "digest": {"prompt", "errors", "pace"},
     "tensors": SHARED,

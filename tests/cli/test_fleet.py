@@ -22,6 +22,7 @@ import pytest
 from inlay.tensors import write
 from tests.models import tiny
 from tests.parts import Part, running
+from tests.plane.nats_server import NatsServer
 from tests.serving import Served, free_port, serving
 
 pytestmark = pytest.mark.slow
@@ -191,6 +192,89 @@ def test_a_port_that_is_taken_is_said_before_a_server_is_started(nats: str) -> N
     status, line = refused("nats", "--port", port)
     said = f"cannot listen on 127.0.0.1:{port}: Address already in use (--port takes another)"
     assert (status, line) == (1, f"inlay nats: {said}")
+
+
+def server_of(part: Part) -> psutil.Process:
+    """The process of the NATS server itself."""
+    (server,) = psutil.Process(part.process.pid).children()
+    assert "nats-server" in server.name()
+    return server
+
+
+def test_a_server_that_other_machines_reach_lets_in_who_has_its_key_and_says_so_in_three_lines(
+    tmp_path: Path,
+) -> None:
+    port = free_port()
+    words = ("nats", "--host", "0.0.0.0", "--port", port, "--store-dir", tmp_path)
+    url = f"nats://127.0.0.1:{port}"
+    seed = tmp_path / "members.nk"
+    with running(*words, until="Ctrl-C") as part:
+        first, second, _ = part.said
+        assert first.startswith("NATS at nats://")
+        assert f"--nats-nkey-seed {seed}" in second
+        assert seed.stat().st_mode & 0o777 == 0o600
+        status, line = refused("frontend", "--port", 0, "--nats", url)
+        assert status == 1
+        assert "does not let us in" in line
+        assert "Give it --nats-nkey-seed" in line
+        key = seed.read_bytes()
+        assert listed("--nats", url, "--nats-nkey-seed", seed) == "no worker in default"
+    # Started again it has the same key, and none where it is told so.
+    with running(*words, until="Ctrl-C"):
+        assert seed.read_bytes() == key
+        assert listed("--nats", url, "--nats-nkey-seed", seed) == "no worker in default"
+    with running(*words, "--no-credentials", until="Ctrl-C") as part:
+        assert "whoever reaches it is let in" in part.said[1]
+        assert listed("--nats", url) == "no worker in default"
+
+
+def listed(*words: object) -> str:
+    """The last line that `inlay status` prints."""
+    command = [sys.executable, "-m", "inlay.cli", "status", *map(str, words)]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True, timeout=END_SECONDS).stdout
+    return shown.splitlines()[-1]
+
+
+def test_a_server_whose_command_is_killed_is_gone_with_it(tmp_path: Path) -> None:
+    with running("nats", "--port", free_port(), "--store-dir", tmp_path, until="Ctrl-C") as part:
+        server = server_of(part)
+        part.process.kill()
+        _, alive = psutil.wait_procs([server], END_SECONDS)
+        assert not alive
+
+
+def test_a_server_that_ends_says_why(tmp_path: Path) -> None:
+    (tmp_path / "jetstream").write_text("in the way")
+    status, line = refused("nats", "--port", free_port(), "--store-dir", tmp_path)
+    assert status == 1
+    assert "not a directory" in line
+
+
+@pytest.mark.parametrize("harm", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_frontend_says_that_nats_does_not_answer_before_it_gives_its_workers_up(
+    tmp_path: Path, harm: signal.Signals
+) -> None:
+    with (
+        NatsServer(tmp_path) as server,
+        worker(server.url),
+        serving("--nats", server.url, command="frontend") as frontend,
+    ):
+        assert server._process is not None
+        server._process.send_signal(harm)
+        until = time.monotonic() + READY_SECONDS
+        while (answer := httpx.get(frontend.url + "/ready", timeout=END_SECONDS)).status_code == 200:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        # Its workers are given up after fifteen seconds, and then it is they of whom it speaks.
+        assert "NATS has not answered for" in answer.json()["error"]["message"]
+        health = httpx.get(frontend.url + "/health", timeout=END_SECONDS)
+        assert health.status_code == 503
+        assert "NATS" in health.json()["missing"]
+        server.kill()
+        server.start()
+        while httpx.get(frontend.url + "/ready", timeout=END_SECONDS).status_code != 200:
+            assert time.monotonic() < until
+            time.sleep(0.05)
 
 
 def test_words_after_two_dashes_go_to_the_server(tmp_path: Path) -> None:

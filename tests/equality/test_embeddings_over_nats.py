@@ -10,7 +10,8 @@ import pytest
 from inlay import engine as engines
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
-from inlay.frontend import FrontendSettings, build_app, serve
+from inlay.frontend import FrontendSettings, build_app
+from inlay.frontend.serve import serve
 from inlay.router import Router
 from tests import embedding_reference as reference
 from tests.embedding_models import WORDS, tiny_embedding

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
-from inlay.frontend import App, FrontendSettings, build_app, serve
+from inlay.frontend import App, FrontendSettings, build_app
+from inlay.frontend.serve import serve
 from inlay.plane.local import LocalPlane
 from inlay.protocol.work import Command, Reply
 from inlay.router import Router

@@ -7,7 +7,8 @@ import httpx
 import pytest
 
 from inlay.errors import OverloadedError
-from inlay.frontend import App, build_app, serve
+from inlay.frontend import App, build_app
+from inlay.frontend.serve import serve
 from inlay.frontend.settings import FrontendSettings
 from tests.frontend.live import SECRET, Fleet
 from tests.frontend.payloads import error, post

@@ -129,7 +129,7 @@ COMMANDS = (
     Command(
         name="status",
         summary="Show the workers of a fleet: model, state, load, cache, adapters.",
-        details="What their heartbeats say, listened to for a second; and who is there but refused, and why.",
+        details="What their heartbeats say, asked for when it starts; and who is there but refused, and why.",
         settings=StatusSettings,
         run=_status,
     ),

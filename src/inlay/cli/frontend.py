@@ -8,8 +8,9 @@ from inlay.cli.console import Console
 from inlay.cli.loop import run_until_told
 from inlay.cli.settings import FleetFrontendSettings
 from inlay.digest import Secret
-from inlay.frontend import build_app, check, serve
+from inlay.frontend import build_app
 from inlay.frontend.address import check_address
+from inlay.frontend.serve import check, serve
 from inlay.plane.nats.frontend import NatsPlane
 from inlay.plane.nats.member import Member
 from inlay.plane.nats.prompts import NatsPrompts

@@ -1,10 +1,12 @@
 """`inlay nats`: the real NATS server, set up for a fleet."""
 
 import asyncio
+import ctypes
 import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -12,12 +14,17 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from inlay.cli.console import Console
+from inlay.cli.nats_access import public_key, says_who, wants_key
 from inlay.cli.settings import NatsServerSettings
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.frontend.address import check_address
 
 _LOOK_SECONDS = 0.05
 _STOP_SECONDS = 10.0
+_LOG_BYTES = 16 * 1024 * 1024
+_SHOWN_LINES = 5
+_SET_PDEATHSIG = 1
+"""Of Linux's prctl."""
 _PING = "15s"
 """How often the server asks its clients whether they are there: a frozen one is let go after three times as long."""
 
@@ -41,11 +48,15 @@ def binary() -> str:
     return found
 
 
-def configuration(settings: NatsServerSettings, directory: Path) -> str:
-    """The server's configuration file."""
+def configuration(settings: NatsServerSettings, directory: Path, key: str | None = None) -> str:
+    """The server's configuration file; with a `key`, only whoever has it is let in."""
     # A JSON string is a quoted string of NATS' configuration too.
     return "\n".join(
         (
+            f"log_file: {json.dumps(str(_log_file(directory)))}",
+            f"logfile_size_limit: {_LOG_BYTES}",
+            "logfile_max_num: 2",
+            *([] if key is None else [f"authorization {{ users: [ {{ nkey: {key} }} ] }}"]),
             f"host: {json.dumps(settings.host)}",
             f"port: {settings.port}",
             f"max_payload: {settings.max_payload}",
@@ -54,6 +65,10 @@ def configuration(settings: NatsServerSettings, directory: Path) -> str:
             "",
         )
     )
+
+
+def _log_file(directory: Path) -> Path:
+    return directory / "nats.log"
 
 
 def _store_dir(settings: NatsServerSettings) -> Path:
@@ -79,16 +94,26 @@ async def _host(settings: NatsServerSettings, rest: Sequence[str], console: Cons
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     with ExitStack() as stack:
+        log = _log_file(directory)
+        logged = log.stat().st_size if log.exists() else 0
+        seed = settings.nats_nkey_seed or directory / "members.nk"
+        key = public_key(seed) if wants_key(settings, rest) else None
         config = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="inlay-nats-"))) / "nats.conf"
-        config.write_text(configuration(settings, directory), encoding="utf-8")
+        config.write_text(configuration(settings, directory, key), encoding="utf-8")
         process = await asyncio.create_subprocess_exec(
             *(program, "-c", str(config), *rest),
             stdin=asyncio.subprocess.DEVNULL,
             # Ctrl-C in a terminal is for this process, which ends the server.
             start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
         waiting = [asyncio.create_task(process.wait()), asyncio.create_task(stop.wait())]
-        answering = asyncio.create_task(_answering(settings, directory, console))
+        lines = (
+            f"NATS at {_url(settings)}; what it keeps, and its log, are in {directory}",
+            _who(None if key is None else seed, rest),
+            "Ctrl-C ends it",
+        )
+        answering = asyncio.create_task(_answering(settings, lines, console))
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -98,23 +123,62 @@ async def _host(settings: NatsServerSettings, rest: Sequence[str], console: Cons
             for task in waiting:
                 task.cancel()
     if ended is not None:
-        raise EngineError(f"the NATS server ended with status {ended}; its own output above says why")
+        raise EngineError(f"the NATS server ended with status {ended}: {_last_words(log, logged)}")
 
 
-async def _answering(settings: NatsServerSettings, directory: Path, console: Console) -> None:
-    """Say where it is once it answers."""
-    here = "127.0.0.1" if settings.host in ("0.0.0.0", "::", "") else settings.host
+def _end_with_parent() -> None:
+    """Have the system end the process that calls this when its parent dies, however that happens; on Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _here(settings: NatsServerSettings) -> str:
+    return "127.0.0.1" if settings.host in ("0.0.0.0", "::", "") else settings.host
+
+
+def _url(settings: NatsServerSettings) -> str:
+    """The address that members are given."""
+    here = _here(settings)
+    shown = here if here == settings.host else socket.gethostname()
+    return f"nats://[{shown}]:{settings.port}" if ":" in shown else f"nats://{shown}:{settings.port}"
+
+
+def _who(seed: Path | None, rest: Sequence[str]) -> str:
+    """A line about who is let in."""
+    if seed is not None:
+        return (
+            f"who has the key is let in: give worker, frontend and status --nats-nkey-seed {seed}, "
+            "on other machines a copy of it"
+        )
+    if says_who(rest):
+        return "who is let in say the words after --"
+    return "whoever reaches it is let in, and may read prompts and the secret; --credentials asks for a key"
+
+
+async def _answering(settings: NatsServerSettings, lines: Sequence[str], console: Console) -> None:
+    """Say `lines` once it answers."""
     while True:
         try:
-            reader, writer = await asyncio.open_connection(here, settings.port)
+            reader, writer = await asyncio.open_connection(_here(settings), settings.port)
             await reader.readline()
         except OSError:
             await asyncio.sleep(_LOOK_SECONDS)
         else:
             writer.close()
             break
-    shown = f"[{here}]" if ":" in here else here
-    console.line(f"NATS at nats://{shown}:{settings.port}, keeping what it keeps in {directory}")
+    for line in lines:
+        console.line(line)
+
+
+def _last_words(file: Path, start: int) -> str:
+    """The end of what the server's log got from byte `start` on."""
+    try:
+        lines = file.read_bytes()[start:].decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        lines = []
+    if not lines:
+        return "its own output above says why"
+    return "\n".join((f"its log, {file}, ends in", *lines[-_SHOWN_LINES:]))
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

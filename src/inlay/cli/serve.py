@@ -23,8 +23,9 @@ from inlay.engine.ranks import Rank, ranks_of, tied
 from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm.connectors import transfer_config
 from inlay.errors import InlayError, InvalidRequestError
-from inlay.frontend import build_app, check, serve
+from inlay.frontend import build_app
 from inlay.frontend.address import check_address
+from inlay.frontend.serve import check, serve
 from inlay.frontend.settings import FrontendSettings
 from inlay.pace import keep_for_good
 from inlay.plane.local import LocalPlane, RoutedPlane

@@ -46,6 +46,15 @@ class NatsServerSettings(BaseModel):
         description="Directory of what the server keeps: cards, the namespace's secret, stored prompts. "
         "$XDG_STATE_HOME/inlay/nats-PORT, or ~/.local/state in its place, unless set.",
     )
+    credentials: bool | None = Field(
+        default=None,
+        description="Let only those in who have the key of nats_nkey_seed. Where other machines can reach the server, and the words after -- "
+        "do not say who is let in, unless set.",
+    )
+    nats_nkey_seed: Path | None = Field(
+        default=None,
+        description="File of the nkey seed that members log in with, made when there is none; members.nk in the store directory unless set.",
+    )
 
 
 class WorkerSettings(BaseModel):

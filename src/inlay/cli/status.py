@@ -9,6 +9,7 @@ from typing import Any
 
 import uvloop
 
+from inlay import liveness
 from inlay.cli.console import Console
 from inlay.cli.settings import StatusSettings
 from inlay.cli.signals import on_signals
@@ -16,8 +17,10 @@ from inlay.plane.nats.frontend import NatsPlane
 from inlay.plane.nats.link import Link
 from inlay.plane.nats.member import Member
 
-_LISTEN_SECONDS = 1.25
-"""Two heartbeats of everybody, and the time to read their cards."""
+_LISTEN_SECONDS = 0.6
+"""For a sign of life of everybody who has a card: more than the time between two heartbeats."""
+_ROLL_SECONDS = 0.15
+"""For the answers to a roll call of those without a card, whose model loads."""
 _CLEAR = "\x1b[H\x1b[2J"
 _HEAD = ("WORKER", "MODEL", "STATE", "RUNNING", "WAITING", "CACHE", "ADAPTERS", "ENGINE")
 
@@ -40,7 +43,9 @@ async def _show(settings: StatusSettings, console: Console) -> None:
     plane = NatsPlane(member, secret_fingerprint=None)
     await plane.start()
     try:
-        await _wait(stop, _LISTEN_SECONDS)
+        with suppress(TimeoutError):
+            async with liveness.timeout(_LISTEN_SECONDS):
+                await _everybody(plane, member)
         while True:
             seen = fleet(plane, settings.fleet.namespace)
             shown = json.dumps(seen) + "\n" if settings.output_json else table(seen)
@@ -50,6 +55,14 @@ async def _show(settings: StatusSettings, console: Console) -> None:
             await _wait(stop, settings.interval)
     finally:
         await plane.close()
+
+
+async def _everybody(plane: NatsPlane, member: Member) -> None:
+    """Return once those who are there have answered the roll call that the plane began with."""
+    expected = await member.cards.workers()
+    await asyncio.sleep(_ROLL_SECONDS)
+    while not expected <= {link.participant for link in plane.links()} | plane.missing().keys():
+        await plane.changed()
 
 
 async def _wait(stop: asyncio.Event, seconds: float) -> None:

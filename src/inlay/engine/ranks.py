@@ -13,8 +13,6 @@ from pathlib import Path
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
 from inlay.errors import InvalidRequestError
-from inlay.tensors.hub import local_directory
-from inlay.tensors.table import config_of
 
 _EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
 """What configurations call the number of experts; vLLM looks at the same."""
@@ -173,6 +171,9 @@ def _devices_each(words: Sequence[str]) -> int:
 
 def has_experts(directory: Path) -> bool:
     """Whether a model is a mixture of experts. Raises `InvalidRequestError` for what is no model."""
+    # Here, as every command imports this module for its settings, and the readers of models take long to import.
+    from inlay.tensors.table import config_of
+
     config = config_of(directory)
     text = config.get("text_config") or config
     return any(text.get(name) for name in _EXPERTS)
@@ -182,6 +183,8 @@ def tied(engine: EngineSettings) -> bool:
     """Whether ranks step together, so that none can go on without the others."""
     if engine.engine != "vllm" or engine.data_parallel_size == 1:
         return False
+    from inlay.tensors.hub import local_directory
+
     directory = local_directory(engine.model)
     return directory is None or has_experts(directory)
 

@@ -1,4 +1,6 @@
-"""What an engine counts, and whether it works."""
+"""What an engine counts, and whether it works; whether workers can be reached."""
+
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -44,4 +46,13 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     next_within: float
 
 
-__all__ = ["Probe", "Stats"]
+@runtime_checkable
+class Reaches(Protocol):
+    """A plane whose workers may all be out of reach for a while, though they are there."""
+
+    def unreachable(self) -> str | None:
+        """Say why nothing reaches any worker now, or None."""
+        ...
+
+
+__all__ = ["Probe", "Reaches", "Stats"]

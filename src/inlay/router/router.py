@@ -12,6 +12,7 @@ import msgspec
 from inlay.digest import BLOCK_SIZE, Secret
 from inlay.errors import DeadlineExceededError, OverloadedError
 from inlay.protocol.embedding import EmbedWork, Vectors
+from inlay.protocol.health import Reaches
 from inlay.protocol.routing import WorkerLoad, routing_chain
 from inlay.protocol.work import Adapter, ModelCard, Plane, Stream, Work, Worker
 from inlay.router.catalog import Catalog
@@ -128,6 +129,10 @@ class Router:
     def missing(self) -> Mapping[str, str]:
         """As `inlay.protocol.work.Plane.missing`."""
         return self._plane.missing()
+
+    def unreachable(self) -> str | None:
+        """As `inlay.protocol.health.Reaches`; None where the plane is never cut off."""
+        return self._plane.unreachable() if isinstance(self._plane, Reaches) else None
 
     def unready(self) -> OverloadedError:
         """The error where no worker is ready; it says what is known of why."""

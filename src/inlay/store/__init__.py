@@ -1,10 +1,15 @@
 """Stored prompts: embeddings uploaded once and used many times by reference, each by its owner alone."""
 
-from inlay.store.entry import StoredPrompt, Target
-from inlay.store.prompts import OwnPrompts, Prompts
-from inlay.store.secret import load_secret, read_key
-from inlay.store.settings import FleetStoreSettings, StoreSettings
-from inlay.store.store import PromptStore, StoreStats
+from typing import TYPE_CHECKING
+
+from inlay.lazy import exported
+
+if TYPE_CHECKING:
+    from inlay.store.entry import StoredPrompt, Target
+    from inlay.store.prompts import OwnPrompts, Prompts
+    from inlay.store.secret import load_secret, read_key
+    from inlay.store.settings import FleetStoreSettings, StoreSettings
+    from inlay.store.store import PromptStore, StoreStats
 
 __all__ = [
     "FleetStoreSettings",
@@ -18,3 +23,19 @@ __all__ = [
     "load_secret",
     "read_key",
 ]
+
+__getattr__ = exported(
+    __name__,
+    {
+        "StoredPrompt": "entry",
+        "Target": "entry",
+        "OwnPrompts": "prompts",
+        "Prompts": "prompts",
+        "load_secret": "secret",
+        "read_key": "secret",
+        "FleetStoreSettings": "settings",
+        "StoreSettings": "settings",
+        "PromptStore": "store",
+        "StoreStats": "store",
+    },
+)

@@ -1,15 +1,17 @@
 """Settings of the store: the flags, environment variables and config keys of what outlives a request."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from inlay.digest import Secret
 from inlay.errors import InvalidRequestError
-from inlay.store.fleet import FleetLimits, FleetStore
-from inlay.store.secret import load_secret, read_key
-from inlay.store.shared import Shared
-from inlay.store.store import PromptStore
+
+if TYPE_CHECKING:
+    from inlay.digest import Secret
+    from inlay.store.fleet import FleetStore
+    from inlay.store.shared import Shared
+    from inlay.store.store import PromptStore
 
 MIB = 1024 * 1024
 
@@ -52,15 +54,17 @@ class StoreSettings(BaseModel):
         default=None, description="File of that 32-byte secret, instead of one made and kept in state_dir."
     )
 
-    def secret(self) -> Secret:
+    def secret(self) -> "Secret":
         """The root secret these settings name, or one that lives as long as the process.
 
         Raises:
             InvalidRequestError: as `inlay.store.load_secret`.
         """
+        from inlay.store.secret import load_secret
+
         return load_secret(file=self.secret_file, state_dir=self.state_dir)
 
-    def open(self, secret: Secret) -> PromptStore:
+    def open(self, secret: "Secret") -> "PromptStore":
         """The store these settings describe.
 
         Args:
@@ -83,7 +87,9 @@ class StoreSettings(BaseModel):
             )
         return self._own(secret, self.prompt_store_tenant_bytes)
 
-    def _own(self, secret: Secret, tenant_bytes: int | None) -> PromptStore:
+    def _own(self, secret: "Secret", tenant_bytes: int | None) -> "PromptStore":
+        from inlay.store.store import PromptStore
+
         directory = self.prompt_store_dir
         return PromptStore(
             secret,
@@ -96,6 +102,8 @@ class StoreSettings(BaseModel):
         )
 
     def _key(self) -> bytes | None:
+        from inlay.store.secret import read_key
+
         return None if self.prompt_store_key_file is None else read_key(self.prompt_store_key_file)
 
 
@@ -111,7 +119,7 @@ class FleetStoreSettings(StoreSettings):
         default=10 * 1024 * MIB, ge=MIB, description="Bytes of uploaded embeddings in NATS at most."
     )
 
-    def open_shared(self, secret: Secret, shared: Shared) -> FleetStore:
+    def open_shared(self, secret: "Secret", shared: "Shared") -> "FleetStore":
         """The store these settings describe, over what a fleet shares.
 
         Args:
@@ -121,6 +129,8 @@ class FleetStoreSettings(StoreSettings):
         Raises:
             InvalidRequestError: as `PromptStore`, or a bad key.
         """
+        from inlay.store.fleet import FleetLimits, FleetStore
+
         return FleetStore(
             secret,
             shared,

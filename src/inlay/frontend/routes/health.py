@@ -35,6 +35,9 @@ async def ready(call: Call) -> None:
     if call.server.inflight.draining:
         raise shutting_down()
     router = call.server.router
+    cut_off = router.unreachable()
+    if cut_off is not None:
+        raise OverloadedError(cut_off, retry_after=1)
     found = [health_of(worker) for worker in router.ready()]
     if not found:
         raise router.unready()
@@ -49,7 +52,11 @@ async def ready(call: Call) -> None:
 async def health(call: Call) -> None:
     """How every worker's engine was when it was last tried; 503 when a model has none that is well."""
     router = call.server.router
-    found = together(router.models(), router.ready(), router.missing())
+    cut_off = router.unreachable()
+    if cut_off is None:
+        found = together(router.models(), router.ready(), router.missing())
+    else:
+        found = together(router.models(), [], {**router.missing(), "NATS": cut_off})
     await call.json(found, OverloadedError.status if found.error is not None else 200)
 
 

@@ -121,6 +121,15 @@ class Cards:
             raise OverloadedError(f"NATS does not show the card: {error}", retry_after=1) from error
         return entry.revision or 0, _cards.decode(entry.value or b"")
 
+    async def workers(self) -> set[str]:
+        """The workers that have a card, those that died lately included. Raises `OverloadedError` when that cannot be said now."""
+        try:
+            return set(await self._storage.keys())
+        except nats.js.errors.NoKeysError:
+            return set()
+        except (nats.errors.Error, TimeoutError) as error:
+            raise OverloadedError(f"NATS does not list the cards: {error}", retry_after=1) from error
+
     async def remove(self, worker: str) -> None:
         """Keep it no longer. Raises `OverloadedError` when that is not possible now."""
         try:

@@ -143,7 +143,8 @@ class Connection:
         else:
             said = str(problem or "no answer").removeprefix("nats: ")
         if self._refused.is_set():
-            return InvalidRequestError(f"the NATS server at {where} does not let us in: {said}")
+            hint = "" if self._settings.has_login else ". Give it --nats-nkey-seed, as `inlay nats` says"
+            return InvalidRequestError(f"the NATS server at {where} does not let us in: {said}{hint}")
         return OverloadedError(
             f"cannot reach NATS at {where}: {said}. Start it with `inlay nats`, or say where it is with --nats",
             retry_after=1,

@@ -24,6 +24,8 @@ _TICKS_A_WORD = 2
 _TICKS_A_TRANSFER = 4
 PARTED_SECONDS = 15.0
 """Without a connection of our own for so long, what is under way fails."""
+UNREACHABLE_SECONDS = 1.0
+"""Without a sign of NATS for so long, whoever asks is told that no worker can be reached."""
 _REMEMBERED_SECONDS = 60.0
 """How long a worker that went away is spoken of."""
 
@@ -64,6 +66,7 @@ class NatsPlane:
         """Begin to learn of workers."""
         await self._mailbox.open()
         await self._member.control.subscribe(self._member.subjects.beats(), self._hear)
+        self._member.control.publish(self._member.subjects.roll_call, b"")
         if self._on_events is not None:
             await self._subscribe_feed()
         self._ticking = asyncio.create_task(self._tick())
@@ -92,6 +95,11 @@ class NatsPlane:
     def missing(self) -> Mapping[str, str]:
         """The workers that are there and are not sent works, or were lately, and why."""
         return {participant: reason for participant, (reason, _) in self._missing.items()}
+
+    def unreachable(self) -> str | None:
+        """As `inlay.protocol.health.Reaches`: works wait for NATS, which may come back."""
+        seconds = self._member.control.silent_for
+        return f"NATS has not answered for {seconds:.1f} s" if seconds > UNREACHABLE_SECONDS else None
 
     async def changed(self) -> None:
         """Return at the next change of the set of ready workers, of a card or of what is missing. Any number may wait."""

@@ -76,6 +76,11 @@ class NatsSettings(BaseModel):
         """The servers as they may be printed."""
         return ", ".join(map(shown, self.urls))
 
+    @property
+    def has_login(self) -> bool:
+        """Whether anything is given to log in with."""
+        return bool(self.credentials()) or any(urlsplit(url).username for url in self.urls)
+
     def credentials(self) -> dict[str, str]:
         """What of files the client is to log in with, as it calls them. Raises `InvalidRequestError` when one cannot be read."""
         given = {"user_credentials": self.nats_creds, "nkeys_seed": self.nats_nkey_seed}

@@ -40,6 +40,11 @@ class Subjects:
         """Heartbeats of workers."""
         return f"inlay.{self.namespace}.beat.{worker}"
 
+    @property
+    def roll_call(self) -> str:
+        """Where a frontend that has just come asks all workers for a heartbeat."""
+        return f"inlay.{self.namespace}.roll"
+
     def cache_events(self, worker: str = "*") -> str:
         """What workers tell of their caches."""
         return f"inlay.{self.namespace}.cache.{worker}"

@@ -46,6 +46,7 @@ FRONTEND_SECONDS = 5.0
 _FRONTEND_UNHEARD_SECONDS = 3.0
 PARTED_SECONDS = 60.0
 """Without a connection of our own for so long, nobody waits for what is under way."""
+_ROLL_SECONDS = 0.02
 _STATS_SECONDS = 1.0
 _RETRY_SECONDS = 1.0
 _REFRESH_SECONDS = CARD_SECONDS / 3
@@ -107,6 +108,7 @@ class NatsWorker:
         )
         self._peers: dict[str, _Peer] = {}
         self._flushing: asyncio.Handle | None = None
+        self._answering_roll: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._calls: set[asyncio.Task[None]] = set()
         self._card: ModelCard | None = None
@@ -132,6 +134,7 @@ class NatsWorker:
             self._member.subjects.deleted_prompts,
             lambda told: self._kept.forget(told.data.decode("ascii", "replace")),
         )
+        await self._member.control.subscribe(self._member.subjects.roll_call, lambda _: self._beat_soon())
         await self._member.control.settle()
         await self._member.bulk.settle()
         self._member.control.on_reconnect(self._unpublished.set)
@@ -189,6 +192,8 @@ class NatsWorker:
         self._beat()
         for task in (*self._tasks, *self._calls):
             task.cancel()
+        if self._answering_roll is not None:
+            self._answering_roll.cancel()
         await asyncio.gather(*self._tasks, *self._calls, return_exceptions=True)
         for sender in list(self._peers):
             self._end_peer(sender)
@@ -209,6 +214,15 @@ class NatsWorker:
             self._clock.now() - self._stats_at,
         )
         self._member.control.publish(self._member.subjects.beats(self.id), _encode(beat))
+
+    def _beat_soon(self) -> None:
+        """Answer all who asked in this moment with one heartbeat."""
+        if self._answering_roll is None:
+            self._answering_roll = asyncio.get_running_loop().call_later(_ROLL_SECONDS, self._answer_roll)
+
+    def _answer_roll(self) -> None:
+        self._answering_roll = None
+        self._beat()
 
     async def _beat_on(self) -> None:
         """Every half second: a heartbeat for all, and for each frontend what we have of its."""
