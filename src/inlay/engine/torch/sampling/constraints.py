@@ -6,7 +6,7 @@ Order and meaning are vLLM's, but for two things. Where a grammar leaves nothing
 Suffixes of tensors: S sequences in the batch, K those of them with a list of what is allowed, V vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence, Set
 from typing import Protocol
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inlay.engine.torch.grammar.state import GrammarState, Mask
+from inlay.engine.torch.grammar.state import GrammarState
 from inlay.engine.torch.transfers import upload
 from inlay.protocol.work import Sampling
 
@@ -38,14 +38,90 @@ class Constrained(Protocol):
         ...
 
 
+class _Compiled:
+    """The constraints of one sequence as arrays, made once: a step looks at none of them one by one.
+
+    Attributes:
+        sequence: whose; held so that its `id()` is not used again while this is kept.
+        allowed: uint8, a bit for each id of the vocabulary, the lowest first; None when all may be chosen.
+    """
+
+    __slots__ = ("_biased", "_biases", "_ends", "_lengths", "_words", "allowed", "sequence")
+
+    def __init__(self, sequence: Constrained, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+        sampling = sequence.sampling
+        self.sequence = sequence
+        biases = {id_: bias for id_, bias in sampling.logit_bias.items() if 0 <= id_ < vocab_size}
+        self._biased = np.fromiter(biases.keys(), np.int64, len(biases))
+        self._biases = np.fromiter(biases.values(), np.float32, len(biases))
+        ends = {*eos_token_ids, *sampling.stop_token_ids} if sampling.min_tokens else set()
+        self._ends = np.asarray([id_ for id_ in ends if 0 <= id_ < vocab_size], np.int64)
+        words: dict[tuple[int, ...], list[int]] = {}
+        for word in sampling.bad_words:
+            words.setdefault(word[:-1], []).append(word[-1])
+        self._words = {before: np.asarray(last, np.int64) for before, last in words.items()}
+        self._lengths = sorted({len(before) for before in words})
+        self.allowed: NDArray[np.uint8] | None = None
+        if sampling.allowed_token_ids is not None:
+            named = np.zeros(vocab_size, dtype=np.bool_)
+            named[list(sampling.allowed_token_ids)] = True
+            self.allowed = np.packbits(named, bitorder="little")
+
+    def added(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Ids and what is added to their logits in this step: -inf bans an id."""
+        sequence, output = self.sequence, self.sequence.output
+        banned = []
+        for length in self._lengths:
+            # The last id of every word whose others are what the output ends with.
+            if length <= len(output):
+                last = self._words.get(tuple(output[len(output) - length :]))
+                if last is not None:
+                    banned.append(last)
+        ended = sequence.grammar is not None and sequence.grammar.complete
+        if len(output) < sequence.sampling.min_tokens and not ended:
+            banned.append(self._ends)
+        if not banned:
+            return self._biased, self._biases
+        ids = np.concatenate((self._biased, *banned))
+        values = np.full(len(ids), -np.inf, np.float32)
+        values[: len(self._biases)] = self._biases
+        return ids, values
+
+
+def _constrains(sampling: Sampling) -> bool:
+    return bool(
+        sampling.logit_bias
+        or sampling.bad_words
+        or sampling.min_tokens
+        or sampling.allowed_token_ids is not None
+    )
+
+
 class Constraints:
-    """Applies them to the logits of a step. Keeps nothing."""
+    """Applies them to the logits of a step. Keeps those of a sequence, as arrays, until `forget`."""
 
     def __init__(self, vocab_size: int, eos_token_ids: tuple[int, ...], device: torch.device) -> None:
         """For logits of width `vocab_size` on `device`; `eos_token_ids` are the model's own end tokens."""
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._device = device
+        self._compiled: dict[int, _Compiled] = {}
+
+    def kept(self) -> Set[int]:
+        """The `id()` of each sequence something is kept for."""
+        return self._compiled.keys()
+
+    def forget(self, sequence: Constrained) -> None:
+        """Drop what was kept for `sequence` between steps."""
+        self._compiled.pop(id(sequence), None)
+
+    def _of(self, sequence: Constrained) -> _Compiled | None:
+        """The constraints of `sequence`, None where it has none but a grammar."""
+        compiled = self._compiled.get(id(sequence))
+        if compiled is None and _constrains(sequence.sampling):
+            compiled = _Compiled(sequence, self._vocab_size, self._eos_token_ids)
+            self._compiled[id(sequence)] = compiled
+        return compiled
 
     def apply(self, logits_SV: Tensor, sequences: Sequence[Constrained]) -> Tensor:
         """The logits with all constraints; -inf is what must not be chosen. A copy if anything changed.
@@ -72,60 +148,39 @@ class Constraints:
         )
 
     def _added(self, logits_SV: Tensor, sequences: Sequence[Constrained]) -> Tensor:
-        cells = list(self._cells(sequences))
-        if not cells:
+        cells = [
+            (row, *compiled.added())
+            for row, sequence in enumerate(sequences)
+            if (compiled := self._of(sequence)) is not None
+        ]
+        sizes = [len(ids) for _, ids, _ in cells]
+        if not sum(sizes):
             return logits_SV
         rows, ids, values = zip(*cells, strict=True)
         place = (
-            upload(torch.as_tensor(rows, dtype=torch.int64), self._device),
-            upload(torch.as_tensor(ids, dtype=torch.int64), self._device),
+            upload(torch.from_numpy(np.repeat(np.asarray(rows, np.int64), sizes)), self._device),
+            upload(torch.from_numpy(np.concatenate(ids)), self._device),
         )
-        added = upload(torch.as_tensor(values, dtype=torch.float32), self._device)
+        added = upload(torch.from_numpy(np.concatenate(values)), self._device)
         # Adding -inf bans a token whatever its bias; the sum is the same in any order of the cells but for rounding.
         return logits_SV.index_put(place, added, accumulate=True)
-
-    def _cells(self, sequences: Sequence[Constrained]) -> Iterator[tuple[int, int, float]]:
-        """(row, id, value to add)."""
-        for row, sequence in enumerate(sequences):
-            sampling = sequence.sampling
-            for id_, bias in sampling.logit_bias.items():
-                if 0 <= id_ < self._vocab_size:
-                    yield row, id_, bias
-            for id_ in _unspeakable(sampling.bad_words, sequence.output):
-                yield row, id_, -torch.inf
-            ended = sequence.grammar is not None and sequence.grammar.complete
-            if len(sequence.output) < sampling.min_tokens and not ended:
-                for id_ in {*self._eos_token_ids, *sampling.stop_token_ids}:
-                    if 0 <= id_ < self._vocab_size:
-                        yield row, id_, -torch.inf
 
     def _allowed(self, sequence: Constrained) -> NDArray[np.bool_] | None:
         """Bool (V,): which ids may be chosen; None when all may."""
         mask = None if sequence.grammar is None else sequence.grammar.prepared()
-        allowed = None if mask is None else self._unpacked(mask)
-        ids = sequence.sampling.allowed_token_ids
-        if ids is not None:
-            named = np.zeros(self._vocab_size, dtype=np.bool_)
-            named[list(ids)] = True
+        allowed = None if mask is None else self._unpacked(mask.view(np.uint8))
+        compiled = self._of(sequence)
+        if compiled is not None and compiled.allowed is not None:
+            named = self._unpacked(compiled.allowed)
             allowed = named if allowed is None else allowed & named
         return allowed
 
-    def _unpacked(self, mask: Mask) -> NDArray[np.bool_]:
+    def _unpacked(self, bits: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """The model may have more ids than its tokenizer, which stand for nothing, or fewer."""
-        bits = np.unpackbits(
-            mask.view(np.uint8), bitorder="little", count=min(32 * len(mask), self._vocab_size)
-        )
+        found = np.unpackbits(bits, bitorder="little", count=min(8 * len(bits), self._vocab_size))
         allowed = np.zeros(self._vocab_size, dtype=np.bool_)
-        allowed[: len(bits)] = bits
+        allowed[: len(found)] = found
         return allowed
-
-
-def _unspeakable(words: tuple[tuple[int, ...], ...], output: Sequence[int]) -> Iterator[int]:
-    """The last id of every word whose others are what the output ends with."""
-    for word in words:
-        before = len(word) - 1
-        if before <= len(output) and tuple(output[len(output) - before :]) == word[:-1]:
-            yield word[-1]
 
 
 __all__ = ["Constrained", "Constraints"]

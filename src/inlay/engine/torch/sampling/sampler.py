@@ -17,7 +17,7 @@ Suffixes of tensors: S sequences in the batch, R those of them that need somethi
 
 import struct
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -138,6 +138,12 @@ def _penalises(sampling: Sampling) -> bool:
     )
 
 
+def _float32(values: Any) -> np.ndarray:
+    """Settings as float32, those beyond its range as its largest: infinity would make NaN of what is banned."""
+    largest = np.finfo(np.float32).max
+    return np.clip(np.asarray(values, dtype=np.float64), -largest, largest).astype(np.float32)
+
+
 def _argmax(values_SV: Tensor) -> Tensor:
     """The most likely token of each row. torch's own search through a vocabulary takes a third of a decoding step on a CPU."""
     native = kernels() if values_SV.device.type == "cpu" and values_SV.is_contiguous() else None
@@ -164,7 +170,7 @@ def _is_plain(sequence: Sampled) -> bool:
 
 
 class Sampler:
-    """Chooses the next token of every sequence of a step. Keeps the tallies of those with penalties until `forget`."""
+    """Chooses the next token of every sequence of a step. Keeps tallies and constraints of sequences until `forget`."""
 
     def __init__(self, vocab_size: int, eos_token_ids: tuple[int, ...], device: torch.device) -> None:
         """Nothing is kept yet.
@@ -233,10 +239,11 @@ class Sampler:
     def forget(self, sequence: Sampled) -> None:
         """Drop what was kept for `sequence` between steps; nothing happens when nothing was."""
         self._tallies.pop(id(sequence), None)
+        self._constraints.forget(sequence)
 
     def __len__(self) -> int:
         """Sequences something is kept for."""
-        return len(self._tallies)
+        return len(self._tallies.keys() | self._constraints.kept())
 
     def _tensor(self, values: Sequence[float] | np.ndarray, dtype: torch.dtype) -> Tensor:
         return upload(torch.as_tensor(values, dtype=dtype), self._device)
@@ -249,13 +256,14 @@ class Sampler:
         if not sum(sizes):
             return logits_SV
         samplings = [sequences[row].sampling for row in rows]
-        settings = np.asarray(
+        settings = _float32(
             [
                 (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
                 for sampling in samplings
-            ],
-            dtype=np.float32,
+            ]
         )
+        # What is banned stays so: -inf times 0 would be NaN.
+        settings[:, 0] = np.maximum(settings[:, 0], np.finfo(np.float32).tiny)
         repetition, frequency, presence = (
             self._tensor(np.repeat(column, sizes), torch.float32) for column in settings.T
         )
@@ -283,7 +291,7 @@ class Sampler:
 
     def _draw(self, values_RV: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]) -> Tensor:
         """Ids (R,) drawn after temperature, min_p, top_k and top_p."""
-        temperatures = [sampling.temperature for sampling in samplings]
+        temperatures = _float32([sampling.temperature for sampling in samplings])
         scaled_RV = values_RV / self._tensor(temperatures, torch.float32)[:, None]
         uniform_R = self._tensor(uniforms, torch.float64)
         best_R = _argmax(scaled_RV)
