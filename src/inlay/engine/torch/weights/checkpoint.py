@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 from inlay.engine.torch.checks import dtype_name
 from inlay.engine.torch.weights.block_fp8 import block_of, dequantised, refuse_bare
 from inlay.engine.torch.weights.families import next_token_layers
+from inlay.engine.torch.weights.progress import told
 from inlay.errors import InvalidRequestError
 from inlay.tensors.table import check_tensors, config_of, stored_tensors
 
@@ -40,7 +41,7 @@ def load(
     transformers_logging.disable_progress_bar()
     check_tensors(directory)
     try:
-        with _weights(directory) as weights:
+        with _weights(directory) as weights, told(directory):
             model, info = kind.from_pretrained(
                 **weights,
                 dtype=dtype,
