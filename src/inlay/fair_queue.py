@@ -38,6 +38,13 @@ class FairQueue(Generic[T]):
         priority, client = self._turn(())
         return self._lines[priority][client][0]
 
+    def first_of(self, client: Hashable) -> T | None:
+        """The first item of a client, or None where it has none."""
+        for priority in sorted(self._lines):
+            if client in self._lines[priority]:
+                return self._lines[priority][client][0]
+        return None
+
     def take(self, without: Collection[Hashable] = ()) -> T:
         """Take out the item whose turn it is; its client's next turn is after the others'.
 

@@ -4,7 +4,6 @@ import gc
 import json
 import socket
 import time
-from collections.abc import Hashable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -155,11 +154,9 @@ def test_what_is_kept_of_a_request_is_held_as_long_as_its_answer_takes(
     budget = llama.apps[plain_url].server.budget
     start, held = Generation.start, list[int]()
 
-    async def started(
-        generation: Generation, router: Router, name: str, *, session: str | None, client: Hashable
-    ) -> None:
+    async def started(generation: Generation, router: Router, name: str, *, session: str | None) -> None:
         held.append(budget.used)
-        await start(generation, router, name, session=session, client=client)
+        await start(generation, router, name, session=session)
 
     monkeypatch.setattr(Generation, "start", started)
     limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"

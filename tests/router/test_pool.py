@@ -168,6 +168,37 @@ def test_other_frontends_works_count() -> None:
     assert all(made.chosen() == "w1" for _ in range(5))
     made.pool.set_others(made.member(0), WorkerLoad(8, 0, 0))
     made.pool.set_others(made.member(1), WorkerLoad(8, 0, 0))
-    assert made.chosen() is None
+    # All other frontends' clients count as one, so that one of this has half.
+    for number in (0, 1):
+        made.pool.change(made.member(number), works=3, client="own")
+        assert made.chosen(client="own") is not None
+        made.pool.change(made.member(number), works=1, client="own")
+    assert made.chosen(client="own") is None
+    assert made.chosen(client="new") is not None
+    made.pool.change(made.member(0), works=-4, client="own")
     made.pool.set_others(made.member(0), IDLE)
     assert made.chosen() == "w0"
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.sampled_from("abcde"), st.integers(1, 9)), max_size=40),
+    st.sampled_from("abcdef"),
+)
+def test_where_all_are_full_a_client_is_let_in_up_to_its_share(
+    given_works: list[tuple[int, str, int]], client: str
+) -> None:
+    made = Made(CARD, CARD, CARD)
+    works: list[dict[str, int]] = [{}, {}, {}]
+    for number, name, count in given_works:
+        made.pool.change(made.member(number), works=count, client=name)
+        works[number][name] = works[number].get(name, 0) + count
+    free = {n for n in range(3) if sum(works[n].values()) < 8}
+    within = {n for n in range(3) if (works[n].get(client, 0) + 1) * len({*works[n], client}) <= 8}
+    chosen = {made.chosen(client=client) for _ in range(5)} - {None}
+    assert chosen <= {f"w{n}" for n in free or within}
+    assert bool(chosen) == bool(free or within)
+    for number, name, count in reversed(given_works):
+        made.pool.change(made.member(number), works=-count, client=name)
+    assert not made.pool._works_of
+    assert not made.pool._clients.any()

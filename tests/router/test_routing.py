@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -232,14 +233,14 @@ async def test_a_client_that_leaves_while_it_waits_takes_no_room(fleet: Fleet) -
 async def test_a_full_queue_is_503_and_a_clients_own_part_429(fleet: Fleet) -> None:
     router = await fleet.router({"limits": SMALL}, router_worker_backlog=0, router_queue_size=4)
     first = await send(router, work("first"))
-    waiting = [asyncio.create_task(router.send("m", [work(str(n))], client="mine")) for n in range(2)]
+    waiting = [asyncio.create_task(router.send("m", [work(str(n), client="mine")])) for n in range(2)]
     await asyncio.sleep(0)
     with pytest.raises(RateLimitedError, match="share of 2"):
-        await router.send("m", [work("x")], client="mine")
-    waiting += [asyncio.create_task(router.send("m", [work(f"o{n}")], client=n)) for n in range(2)]
+        await router.send("m", [work("x", client="mine")])
+    waiting += [asyncio.create_task(router.send("m", [work(f"o{n}", client=str(n))])) for n in range(2)]
     await asyncio.sleep(0)
     with pytest.raises(OverloadedError, match="limit of 4") as caught:
-        await router.send("m", [work("y")], client="new")
+        await router.send("m", [work("y", client="new")])
     assert caught.value.retry_after is not None
     for task in waiting:
         task.cancel()
@@ -283,3 +284,40 @@ async def test_one_worker_needs_no_chain(fleet: Fleet) -> None:
     stream = await send(router, work("x", text(1, 1600)))
     stream.cancel()
     assert pool.index.num_sets == 1
+
+
+async def test_a_client_with_all_places_does_not_keep_anothers_works_from_the_engine(fleet: Fleet) -> None:
+    router = await fleet.router({"limits": Limits(max_model_len=10_000, max_num_seqs=4)})
+    greedy = await router.send("m", [work(f"a{n}", client="a") for n in range(16)])
+    more = asyncio.create_task(router.send("m", [work("a16", client="a")]))
+    await fleet.until_seen(16)
+    # Places and as many again are 8 works, of which each of two clients has half, and each of four a quarter.
+    others = [await router.send("m", [work(f"b{n}", client="b")]) for n in range(4)]
+    waiting = asyncio.create_task(router.send("m", [work("b4", client="b")]))
+    await fleet.until_seen(20)
+    others += [await router.send("m", [work(f"{client}0", client=client)]) for client in "cd"]
+    await fleet.until_seen(22)
+    assert router.num_waiting == 2
+    # As one of its own ends, a client within its share goes on; the one beyond it does not.
+    greedy[0].cancel()
+    for some in (others[4], others[5], others[0]):
+        some[0].cancel()
+    others.append(await waiting)
+    assert not more.done()
+    for stream in chain(greedy, *others):
+        stream.cancel()
+    (await more)[0].cancel()
+    assert set(router.loads().values()) == {IDLE}
+    assert router.num_waiting == 0
+
+
+async def test_one_client_alone_has_all_works_a_worker_may_have_and_then_waits(fleet: Fleet) -> None:
+    router = await fleet.router({"limits": Limits(max_model_len=10_000, max_num_seqs=4)})
+    streams = [await send(router, work(str(n), client="a")) for n in range(8)]
+    waiting = asyncio.create_task(send(router, work("w", client="a")))
+    await asyncio.sleep(0)
+    assert router.num_waiting == 1
+    for stream in streams:
+        stream.cancel()
+    (await waiting).cancel()
+    assert set(router.loads().values()) == {IDLE}

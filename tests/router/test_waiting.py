@@ -62,7 +62,7 @@ async def test_who_waits_is_placed_when_there_is_room_in_the_order_of_priority_a
     await waiters.make_room()
     assert [await task for task in tasks] == ["a1", "a2", "b1", "urgent"]
     assert waiters.room.num_works == 0
-    assert not waiters.room.waits("line")
+    assert not waiters.room.waits("line", "c")
 
 
 async def test_a_line_without_room_does_not_hold_up_another() -> None:
@@ -180,3 +180,18 @@ async def test_when_to_ask_again_follows_how_fast_works_end() -> None:
     assert waiters.room.retry_after() == 60
     for task in tasks:
         task.cancel()
+
+
+async def test_a_client_whose_work_has_ended_is_placed_though_it_is_anothers_turn() -> None:
+    waiters = Waiters()
+    first, second = await waiters.add("a1", client="a"), await waiters.add("b1", client="b")
+    # Room that only this client may have.
+    waiters.places.room = 1
+    waiters.room.call_client("b")
+    assert waiters.places.taken == ["b1"]
+    assert await second == "b1"
+    assert waiters.room.waits("line", "a")
+    assert not waiters.room.waits("line", "b")
+    await waiters.make_room()
+    assert await first == "a1"
+    assert waiters.room.num_works == 0

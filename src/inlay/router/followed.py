@@ -18,22 +18,31 @@ class Charge:
         member: the worker.
         prefill: positions it has to compute before the first token.
         length: positions of the prompt.
-        ended: called once it has ended.
+        ended: called with the client once it has ended.
+        client: whose it is.
     """
 
-    __slots__ = ("_decode", "_ended", "_length", "_member", "_new", "_pool", "_prefill")
+    __slots__ = ("_client", "_decode", "_ended", "_length", "_member", "_new", "_pool", "_prefill")
 
     def __init__(
-        self, pool: Pool, member: Member, *, prefill: int, length: int, ended: Callable[[], None]
+        self,
+        pool: Pool,
+        member: Member,
+        *,
+        prefill: int,
+        length: int,
+        ended: Callable[[str | None], None],
+        client: str | None = None,
     ) -> None:
         self._pool = pool
         self._member = member
         self._prefill = prefill
         self._length = length
-        self._ended: Callable[[], None] | None = ended
+        self._ended: Callable[[str | None], None] | None = ended
         self._decode = 0
         self._new = 0
-        pool.change(member, works=1, prefill=prefill)
+        self._client = client
+        pool.change(member, works=1, prefill=prefill, client=client)
 
     def take(self, deltas: Sequence[Delta]) -> None:
         """The worker has said so much."""
@@ -54,8 +63,14 @@ class Charge:
         """It is under way no more. May be said again."""
         ended, self._ended = self._ended, None
         if ended is not None:
-            self._pool.change(self._member, works=-1, prefill=-self._prefill, decode=-self._decode)
-            ended()
+            self._pool.change(
+                self._member,
+                works=-1,
+                prefill=-self._prefill,
+                decode=-self._decode,
+                client=self._client,
+            )
+            ended(self._client)
 
 
 class Followed:

@@ -28,11 +28,13 @@ class Member:
         turns_at: when half of the time of what it was sent is over, if it was sent anything.
         own: what this frontend has under way there.
         others: what the other frontends have.
+        num_clients: clients that have works there through this frontend.
         hash: of its id, for sessions.
     """
 
     __slots__ = (
-        "_index", "_num_old", "_num_young", "card", "hash", "old", "others", "own", "seat", "told", "turns_at", "worker", "young",
+        "_index", "_num_old", "_num_young", "card", "hash", "num_clients", "old",
+        "others", "own", "seat", "told", "turns_at", "worker", "young",
     )  # fmt: skip
 
     def __init__(self, worker: Worker, index: KvIndex) -> None:
@@ -41,6 +43,7 @@ class Member:
         self.seat: int | None = None
         self.own = _NOTHING
         self.others = _NOTHING
+        self.num_clients = 0
         self.hash = hash_of(worker.id)
         self._index = index
         self.told = index.add_holder()
@@ -63,6 +66,11 @@ class Member:
     def capacity(self, backlog: float) -> int:
         """Works it may have at a time, `backlog` times as many waiting as running."""
         return max(1, math.ceil(self.card.limits.max_num_seqs * (1 + backlog)))
+
+    @property
+    def clients(self) -> int:
+        """Clients that have works there as far as is known; those of all other frontends count as one."""
+        return self.num_clients + (self.others.works > 0)
 
     def has_adapter(self, name: str | None) -> bool:
         """Whether it can do works for an adapter; None is none."""

@@ -2,6 +2,7 @@
 
 import heapq
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
 from typing import NamedTuple
@@ -61,6 +62,7 @@ class Pool:
         self._turning: list[tuple[float, int, Member]] = []
         self._numbers = count()
         self._able: dict[str | None, Positions] = {}
+        self._works_of: dict[str | None, Counter[Member]] = {}
         self._seat()
 
     def __len__(self) -> int:
@@ -105,6 +107,7 @@ class Pool:
         self._hashes: Hashes = np.array([member.hash for member in members], np.uint64)
         loads = [member.load for member in members]
         self._works: Positions = np.array([load.works for load in loads], np.int64)
+        self._clients: Positions = np.array([member.clients for member in members], np.int64)
         self._prefill: Positions = np.array([load.prefill for load in loads], np.int64)
         self._decode: Positions = np.array([load.decode for load in loads], np.int64)
         holders = [(member.told, member.young, member.old) for member in members]
@@ -162,8 +165,12 @@ class Pool:
         only: Collection[str] | None = None,
         avoid: Collection[str] = (),
         full_too: bool = False,
+        client: str | None = None,
     ) -> Chosen | None:
         """The worker for a prompt, or None where none can take it now.
+
+        A worker that has all the works it may have takes those of a client that has less than its share
+        there: whose sequences run is its engine's to say, and it knows only of those that it has.
 
         Args:
             length: positions of the prompt.
@@ -172,11 +179,15 @@ class Pool:
             session: that it belongs to.
             only: ids of workers that may have it; None for all.
             avoid: ids of workers that must not.
-            full_too: workers count that have all they may have.
+            full_too: workers count that have all they may have, whoever asks.
+            client: whose prompt it is.
         """
         seats = self._seats_able(adapter)
         if not full_too:
-            seats = seats[self._works[seats] < self._capacity[seats]]
+            able = seats
+            seats = able[self._works[able] < self._capacity[able]]
+            if not len(seats):
+                seats = self._within_share(able, client)
         if only is not None:
             seats = seats[np.isin(seats, self._seats_of(only))]
         if avoid:
@@ -194,6 +205,20 @@ class Pool:
                 View(seats, self._prefill[seats], self._decode[seats], cached, length)
             )
         return Chosen(self._seated[int(seats[chosen])], 0 if cached is None else int(cached[chosen]))
+
+    def _within_share(self, seats: Positions, client: str | None) -> Positions:
+        """Those of the seats where a client has less than its share of the works that a worker may have.
+
+        Each client with works there has an equal share, and so has this one. Of the other frontends'
+        clients no more is known than that there are any: they count as one.
+        """
+        own = np.zeros(len(self._seated), np.int64)
+        for member, works in self._works_of.get(client, {}).items():
+            if member.seat is not None:
+                own[member.seat] = works
+        clients = self._clients + (own == 0)
+        within: Positions = seats[((own + 1) * clients <= self._capacity)[seats]]
+        return within
 
     def _seats_of(self, ids: Collection[str]) -> Positions:
         members = map(self._members.get, ids)
@@ -230,15 +255,41 @@ class Pool:
         if member.seat is not None:
             self._holders[:, member.seat] = (member.told, member.young, member.old)
 
-    def change(self, member: Member, works: int = 0, prefill: int = 0, decode: int = 0) -> None:
-        """What this frontend has under way at a worker is so much more."""
+    def change(
+        self,
+        member: Member,
+        works: int = 0,
+        prefill: int = 0,
+        decode: int = 0,
+        *,
+        client: str | None = None,
+    ) -> None:
+        """What this frontend has under way at a worker is so much more; the works are a client's."""
+        if works:
+            self._change_client(member, client, works)
         own = member.own
         member.own = WorkerLoad(own.works + works, own.prefill + prefill, own.decode + decode)
         self._add(member, works, prefill, decode)
 
+    def _change_client(self, member: Member, client: str | None, works: int) -> None:
+        of_client = self._works_of.setdefault(client, Counter())
+        before = of_client[member]
+        of_client[member] += works
+        if not of_client[member]:
+            del of_client[member]
+        if not of_client:
+            del self._works_of[client]
+        member.num_clients += (before + works > 0) - (before > 0)
+        self._count_clients(member)
+
+    def _count_clients(self, member: Member) -> None:
+        if member.seat is not None:
+            self._clients[member.seat] = member.clients
+
     def set_others(self, member: Member, load: WorkerLoad) -> None:
         """What the other frontends have under way at a worker is so much."""
         before, member.others = member.others, load
+        self._count_clients(member)
         self._add(
             member,
             load.works - before.works,

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from random import Random
 from typing import NamedTuple
 
@@ -163,9 +163,10 @@ class Router:
         works: Sequence[Work],
         *,
         session: str | None = None,
-        client: Hashable = None,
     ) -> list[Stream]:
         """Send works of one prompt to one worker of the model with this name of its own or alias, when there is room at one.
+
+        Clients take turns; one with less than its share at a worker need not wait for others' works to end.
 
         When that worker is gone before the end, others of its pool go on, as `inlay.router.resume` says.
 
@@ -173,7 +174,6 @@ class Router:
             name: of the model.
             works: equal but for id, seed and the like; at least one.
             session: that they belong to: those of one session go to one worker, if it has not much more to do than others.
-            client: whose they are: clients take turns.
 
         Returns:
             Their streams, each of which must be iterated to its end or cancelled.
@@ -196,9 +196,9 @@ class Router:
             return self._place(pool, works, keys, session, self._clock() - came)
 
         line = (base.name, first.adapter)
-        placed = None if self._waiting.waits(line) else place()
+        placed = None if self._waiting.waits(line, first.client) else place()
         if placed is None:
-            placed = await self._wait(line, place, works, client)
+            placed = await self._wait(line, place, works)
         return [
             ResumingStream(work, sent, workers=self._alike(sent.card, work.adapter), send=self._go_on)
             for work, sent in placed
@@ -209,13 +209,12 @@ class Router:
         line: tuple[str, str | None],
         place: Callable[[], list[_Placed] | None],
         works: Sequence[Work],
-        client: Hashable,
     ) -> list[_Placed]:
         if self._watching is None and not self._fleet.watching:
             self._watching = asyncio.create_task(self._watch())
         try:
             return await self._waiting.wait(
-                line, place, num_works=len(works), client=client, priority=works[0].priority
+                line, place, num_works=len(works), client=works[0].client, priority=works[0].priority
             )
         finally:
             self._stop_watching()
@@ -325,6 +324,7 @@ class Router:
                 only=only,
                 avoid=gone,
                 full_too=only is not None,
+                client=first.client,
             )
             if chosen is None:
                 return None
@@ -352,7 +352,12 @@ class Router:
                 stream = member.worker.send(work)
                 # The prompt is computed once for all of them.
                 charge = Charge(
-                    pool, member, prefill=0 if placed else prefill, length=length, ended=self._ended
+                    pool,
+                    member,
+                    prefill=0 if placed else prefill,
+                    length=length,
+                    ended=self._ended,
+                    client=work.client,
                 )
                 placed.append(_Placed(work, Sent(member.worker, Followed(stream, charge))))
         except BaseException:
@@ -360,10 +365,11 @@ class Router:
             raise
         return placed
 
-    def _ended(self) -> None:
+    def _ended(self, client: str | None) -> None:
         self._waiting.ended()
         if self._waiting.num_works:
             self._waiting.call()
+            self._waiting.call_client(client)
 
     def _stop_watching(self) -> None:
         if self._watching is not None and not self._waiting.num_works:

@@ -96,9 +96,9 @@ class WaitingRoom(Generic[L, P]):
         """Works that wait in each line where any do."""
         return dict(self._works_in)
 
-    def waits(self, line: L) -> bool:
-        """Whether anyone waits in a line."""
-        return line in self._lines
+    def waits(self, line: L, client: Hashable) -> bool:
+        """Whether anything of a client waits in a line."""
+        return line in self._lines and self._lines[line].first_of(client) is not None
 
     async def wait(
         self,
@@ -204,17 +204,31 @@ class WaitingRoom(Generic[L, P]):
             if not heads:
                 return
             ticket, queue = min(heads, key=lambda head: (head[0].priority, head[0].number))
-            if ticket.placed.done():  # its owner is about to leave
+            if not self._place(ticket):
+                stuck.add(ticket.line)
+            elif ticket.waits:
+                queue.take()
+                self._left(ticket, queue)
+
+    def call_client(self, client: Hashable) -> None:
+        """There may be room for a client that has less under way than before, where others have none."""
+        for line in [line for line, queue in self._lines.items() if queue.first_of(client) is not None]:
+            while self.waits(line, client):
+                ticket = self._lines[line].first_of(client)
+                if ticket is None or not self._place(ticket):
+                    break
                 self._leave(ticket)
-                continue
-            try:
-                placed = ticket.place()
-            except InlayError as error:
-                ticket.placed.set_exception(error)
-            else:
-                if placed is None:
-                    stuck.add(ticket.line)
-                    continue
-                ticket.placed.set_result(placed)
-            queue.take()
-            self._left(ticket, queue)
+
+    def _place(self, ticket: _Ticket[L, P]) -> bool:
+        """Whether a ticket waits no more: it has a place, cannot have any, or its owner has left."""
+        if ticket.placed.done():
+            self._leave(ticket)
+            return True
+        try:
+            placed = ticket.place()
+        except InlayError as error:
+            ticket.placed.set_exception(error)
+            return True
+        if placed is not None:
+            ticket.placed.set_result(placed)
+        return placed is not None

@@ -94,6 +94,7 @@ class Simulation:
         priority: int = 0,
         salt: str | None = None,
         adapter: str | None = None,
+        client: str | None = None,
     ) -> Sequence:
         work = Work(
             id=str(self.arrivals),
@@ -102,6 +103,7 @@ class Simulation:
             salt=salt,
             priority=priority,
             adapter=adapter,
+            client=client,
         )
         self.bounds.check(work)
         root = root_digest(SECRET, weights_id="w", dtype="float32", salt=salt, adapter=adapter)

@@ -52,6 +52,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt=st.sampled_from([None, None, "other"]),
         adapter=st.sampled_from([None, "a", "b", "c"]),
         copies=st.sampled_from([1, 1, 3]),
+        client=st.sampled_from([None, None, "b", "c"]),
     )
     def admit(
         self,
@@ -61,12 +62,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt: str | None,
         adapter: str | None,
         copies: int,
+        client: str | None,
     ) -> None:
         more = {} if self.max_loras is None else {"adapter": adapter}
         for _ in range(copies):
             try:
                 self.simulation.admit(
-                    *build(parts), max_tokens=max_tokens, priority=priority, salt=salt, **more
+                    *build(parts),
+                    max_tokens=max_tokens,
+                    priority=priority,
+                    salt=salt,
+                    client=client,
+                    **more,
                 )
             except ContextLengthError:
                 length = sum(count for _, _, count in parts) + max_tokens

@@ -3,12 +3,16 @@
 There is no prefill and no decode: a sequence has `remaining` positions to compute before its next token can be chosen,
 one for a sequence that decodes, many for one that is new or was preempted. A step has one budget of positions. It goes
 
-1. to whoever was passed over `PATIENCE` steps in a row, so that nobody waits for ever;
+1. to whoever was passed over `PATIENCE` steps in a row, one of each client, so that nobody waits
+   for ever;
 2. to every running sequence with one position remaining, so that streams flow whatever else arrives;
-3. to the others: half of the rest to the first in order, so that a long prompt ends in bounded time, and half to
-   those with the fewest positions remaining, so that a short prompt does not wait for a long one.
+3. to the others, the rest in equal parts for their clients: half of a part to the first in order, so
+   that a long prompt ends in bounded time, and half to those with the fewest positions remaining, so that
+   a short prompt does not wait for a long one.
 
-Order is (priority, arrival). The scheme of computed positions that catch up with known ones is vLLM's.
+Order is (priority, arrival). The scheme of computed positions that catch up with known ones is vLLM's. Places
+and pages are shared among clients, as `inlay.engine.torch.fairness` says: who is beyond its share is
+preempted first.
 
 A plan may be made before the results of the last are read. Then a sequence may have one position more than is known of it,
 that of the token which the last plan chose. Until its results are read a span is unread: its pages have no digests, and its
@@ -16,7 +20,7 @@ sequence is not preempted; pages that it was written to are scrubbed if its sequ
 """
 
 from bisect import insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -27,6 +31,8 @@ from inlay.engine.torch.cache.bounds import Bounds
 from inlay.engine.torch.cache.prefix_cache import PrefixCache
 from inlay.engine.torch.cache.table import PageTable
 from inlay.engine.torch.cache_events import CacheEvents
+from inlay.engine.torch.fairness import Pages, Shares, pass_over, shares_of_pages, shares_of_places
+from inlay.engine.torch.prefix_lookup import Hits, PrefixLookup, may_stop
 from inlay.engine.torch.sequence import Sequence
 from inlay.prompt import split_point
 
@@ -51,14 +57,6 @@ class Plan:
     """What one step computes."""
 
     spans: tuple[Span, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Hits:
-    """Cached pages with which a sequence can go on up to page index `stop`: in each group the last before it that are needed."""
-
-    stop: int
-    pages: list[list[int]]
 
 
 @dataclass(slots=True)
@@ -107,12 +105,15 @@ class Scheduler:
         self._adapter_turns = AdapterTurns(max_loras)
         self.cache = PrefixCache(len(bounds.windows), None if events is None else events.removed)
         self._events = events
+        self._lookup = PrefixLookup(self.cache, bounds)
         self.table = PageTable(bounds.num_pages, self.cache)
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.preemptions = 0
         self.blocked = False
         self._unread: dict[Sequence, deque[Span]] = {}
+        self._clients: Counter[str | None] = Counter()
+        self._page_shares: Shares | None = None
         self._prefix_caching = prefix_caching
         self._makers: dict[bytes, Sequence] = {}
 
@@ -121,18 +122,22 @@ class Scheduler:
 
     def admit(self, sequence: Sequence) -> None:
         """Let `sequence` wait for its turn; `Bounds.check` has passed."""
+        self._clients[sequence.client] += 1
         insort(self.waiting, sequence, key=_by_order)
 
     def schedule(self) -> Plan:
         """The next step. Its spans have their pages and are unread; it is empty only when no sequence has anything but unread spans."""
         self.blocked = False
+        self._page_shares = None
         self._start_waiting()
         for sequence in self.running:
             self._skip_cached(sequence)
         draft = self._draft_plan()
         for sequence in self.running:
-            stays = sequence.remaining and draft.lacks(sequence)
-            sequence.passed_over = sequence.passed_over + 1 if stays else 0
+            if sequence.remaining and draft.lacks(sequence):
+                pass_over(sequence)
+            else:
+                sequence.passed_over = 0
         for sequence, span in draft.spans.items():
             sequence.computed = span.start + span.count
             self._unread.setdefault(sequence, deque()).append(span)
@@ -177,11 +182,14 @@ class Scheduler:
             self.table.condemn(run.since(written), spare_proven=False)
             # What it computed and a window has passed before finite logits came is known by its digests only.
             passed = range(max(sequence.proven, sequence.taken), run.first)
-            self.table.condemn(self._found(sequence, group, passed), spare_proven=True)
+            self.table.condemn(self._lookup.found(sequence, group, passed), spare_proven=True)
             self.table.condemn(run.pages[: written - run.first], spare_proven=True)
 
     def finish(self, sequence: Sequence) -> None:
         """`sequence` has ended, for whatever reason: its pages are free, or idle in the cache, at once."""
+        self._clients[sequence.client] -= 1
+        if not self._clients[sequence.client]:
+            del self._clients[sequence.client]
         if sequence in self.running:
             self._stop(sequence)
         else:
@@ -192,30 +200,36 @@ class Scheduler:
     def _start_waiting(self) -> None:
         if not self.waiting:
             return
-        promised = sum(self._outstanding(sequence) for sequence in self.running)
-        for sequence in tuple(islice(self.waiting, self.bounds.max_num_seqs)):
+        promised = sum(map(self._outstanding, self.running))
+        kept_for: set[str | None] = set()
+        for sequence in self._candidates():
             full = len(self.running) >= self.bounds.max_num_seqs
-            if full and self.running[-1].order[0] <= sequence.order[0]:
+            if full and not self._yielding_places(sequence):
                 return
-            hits = self._hits(sequence)
+            if sequence.client in kept_for:
+                continue
+            hits = self._lookup.hits(sequence)
             cached = 0 if hits is None else hits.stop
             if self._is_being_made(sequence, cached):
                 continue
-            need = self.bounds.lacking(cached * self.bounds.page_size, sequence.length)
-            room = self.table.available - promised
-            if hits is not None:
-                room -= self.table.unheld(chain.from_iterable(hits.pages))
+            found = () if hits is None else tuple(chain.from_iterable(hits.pages))
+            pages = Pages(found, self.bounds.lacking(cached * self.bounds.page_size, sequence.length))
+            if kept_for and self._shares_of_pages().excess(sequence, pages) > 0:
+                continue
+            missing = pages.lacking + self.table.unheld(found) + promised - self.table.available
             # Alone it fits, if need be by smaller chunks.
-            if full or (self.running and need > room):
-                if not self._displace(sequence, need - room):
-                    sequence.passed_over += 1
-                    # Others may start before it for a while; then the pages that come free are kept for it.
+            if full or (self.running and missing > 0):
+                if not self._displace(sequence, pages, missing):
+                    pass_over(sequence)
+                    # Others may start before it for a while; then the pages that come free are kept for
+                    # it, but for clients within their share.
                     if sequence.passed_over >= PATIENCE:
-                        return
+                        kept_for.add(sequence.client)
                     continue
-                promised = sum(self._outstanding(other) for other in self.running)
+                promised = sum(map(self._outstanding, self.running))
             self.waiting.remove(sequence)
             insort(self.running, sequence, key=_by_order)
+            self._page_shares = None
             sequence.passed_over = 0
             sequence.start()
             if hits is not None:
@@ -223,21 +237,49 @@ class Scheduler:
             self._announce(sequence)
             promised += self._outstanding(sequence)
 
-    def _displace(self, sequence: Sequence, missing: int) -> bool:
-        """Preempt sequences of worse priority until there is a slot and `missing` pages more; False if that cannot be."""
-        worse = [other for other in reversed(self.running) if other.order[0] > sequence.order[0]]
-        gains = [self.table.exclusive(other.pages) + self._outstanding(other) for other in worse]
-        surplus = len(self.running) - self.bounds.max_num_seqs + 1
-        if surplus > len(worse) or missing > sum(gains):
-            return False
-        for other, gain in zip(worse, gains, strict=True):
-            if surplus <= 0 and missing <= 0:
-                break
-            if not self._preempt(other):
+    def _candidates(self) -> Iterable[Sequence]:
+        """Waiting sequences looked at in this step, those within their client's share of places first."""
+        order = self.waiting
+        if len(self._clients) > 1:
+            running = set(self.running)
+            shares = self._shares_of_places(chain(self.running, self.waiting))
+            order = [sequence for sequence in shares.order if sequence not in running]
+        return tuple(islice(order, self.bounds.max_num_seqs))
+
+    def _shares_of_places(self, sequences: Iterable[Sequence]) -> Shares:
+        return shares_of_places(self.bounds.max_num_seqs, len(self._clients), sequences)
+
+    def _shares_of_pages(self) -> Shares:
+        """As of the last start or stop of a sequence, or the step's beginning."""
+        if self._page_shares is None:
+            lacking = [(sequence, self._outstanding(sequence)) for sequence in self.running]
+            self._page_shares = shares_of_pages(self.bounds.num_pages, len(self._clients), lacking)
+        return self._page_shares
+
+    def _yielding_places(self, sequence: Sequence) -> list[Sequence]:
+        """Running sequences that would give their place to `sequence`, the first to go first."""
+        if len(self._clients) == 1 and self.running[-1].order[0] <= sequence.order[0]:
+            return []
+        return self._shares_of_places(self.running).yielding(sequence, Pages())
+
+    def _displace(self, sequence: Sequence, pages: Pages, missing: int) -> bool:
+        """Preempt others until a waiting sequence has a place and `missing` pages; False if none can be."""
+        full = len(self.running) >= self.bounds.max_num_seqs
+        chosen = self._yielding_places(sequence)[:1] if full else []
+        if missing > self._gain(chosen):
+            for other in self._shares_of_pages().yielding(sequence, pages):
+                if other not in chosen:
+                    chosen.append(other)
+                    if missing <= self._gain(chosen):
+                        break
+            else:
                 return False
-            surplus -= 1
-            missing -= gain
-        return True
+        return all(map(self._preempt, chosen))
+
+    def _gain(self, sequences: Iterable[Sequence]) -> int:
+        """Pages that would be there for others if these were preempted."""
+        promised = sum(map(self._outstanding, sequences))
+        return promised + self.table.exclusive(run for one in sequences for run in one.pages)
 
     def _preempt(self, sequence: Sequence) -> bool:
         """Take the pages away; what was computed of full pages stays in the cache while there is room. Not while some are unread."""
@@ -251,7 +293,7 @@ class Scheduler:
         sequence.passed_over = 0
         sequence.preemptions += 1
         self.preemptions += 1
-        self.admit(sequence)
+        insort(self.waiting, sequence, key=_by_order)
         return True
 
     def _read(self, sequence: Sequence) -> None:
@@ -262,6 +304,7 @@ class Scheduler:
             del self._unread[sequence]
 
     def _stop(self, sequence: Sequence) -> None:
+        self._page_shares = None
         self.running.remove(sequence)
         for digest in self._uncomputed_digests(sequence):
             self._unmake(digest, sequence)
@@ -282,67 +325,7 @@ class Scheduler:
 
     # The prefix cache
 
-    def _hits(self, sequence: Sequence) -> _Hits | None:
-        """Cached pages with which `sequence` can go on from where it is, as far as that goes.
-
-        They never reach a position that must be computed to give logits, and never end inside an atomic segment.
-        """
-        size = self.bounds.page_size
-        if not self._prefix_caching or sequence.computed % size:
-            return None
-        first = sequence.computed // size
-        stop = self._cached_until(sequence, first, sequence.skippable // size)
-        if stop <= first:
-            return None
-        starts = (
-            max(first, self.bounds.first_page(group, stop * size)) for group in range(len(sequence.pages))
-        )
-        found = [self._found(sequence, group, range(start, stop)) for group, start in enumerate(starts)]
-        return _Hits(stop, found)
-
-    def _cached_until(self, sequence: Sequence, first: int, stop: int) -> int:
-        """The last page index up to `stop` from which `sequence` could go on if it took what is cached from `first` on.
-
-        A group without a window needs every page before that index. One with a window needs the last few: if the earliest
-        of them is missing at index i, none of those that need it will do, and i is the next to try.
-        """
-        size = self.bounds.page_size
-        for group, window in enumerate(self.bounds.windows):
-            if window is None:
-                stop = self._missing(sequence, group, first, stop)
-        while stop > first:
-            shorter = stop
-            for group, window in enumerate(self.bounds.windows):
-                if window is not None:
-                    low = self.bounds.first_page(group, stop * size)
-                    shorter = self._missing(sequence, group, max(first, low), shorter)
-            if shorter == stop:
-                if self._may_stop(sequence, stop * size):
-                    break
-                shorter -= 1
-            stop = shorter
-        return stop
-
-    def _missing(self, sequence: Sequence, group: int, start: int, stop: int) -> int:
-        """The first page index from `start` on that is not cached in `group`, at most `stop`."""
-        for index in range(start, stop):
-            if self._cached(sequence, group, index) is None:
-                return index
-        return stop
-
-    def _found(self, sequence: Sequence, group: int, indices: Iterable[int]) -> list[int]:
-        """The pages that are cached in `group` of those with these indices."""
-        pages = (self._cached(sequence, group, index) for index in indices)
-        return [page for page in pages if page is not None]
-
-    def _cached(self, sequence: Sequence, group: int, index: int) -> int | None:
-        digest = sequence.page_digest(index, self.bounds.page_size)
-        return None if digest is None else self.cache.find(digest, group)
-
-    def _may_stop(self, sequence: Sequence, position: int) -> bool:
-        return split_point(sequence.atomic, position) == position
-
-    def _take(self, sequence: Sequence, hits: _Hits) -> None:
+    def _take(self, sequence: Sequence, hits: Hits) -> None:
         size = self.bounds.page_size
         first = sequence.computed // size
         sequence.computed = hits.stop * size
@@ -361,7 +344,7 @@ class Scheduler:
     def _skip_cached(self, sequence: Sequence) -> None:
         """Another may have computed what comes next since `sequence` started."""
         if sequence.remaining > 1 and sequence not in self._unread:
-            hits = self._hits(sequence)
+            hits = self._lookup.hits(sequence)
             if hits is not None:
                 self._take(sequence, hits)
 
@@ -371,7 +354,7 @@ class Scheduler:
         Then waiting for it is cheaper: works that share a prompt compute it once.
         """
         size = self.bounds.page_size
-        if (hits + 1) * size > sequence.skippable or not self._may_stop(sequence, (hits + 1) * size):
+        if (hits + 1) * size > sequence.skippable or not may_stop(sequence, (hits + 1) * size):
             return False
         digest = sequence.page_digest(hits, size)
         maker = None if digest is None else self._makers.get(digest)
@@ -415,25 +398,40 @@ class Scheduler:
         return draft
 
     def _plan_overdue(self, draft: _Draft) -> None:
+        """Plan a part of each client's longest passed-over sequence, if that is too long."""
         overdue = [sequence for sequence in self.running if sequence.passed_over >= PATIENCE]
         overdue.sort(key=lambda sequence: (-sequence.passed_over, sequence.order))
+        planned: set[str | None] = set()
         for sequence in overdue:
-            if draft.lacks(sequence):
-                self._plan(draft, sequence, self.bounds.max_num_batched_tokens // 4)
+            if draft.lacks(sequence) and sequence.client not in planned:
+                planned.add(sequence.client)
+                self._plan(draft, sequence, self.bounds.max_num_batched_tokens // (4 * len(self._clients)))
 
     def _plan_catching_up(self, draft: _Draft) -> None:
-        line = [sequence for sequence in self.running if sequence.remaining and draft.lacks(sequence)]
-        if not line or not draft.left:
+        """Plan those with many positions remaining, clients in equal parts and with what others leave."""
+        lines: dict[tuple[int, str | None], list[Sequence]] = {}
+        for sequence in self.running:
+            if sequence.remaining and draft.lacks(sequence):
+                lines.setdefault((sequence.order[0], sequence.client), []).append(sequence)
+        clients = Counter(priority for priority, _ in lines)
+        order = sorted(lines, key=lambda key: (key[0], sum(one.remaining for one in lines[key])))
+        for key in order:
+            self._plan_line(draft, lines[key], -(-draft.left // clients[key[0]]))
+            clients[key[0]] -= 1
+
+    def _plan_line(self, draft: _Draft, line: list[Sequence], budget: int) -> None:
+        """Plan one client's: half of `budget` is the first one's, the rest for the fewest remaining."""
+        if not budget:
             return
         first, *others = line
-        left = draft.left - self._chunk(first, max(1, draft.left // 2), draft.left)
+        left = budget - self._chunk(first, max(1, budget // 2), draft.left)
         wanted: list[tuple[Sequence, int]] = []
-        for sequence in sorted(others, key=lambda s: (s.order[0], s.remaining, s.order)):
+        for sequence in sorted(others, key=lambda s: (s.remaining, s.order)):
             count = self._chunk(sequence, left, left)
             left -= count
             if count:
                 wanted.append((sequence, count))
-        self._plan(draft, first, draft.left - sum(count for _, count in wanted))
+        self._plan(draft, first, budget - sum(count for _, count in wanted))
         for sequence, count in wanted:
             if draft.lacks(sequence):
                 self._plan(draft, sequence, count)
@@ -470,8 +468,9 @@ class Scheduler:
 
     def _make_room(self, draft: _Draft, sequence: Sequence, missing: int) -> None:
         """Preempt those that come after `sequence` and are not planned, last first, until `missing` pages are available."""
-        for other in tuple(reversed(self.running)):
-            if other.order <= sequence.order or self.table.available >= missing:
+        alone = len(self._clients) == 1
+        for other in tuple(reversed(self.running if alone else self._shares_of_pages().order)):
+            if other is sequence or self.table.available >= missing:
                 return
             if other not in draft.spans:
                 if not self._preempt(other):

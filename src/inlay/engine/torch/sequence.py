@@ -36,6 +36,8 @@ class Sequence:
         cached_tokens: prompt positions that came from the prefix cache before the first preemption.
         scored: prompt positions whose logprobs have been told, or need not be.
         passed_over: steps in a row in which it wanted to go on and could not.
+        waited: steps in which it could not, since its last token.
+        turn_ends: output tokens up to which it has its turn, as `inlay.engine.torch.fairness` says.
         preemptions: how often its pages were taken away.
         order: (priority, arrival): who goes first; unique.
         expires: on the clock `Core.step` is given, or None.
@@ -67,6 +69,8 @@ class Sequence:
         "proven",
         "scored",
         "taken",
+        "turn_ends",
+        "waited",
         "work",
     )
 
@@ -103,6 +107,8 @@ class Sequence:
         self._admitted = time.monotonic()
         self._queued = 0.0
         self.passed_over = 0
+        self.waited = 0
+        self.turn_ends = 0
         self.preemptions = 0
         self.order = (work.priority, arrival)
         self.expires = expires
@@ -130,6 +136,11 @@ class Sequence:
     def client(self) -> str | None:
         """The work's."""
         return self.work.client
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether it has its turn, beyond its client's share."""
+        return len(self.output) < self.turn_ends
 
     @property
     def length(self) -> int:
@@ -178,6 +189,7 @@ class Sequence:
     def append(self, token_id: int) -> None:
         """Take the next output token."""
         self.pending = False
+        self.waited = 0
         self.output.append(token_id)
         if self._chain is not None:
             self._chain.extend_tokens((token_id,))

@@ -178,9 +178,7 @@ async def respond(
         async with Lifeline(call.server.inflight, call.receive, call.take_clock()):
             await call.server.awake(model.card.name)
             call.sent = time.perf_counter()
-            await generation.start(
-                call.server.router, model.card.name, session=session, client=call.reservation.client
-            )
+            await generation.start(call.server.router, model.card.name, session=session)
             async with aclosing(generation.pieces()) as arriving:
                 async for pieces in arriving:
                     if request.stream:

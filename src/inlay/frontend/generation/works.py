@@ -1,7 +1,7 @@
 """The works of one request under way together."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Hashable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -88,7 +88,7 @@ class Generation:
         each = self._per_prompt
         return [self.choices[start : start + each] for start in range(0, len(self.choices), each)]
 
-    async def start(self, router: Router, name: str, *, session: str | None, client: Hashable) -> None:
+    async def start(self, router: Router, name: str, *, session: str | None) -> None:
         """Send the works, those of each prompt to one worker, or wait until there is room for the first prompt's.
 
         Arguments and errors as `Router.send`.
@@ -97,12 +97,10 @@ class Generation:
         if len(prompts) == 1:
             # As nearly always; a task for it would cost a turn of the event loop.
             sent: asyncio.Future[list[Stream]] = asyncio.get_running_loop().create_future()
-            sent.set_result(await router.send(name, prompts[0], session=session, client=client))
+            sent.set_result(await router.send(name, prompts[0], session=session))
             self._sending = [sent]
             return
-        self._sending = [
-            asyncio.create_task(router.send(name, works, session=session, client=client)) for works in prompts
-        ]
+        self._sending = [asyncio.create_task(router.send(name, works, session=session)) for works in prompts]
         await self._sending[0]
 
     async def pieces(self) -> AsyncGenerator[Pieces, None]:

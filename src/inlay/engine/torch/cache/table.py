@@ -1,5 +1,6 @@
 """Which pages are free, how many sequences hold each, and which must be scrubbed before anyone else may have them."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from inlay.engine.torch.cache.prefix_cache import PrefixCache
@@ -74,8 +75,9 @@ class PageTable:
         return self._references[page]
 
     def exclusive(self, runs: Iterable[PageRun]) -> int:
-        """How many pages nobody but these runs of one sequence holds."""
-        return sum(self._references[page] == 1 for run in runs for page in run.pages)
+        """How many pages nobody but these runs, of one sequence or several, holds."""
+        holders = Counter(page for run in runs for page in run.pages)
+        return sum(self._references[page] == count for page, count in holders.items())
 
     def unheld(self, pages: Iterable[int]) -> int:
         """How many of `pages` nobody holds."""

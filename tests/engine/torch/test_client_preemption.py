@@ -1,0 +1,73 @@
+"""What is preempted for another client decodes to what it would have been alone."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from inlay.engine.torch.step import Core
+from inlay.protocol.work import Delta, Work
+from tests.engine.torch.test_step import Outcome, core, prompts, run, work
+
+pytestmark = pytest.mark.usefixtures("overlap")
+
+KINDS: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 0.9, "top_p": 0.95},
+    {"temperature": 1.2, "repetition_penalty": 1.3, "frequency_penalty": 0.4},
+)
+LENGTH = 40
+
+
+def works() -> Iterator[Work]:
+    """Works of one client: each form of a prompt, greedy, drawn and penalised."""
+    for number, (form, prompt) in enumerate(prompts("llama").items()):
+        for kind, sampling in enumerate(KINDS):
+            one = f"{form} {kind}"
+            yield work(one, prompt, LENGTH, seed=number, logprobs=1, client="greedy", **sampling)
+
+
+def told(deltas: list[Delta]) -> list[tuple[int, float]]:
+    """Tokens and logprobs; what is between the deltas is neither lost nor told twice."""
+    assert [delta.offset for delta in deltas] == [
+        sum(len(before.token_ids) for before in deltas[:n]) for n in range(len(deltas))
+    ]
+    ids = [id_ for delta in deltas for id_ in delta.token_ids]
+    return list(zip(ids, [one.logprob for delta in deltas for one in delta.logprobs], strict=True))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"max_num_seqs": 4}, {"num_pages": 22, "max_model_len": 160}],
+    ids=["places", "pages"],
+)
+@pytest.mark.parametrize("prefix_caching", [True, False], ids=["cached", "uncached"])
+def test_a_sequence_that_yields_to_another_client_goes_on_as_if_nothing_had_happened(
+    changes: dict[str, int], prefix_caching: bool
+) -> None:
+    alone = core(max_num_seqs=1, num_pages=64)
+    expected = {one.id: told(run(alone, one)[one.id].deltas) for one in works()}
+    engine: Core = core("llama", prefix_caching=prefix_caching, **changes)
+    deltas: list[Delta] = []
+    for one in works():
+        deltas += engine.admit(one)
+    newcomers = 0
+    for step in range(4000):
+        if not len(engine):
+            break
+        if step % 12 == 5 and newcomers < 12:
+            prompt = prompts("llama")["c-text"]
+            new = work(f"new {newcomers}", prompt, 6, client=f"new {newcomers % 2}")
+            deltas += engine.admit(new)
+            newcomers += 1
+        deltas += engine.step()
+    assert len(engine) == 0
+    assert engine.stats().preemptions >= 4
+    found = {name: Outcome([delta for delta in deltas if delta.work_id == name]) for name in expected}
+    assert all(outcome.last.finish_reason == "length" for outcome in found.values())
+    for name, outcome in found.items():
+        tokens = told(outcome.deltas)
+        assert [id_ for id_, _ in tokens] == [id_ for id_, _ in expected[name]], name
+        assert [logprob for _, logprob in tokens] == pytest.approx(
+            [logprob for _, logprob in expected[name]], abs=1e-4
+        )
