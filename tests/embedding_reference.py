@@ -74,8 +74,8 @@ def _pooled(states: torch.Tensor, config: dict[str, Any]) -> list[torch.Tensor]:
 
 
 @torch.no_grad()
-def logits(directory: Path, first: str, second: str) -> Array:
-    """What a cross-encoder says of a pair."""
+def logits(directory: Path, first: str, second: str | None = None) -> Array:
+    """What a classification head says of a text or of a pair."""
     model = AutoModelForSequenceClassification.from_pretrained(directory, attn_implementation="eager").eval()
     found: Array = model(**tokenizer_of(directory)(first, second, return_tensors="pt")).logits[0].numpy()
     return found

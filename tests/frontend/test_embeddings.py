@@ -200,8 +200,10 @@ def test_long_texts_are_refused_or_cut_as_asked(url: str) -> None:
         ({"input": [VOCAB_SIZE]}, "input", f"token id {VOCAB_SIZE} is out of vocabulary"),
         ({"input": [[5], [-1]]}, "input[1]", "out of vocabulary"),
         ({"input": "x", "encoding_format": "hex"}, "encoding_format", "hex"),
-        ({"input": "x", "messages": []}, "messages", "not supported"),
-        ({"input": "x", "embed_dtype": "float16"}, "embed_dtype", "float32"),
+        ({"input": "x", "messages": []}, "input", "either input or messages"),
+        ({"input": "x", "embed_dtype": "float16"}, "embed_dtype", "encoding_format is float"),
+        ({"input": "x", "embed_dtype": "int8"}, "embed_dtype", "int8"),
+        ({"input": "x", "input_type": "query"}, "input_type", "prompt_name"),
         ({"input": "x", "priority": 1}, "priority", "--scheduling-policy"),
         ({"input": "x", "cache_salt": ""}, "cache_salt", "non-empty"),
         ({"input": "\ud800"}, None, "not valid JSON"),
@@ -228,7 +230,7 @@ def test_an_unknown_model_is_not_served(url: str) -> None:
 
 
 def test_a_model_that_embeds_generates_nothing_and_the_other_way_round(url: str, plain_url: str) -> None:
-    refused(post(url, "/v1/completions", prompt="x", max_tokens=1), None, "does not generate text")
+    refused(post(url, "/v1/completions", prompt="x", max_tokens=1), "model", "does not generate text")
     refused(post(plain_url, input="x"), "model", "--task embed")
 
 

@@ -58,8 +58,6 @@ def scoring_url() -> Iterator[str]:
 @pytest.mark.parametrize(
     ("name", "value", "nothing"),
     [
-        ("max_tokens_per_doc", 4, 0),
-        ("max_tokens_per_query", 4, 0),
         ("padding", "max_length", "do_not_pad"),
         ("instruction", "rank", None),
         ("chat_template_kwargs", {"a": 1}, {}),

@@ -2,15 +2,19 @@
 
 import base64
 import hashlib
+import json
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
+from html import unescape
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.frontend.live import Fleet
+from tests.embedding_models import tiny_embedding, tiny_scoring
+from tests.frontend.live import Fleet, fleet
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 QUIET = (
@@ -45,6 +49,32 @@ def shown(url: str, folder: Path) -> tuple[str, list[str]]:
         [CHROMIUM, *QUIET, f"--user-data-dir={folder}", url], capture_output=True, text=True, timeout=180
     )
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+@pytest.mark.parametrize(
+    ("path", "route"),
+    [
+        (lambda: tiny_embedding("qwen3"), "/v1/embeddings"),
+        (lambda: tiny_scoring("bert"), "/v1/rerank"),
+        (lambda: tiny_scoring("distilbert", 3), "/classify"),
+    ],
+    ids=["embeddings", "rerank", "classify"],
+)
+def test_the_page_shows_a_request_that_the_model_answers(
+    path: Callable[[], Path], route: str, tmp_path: Path
+) -> None:
+    with fleet(path()) as running:
+        url = running.serve(enable_prompt_embeds=True)
+        home, said = shown(url + "/", tmp_path)
+        assert said == []
+        example = re.search(rf"curl {re.escape(url + route)} -H .*? -d '(.*?)'</code>", home, re.DOTALL)
+        assert example is not None, home
+        answer = httpx.post(url + route, json=json.loads(unescape(example[1])), timeout=180)
+        assert answer.status_code == 200, answer.text
+        # The example with embeddings as a prompt is of completions, which this model does not serve.
+        assert '<div id="embeddings" hidden="">' in home
 
 
 @pytest.mark.slow

@@ -89,6 +89,10 @@ def test_documents_are_ranked_best_first(url: str, path: str) -> None:
     best = post(url, path, query=QUERY, documents=DOCUMENTS, top_n=2, return_documents=False)["results"]
     assert [set(result) for result in best] == [{"index", "relevance_score"}] * 2
     assert [result["index"] for result in best] == order[:2]
+    assert body["results"][0]["document"] == {"text": DOCUMENTS[order[0]], "multi_modal": None}
+    assert set(body["usage"]) == {"prompt_tokens", "total_tokens"}
+    alone = post(url, path, query=QUERY, documents=DOCUMENTS[0])["results"]
+    assert [result["relevance_score"] for result in alone] == pytest.approx([scores[0]], abs=1e-5)
 
 
 def test_an_embedding_model_scores_by_cosine(embedder: str) -> None:
@@ -118,6 +122,27 @@ def test_an_embedding_model_scores_by_cosine(embedder: str) -> None:
         ("/rerank", {"query": "a", "documents": ["b"] * 2049}, "documents", "at most 2048"),
         ("/rerank", {"documents": ["b"]}, "query", "query"),
         ("/v1/embeddings", {"input": "a"}, "model", "--task embed"),
+        (
+            "/rerank",
+            {"query": "a", "documents": ["b"], "max_tokens_per_doc": -1},
+            "max_tokens_per_doc",
+            "got -1",
+        ),
+        (
+            "/score",
+            {"text_1": "a", "text_2": "b", "max_tokens_per_query": 64},
+            "max_tokens_per_query",
+            "64 pos",
+        ),
+        ("/score", {"text_1": "a", "text_2": "b", "instruction": "c"}, "instruction", "chat template"),
+        (
+            "/rerank",
+            {"query": "a", "documents": ["b"], "chat_template_kwargs": {"a": 1}},
+            "chat_template_kwargs",
+            "template",
+        ),
+        ("/score", {"text_1": {"content": []}, "text_2": "b"}, "text_1", "object"),
+        ("/score", {"text_1": "a", "text_2": "b", "padding": "max_length"}, "padding", "without padding"),
     ],
 )
 def test_what_cannot_be_scored_is_refused_by_name(
@@ -132,6 +157,25 @@ def test_what_cannot_be_scored_is_refused_by_name(
 def test_long_pairs_are_cut_as_asked(url: str) -> None:
     body = post(url, "/score", text_1=QUERY, text_2="the hill " * 200, truncate_prompt_tokens=-1)
     assert body["usage"]["prompt_tokens"] == 64
+
+
+def test_queries_and_documents_are_clipped_before_they_are_a_pair(url: str, embedder: str) -> None:
+    clipped = {"max_tokens_per_query": 2, "max_tokens_per_doc": 3}
+    body = post(url, "/rerank", query=QUERY, documents=DOCUMENTS, **clipped)
+    short = [" ".join(document.split()[:3]) for document in DOCUMENTS]
+    wanted = [expected("how many", document) for document in short]
+    found = {result["index"]: result["relevance_score"] for result in body["results"]}
+    assert [found[index] for index in range(4)] == pytest.approx(wanted, abs=1e-5)
+    assert {result["document"]["text"] for result in body["results"]} == set(DOCUMENTS)
+    long = post(url, "/score", text_1=QUERY, text_2="the hill " * 4000, max_tokens_per_doc=5)
+    assert long["usage"]["prompt_tokens"] == 3 + 3 + 5
+    path = tiny_embedding("bge")
+    ids = [reference.tokenizer_of(path)(text)["input_ids"] for text in ("how many", *short)]
+    query, *others = [reference.vector(path, each) for each in ids]
+    body = post(embedder, "/score", text_1=QUERY, text_2=DOCUMENTS, **clipped)
+    assert [item["score"] for item in body["data"]] == pytest.approx(
+        [reference.cosine(query, other) for other in others], abs=1e-5
+    )
 
 
 def test_a_head_of_several_labels_gives_no_score_and_computes_nothing() -> None:

@@ -10,15 +10,23 @@ from inlay.errors import InvalidRequestError
 from inlay.frontend.unserved import check_unserved
 from inlay.protocol.openai.chat import ChatRequest
 from inlay.protocol.openai.completions import CompletionRequest
-from inlay.protocol.openai.embeddings import EmbeddingRequest, RerankRequest, ScoreRequest
+from inlay.protocol.openai.embeddings import (
+    ClassificationRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from inlay.protocol.openai.responses import ResponsesRequest
 from inlay.protocol.openai.tokenize import TokenizeRequest
 from inlay.protocol.openai.unserved import UNSERVED, unserved
 
 TYPES = (
     ChatRequest,
+    ClassificationRequest,
     CompletionRequest,
     EmbeddingRequest,
+    PoolingRequest,
     RerankRequest,
     ResponsesRequest,
     ScoreRequest,

@@ -243,4 +243,6 @@ def _described(card: ModelCard, frontend: FrontendSettings) -> str:
 
 
 def _made(card: EmbeddingCard, tasks: Sequence[Task]) -> str:
-    return "scores of pairs" if Task.SCORE in tasks else f"vectors of {card.size}"
+    if Task.SCORE in tasks:
+        return "scores of pairs" if card.size == 1 else f"{card.size} classes"
+    return f"vectors of {card.size}"

@@ -52,11 +52,14 @@ def check(settings: EngineSettings) -> None:
 
 
 def create(settings: EngineSettings, secret: Secret) -> Engine:
-    """The engine `settings` names, not started.
+    """The engine `settings` names, not started; the task that is `auto` is chosen here.
 
     Raises:
-        InvalidRequestError: the settings ask for what the engine cannot do, or it is not installed.
+        InvalidRequestError: the settings ask for what the engine cannot do, it is not installed, or there is no model.
     """
+    from inlay.engine.task import with_task
+
+    settings = with_task(settings)
     check(settings)
     if settings.engine == "echo":
         from inlay.engine.echo import EchoEngine

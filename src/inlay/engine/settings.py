@@ -44,9 +44,10 @@ class EngineSettings(BaseModel):
         default=[],
         description="Short for kv_transfer_config: where vLLM keeps or moves keys and values; what it stands for is printed.",
     )
-    task: Literal["generate", "embed", "score"] = Field(
-        default="generate",
-        description="What the model is asked for: text, the embeddings of texts, or the scores of pairs of texts (cross-encoders).",
+    task: Literal["auto", "generate", "embed", "score"] = Field(
+        default="auto",
+        description="What the model is asked for: text, embeddings of texts, or what a classification head makes of them: "
+        "scores of pairs, classes of texts. auto is what the model's files say.",
     )
     served_model_name: list[str] = Field(
         default=[],

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from blake3 import blake3
@@ -19,8 +20,10 @@ _BLOCK = 4096
 _BLOCKS = 4
 
 
-def directory_of(model: str, revision: str | None) -> Path:
+def directory_of(model: str, revision: str | None, files: Sequence[str] = _FILES) -> Path:
     """The local directory of a model: itself, or a hub snapshot (from the cache alone under `HF_HUB_OFFLINE`).
+
+    Of a snapshot only `files`, names or patterns, are fetched.
 
     Raises:
         InvalidRequestError: neither a directory nor a hub model that can be had.
@@ -29,7 +32,7 @@ def directory_of(model: str, revision: str | None) -> Path:
     if local is not None:
         return local.resolve()
     with asking_hub(model):
-        return Path(snapshot_download(model, revision=revision, allow_patterns=_FILES))
+        return Path(snapshot_download(model, revision=revision, allow_patterns=list(files)))
 
 
 def weights_id(directory: Path) -> str:

@@ -37,14 +37,19 @@ from inlay.frontend.routes.health import Status, Version
 from inlay.frontend.server import Call, Server
 from inlay.frontend.settings import FrontendSettings
 from inlay.frontend.vectors.embeddings import embeddings
+from inlay.frontend.vectors.pooling import classify, pooling
 from inlay.frontend.vectors.scoring import rerank, score
 from inlay.protocol.openai.adapters import AdapterList, LoadLoraAdapterRequest, UnloadLoraAdapterRequest
 from inlay.protocol.openai.admin import Asleep, Awake, CacheReset, IsSleeping
 from inlay.protocol.openai.chat import ChatChunk, ChatCompletion, ChatRequest
 from inlay.protocol.openai.completions import Completion, CompletionChunk, CompletionRequest
 from inlay.protocol.openai.embeddings import (
+    ClassificationRequest,
+    ClassificationResponse,
     EmbeddingRequest,
     EmbeddingResponse,
+    PoolingRequest,
+    PoolingResponse,
     RerankRequest,
     RerankResponse,
     ScoreRequest,
@@ -106,10 +111,23 @@ _ROUTES: tuple[tuple[Operation, Handler], ...] = (
     ),
     (
         Operation(
-            "POST", "/v1/embeddings", "The embeddings of texts, ids or rows.",
+            "POST", "/v1/embeddings", "The embeddings of texts, ids, chats or rows.",
             EmbeddingRequest, EmbeddingResponse, multipart=True,
         ),
         embeddings,
+    ),
+    (
+        Operation(
+            "POST", "/pooling", "What the model pools of texts, ids, chats or rows: embeddings or classes.",
+            PoolingRequest, PoolingResponse, multipart=True,
+        ),
+        pooling,
+    ),
+    (
+        Operation(
+            "POST", "/classify", "The probabilities of classes.", ClassificationRequest, ClassificationResponse,
+        ),
+        classify,
     ),
     (Operation("POST", "/v1/score", "How well texts go together, pair by pair.", ScoreRequest, ScoreResponse), score),
     (Operation("POST", "/score", "As /v1/score.", ScoreRequest, ScoreResponse), score),

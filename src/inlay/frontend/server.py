@@ -4,7 +4,7 @@ import asyncio
 import functools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
@@ -33,8 +33,9 @@ from inlay.frontend.metrics.store import StoreMetrics
 from inlay.frontend.metrics.worker import WorkerMetrics
 from inlay.frontend.renderers import Renderers
 from inlay.frontend.settings import FrontendSettings
+from inlay.frontend.tasks import check_task
 from inlay.pace import background
-from inlay.protocol.work import ModelCard
+from inlay.protocol.work import ModelCard, Task
 from inlay.router import Router, ServedModel
 from inlay.store import OwnPrompts, Prompts, PromptStore
 from inlay.telemetry import Span, Tracing
@@ -100,14 +101,27 @@ class Server:
         """The card of the model asked for, or of the adapter's. Raises as `Router.card`."""
         return self.model(model).card
 
-    def model(self, name: str | None) -> ServedModel:
-        """The model or the adapter asked for; the first model when none is named. Raises as `Router.card`."""
+    def model(self, name: str | None, *tasks: Task) -> ServedModel:
+        """The model or the adapter asked for; the first model that fits when none is named.
+
+        Args:
+            name: as the request has it.
+            tasks: of which it must do one; any does where none is given.
+
+        Raises:
+            InvalidRequestError: it does none of them.
+            InlayError: as `Router.card`.
+        """
         if name is not None:
-            return self.router.model(name)
-        cards = self.router.models()
-        if not cards:
-            raise self.router.unready()
-        return ServedModel(cards[0])
+            found = self.router.model(name)
+        else:
+            cards = self.router.models()
+            if not cards:
+                raise self.router.unready()
+            found = ServedModel(next((card for card in cards if set(tasks) & set(card.tasks)), cards[0]))
+        if tasks:
+            check_task(found.card, *tasks)
+        return found
 
     async def awake(self, name: str) -> None:
         """Wait until a model is awake, where requests are to wait for that. Raises `NotFoundError`."""
@@ -234,8 +248,15 @@ class Call:
         """Answer with `answer` as JSON."""
         await self.bytes(_encode(answer), JSON, status)
 
-    async def bytes(self, body: bytes, media: tuple[bytes, bytes], status: int = 200) -> None:
-        """Answer with `body`."""
+    async def bytes(
+        self,
+        body: bytes,
+        media: tuple[bytes, bytes],
+        status: int = 200,
+        more: Sequence[tuple[bytes, bytes]] = (),
+    ) -> None:
+        """Answer with `body`, and `more` headers."""
         length = (b"content-length", str(len(body)).encode())
-        await self.send({"type": "http.response.start", "status": status, "headers": [media, length]})
+        headers = [media, length, *more]
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
         await self.send({"type": "http.response.body", "body": body})

@@ -79,7 +79,8 @@ class EmbeddingCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         default_prompt: name of the one that is put before texts of requests that name none.
         lower_case: texts are lowered before they are tokenized.
         unit: vectors leave the engine with length 1 already: requests that want another are refused.
-        activation: what makes scores of a scoring model's logits: "sigmoid", "tanh" or "identity".
+        activation: what makes scores of a scoring model's logits: "sigmoid", "softmax", "tanh" or "identity".
+        labels: of a scoring model, what its labels are called; empty where nobody says.
     """
 
     size: int
@@ -91,6 +92,7 @@ class EmbeddingCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     lower_case: bool = False
     unit: bool = False
     activation: str = "identity"
+    labels: tuple[str, ...] = ()
 
 
 @runtime_checkable

@@ -136,6 +136,10 @@ class Renderer:
                 self._check_length(text)
         return self._text_encoder().pairs(pairs, keep=keep, side=side)
 
+    def clipped(self, texts: Sequence[str], tokens: Sequence[int]) -> list[str]:
+        """The beginning of each text; arguments and errors as `TextEncoder.clipped`."""
+        return self._text_encoder().clipped(texts, tokens)
+
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]],

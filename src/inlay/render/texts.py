@@ -85,6 +85,30 @@ class TextEncoder:
     def _bare(self, text: str) -> Sequence[int]:
         return self._ids([text], add_special_tokens=False)[0]
 
+    def clipped(self, texts: Sequence[str], tokens: Sequence[int]) -> list[str]:
+        """The beginning of each text that takes as many tokens at most, special ones not counted; 0 is the whole text.
+
+        As vLLM's `truncate_text_to_tokens`, but that a text is first cut to the characters that certainly hold them.
+
+        Raises:
+            InvalidRequestError: a text holds unpaired surrogates.
+        """
+        return [self._clipped(text, most) if most else text for text, most in zip(texts, tokens, strict=True)]
+
+    def _clipped(self, text: str, most: int) -> str:
+        text = part_of(text, _enough(most), "right")
+        while text:
+            try:
+                encoding = self._tokenizer.encode(text, add_special_tokens=False)
+            except TypeError as error:
+                raise _surrogates() from error
+            if len(encoding.ids) <= most:
+                break
+            end = min(encoding.offsets[most - 1][1], encoding.offsets[most][0])
+            # What was cut may take more tokens on its own: it gets shorter each time.
+            text = text[: min(end, len(text) - 1)]
+        return text
+
     def pairs(
         self, pairs: Sequence[tuple[str, str]], *, keep: int | None = None, side: Side = "right"
     ) -> list[Pair]:

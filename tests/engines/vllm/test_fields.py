@@ -12,7 +12,13 @@ import pytest
 from inlay.protocol.openai.adapters import LoadLoraAdapterRequest, UnloadLoraAdapterRequest
 from inlay.protocol.openai.chat import ChatRequest
 from inlay.protocol.openai.completions import CompletionRequest
-from inlay.protocol.openai.embeddings import EmbeddingRequest, RerankRequest, ScoreRequest
+from inlay.protocol.openai.embeddings import (
+    ClassificationRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from inlay.protocol.openai.responses import ResponsesRequest
 from inlay.protocol.openai.tokenize import DetokenizeRequest, TokenizeRequest
 from inlay.protocol.openai.unserved import UNSERVED, unserved
@@ -23,6 +29,13 @@ PAIRS: list[tuple[str, type[msgspec.Struct]]] = [
     ("openai.responses.protocol.ResponsesRequest", ResponsesRequest),
     ("pooling.embed.protocol.EmbeddingCompletionRequest", EmbeddingRequest),
     ("pooling.embed.protocol.EmbeddingChatRequest", EmbeddingRequest),
+    ("pooling.embed.protocol.EmbeddingBatchChatRequest", EmbeddingRequest),
+    ("pooling.embed.protocol.EmbeddingChatInputRequest", EmbeddingRequest),
+    ("pooling.pooling.protocol.PoolingCompletionRequest", PoolingRequest),
+    ("pooling.pooling.protocol.PoolingChatRequest", PoolingRequest),
+    ("pooling.pooling.protocol.IOProcessorRequest", PoolingRequest),
+    ("pooling.classify.protocol.ClassificationCompletionRequest", ClassificationRequest),
+    ("pooling.classify.protocol.ClassificationChatRequest", ClassificationRequest),
     ("pooling.scoring.protocol.ScoreDataRequest", ScoreRequest),
     ("pooling.scoring.protocol.ScoreQueriesDocumentsRequest", ScoreRequest),
     ("pooling.scoring.protocol.ScoreQueriesItemsRequest", ScoreRequest),

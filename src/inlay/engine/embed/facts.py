@@ -29,12 +29,12 @@ def check_task(stored: Mapping[str, Any], family: Family | None, task: str) -> N
     classifies = any(name.endswith(_SCORES) for name in names)
     if task == "score" and not (classifies and (family is None or family.scores)):
         raise InvalidRequestError(
-            f"the checkpoint holds {', '.join(names) or 'no known head'}; --task score serves cross-encoders: encoders "
+            f"the checkpoint holds {', '.join(names) or 'no known head'}; --task score serves classification heads: encoders "
             f"whose architecture ends with {_SCORES}"
         )
     if task != "score" and classifies:
         raise InvalidRequestError(
-            f"the checkpoint holds {', '.join(names)}, which scores pairs and makes no embeddings: start it with --task score"
+            f"the checkpoint holds {', '.join(names)}, which scores or classifies and makes no embeddings: start it with --task score"
         )
 
 
@@ -109,14 +109,40 @@ def card_of(
 
 
 def _scoring_card(config: Any) -> EmbeddingCard:
-    """Which activation follows the logits, as sentence-transformers' `CrossEncoder` finds it."""
+    """The labels, and the activation that follows the logits."""
+    size = int(config.num_labels)
+    names = {int(index): str(name) for index, name in (config.id2label or {}).items()}
+    labels = tuple(names[index] for index in range(size)) if set(range(size)) <= set(names) else ()
+    return EmbeddingCard(size=size, normalize=False, activation=_activation(config, size), labels=labels)
+
+
+_BY_PROBLEM = {"regression": "identity", "multi_label_classification": "sigmoid"}
+
+
+def _activation(config: Any, labels: int) -> str:
+    """As vLLM's `get_act_fn`: by the kind of problem, else what sentence-transformers' `CrossEncoder` reads, else probabilities.
+
+    Raises:
+        InvalidRequestError: the model names one that is not served.
+    """
+    probabilities = "sigmoid" if labels == 1 else "softmax"
+    problem = getattr(config, "problem_type", None)
     named = (getattr(config, "sentence_transformers", None) or {}).get("activation_fn") or getattr(
         config, "sbert_ce_default_activation_function", None
     )
-    labels = int(config.num_labels)
-    default = "sigmoid" if labels == 1 else "identity"
-    activation = default if named is None else activation_of(named, Path(config.name_or_path))
-    return EmbeddingCard(size=labels, normalize=False, activation=activation)
+    if problem in _BY_PROBLEM:
+        return _BY_PROBLEM[problem]
+    if problem == "single_label_classification" or named is None:
+        return probabilities
+    if named == "torch.nn.modules.activation.Softmax":
+        return probabilities
+    found = activation_of(named, Path(config.name_or_path))
+    if found not in ("identity", "sigmoid", "tanh"):
+        raise InvalidRequestError(
+            f"the model's scores end with {named}, which is not served; served: Identity, Sigmoid, Softmax, Tanh"
+        )
+    # As in vLLM, a sigmoid of several labels is their softmax.
+    return probabilities if found == "sigmoid" else found
 
 
 def identity(config: EmbeddingConfig, modes: Sequence[PoolingMode], *, unit: bool = False) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from inlay.engine.settings import EngineSettings
+from inlay.engine.task import task_of
 from inlay.engine.torch.weights.families import context_length, family_of
 from inlay.errors import InvalidRequestError
 from inlay.tensors.table import config_of
@@ -36,7 +37,8 @@ def check_settings(settings: EngineSettings, directory: Path | None) -> None:
     config = config_of(directory)
     if on_cpu:
         dtype_name(settings.dtype, config, on_cpu=True)
-    if settings.task == "generate":
+    task = task_of(directory)[0] if settings.task == "auto" else settings.task
+    if task == "generate":
         family_of(config)
         context_length(settings.max_model_len, config)
 

@@ -14,7 +14,7 @@ from inlay.frontend.bodies.sources import Source
 from inlay.frontend.metrics.frontend import Metrics
 from inlay.prompt import DTYPE_SIZES, Buffer, Rows
 from inlay.protocol.openai.completions import CompletionRequest
-from inlay.protocol.openai.embeddings import EmbeddingRequest
+from inlay.protocol.openai.embeddings import PromptsRequest
 from inlay.protocol.work import ModelCard
 from inlay.store import Target
 from inlay.tensors import ReadLimits, Tensor, prompts_of, read, to_rows
@@ -54,9 +54,9 @@ class EmbedsReader:
         """The strings of `request` that are tensor data. Raises `InvalidRequestError` when they are not allowed."""
         return self.tensors(sources.in_completion(request))
 
-    def in_embedding(self, request: EmbeddingRequest) -> list[str]:
+    def in_prompts(self, request: PromptsRequest) -> list[str]:
         """The strings of `request` that are tensor data. Raises `InvalidRequestError` when they are not allowed."""
-        return self.tensors(sources.in_prompt_embeds(request.prompt_embeds))
+        return self.tensors(sources.in_prompts(request))
 
     def in_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[str]:
         """The strings of a chat that are tensor data. Raises `InvalidRequestError` when they are not allowed."""

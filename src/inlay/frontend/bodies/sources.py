@@ -7,6 +7,7 @@ from inlay.errors import EmbeddingsError, InvalidRequestError
 from inlay.frontend.errors import HOW_TO_SEND
 from inlay.frontend.quoting import shown_at
 from inlay.protocol.openai.completions import CompletionRequest, EmbedsSource, PromptEmbedsPart
+from inlay.protocol.openai.embeddings import PromptsRequest
 
 
 class Source(NamedTuple):
@@ -55,6 +56,14 @@ def in_prompt_embeds(embeds: str | EmbedsSource | list[str | EmbedsSource] | Non
     if not isinstance(embeds, list):
         return [_embeds(embeds, "prompt_embeds")]
     return [_embeds(item, f"prompt_embeds[{index}]") for index, item in enumerate(embeds)]
+
+
+def in_prompts(request: PromptsRequest) -> list[Source]:
+    """The sources of a request for vectors: of its `prompt_embeds`, and of its chats, in order."""
+    found = in_prompt_embeds(request.prompt_embeds)
+    for chat in request.chats:
+        found += in_messages(chat)
+    return found
 
 
 def _embeds(item: str | EmbedsSource, param: str) -> Source:

@@ -25,7 +25,7 @@ from inlay.frontend.references import embeddings_of
 from inlay.frontend.server import Call
 from inlay.prompt import Prompt, Rows
 from inlay.protocol.openai.chat import ChatRequest
-from inlay.protocol.work import Sampling
+from inlay.protocol.work import Sampling, Task
 from inlay.render import Renderer
 from inlay.router import ServedModel
 
@@ -96,7 +96,7 @@ async def ask(
     server = call.server
     check_request(request)
     await server.prepare(call.intake.json, _check_chat, request, server.settings.max_choices)
-    model = server.model(request.model)
+    model = server.model(request.model, Task.GENERATE)
     card = model.card
     renderer = await server.renderers.of(card)
     use = await server.prepare(

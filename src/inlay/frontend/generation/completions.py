@@ -30,7 +30,7 @@ from inlay.protocol.openai.completions import (
     CompletionRequest,
 )
 from inlay.protocol.openai.generation import ErrorResponse, UsageInfo
-from inlay.protocol.work import Sampling, TokenLogprobs
+from inlay.protocol.work import Sampling, Task, TokenLogprobs
 from inlay.render import Detokenizer, Renderer
 from inlay.router import ServedModel
 
@@ -43,7 +43,7 @@ async def completions(call: Call) -> None:
     incoming = await read_request(call, _decoder, server.embeds.in_completion)
     request = incoming.parsed.request
     check_request(request)
-    model = server.model(request.model)
+    model = server.model(request.model, Task.GENERATE)
     card = model.card
     keep = kept_positions(request, model.max_len, request.max_tokens)
     renderer = await server.renderers.of(card)

@@ -47,7 +47,9 @@ def _entry(call: Call, model: ServedModel, name: str) -> ModelEntry:
     if Task.EMBED in card.tasks:
         capabilities.append("embeddings")
     if Task.SCORE in card.tasks:
-        capabilities += ["score", "rerank"]
+        # A score is one number; more labels than one are classes.
+        one = card.embedding is None or card.embedding.size == 1
+        capabilities += ["score", "rerank", "classify"] if one else ["classify"]
     if settings.enable_prompt_embeds and card.prompt_embeds is None:
         capabilities.append("prompt_embeds")
     return ModelEntry(

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import uuid
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,14 +10,13 @@ import numpy.typing as npt
 
 from inlay.digest import prompt_digest, root_digest
 from inlay.embedding.cache import Bundle
-from inlay.errors import InvalidRequestError
+from inlay.errors import EngineError, InvalidRequestError
 from inlay.frontend.lifeline import Lifeline
 from inlay.frontend.server import Call
 from inlay.frontend.unserved import check_unserved
 from inlay.frontend.vectors.inputs import Inputs, Piece, chunks
 from inlay.protocol.embedding import EmbeddingCard, EmbedWork
-from inlay.protocol.openai.embeddings import TextsRequest
-from inlay.protocol.work import Task
+from inlay.protocol.openai.embeddings import TextsRequest, TextsUsage
 from inlay.router import ServedModel
 
 Array = npt.NDArray[np.float32]
@@ -27,17 +27,11 @@ _IN_FLIGHT = 16
 _VECTOR = "vector"
 
 
-def embedding_card(model: ServedModel, *tasks: Task) -> EmbeddingCard:
-    """What may be asked of a model's vectors. Raises `InvalidRequestError` when it does none of `tasks`."""
-    card = model.card
-    if card.embedding is None or not set(tasks) & set(card.tasks):
-        served = " and ".join(sorted(task.value for task in card.tasks))
-        raise InvalidRequestError(
-            f"The model `{card.name}` was started to {served}; this route needs one started with --task "
-            f"{' or '.join(task.value for task in tasks)}",
-            param="model",
-        )
-    return card.embedding
+def embedding_card(model: ServedModel) -> EmbeddingCard:
+    """What may be asked of a model's vectors. Raises `EngineError` when its worker does not say."""
+    if model.card.embedding is None:
+        raise EngineError(f"the worker of the model `{model.name}` does not describe its vectors")
+    return model.card.embedding
 
 
 def check_texts_request(call: Call, request: TextsRequest) -> None:
@@ -67,16 +61,15 @@ class Gathering:
         call: whose.
         model: that makes them.
         request: says whose results may be shared, and how soon it is to be served.
-        id_: unique among the requests under way.
 
     Attributes:
         positions: of the inputs that have been made prompts.
     """
 
-    def __init__(self, call: Call, model: ServedModel, request: TextsRequest, id_: str) -> None:
+    def __init__(self, call: Call, model: ServedModel, request: TextsRequest) -> None:
         self._call = call
         self._model = model
-        self._id = id_
+        self._id = uuid.uuid4().hex
         self._salt = call.tenant.salted(request.cache_salt)
         self._priority = request.priority or 0
         self._numbers = itertools.count()
@@ -152,6 +145,21 @@ class Gathering:
         return pieces, keys
 
 
+async def vectors_of(
+    call: Call, model: ServedModel, request: TextsRequest, inputs: Inputs, element_bytes: int
+) -> tuple[Array, TextsUsage]:
+    """The vectors of a request's inputs, [inputs, size], and the positions of all.
+
+    Memory for them, and for a response of `element_bytes` an element, is held until the call ends. Raises as `Gathering.vectors`.
+    """
+    size = embedding_card(model).size
+    call.reservation.grow(len(inputs) * size * (4 + element_bytes))
+    gathering = Gathering(call, model, request)
+    found = await gathering.vectors(inputs, size)
+    call.server.metrics.embedded(model.card.name, len(inputs), gathering.positions, call.began)
+    return found, TextsUsage(gathering.positions, gathering.positions)
+
+
 def normalized(vectors: Array) -> Array:
     """Each vector with length 1; one of zeros stays as it is."""
     lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
@@ -160,4 +168,12 @@ def normalized(vectors: Array) -> Array:
     return found
 
 
-__all__ = ["Array", "Gathering", "check_count", "check_texts_request", "embedding_card", "normalized"]
+__all__ = [
+    "Array",
+    "Gathering",
+    "check_count",
+    "check_texts_request",
+    "embedding_card",
+    "normalized",
+    "vectors_of",
+]

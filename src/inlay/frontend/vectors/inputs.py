@@ -1,11 +1,14 @@
 """The inputs of a request for vectors: texts, pairs, ids or rows, made prompts a few at a time."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from inlay.errors import ContextLengthError, InvalidRequestError
-from inlay.prompt import Prompt, Tokens
+from inlay.frontend.bodies.sources import Source
+from inlay.frontend.generation.messages import with_rows
+from inlay.frontend.generation.prompts import truncated
+from inlay.prompt import Prompt, Rows, Tokens
 from inlay.render import Renderer, Side
 
 CHUNK_INPUTS = 64
@@ -88,6 +91,8 @@ class Texts:
     special: bool = True
     params: tuple[str, ...] = ()
     """What clients call each text; `input[i]` without."""
+    clips: Sequence[int] = ()
+    """Tokens kept of the beginning of each text before all else, 0 for all; all of each where it is empty."""
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -98,7 +103,10 @@ class Texts:
 
     def pieces(self, start: int, stop: int) -> list[Piece]:
         """As `Inputs.pieces`."""
-        texts = [self.prefix + text for text in self.texts[start:stop]]
+        texts = self.texts[start:stop]
+        if self.clips:
+            texts = self.renderer.clipped(texts, self.clips[start:stop])
+        texts = [self.prefix + text for text in texts]
         if self.lower_case:
             texts = [text.lower() for text in texts]
         try:
@@ -120,12 +128,13 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Pairs of texts, for a cross-encoder."""
+    """Pairs of texts, for a cross-encoder; of each text `clips` tokens are kept at most, 0 for all."""
 
     pairs: Sequence[tuple[str, str]]
     renderer: Renderer
     cut: Cut
     param: str
+    clips: tuple[int, int] = (0, 0)
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -137,13 +146,75 @@ class Pairs:
     def pieces(self, start: int, stop: int) -> list[Piece]:
         """As `Inputs.pieces`."""
         try:
-            found = self.renderer.encode_pairs(self.pairs[start:stop], keep=self.cut.keep, side=self.cut.side)
+            pairs = self.pairs[start:stop]
+            if any(self.clips):
+                first, second = (
+                    self.renderer.clipped([pair[side] for pair in pairs], [clip] * len(pairs))
+                    for side, clip in enumerate(self.clips)
+                )
+                pairs = list(zip(first, second, strict=True))
+            found = self.renderer.encode_pairs(pairs, keep=self.cut.keep, side=self.cut.side)
         except InvalidRequestError as error:
             error.param = self.param
             raise
         for index, pair in enumerate(found, start):
             self.cut.check(len(pair.ids), f"{self.param}[{index}]")
         return [Piece(Prompt.of(Tokens(pair.ids)), pair.second_from) for pair in found]
+
+
+@dataclass(frozen=True, slots=True)
+class Chats:
+    """Chats as the model's chat template writes them.
+
+    Attributes:
+        read: the source of an embeddings part to its rows.
+    """
+
+    chats: Sequence[list[dict[str, Any]]]
+    renderer: Renderer
+    cut: Cut
+    read: Callable[[Source], Rows]
+    add_generation_prompt: bool
+    continue_final_message: bool
+    template_kwargs: Mapping[str, Any]
+
+    def __len__(self) -> int:
+        return len(self.chats)
+
+    def weight(self, index: int) -> int:
+        """As `Inputs.weight`."""
+        return sum(_characters(message.get("content")) for message in self.chats[index]) // _CHARACTERS + 1
+
+    def pieces(self, start: int, stop: int) -> list[Piece]:
+        """As `Inputs.pieces`."""
+        return [Piece(self._prompt(index)) for index in range(start, stop)]
+
+    def _prompt(self, index: int) -> Prompt:
+        messages, rows = with_rows(self.chats[index], self.read)
+        prompt = self.renderer.chat(
+            messages,
+            rows=rows,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            template_kwargs=self.template_kwargs,
+            keep=self.cut.keep,
+            side=self.cut.side,
+        )
+        param = "messages" if len(self.chats) == 1 else f"messages[{index}]"
+        prompt = truncated(prompt, self.cut.keep, self.cut.side)
+        self.cut.check(len(prompt), param)
+        if not len(prompt):
+            raise InvalidRequestError(f"the chat template writes nothing for {param}", param=param)
+        return prompt
+
+
+def _characters(content: object) -> int:
+    """Of a message's content, about."""
+    if isinstance(content, str):
+        return len(content)
+    parts = content if isinstance(content, list) else ()
+    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    return sum(len(text) for text in texts if isinstance(text, str))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,4 +235,4 @@ class Prompts:
         return [Piece(prompt) for prompt in self.prompts[start:stop]]
 
 
-__all__ = ["Cut", "Inputs", "Pairs", "Piece", "Prompts", "Texts", "chunks"]
+__all__ = ["Chats", "Cut", "Inputs", "Pairs", "Piece", "Prompts", "Texts", "chunks"]

@@ -1,8 +1,7 @@
 """`POST /v1/score` and `POST /v1/rerank`: cross-encoders by their own scores, embedding models by cosine."""
 
 import time
-import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -11,9 +10,7 @@ from inlay.errors import InvalidRequestError
 from inlay.frontend.answer_id import answer_id
 from inlay.frontend.incoming import read_json
 from inlay.frontend.server import Call
-from inlay.frontend.vectors.embeddings import cut_of
 from inlay.frontend.vectors.gathering import (
-    Array,
     Gathering,
     check_count,
     check_texts_request,
@@ -21,16 +18,18 @@ from inlay.frontend.vectors.gathering import (
     normalized,
 )
 from inlay.frontend.vectors.inputs import Pairs, Texts
-from inlay.protocol.embedding import EmbeddingCard
+from inlay.frontend.vectors.logits import activated
+from inlay.frontend.vectors.prompts import cut_of
 from inlay.protocol.openai.embeddings import (
-    Document,
+    RankedDocument,
     RerankRequest,
     RerankResponse,
     RerankResult,
+    RerankUsage,
     ScoreData,
     ScoreRequest,
     ScoreResponse,
-    TextsRequest,
+    ScoringRequest,
     TextsUsage,
 )
 from inlay.protocol.work import Task
@@ -42,19 +41,13 @@ _rerank_decoder = msgspec.json.Decoder(RerankRequest)
 _FIRST = ("text_1", "queries", "data_1")
 _SECOND = ("text_2", "documents", "items", "data_2")
 
-_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "identity": lambda logits: logits,
-    "tanh": np.tanh,
-    # Written so that no exponential overflows.
-    "sigmoid": lambda logits: 0.5 * (1 + np.tanh(0.5 * logits)),
-}
-
 
 async def score(call: Call) -> None:
     """Answer with the scores of pairs."""
     request = await read_json(call, _score_decoder)
     check_texts_request(call, request)
-    model = call.server.model(request.model)
+    id_ = answer_id("score-", request.request_id)
+    model = call.server.model(request.model, Task.SCORE, Task.EMBED)
     first, first_name = _side(request, _FIRST)
     second, second_name = _side(request, _SECOND)
     check_count(call, len(second), second_name)
@@ -64,7 +57,6 @@ async def score(call: Call) -> None:
             "side",
             param=first_name,
         )
-    id_ = answer_id("score-", request.request_id)
     scores, usage = await _scores(call, model, request, first, second, (first_name, second_name))
     data = [ScoreData(index=index, score=each) for index, each in enumerate(scores)]
     await call.json(ScoreResponse(id=id_, created=int(time.time()), model=model.name, data=data, usage=usage))
@@ -74,25 +66,27 @@ async def rerank(call: Call) -> None:
     """Answer with documents in the order of how well they fit a query."""
     request = await read_json(call, _rerank_decoder)
     check_texts_request(call, request)
-    model = call.server.model(request.model)
-    documents = [each if isinstance(each, str) else each.text for each in request.documents]
+    id_ = answer_id("score-", request.request_id)
+    model = call.server.model(request.model, Task.SCORE, Task.EMBED)
+    given = [request.documents] if isinstance(request.documents, str) else request.documents
+    documents = [each if isinstance(each, str) else each.text for each in given]
     if request.top_n is not None and request.top_n < 0:
         raise InvalidRequestError(f"top_n must be 0 or more, got {request.top_n}", param="top_n")
     _check_texts([request.query], "query")
     _check_texts(documents, "documents")
     check_count(call, len(documents), "documents")
-    id_ = answer_id("rerank-", request.request_id)
-    scores, usage = await _scores(call, model, request, [request.query], documents, ("query", "documents"))
+    scores, used = await _scores(call, model, request, [request.query], documents, ("query", "documents"))
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n or None]
     shows = request.return_documents is not False
     results = [
         RerankResult(
             index=index,
-            document=Document(documents[index]) if shows else msgspec.UNSET,
+            document=RankedDocument(documents[index]) if shows else msgspec.UNSET,
             relevance_score=scores[index],
         )
         for index in best
     ]
+    usage = RerankUsage(used.prompt_tokens, used.total_tokens)
     await call.json(RerankResponse(id=id_, model=model.name, usage=usage, results=results))
 
 
@@ -119,33 +113,41 @@ def _check_texts(texts: Sequence[str], param: str) -> None:
 async def _scores(
     call: Call,
     model: ServedModel,
-    request: TextsRequest,
+    request: ScoringRequest,
     first: list[str],
     second: list[str],
     params: tuple[str, str],
 ) -> tuple[list[float], TextsUsage]:
     """The score of each of `second` with its partner in `first`, which may be one for all."""
     server = call.server
-    card = embedding_card(model, Task.SCORE, Task.EMBED)
+    card = embedding_card(model)
     scores_pairs = Task.SCORE in model.card.tasks
     if scores_pairs and card.size != 1:
         raise InvalidRequestError(
-            f"the model `{model.name}` has {card.size} labels for a pair, and a score is one number",
+            f"the model `{model.name}` has {card.size} labels for a pair, and a score is one number: ask /classify",
             param="model",
         )
     renderer = await server.renderers.of(model.card)
     cut = cut_of(request, model.max_len)
-    gathering = Gathering(call, model, request, f"score-{uuid.uuid4().hex}")
+    clips = _clips(request, model.max_len)
+    gathering = Gathering(call, model, request)
     if scores_pairs:
         partners = first * len(second) if len(first) == 1 else first
-        pairs = Pairs(list(zip(partners, second, strict=True)), renderer, cut, params[1])
+        pairs = Pairs(list(zip(partners, second, strict=True)), renderer, cut, params[1], clips)
         logits = await gathering.vectors(pairs, card.size)
-        found = _of_logits(logits, card, request)
+        found = activated(logits, card.activation, request.use_activation)[:, 0]
     else:
         names = tuple(f"{params[0]}[{n}]" for n in range(len(first))) + tuple(
             f"{params[1]}[{n}]" for n in range(len(second))
         )
-        texts = Texts([*first, *second], renderer, cut, lower_case=card.lower_case, params=names)
+        texts = Texts(
+            [*first, *second],
+            renderer,
+            cut,
+            lower_case=card.lower_case,
+            params=names,
+            clips=[clips[0]] * len(first) + [clips[1]] * len(second) if any(clips) else (),
+        )
         vectors = normalized(await gathering.vectors(texts, card.size))
         found = np.einsum(
             "ij,ij->i",
@@ -157,10 +159,19 @@ async def _scores(
     return scores, TextsUsage(gathering.positions, gathering.positions)
 
 
-def _of_logits(logits: Array, card: EmbeddingCard, request: TextsRequest) -> Array:
-    if request.use_activation is False:
-        return logits[:, 0]
-    return _ACTIVATIONS[card.activation](logits[:, 0])
+def _clips(request: ScoringRequest, max_len: int) -> tuple[int, int]:
+    """Tokens kept of a query and of a document, 0 for all. Raises `InvalidRequestError` as vLLM does."""
+
+    def checked(name: str) -> int:
+        value: int = getattr(request, name) or 0
+        if not 0 <= value < max_len:
+            raise InvalidRequestError(
+                f"{name} must be 0, for all, or less than the model's {max_len} positions, got {value}",
+                param=name,
+            )
+        return value
+
+    return checked("max_tokens_per_query"), checked("max_tokens_per_doc")
 
 
 __all__ = ["rerank", "score"]

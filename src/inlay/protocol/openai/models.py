@@ -40,7 +40,8 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One served model.
 
     Attributes:
-        capabilities: "completions", "chat", "responses", "prompt_embeds", "embeddings", "score", "rerank".
+        capabilities: "completions", "chat", "responses", "prompt_embeds", "embeddings", "score", "rerank",
+            "classify".
         embedding_table_id: identity of the input embedding table, as clients stamp it into what they send.
         embedding_abs_max: largest absolute value in that table.
         refusals: what its engine does not do, and why.

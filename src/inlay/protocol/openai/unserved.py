@@ -42,7 +42,6 @@ _STATE = "inlay keeps no state between requests; "
 _SEND_ITEMS = f"{_STATE}send the items of the conversation as input"
 _EXPERTS = "the experts that a token went through are not shown"
 _NO_TEMPLATE = "scores are made without a chat template"
-_CUT_WHOLE = "truncate_prompt_tokens cuts a pair as a whole"
 
 UNSERVED: Mapping[str, Reason] = {
     # OpenAI's
@@ -65,8 +64,6 @@ UNSERVED: Mapping[str, Reason] = {
     "instruction": Reason(_NO_TEMPLATE),
     "kv_transfer_params": Reason(_TRANSFER, ({},)),
     "length_penalty": Reason("it weighs the outputs of a beam search, which is not served", (1.0,)),
-    "max_tokens_per_doc": Reason(_CUT_WHOLE, (0,)),
-    "max_tokens_per_query": Reason(_CUT_WHOLE, (0,)),
     "media_io_kwargs": Reason(_MEDIA, ({},)),
     "mm_payload": Reason(_RENDER, ("tensors",)),
     "mm_processor_kwargs": Reason(_MEDIA, ({},)),
@@ -90,10 +87,9 @@ UNSERVED: Mapping[str, Reason] = {
     "json_schema": Reason(_STRUCTURED.format("json")),
     "regex": Reason(_STRUCTURED.format("regex")),
     # embeddings
-    "embed_dtype": Reason("vectors are float32; encoding_format is float or base64", ("float32",)),
-    "endianness": Reason("base64 is little endian float32", ("native", "little")),
+    "data": Reason("there are no IO processor plugins; give input, messages or prompt_embeds"),
+    "dimensions": Reason("/pooling gives vectors whole, as in vLLM; /v1/embeddings shortens them"),
     "input_type": Reason("name the model's own prompt in prompt_name"),
-    "messages": Reason("chats are not embedded; send their text as input"),
 }
 """The fields by name, of all requests."""
 

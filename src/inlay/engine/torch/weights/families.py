@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from inlay.engine.embed.families import FAMILIES as EMBEDDING_FAMILIES
 from inlay.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -120,6 +121,11 @@ def family_of(config: Mapping[str, Any]) -> Family:
             raise InvalidRequestError(
                 f"the torch engine does not serve models of type {model_type!r}: {REFUSED[model_type]}; {served}"
             )
+        if model_type in EMBEDDING_FAMILIES:
+            raise InvalidRequestError(
+                f"models of type {model_type!r} do not generate text; "
+                "--task embed serves their embeddings, --task score their classification heads"
+            )
         raise InvalidRequestError(f"the torch engine does not serve models of type {model_type!r}; {served}")
     architectures = config.get("architectures") or [family.architecture]
     if family.architecture not in architectures:
@@ -190,7 +196,9 @@ def check_positions(config: Any, max_model_len: int) -> None:
             f"layers of type {', '.join(sorted(map(str, unknown)))} are not served; allowed: {', '.join(_LAYER_TYPES)}"
         )
     if getattr(config, "use_bidirectional_attention", None):
-        raise InvalidRequestError("the model sees later positions too: it embeds texts and does not generate")
+        raise InvalidRequestError(
+            "the model sees later positions too: it embeds texts and does not generate; start it with --task embed"
+        )
 
 
 def check_windows(config: Any, layers: "Sequence[LayerShape]") -> None:

@@ -1,0 +1,67 @@
+"""The task of a model that was started without `--task`, by what its files say."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from inlay.engine.settings import EngineSettings
+from inlay.tensors.table import config_of
+
+log = logging.getLogger(__name__)
+
+ChosenTask: TypeAlias = Literal["generate", "embed", "score"]
+
+_BY_SUFFIX: tuple[tuple[str, ChosenTask], ...] = (
+    ("ForCausalLM", "generate"),
+    ("ForConditionalGeneration", "generate"),
+    ("LMHeadModel", "generate"),
+    ("ChatModel", "generate"),
+    ("ForSequenceClassification", "score"),
+    ("ForMaskedLM", "embed"),
+    ("ForPreTraining", "embed"),
+    ("ForTextEncoding", "embed"),
+    ("Model", "embed"),
+)
+"""What the end of an architecture's name stands for, as in vLLM's `ModelConfig`; the first that fits counts."""
+
+_FILES = ("config.json", "modules.json")
+
+
+def with_task(settings: EngineSettings) -> EngineSettings:
+    """`settings` with the task named: `auto` is what the model's files say, and the log says which.
+
+    Raises:
+        InvalidRequestError: neither a directory nor a hub model that can be had, or it has no config.json.
+    """
+    if settings.task != "auto":
+        return settings
+    task: ChosenTask = "generate"
+    # The echo engine runs no model: it repeats prompts whatever the files are.
+    if settings.engine != "echo":
+        # It brings the hub's client, and `task_of` is asked before anything is loaded.
+        from inlay.engine.weights import directory_of
+
+        task, because = task_of(directory_of(settings.model, settings.revision, _FILES))
+        if task != "generate":
+            log.info("serving with --task %s: %s", task, because)
+    return settings.model_copy(update={"task": task})
+
+
+def task_of(directory: Path) -> tuple[ChosenTask, str]:
+    """The task a model was made for, and what says so."""
+    if (directory / "modules.json").is_file():
+        return "embed", "the model has modules.json of sentence-transformers"
+    return _of_architecture(config_of(directory))
+
+
+def _of_architecture(config: Mapping[str, Any]) -> tuple[ChosenTask, str]:
+    names = [str(name) for name in config.get("architectures") or ()]
+    for name in names:
+        for suffix, task in _BY_SUFFIX:
+            if name.endswith(suffix):
+                return task, f"its architecture is {name}"
+    return "generate", f"its architecture is {', '.join(names) or 'not named'}"
+
+
+__all__ = ["task_of", "with_task"]

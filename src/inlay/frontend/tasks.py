@@ -1,0 +1,37 @@
+"""Which routes a model serves, by the task it was started for."""
+
+from inlay.errors import InvalidRequestError
+from inlay.protocol.work import ModelCard, Task
+
+ROUTES: dict[Task, tuple[str, ...]] = {
+    Task.GENERATE: ("/v1/completions", "/v1/chat/completions", "/v1/responses"),
+    Task.EMBED: ("/v1/embeddings", "/pooling", "/v1/score", "/v1/rerank"),
+    Task.SCORE: ("/v1/score", "/v1/rerank", "/classify", "/pooling"),
+}
+"""The routes of each task, the usual one first."""
+
+_CANNOT = {
+    Task.GENERATE: "does not generate text",
+    Task.EMBED: "makes no embeddings",
+    Task.SCORE: "has no classification head",
+}
+
+
+def check_task(card: ModelCard, *tasks: Task) -> None:
+    """Check that a model does one of `tasks`.
+
+    Raises:
+        InvalidRequestError: it does none; names the routes that serve it.
+    """
+    if set(tasks) & set(card.tasks):
+        return
+    served = sorted(card.tasks)
+    routes = list(dict.fromkeys(route for task in served for route in ROUTES[task]))
+    raise InvalidRequestError(
+        f"The model `{card.name}` {_CANNOT[tasks[0]]}: it was started with --task {' and '.join(served)}, "
+        f"for POST {', '.join(routes)}. This route needs --task {' or '.join(tasks)}.",
+        param="model",
+    )
+
+
+__all__ = ["ROUTES", "check_task"]

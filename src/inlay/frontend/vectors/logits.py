@@ -1,0 +1,31 @@
+"""What a classification head's logits become: scores and probabilities."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from inlay.frontend.vectors.gathering import Array
+
+
+def _softmax(logits: Array) -> Array:
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    found: Array = exponentials / exponentials.sum(axis=1, keepdims=True)
+    return found
+
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "identity": lambda logits: logits,
+    "tanh": np.tanh,
+    # Written so that no exponential overflows.
+    "sigmoid": lambda logits: 0.5 * (1 + np.tanh(0.5 * logits)),
+    "softmax": _softmax,
+}
+"""By the names of `EmbeddingCard.activation`: float32 [inputs, labels] to the same."""
+
+
+def activated(logits: Array, activation: str, use_activation: bool | None) -> Array:
+    """`logits` [inputs, labels] after the model's activation, or as they are where it is not to be used."""
+    return logits if use_activation is False else ACTIVATIONS[activation](logits)
+
+
+__all__ = ["ACTIVATIONS", "activated"]
