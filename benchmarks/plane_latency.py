@@ -1,8 +1,8 @@
-"""What NATS adds to the plane of one machine: from sending a work to its first token, and CPU a token of many streams.
+"""What a direct connection and NATS add to the plane of one machine: from sending a work to its first token, and CPU a token of many streams.
 
     python -m benchmarks.plane_latency [--rounds N]
 
-The engine is echo, in a process of its own behind both planes; NATS' server and the worker that bridges to it are processes too.
+The engine is echo, in a process of its own behind each plane; NATS' server and the worker that bridges to it are processes too.
 Prints one line a case: the median and the smallest milliseconds to the first token, and the CPU of all processes together, for a
 prompt of tokens and for rows of 1 MB and 10 MB, new rows each time; then tokens a CPU-second of all processes, for 32 streams.
 """
@@ -12,6 +12,7 @@ import asyncio
 import os
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -28,11 +29,13 @@ from tests.serving import free_port
 from inlay.digest import Secret, with_digests
 from inlay.engine.settings import EngineSettings
 from inlay.plane.local import LocalPlane
+from inlay.plane.messages import FromWorker
 from inlay.plane.nats.frontend import NatsPlane
 from inlay.plane.nats.member import Member
 from inlay.plane.nats.settings import NatsSettings
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.protocol.work import Plane, Sampling, Work
+from inlay.transport import ReceiveMemory, dial
 from inlay.worker import spawn
 
 HIDDEN = 1024
@@ -82,6 +85,36 @@ async def over_nats(settings: EngineSettings) -> AsyncIterator[tuple[Plane, Secr
         server.end()
 
 
+@asynccontextmanager
+async def over_tcp(settings: EngineSettings) -> AsyncIterator[tuple[Plane, Secret, list[int]]]:
+    """The same engine behind a direct connection: TCP with TLS, on this machine."""
+    secret = Secret.random()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "benchmarks._tcp_worker", settings.model),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    if process.stdin is None or process.stdout is None:
+        raise RuntimeError("the worker has no pipes")
+    process.stdin.write(secret.root)
+    port, fingerprint = (await process.stdout.readline()).split()
+    connection = await dial(
+        "127.0.0.1",
+        int(port),
+        secret,
+        FromWorker,
+        ReceiveMemory(1 << 30),
+        fingerprint=bytes.fromhex(fingerprint.decode()),
+    )
+    plane = LocalPlane([connection])
+    await plane.start()
+    await plane.wait_ready()
+    yield plane, secret, [process.pid]
+    await plane.close()
+    process.stdin.close()
+    await process.wait()
+
+
 def prompt(num_bytes: int, secret: Secret) -> Prompt:
     """A new prompt of tokens, or of so many bytes of rows."""
     if not num_bytes:
@@ -123,7 +156,7 @@ async def tokens_a_cpu_second(plane: Plane, pids: list[int]) -> float:
 
 async def measure(settings: EngineSettings, rounds: int) -> None:
     """Print all figures."""
-    for name, opened in (("local", local), ("nats", over_nats)):
+    for name, opened in (("local", local), ("tcp", over_tcp), ("nats", over_nats)):
         async with opened(settings) as (plane, secret, pids):
             for case, num_bytes in CASES.items():
                 sampling = Sampling(max_tokens=2)

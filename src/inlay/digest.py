@@ -42,9 +42,10 @@ class Secret:
         blocks: key of block digests.
         store: key of stored prompts' ids.
         events: key of digests that leave in KV events.
+        transport: key of the proofs at the beginning of a connection.
     """
 
-    __slots__ = ("blocks", "events", "root", "rows", "store")
+    __slots__ = ("blocks", "events", "root", "rows", "store", "transport")
 
     def __init__(self, root: bytes) -> None:
         if len(root) != 32:
@@ -54,6 +55,7 @@ class Secret:
         self.blocks = self._derive("blocks")
         self.store = self._derive("store")
         self.events = self._derive("events")
+        self.transport = self._derive("transport")
 
     @classmethod
     def random(cls) -> "Secret":

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from inlay.plane.local import Channel
 from inlay.store import PromptStore, StoreSettings
 from inlay.tensors import write
 from tests.frontend.live import SECRET, Fleet
@@ -144,7 +145,9 @@ def test_by_reference_decodes_as_by_value_wherever_it_may_stand(
 def test_the_rows_of_a_reference_are_placed_in_shared_memory_once(llama: Fleet, rows: int) -> None:
     url = llama.serve(enable_prompt_embeds=True)
     id_ = uploaded(url, stored(random_rows(rows, rows)))
-    arena = llama.plane._links[0]._channel.arena
+    channel = llama.plane._links[0]._channel
+    assert isinstance(channel, Channel)
+    arena = channel.arena
     placed: list[int] = []
     view = arena._view
 

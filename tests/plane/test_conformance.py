@@ -14,12 +14,16 @@ from inlay.digest import Secret, with_digests
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.errors import ContextLengthError, DeadlineExceededError, InvalidRequestError, OverloadedError
-from inlay.plane.local import LocalPlane
+from inlay.plane.local import LocalPlane, serve
+from inlay.plane.messages import FromWorker, ToWorker
 from inlay.plane.nats.frontend import NatsPlane
 from inlay.prompt import Buffer, Prompt, Rows, Segment, Tokens
 from inlay.protocol.embedding import EmbedWork, Vectors
 from inlay.protocol.work import Command, Delta, Plane, Sampling, Stream, Work
+from inlay.transport import Connection, Listener, ReceiveMemory, dial
+from inlay.transport.tls import make_identity
 from inlay.worker import spawn
+from inlay.worker.host import Host
 from tests.plane.direct import DirectPlane
 from tests.plane.fleet import Fleet, found
 from tests.plane.nats_server import NatsServer
@@ -85,7 +89,48 @@ async def over_nats(settings: EngineSettings, server: NatsServer) -> AsyncIterat
     await fleet.close()
 
 
-@pytest.fixture(params=["direct", "local", "nats"])
+@asynccontextmanager
+async def over_tcp(settings: EngineSettings) -> AsyncIterator[Place]:
+    engine = EchoEngine(settings, SECRET)
+    await engine.start()
+    identity = make_identity()
+    serving: list[asyncio.Task[None]] = []
+    ends: list[Connection[ToWorker]] = []
+
+    def accepted(connection: Connection[ToWorker]) -> None:
+        ends.append(connection)
+        serving.append(asyncio.create_task(serve(connection, Host(engine))))
+
+    listener = Listener(
+        SECRET,
+        ToWorker,
+        ReceiveMemory(1 << 28),
+        accepted,
+        tls=identity.context,
+        fingerprint=identity.fingerprint,
+    )
+    port = await listener.listen("127.0.0.1", 0)
+    connection: Connection[FromWorker] = await dial(
+        "127.0.0.1", port, SECRET, FromWorker, ReceiveMemory(1 << 28), fingerprint=identity.fingerprint
+    )
+    plane = LocalPlane([connection])
+    await plane.start()
+    await plane.wait_ready()
+
+    async def kill() -> None:
+        ends[0].abort()
+
+    yield Place(plane, kill)
+    await plane.close()
+    await asyncio.gather(*serving)
+    listener.close()
+    for end in ends:
+        end.abort()
+    await engine.close()
+    await asyncio.sleep(0.05)
+
+
+@pytest.fixture(params=["direct", "local", "nats", "tcp"])
 async def place(
     request: pytest.FixtureRequest, echo_settings: EngineSettings, nats_server: NatsServer
 ) -> AsyncIterator[Place]:
@@ -93,6 +138,7 @@ async def place(
         "direct": direct,
         "local": local,
         "nats": partial(over_nats, server=nats_server),
+        "tcp": over_tcp,
     }
     async with ways[request.param](echo_settings) as opened:
         yield opened

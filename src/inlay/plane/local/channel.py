@@ -59,7 +59,7 @@ class Channel(Generic[T]):
         return cls(reader, writer, arena, hears, sends_shared=sends_shared)
 
     def send(self, message: object) -> list[int]:
-        """Send `message`; the arena offsets it occupies until the caller frees them."""
+        """Send `message`; the arena offsets it occupies until the caller releases them."""
         header, buffers = frames.encode(message)
         offsets: list[int] = []
         table = bytearray()
@@ -76,6 +76,19 @@ class Channel(Generic[T]):
         for buffer in inline:
             self._writer.write(buffer.view)
         return offsets
+
+    def release(self, offsets: list[int]) -> None:
+        """Free what a message occupies, as the other end reads it no more."""
+        for offset in offsets:
+            self.arena.free(offset)
+
+    def withdraw(self, offsets: list[int]) -> bool:
+        """Do nothing: a message leaves when it is sent."""
+        return False
+
+    def room(self, num_bytes: int) -> memoryview | None:
+        """Return memory of which a buffer in a message is not copied; None where there is none."""
+        return self.arena.reserve(num_bytes)
 
     async def receive(self) -> T:
         """The next message.

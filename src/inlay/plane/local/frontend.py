@@ -4,13 +4,12 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from inlay.errors import DeadlineExceededError, InlayError, OverloadedError
 from inlay.plane.delta_queue import DeltaQueue
-from inlay.plane.local.channel import Channel
 from inlay.plane.messages import (
     Answer,
     AskCache,
@@ -28,14 +27,45 @@ from inlay.plane.messages import (
     WatchCache,
 )
 from inlay.plane.questions import Questions, told
+from inlay.prompt import Buffer
 from inlay.protocol.embedding import EmbedWork, Vectors
 from inlay.protocol.routing import KvEvents, KvSnapshot
 from inlay.protocol.work import Command, Delta, ModelCard, Reply, Work, Worker
 
 log = logging.getLogger(__name__)
 
+Heard_co = TypeVar("Heard_co", covariant=True)
+
 GONE = "the worker process is gone"
 _CACHE_SECONDS = 10.0
+
+
+class Carrier(Protocol[Heard_co]):
+    """A connection that carries messages: `Channel` on a machine, `inlay.transport.Connection` between them."""
+
+    def send(self, message: object) -> Any:
+        """Send a message without waiting; return what `release` and `withdraw` take."""
+        ...
+
+    def release(self, sent: Any) -> None:
+        """Free what a message occupies here, as the other end reads it no more."""
+        ...
+
+    def withdraw(self, sent: Any) -> bool:
+        """Stop sending a message; False when it has left."""
+        ...
+
+    def room(self, num_bytes: int) -> memoryview | None:
+        """Return memory of which a buffer in a message is not copied; None where there is none."""
+        ...
+
+    async def receive(self) -> Heard_co:
+        """Return the next message. Raises `EOFError` when the other end is gone."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection. What was sent still leaves."""
+        ...
 
 
 class LocalStream:
@@ -46,7 +76,7 @@ class LocalStream:
         self._work = work
         self._deltas = DeltaQueue()
         self._cancelled = False
-        self.offsets: list[int] = []
+        self.sent: Any = None
 
     def feed(self, delta: Delta) -> None:
         """Take a delta of this work."""
@@ -59,6 +89,10 @@ class LocalStream:
     def __aiter__(self) -> AsyncIterator[Sequence[Delta]]:
         return aiter(self._deltas)
 
+    def aborted(self) -> Delta:
+        """Return the last delta of a work that was never begun."""
+        return Delta(self._work.id, self._work.attempt, len(self._work.prior_output), finish_reason="abort")
+
     def cancel(self) -> None:
         """Stop the work; needs no answer."""
         if not self._cancelled:
@@ -67,10 +101,14 @@ class LocalStream:
 
 
 class _Embedding(NamedTuple):
-    """A work whose vectors have not come, and the arena offsets it occupies until they do."""
+    """A work whose vectors have not come, and what its message occupies until they do."""
 
     answer: "asyncio.Future[Vectors]"
-    offsets: list[int]
+    sent: Any
+
+    def aborted(self, work_id: str) -> Vectors:
+        """Return the answer of a work that was never begun; nobody waits for it."""
+        return Vectors(work_id, 0, Buffer(b""))
 
 
 class Link:
@@ -81,7 +119,7 @@ class Link:
         failure: why the worker will never be ready, or is no longer, where it said so.
     """
 
-    def __init__(self, id_: str, channel: Channel[FromWorker], tell: Callable[[], None]) -> None:
+    def __init__(self, id_: str, channel: Carrier[FromWorker], tell: Callable[[], None]) -> None:
         self._id = id_
         self._channel = channel
         self._tell = tell
@@ -142,7 +180,7 @@ class Link:
         if not self.ready:
             raise OverloadedError(GONE, retry_after=1)
         stream = LocalStream(self, work)
-        stream.offsets = self._channel.send(Submit(work))
+        stream.sent = self._channel.send(Submit(work))
         self._streams[work.id] = stream
         return stream
 
@@ -163,8 +201,16 @@ class Link:
 
     def cancel(self, work_id: str) -> None:
         """Stop a work it was sent."""
-        if self.alive and (work_id in self._streams or work_id in self._embeddings):
+        waiting = self._streams.get(work_id) or self._embeddings.get(work_id)
+        if not self.alive or waiting is None:
+            return
+        if not self._channel.withdraw(waiting.sent):
             self._channel.send(Cancel(work_id))
+        elif isinstance(waiting, LocalStream):
+            # The worker has not heard of it, and will not: nobody else can end it.
+            self._take(waiting.aborted())
+        else:
+            self._take_vectors(waiting.aborted(work_id))
 
     async def call(self, command: Command, within: float = 30.0) -> Reply:
         """As `Worker.call`."""
@@ -234,16 +280,14 @@ class Link:
         if delta.finish_reason is not None:
             # Only now has the engine let go of the rows: the memory may be used for another prompt.
             del self._streams[delta.work_id]
-            for offset in stream.offsets:
-                self._channel.arena.free(offset)
+            self._channel.release(stream.sent)
         stream.feed(delta)
 
     def _take_vectors(self, vectors: Vectors) -> None:
         embedding = self._embeddings.pop(vectors.work_id, None)
         if embedding is None:
             return
-        for offset in embedding.offsets:
-            self._channel.arena.free(offset)
+        self._channel.release(embedding.sent)
         if not embedding.answer.done():
             embedding.answer.set_result(vectors)
 
@@ -253,13 +297,11 @@ class Link:
         for embedding in self._embeddings.values():
             if not embedding.answer.done():
                 embedding.answer.set_exception(error)
-            for offset in embedding.offsets:
-                self._channel.arena.free(offset)
+            self._channel.release(embedding.sent)
         self._embeddings.clear()
         for stream in self._streams.values():
             stream.fail(error)
-            for offset in stream.offsets:
-                self._channel.arena.free(offset)
+            self._channel.release(stream.sent)
         self._streams.clear()
         self._calls.fail(error)
         self._caches.fail(error)
@@ -269,7 +311,7 @@ class Link:
 
     def room(self, num_bytes: int) -> memoryview | None:
         """As `Plane.room`."""
-        return self._channel.arena.reserve(num_bytes) if self.alive else None
+        return self._channel.room(num_bytes) if self.alive else None
 
     def close(self) -> None:
         """Disconnect."""
@@ -279,14 +321,14 @@ class Link:
 class LocalPlane:
     """`inlay.protocol.work.Plane` over connections to this machine's worker processes, which come and go."""
 
-    def __init__(self, channels: Iterable[Channel[FromWorker]] = ()) -> None:
+    def __init__(self, channels: Iterable[Carrier[FromWorker]] = ()) -> None:
         self._changed = asyncio.Event()
         self._numbers = count()
         self._links = [self._link(channel) for channel in channels]
         self._tasks: dict[Link, asyncio.Task[None]] = {}
         self._missing: dict[str, str] = {}
 
-    def _link(self, channel: Channel[FromWorker]) -> Link:
+    def _link(self, channel: Carrier[FromWorker]) -> Link:
         return Link(f"local-{next(self._numbers)}", channel, self._tell)
 
     def _tell(self) -> None:
@@ -301,7 +343,7 @@ class LocalPlane:
     def _listen(self, link: Link) -> None:
         self._tasks[link] = asyncio.create_task(link.run())
 
-    def add(self, channel: Channel[FromWorker]) -> Link:
+    def add(self, channel: Carrier[FromWorker]) -> Link:
         """Listen to one more worker, of the plane until it is removed."""
         link = self._link(channel)
         self._links.append(link)

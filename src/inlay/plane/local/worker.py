@@ -2,7 +2,7 @@
 
 import asyncio
 
-from inlay.plane.local.channel import Channel
+from inlay.plane.local.frontend import Carrier
 from inlay.plane.messages import (
     Answer,
     AskCache,
@@ -27,7 +27,7 @@ from inlay.protocol.work import Delta, ModelCard, WorkHandler
 class _Outbox:
     """Joins the deltas of one turn of the event loop into one message, and notes which works have not ended."""
 
-    def __init__(self, channel: Channel[ToWorker]) -> None:
+    def __init__(self, channel: Carrier[ToWorker]) -> None:
         self._channel = channel
         self._deltas: list[Delta] = []
         self.under_way: set[str] = set()
@@ -48,7 +48,7 @@ class _Outbox:
         self._channel.send(Embedded(vectors))
 
 
-async def serve(channel: Channel[ToWorker], handler: WorkHandler) -> None:
+async def serve(channel: Carrier[ToWorker], handler: WorkHandler) -> None:
     """Announce the card of `handler`, again whenever it changes, and drive `handler` until the frontend is gone; then every work it had sent is aborted."""
     outbox = _Outbox(channel)
     calls: set[asyncio.Task[None]] = set()
@@ -85,7 +85,7 @@ async def serve(channel: Channel[ToWorker], handler: WorkHandler) -> None:
             task.cancel()
 
 
-def _watch_cache(channel: Channel[ToWorker], handler: WorkHandler) -> None:
+def _watch_cache(channel: Carrier[ToWorker], handler: WorkHandler) -> None:
     def told(events: KvEvents) -> None:
         channel.send(CacheTold(events))
 
@@ -93,7 +93,7 @@ def _watch_cache(channel: Channel[ToWorker], handler: WorkHandler) -> None:
         handler.watch_cache(told)
 
 
-async def _answer(channel: Channel[ToWorker], handler: WorkHandler, question: Call | AskCache) -> None:
+async def _answer(channel: Carrier[ToWorker], handler: WorkHandler, question: Call | AskCache) -> None:
     if isinstance(question, Call):
         channel.send(Answer(question.number, await handler.call(question.command)))
     else:

@@ -1,0 +1,302 @@
+"""One connection between two processes: messages in and out over TCP or a Unix socket.
+
+It offers what `inlay.plane.local.channel.Channel` offers, so that both ends of a plane are the same
+code. Sending never blocks; a peer that does not read is cut off when too much waits for it.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar, cast
+
+import msgspec
+
+from inlay import liveness
+from inlay.prompt import Buffer
+from inlay.protocol import frames
+from inlay.transport.handshake import Handshake, HandshakeError
+from inlay.transport.memory import ReceiveMemory
+from inlay.transport.wire import FrameReader, FrameWriter, Message, Offer, Offered, Withdrawn
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+WRITE_BYTES = 256 * 1024
+"""Bytes handed to the socket at a time; a chunk of a large message delays others by no more."""
+MAX_QUEUED_BYTES = 64 * 1024 * 1024
+"""Bytes of small messages that may wait for a peer that does not read."""
+PING_SECONDS = 1.0
+SILENCE_SECONDS = 3.0
+"""A peer from which nothing came for so long is gone, counted while this process ran itself."""
+HANDSHAKE_SECONDS = 5.0
+
+Known = Callable[[str, int], Buffer | None]
+"""Gives a buffer by name and size where it is here already."""
+
+
+class Connection(asyncio.BufferedProtocol, Generic[T]):
+    """One end of a connection. Its messages are received by one reader at a time.
+
+    Args:
+        handshake: proves both ends.
+        hears: the type, or union of types, of the messages that will come.
+        memory: for large messages.
+        known: finds buffers of large messages that need not be sent.
+        check: looks at the transport first; what it raises ends the connection.
+    """
+
+    def __init__(
+        self,
+        handshake: Handshake,
+        hears: Any,
+        memory: ReceiveMemory,
+        known: Known = lambda name, size: None,
+        check: Callable[[asyncio.BaseTransport], None] = lambda transport: None,
+    ) -> None:
+        self._check = check
+        self._handshake: Handshake | None = handshake
+        self._proof = b""
+        self._came = bytearray()
+        self._decoder = frames.Decoder[T](hears)
+        self._memory = memory
+        self._known = known
+        self._writer = FrameWriter()
+        self._reader = FrameReader(self._granted, memory.limit)
+        self._withdraw: dict[int, Callable[[], None]] = {}
+        self._transport: asyncio.Transport | None = None
+        self._writable = False
+        self._flushing = False
+        self._arrived: deque[T] = deque()
+        self._changed = asyncio.Event()
+        self._ended: Exception | None = None
+        self._closing = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._heard = self._said = 0.0
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    # What the owner calls.
+
+    def send(self, message: object) -> int | None:
+        """Send a message; a number by which a large one can be withdrawn, else None."""
+        if self._ended is not None or self._closing:
+            return None
+        number = self._writer.put(message)
+        if self._writer.queued_bytes > MAX_QUEUED_BYTES:
+            self._end(ConnectionError("the other end does not read"))
+        self._flush_soon()
+        return number
+
+    def release(self, number: int | None) -> None:
+        """Do nothing: a message occupies no memory that both ends share."""
+
+    def room(self, num_bytes: int) -> memoryview | None:
+        """Return None: what is sent is read from where it is."""
+        return None
+
+    def withdraw(self, number: int | None) -> bool:
+        """Stop sending a large message; False when it has left."""
+        if number is None:
+            return False
+        withdrawn = self._writer.withdraw(number)
+        self._flush_soon()
+        return withdrawn
+
+    async def receive(self) -> T:
+        """Return the next message.
+
+        Raises:
+            EOFError: the other end is gone, or was cut off.
+        """
+        while not self._arrived:
+            if self._ended is not None:
+                raise EOFError("the other end of the connection is gone") from self._ended
+            self._changed.clear()
+            await self._changed.wait()
+        return self._arrived.popleft()
+
+    def close(self) -> None:
+        """Close the connection. What was sent still leaves, but for large messages."""
+        if self._transport is not None and not self._closing:
+            self._closing = True
+            self._transport.writelines(self._writer.take_small(MAX_QUEUED_BYTES))
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Cut the connection at once."""
+        self._end(ConnectionAbortedError("cut here"))
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin the handshake."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=WRITE_BYTES)
+        self._writable = True
+        self._heard = self._said = liveness.now()
+        self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_SECONDS, self._tick)
+        try:
+            self._check(transport)
+        except HandshakeError as error:
+            self._end(error)
+        else:
+            if self._handshake is not None:
+                self._transport.write(self._handshake.begin())
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return memory for what comes next."""
+        if self._handshake is not None:
+            # Not a byte more: what follows the proof belongs to the reader.
+            self._came = bytearray(self._handshake.need - len(self._proof))
+            return memoryview(self._came)
+        return self._reader.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take what has come."""
+        self._heard = liveness.now()
+        try:
+            if self._handshake is not None:
+                self._prove(nbytes)
+            else:
+                for event in self._reader.advance(nbytes):
+                    self._take(event)
+        except (HandshakeError, ValueError, msgspec.MsgspecError) as error:
+            log.warning("a connection is cut: %s", error)
+            self._end(error)
+
+    def eof_received(self) -> None:
+        """Close: nothing more will come."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        self._end(exc or ConnectionResetError("closed by the other end"))
+
+    def pause_writing(self) -> None:
+        """Wait until the socket takes more."""
+        self._writable = False
+
+    def resume_writing(self) -> None:
+        """Go on writing."""
+        self._writable = True
+        self._flush()
+
+    # Inside.
+
+    def _prove(self, count: int) -> None:
+        handshake, transport = self._handshake, self._transport
+        if handshake is None or transport is None:
+            return
+        self._proof += bytes(self._came[:count])
+        if len(self._proof) < handshake.need:
+            return
+        data, self._proof = self._proof, b""
+        answer = handshake.take(data)
+        if answer:
+            transport.write(answer)
+        if not handshake.need:
+            self._handshake = None
+            self._schedule_tick()
+            if not self.ready.done():
+                self.ready.set_result(None)
+            self._flush()
+
+    def _take(self, event: Message | Offered | Withdrawn) -> None:
+        match event:
+            case Message(header, buffers):
+                self._deliver(header, buffers)
+            case Offered(number, offer):
+                self._offered(number, offer)
+            case Withdrawn(number):
+                withdraw = self._withdraw.pop(number, None)
+                if withdraw is not None:
+                    withdraw()
+
+    def _deliver(self, header: "bytes | memoryview", buffers: Sequence[Buffer]) -> None:
+        self._arrived.append(self._decoder.decode(header, buffers))
+        self._changed.set()
+
+    def _offered(self, number: int, offer: Offer) -> None:
+        names = offer.names
+        present = {
+            part: buffer
+            for part, (size, name) in enumerate(zip(offer.sizes, names, strict=True))
+            if part and name and (buffer := self._known(name, size)) is not None
+        }
+        sizes = [0 if part in present else size for part, size in enumerate(offer.sizes)]
+
+        def granted(places: list[memoryview]) -> None:
+            self._withdraw.pop(number, None)
+            parts = [present.get(part, place) for part, place in enumerate(places)]
+            self._writer.grant(number, tuple(present))
+            self._flush_soon()
+            message = self._reader.accept(number, parts, names)
+            if message is not None:
+                self._take(message)
+
+        withdraw = self._memory.request(sizes, granted)
+        if number in self._reader.waiting:
+            self._withdraw[number] = withdraw
+
+    def _granted(self, number: int, present: Sequence[int]) -> None:
+        self._writer.on_grant(number, present)
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        # What is sent in one turn of the event loop leaves together.
+        if not self._flushing and self._ended is None:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        transport = self._transport
+        if transport is None or self._handshake is not None:
+            return
+        while self._writable and self._ended is None and not self._closing:
+            pieces = self._writer.take(WRITE_BYTES)
+            if not pieces:
+                return
+            self._said = liveness.now()
+            if len(pieces) == 1:
+                transport.write(pieces[0])
+            else:
+                transport.writelines(pieces)
+            if self._writer.idle:
+                return
+
+    def _schedule_tick(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(PING_SECONDS, self._tick)
+
+    def _tick(self) -> None:
+        if self._ended is not None:
+            return
+        now = liveness.now()
+        if self._handshake is not None:
+            self._end(TimeoutError("no proof came"))
+        elif now - self._heard > SILENCE_SECONDS:
+            self._end(TimeoutError(f"nothing came for {SILENCE_SECONDS:g} s"))
+        else:
+            if now - self._said >= PING_SECONDS:
+                self._writer.ping()
+                self._flush_soon()
+            self._schedule_tick()
+
+    def _end(self, reason: Exception) -> None:
+        if self._ended is not None:
+            return
+        self._ended = reason
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+        for withdraw in tuple(self._withdraw.values()):
+            withdraw()
+        self._withdraw.clear()
+        if not self.ready.done():
+            self.ready.set_exception(reason)
+            # Whoever dialled sees it; a listener has nobody to tell.
+            self.ready.exception()
+        self._changed.set()

@@ -1,0 +1,410 @@
+"""Frames of a connection: small messages whole, large ones as chunks between them. No input or output.
+
+A frame is a head (kind, number, length; little endian) and its body. A message is a msgpack header and
+the raw buffers it names (`inlay.protocol.frames`). Up to `CHUNK_BYTES` it is one frame. A larger one is
+offered first: the receiver grants it when it has memory, names the buffers that it already has, and
+then gets the others in chunks. So one large message delays a small one by at most a chunk.
+"""
+
+import struct
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from enum import IntEnum
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+
+from inlay.prompt import Buffer
+from inlay.protocol import frames
+
+CHUNK_BYTES = 128 * 1024
+"""Bytes of a chunk, and of the largest message that is sent in one frame."""
+MAX_PARTS = 8192
+"""Buffers of a message, at most."""
+MAX_OPEN = 256
+"""Large messages that one side may offer at a time."""
+_MAX_BODY = 4 * CHUNK_BYTES
+_SCRATCH_BYTES = 64 * 1024
+
+_head = struct.Struct("<BxxxII")
+_counts = struct.Struct("<II")
+
+
+class Kind(IntEnum):
+    """Kind of a frame."""
+
+    MESSAGE = 1
+    OFFER = 2
+    GRANT = 3
+    CHUNK = 4
+    ABANDON = 5
+    PING = 6
+
+
+class Offer(msgspec.Struct, frozen=True, array_like=True):
+    """Sizes in bytes of the parts of a large message, the header first, and the buffers' names."""
+
+    sizes: tuple[int, ...]
+    names: tuple[str, ...]
+
+
+class Message(NamedTuple):
+    """A whole message: its header and its buffers."""
+
+    header: "bytes | memoryview"
+    buffers: Sequence[Buffer]
+
+
+class Offered(NamedTuple):
+    """A large message that the peer wants to send."""
+
+    number: int
+    offer: Offer
+
+
+class Withdrawn(NamedTuple):
+    """A large message that the peer no longer sends."""
+
+    number: int
+
+
+Event: TypeAlias = Message | Offered | Withdrawn
+Piece: TypeAlias = "bytes | memoryview"
+
+_encode_offer = msgspec.msgpack.Encoder().encode
+_decode_offer = msgspec.msgpack.Decoder(Offer).decode
+_encode_present = msgspec.msgpack.Encoder().encode
+_decode_present = msgspec.msgpack.Decoder(tuple[int, ...]).decode
+
+
+class _Outgoing:
+    """A large message on its way out."""
+
+    __slots__ = ("granted", "index", "parts", "position")
+
+    def __init__(self, parts: list[memoryview]) -> None:
+        self.parts = parts
+        self.granted = False
+        self.index = 0
+        self.position = 0
+
+    def next_chunk(self) -> memoryview:
+        """Return the next bytes, at most `CHUNK_BYTES` of one part; none at the end."""
+        while self.index < len(self.parts):
+            part = self.parts[self.index]
+            chunk = part[self.position : self.position + CHUNK_BYTES]
+            if chunk:
+                self.position += len(chunk)
+                return chunk
+            self.index += 1
+            self.position = 0
+        return memoryview(b"")
+
+
+class FrameWriter:
+    """Outgoing frames of one connection, in the order in which they should leave."""
+
+    def __init__(self) -> None:
+        self._small: deque[bytes] = deque()
+        self._large: OrderedDict[int, _Outgoing] = OrderedDict()
+        self._next_number = 0
+        self.queued_bytes = 0
+        """Bytes of small messages that have not left."""
+
+    def put(self, message: object) -> int | None:
+        """Queue a message; the number of a large one, None of a small one."""
+        header, buffers = frames.encode(message)
+        total = len(header) + sum(map(len, buffers))
+        if total <= CHUNK_BYTES:
+            sizes = struct.pack(f"<{len(buffers)}I", *map(len, buffers))
+            body = (_counts.pack(len(header), len(buffers)), sizes, header)
+            length = _counts.size + len(sizes) + total
+            self._put(
+                b"".join((_head.pack(Kind.MESSAGE, 0, length), *body, *(each.view for each in buffers)))
+            )
+            return None
+        number = self._next_number = (self._next_number + 1) & 0xFFFFFFFF
+        offer = Offer((len(header), *map(len, buffers)), ("", *(buffer.name for buffer in buffers)))
+        self._large[number] = _Outgoing([memoryview(header), *(each.view for each in buffers)])
+        self._frame(Kind.OFFER, number, _encode_offer(offer))
+        return number
+
+    def grant(self, number: int, present: Sequence[int]) -> None:
+        """Let the peer send the large message that it offered, but for the parts in `present`."""
+        self._frame(Kind.GRANT, number, _encode_present(tuple(present)))
+
+    def ping(self) -> None:
+        """Queue a sign of life."""
+        self._frame(Kind.PING, 0, b"")
+
+    def withdraw(self, number: int) -> bool:
+        """Stop sending a large message; False when all of it has left already."""
+        if self._large.pop(number, None) is None:
+            return False
+        self._frame(Kind.ABANDON, number, b"")
+        return True
+
+    def on_grant(self, number: int, present: Sequence[int]) -> None:
+        """Take the peer's word that it has memory for a large message."""
+        outgoing = self._large.get(number)
+        if outgoing is None:
+            return
+        for part in present:
+            if not 0 < part < len(outgoing.parts):
+                raise ValueError(f"a grant names part {part} of {len(outgoing.parts)}")
+            outgoing.parts[part] = memoryview(b"")
+        outgoing.granted = True
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits to leave, or to be granted."""
+        return not self._small and not self._large
+
+    def take_small(self, limit: int) -> list[Piece]:
+        """Return the small messages that should leave now, about `limit` bytes."""
+        pieces: list[Piece] = []
+        size = 0
+        while self._small and size < limit:
+            pieces.append(self._small.popleft())
+            size += len(pieces[-1])
+        self.queued_bytes -= size
+        return pieces
+
+    def take(self, limit: int) -> list[Piece]:
+        """Return what should leave now, about `limit` bytes: small messages, then chunks in turn."""
+        pieces = self.take_small(limit)
+        if not self._large:
+            return pieces
+        size = sum(map(len, pieces))
+        # At least one chunk each time: many small messages must not hold up a large one for ever.
+        for number in [n for n, each in self._large.items() if each.granted]:
+            chunk = self._large[number].next_chunk()
+            if not chunk:
+                del self._large[number]
+                continue
+            pieces += (_head.pack(Kind.CHUNK, number, len(chunk)), chunk)
+            self._large.move_to_end(number)
+            size += len(chunk)
+            if size >= limit:
+                break
+        return pieces
+
+    def _frame(self, kind: Kind, number: int, body: bytes) -> None:
+        self._put(_head.pack(kind, number, len(body)) + body)
+
+    def _put(self, frame: bytes) -> None:
+        self._small.append(frame)
+        self.queued_bytes += len(frame)
+
+
+class _Incoming:
+    """A large message on its way in: where its parts go, and how far they have come."""
+
+    __slots__ = ("index", "names", "parts", "position")
+
+    def __init__(self, parts: list[Buffer | memoryview], names: Sequence[str]) -> None:
+        self.parts = parts
+        self.names = names
+        self.index = 0
+        self.position = 0
+        self._skip()
+
+    def _skip(self) -> None:
+        while self.index < len(self.parts):
+            part = self.parts[self.index]
+            if isinstance(part, memoryview) and self.position < len(part):
+                return
+            self.index += 1
+            self.position = 0
+
+    def place(self, length: int) -> memoryview:
+        """Return where the next `length` bytes belong. Raises `ValueError` beyond a part."""
+        if self.index == len(self.parts):
+            raise ValueError("a chunk came after the end of its message")
+        part = self.parts[self.index]
+        if isinstance(part, Buffer):
+            raise TypeError("a part that is here is not received")
+        if self.position + length > len(part):
+            raise ValueError(f"a chunk of {length} bytes where {len(part) - self.position} are due")
+        return part[self.position : self.position + length]
+
+    def advance(self, length: int) -> bool:
+        """Note that `length` bytes have come; whether the message is whole."""
+        self.position += length
+        self._skip()
+        return self.index == len(self.parts)
+
+    def message(self) -> Message:
+        buffers = [
+            part if isinstance(part, Buffer) else Buffer(part, name)
+            for part, name in zip(self.parts, self.names, strict=True)
+        ]
+        return Message(buffers[0].view, buffers[1:])
+
+
+class FrameReader:
+    """Incoming frames of one connection: memory to read into, and the events of what was read.
+
+    Args:
+        on_grant: takes the number and present parts of a grant; it is the writer's business.
+        max_bytes: bytes of one large message, at most.
+    """
+
+    def __init__(self, on_grant: Callable[[int, Sequence[int]], None], max_bytes: int) -> None:
+        self._on_grant = on_grant
+        self._max_bytes = max_bytes
+        self._scratch = bytearray(_SCRATCH_BYTES)
+        self._filled = 0
+        self._large: dict[int, _Incoming | None] = {}
+        self._number = 0
+        self._left = 0
+        """The message of the chunk that is being read, and the bytes of the chunk still to come."""
+
+    def accept(self, number: int, parts: list[Buffer | memoryview], names: Sequence[str]) -> Message | None:
+        """Say where an offered message goes: memory for each part, or the buffer that is here.
+
+        Args:
+            number: of the offer.
+            parts: writable memory of each part's size, or the part itself; the header first.
+            names: of the parts; empty for those without one.
+
+        Returns:
+            The message, where nothing of it is still to come.
+        """
+        incoming = _Incoming(parts, names)
+        if incoming.index == len(parts):
+            del self._large[number]
+            return incoming.message()
+        self._large[number] = incoming
+        return None
+
+    @property
+    def waiting(self) -> frozenset[int]:
+        """Numbers of the offered messages that have no memory yet."""
+        return frozenset(number for number, each in self._large.items() if each is None)
+
+    def refuse(self, number: int) -> None:
+        """Forget an offered message; what still comes of it is dropped."""
+        self._large.pop(number, None)
+
+    def buffer(self) -> memoryview:
+        """Return memory for the next bytes of the connection."""
+        if self._left:
+            incoming = self._large.get(self._number)
+            if incoming is not None:
+                return incoming.place(self._left)
+            return memoryview(self._scratch)[: self._left]
+        # While chunks come only a head is read ahead: each chunk is then read where it belongs.
+        ahead = _head.size if self._large and not self._filled else len(self._scratch)
+        return memoryview(self._scratch)[self._filled : ahead]
+
+    def advance(self, count: int) -> Iterator[Event]:
+        """Take `count` bytes that were read into `buffer()`.
+
+        Raises:
+            ValueError: they are no frames; the connection can carry nothing more.
+            msgspec.MsgspecError: likewise.
+        """
+        if self._left:
+            self._left -= count
+            yield from self._chunk_read(self._number, count)
+            return
+        self._filled += count
+        view, start = memoryview(self._scratch), 0
+        while not self._left and self._filled - start >= _head.size:
+            code, number, length = _head.unpack_from(view, start)
+            body, came = start + _head.size, min(self._filled - start - _head.size, length)
+            if code == Kind.CHUNK:
+                start = body + came
+                self._number, self._left = number, length - came
+                place = self._place(number, length)
+                if place is not None:
+                    place[:came] = view[body:start]
+                    yield from self._chunk_read(number, came)
+            elif length > _MAX_BODY:
+                raise ValueError(f"a frame of {length} bytes; at most {_MAX_BODY} are taken")
+            elif came < length:
+                break
+            else:
+                start = body + length
+                event = self._event(code, number, bytes(view[body:start]))
+                if event is not None:
+                    yield event
+        self._keep(start)
+
+    def _keep(self, start: int) -> None:
+        """Move what is not read yet to the front, and have room for the frame that it begins."""
+        rest = bytes(memoryview(self._scratch)[start : self._filled])
+        self._filled = len(rest)
+        needed = _SCRATCH_BYTES
+        if len(rest) >= _head.size:
+            needed = max(needed, _head.size + _head.unpack_from(rest)[2])
+        if needed != len(self._scratch):
+            self._scratch = bytearray(needed)
+        self._scratch[: len(rest)] = rest
+
+    def _place(self, number: int, length: int) -> memoryview | None:
+        if number not in self._large:
+            return None
+        incoming = self._large[number]
+        if incoming is None:
+            raise ValueError("a chunk came before its message was granted")
+        return incoming.place(length)
+
+    def _chunk_read(self, number: int, count: int) -> Iterator[Event]:
+        incoming = self._large.get(number)
+        if incoming is not None and incoming.advance(count):
+            del self._large[number]
+            yield incoming.message()
+
+    def _event(self, code: int, number: int, body: bytes) -> Event | None:
+        match code:
+            case Kind.MESSAGE:
+                return _message(body)
+            case Kind.OFFER:
+                return self._offered(number, body)
+            case Kind.GRANT:
+                self._on_grant(number, _decode_present(body))
+            case Kind.ABANDON:
+                if self._large.pop(number, self) is not self:
+                    return Withdrawn(number)
+            case Kind.PING:
+                pass
+            case _:
+                raise ValueError(f"a frame of kind {code}")
+        return None
+
+    def _offered(self, number: int, body: bytes) -> Offered:
+        offer = _decode_offer(body)
+        sizes = offer.sizes
+        if len(offer.names) != len(sizes):
+            raise ValueError(f"{len(offer.names)} names of {len(sizes)} parts")
+        if not 1 <= len(sizes) <= MAX_PARTS or min(sizes) < 0 or sum(sizes) > self._max_bytes:
+            raise ValueError(
+                f"a message of {sum(sizes)} bytes in {len(sizes)} parts; at most {self._max_bytes} in "
+                f"{MAX_PARTS} are taken"
+            )
+        if number in self._large or len(self._large) >= MAX_OPEN:
+            raise ValueError(f"{len(self._large)} large messages at a time; at most {MAX_OPEN}")
+        self._large[number] = None
+        return Offered(number, offer)
+
+
+def _message(body: bytes) -> Message:
+    if len(body) < _counts.size:
+        raise ValueError("a message without its sizes")
+    header_size, count = _counts.unpack_from(body)
+    start = _counts.size + 4 * count
+    if start + header_size > len(body):
+        raise ValueError("a message that is shorter than its header")
+    sizes = struct.unpack_from(f"<{count}I", body, _counts.size)
+    if start + header_size + sum(sizes) != len(body):
+        raise ValueError("a message whose sizes are not those of its buffers")
+    view = memoryview(body)
+    header = view[start : start + header_size]
+    start += header_size
+    buffers = []
+    for size in sizes:
+        buffers.append(Buffer(view[start : start + size]))
+        start += size
+    return Message(header, buffers)

@@ -1,0 +1,351 @@
+"""Direct connections: what is sent arrives, whatever its size and however it is cut; strangers get nothing."""
+
+import asyncio
+import os
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any, TypeAlias
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inlay.digest import Secret
+from inlay.errors import OverloadedError
+from inlay.prompt import Buffer
+from inlay.transport import Connection, Listener, ReceiveMemory, dial
+from inlay.transport.handshake import Handshake, HandshakeError
+from inlay.transport.listener import MAX_UNPROVEN
+from inlay.transport.tls import Identity, make_identity
+from inlay.transport.wire import CHUNK_BYTES, FrameReader, FrameWriter, Message, Offered, Withdrawn
+
+SECRET = Secret(bytes(range(32)))
+OTHER = Secret(bytes(32))
+
+
+class Note(msgspec.Struct, frozen=True, tag="note", array_like=True):
+    text: str
+    data: tuple[Buffer, ...] = ()
+
+
+class Bye(msgspec.Struct, frozen=True, tag="bye", array_like=True):
+    pass
+
+
+Heard: TypeAlias = Note | Bye
+
+
+class Pipe:
+    """A writer and a reader of frames, with `cut` saying how many bytes each read may bring."""
+
+    def __init__(self) -> None:
+        self.writer = FrameWriter()
+        self.reader = FrameReader(self.writer.on_grant, 1 << 30)
+        self.answers = FrameWriter()
+        self.got: list[Message] = []
+        self.withdrawn: list[int] = []
+
+    def move(self, cuts: list[int]) -> None:
+        while pieces := self.writer.take(1 << 20):
+            data = memoryview(b"".join(pieces))
+            while data:
+                place = self.reader.buffer()
+                size = min(len(place), len(data), cuts[0] if cuts else 1 << 20)
+                cuts[:] = cuts[1:] + cuts[:1]
+                place[:size] = data[:size]
+                data = data[size:]
+                for event in self.reader.advance(size):
+                    self.take(event)
+
+    def take(self, event: object) -> None:
+        match event:
+            case Message():
+                self.got.append(event)
+            case Offered(number, offer):
+                parts: list[Buffer | memoryview] = [memoryview(bytearray(s)) for s in offer.sizes]
+                self.writer.on_grant(number, ())
+                message = self.reader.accept(number, parts, offer.names)
+                if message is not None:
+                    self.got.append(message)
+            case Withdrawn(number):
+                self.withdrawn.append(number)
+
+
+SIZES = st.sampled_from([0, 1, 100, 5000, CHUNK_BYTES - 20, CHUNK_BYTES, 3 * CHUNK_BYTES + 7])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    notes=st.lists(st.lists(SIZES, max_size=3), min_size=1, max_size=5),
+    cuts=st.lists(st.integers(1, 70_000), min_size=1, max_size=6),
+)
+def test_every_message_arrives_whole_however_the_bytes_are_cut(
+    notes: list[list[int]], cuts: list[int]
+) -> None:
+    pipe = Pipe()
+    sent = [
+        Note(str(n), tuple(Buffer(os.urandom(size), f"{n}/{i}") for i, size in enumerate(sizes)))
+        for n, sizes in enumerate(notes)
+    ]
+    for note in sent:
+        pipe.writer.put(note)
+    pipe.move(list(cuts))
+    found = {
+        msgspec.msgpack.decode(message.header)[1]: [bytes(b.view) for b in message.buffers]
+        for message in pipe.got
+    }
+    assert found == {note.text: [bytes(b.view) for b in note.data] for note in sent}
+
+
+def test_a_small_message_is_not_held_up_by_a_large_one() -> None:
+    writer = FrameWriter()
+    number = writer.put(Note("large", (Buffer(bytes(100 * CHUNK_BYTES)),)))
+    writer.take(1 << 20)
+    assert number is not None
+    writer.on_grant(number, ())
+    before = sum(map(len, writer.take(1)))
+    writer.put(Note("small"))
+    first, *_ = writer.take(1)
+    assert before <= CHUNK_BYTES + 12
+    assert b"small" in bytes(first)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.binary(max_size=300))
+def test_garbage_ends_a_connection_and_takes_no_memory(data: bytes) -> None:
+    reader = FrameReader(lambda number, present: None, 1 << 20)
+    rest = memoryview(data)
+    with suppress(ValueError, msgspec.MsgspecError):
+        while rest:
+            place = reader.buffer()
+            assert len(place) <= 1 << 20
+            size = min(len(place), len(rest))
+            place[:size] = rest[:size]
+            rest = rest[size:]
+            list(reader.advance(size))
+
+
+def test_both_ends_prove_the_secret() -> None:
+    dialer, listener = Handshake(SECRET, b"f", dials=True), Handshake(SECRET, b"f", dials=False)
+    answer = dialer.take(listener.begin())
+    assert not listener.take(dialer.begin())
+    last = listener.take(answer)
+    assert listener.need == 0
+    assert not dialer.take(last)
+    assert dialer.need == 0
+
+
+@pytest.mark.parametrize(
+    ("secret", "fingerprint"), [(OTHER, b"f"), (SECRET, b"another")], ids=["secret", "certificate"]
+)
+def test_a_wrong_secret_or_another_certificate_is_no_proof(secret: Secret, fingerprint: bytes) -> None:
+    dialer = Handshake(secret, fingerprint, dials=True)
+    listener = Handshake(SECRET, b"f", dials=False)
+    answer = dialer.take(listener.begin())
+    listener.take(dialer.begin())
+    with pytest.raises(HandshakeError):
+        listener.take(answer)
+
+
+def test_a_replayed_proof_is_none() -> None:
+    dialer, listener = Handshake(SECRET, b"f", dials=True), Handshake(SECRET, b"f", dials=False)
+    hello = dialer.begin()
+    answer = dialer.take(listener.begin())
+    listener.take(hello)
+    listener.take(answer)
+    again = Handshake(SECRET, b"f", dials=False)
+    again.take(hello)
+    with pytest.raises(HandshakeError):
+        again.take(answer)
+
+
+def test_what_a_listener_said_cannot_be_reflected_to_it() -> None:
+    listener = Handshake(SECRET, b"f", dials=False)
+    with pytest.raises(HandshakeError):
+        listener.take(listener.begin())
+
+
+class Ends:
+    """A listener and what dials it."""
+
+    def __init__(self, limit: int = 1 << 28) -> None:
+        self.memory = ReceiveMemory(limit)
+        self.accepted: asyncio.Queue[Connection[Heard]] = asyncio.Queue()
+        self.known: dict[str, Buffer] = {}
+        self.identity: Identity = make_identity()
+        self.listener = Listener(
+            SECRET,
+            Heard,
+            self.memory,
+            self.accepted.put_nowait,
+            tls=self.identity.context,
+            fingerprint=self.identity.fingerprint,
+            known=lambda name, size: self.known.get(name),
+        )
+        self.port = 0
+        self.opened: list[Connection[Any]] = []
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, limit: int = 1 << 28) -> "AsyncIterator[Ends]":
+        ends = cls(limit)
+        ends.port = await ends.listener.listen("127.0.0.1", 0)
+        try:
+            yield ends
+        finally:
+            ends.listener.close()
+            for connection in ends.opened:
+                connection.abort()
+            # TLS and sockets are closed in the turns that follow.
+            await asyncio.sleep(0.05)
+
+    async def dial(self, secret: Secret = SECRET, fingerprint: bytes | None = None) -> Connection[Any]:
+        connection = await dial(
+            "127.0.0.1",
+            self.port,
+            secret,
+            Heard,
+            ReceiveMemory(1 << 28),
+            fingerprint=self.identity.fingerprint if fingerprint is None else fingerprint,
+        )
+        self.opened.append(connection)
+        return connection
+
+    async def pair(self) -> tuple[Connection[Any], Connection[Heard]]:
+        ours, theirs = await self.dial(), await self.accepted.get()
+        self.opened.append(theirs)
+        return ours, theirs
+
+
+@pytest.fixture
+async def ends() -> AsyncIterator[Ends]:
+    async with Ends.open() as ends:
+        yield ends
+
+
+async def test_large_and_small_messages_go_both_ways_over_tls(ends: Ends) -> None:
+    ours, theirs = await ends.pair()
+    data = os.urandom(5_000_000)
+    ours.send(Note("large", (Buffer(data), Buffer(b"tail"))))
+    ours.send(Note("small"))
+    got = [await theirs.receive(), await theirs.receive()]
+    assert [note.text for note in got if isinstance(note, Note)] == ["small", "large"]
+    assert isinstance(got[1], Note)
+    assert bytes(got[1].data[0].view) == data
+    theirs.send(got[1])
+    back = await ours.receive()
+    assert bytes(back.data[0].view) == data
+    ours.close()
+    with pytest.raises(EOFError):
+        await theirs.receive()
+
+
+async def test_a_buffer_that_is_there_is_not_sent(ends: Ends) -> None:
+    ours, theirs = await ends.pair()
+    kept = Buffer(os.urandom(1_000_000))
+    ends.known["pe-1/0"] = kept
+    ours.send(Note("named", (Buffer(bytes(1_000_000), "pe-1/0"),)))
+    got = await theirs.receive()
+    assert isinstance(got, Note)
+    assert got.data[0] is kept
+
+
+async def test_a_message_waits_for_memory_and_a_withdrawn_one_makes_room() -> None:
+    async with Ends.open(limit=1_500_000) as ends:
+        ours, theirs = await ends.pair()
+        ours.send(Note("first", (Buffer(bytes(1_000_000)),)))
+        first = await theirs.receive()
+        second = ours.send(Note("second", (Buffer(bytes(1_000_000)),)))
+        third = ours.send(Note("third", (Buffer(bytes(400_000)),)))
+        ours.send(Note("small"))
+        small = await theirs.receive()
+        assert isinstance(small, Note)
+        assert small.text == "small"
+        assert second is not None
+        assert third is not None
+        assert ours.withdraw(second)
+        got = await theirs.receive()
+        assert isinstance(got, Note)
+        assert got.text == "third"
+        del first, got
+
+
+async def test_a_peer_that_does_not_read_is_cut_off_and_costs_a_bounded_amount(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inlay.transport.connection.MAX_QUEUED_BYTES", 1 << 20)
+    ours, theirs = await ends.pair()
+    theirs._transport.pause_reading()  # type: ignore[union-attr]
+    for _ in range(4000):
+        ours.send(Note("x" * 1000))
+        await asyncio.sleep(0)
+        if ours._ended is not None:
+            break
+    with pytest.raises(EOFError):
+        await ours.receive()
+    assert ours._writer.queued_bytes <= (1 << 20) + 2000
+
+
+async def test_a_wrong_secret_is_refused_on_both_ends(ends: Ends) -> None:
+    with pytest.raises(OverloadedError):
+        await ends.dial(OTHER)
+    assert ends.accepted.empty()
+
+
+async def test_a_wrong_certificate_is_refused_before_anything_is_proved(ends: Ends) -> None:
+    with pytest.raises(OverloadedError, match="certificate"):
+        await ends.dial(fingerprint=bytes(32))
+    assert ends.accepted.empty()
+
+
+async def test_strangers_are_bounded_in_number_and_time_and_members_are_served_afterwards(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inlay.transport.connection.HANDSHAKE_SECONDS", 0.5)
+    listener = Listener(SECRET, Heard, ends.memory, ends.accepted.put_nowait)
+    port = await listener.listen("127.0.0.1", 0)
+    strangers = [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(3 * MAX_UNPROVEN)]
+    assert len(listener._unproven) <= MAX_UNPROVEN + 1
+    for stranger in strangers[:10]:
+        stranger.write(b"GET / HTTP/1.1\r\nHost: a-long-enough-line\r\n\r\n")
+    await asyncio.gather(
+        *(connection.ready for connection in tuple(listener._unproven)), return_exceptions=True
+    )
+    ours = await dial("127.0.0.1", port, SECRET, Heard, ReceiveMemory(1 << 20))
+    theirs = await ends.accepted.get()
+    ours.send(Note("in"))
+    got = await theirs.receive()
+    assert isinstance(got, Note)
+    for stranger in strangers:
+        stranger.close()
+    for end in (ours, theirs):
+        end.abort()
+    listener.close()
+    await asyncio.sleep(0.05)
+
+
+async def test_a_peer_that_falls_silent_in_the_middle_of_a_message_is_gone(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inlay.transport.connection.PING_SECONDS", 0.05)
+    monkeypatch.setattr("inlay.transport.connection.SILENCE_SECONDS", 0.4)
+    ours, theirs = await ends.pair()
+    ours.send(Note("large", (Buffer(bytes(50_000_000)),)))
+    ours.send(Note("behind the offer"))
+    await theirs.receive()
+    ours._transport.pause_reading()  # type: ignore[union-attr]
+    ours._timer.cancel()  # type: ignore[union-attr]
+    ours._writable = False
+    with pytest.raises(EOFError):
+        await theirs.receive()
+
+
+async def test_tls_before_1_3_is_not_spoken(ends: Ends) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with pytest.raises((ssl.SSLError, OSError)):
+        await asyncio.open_connection("127.0.0.1", ends.port, ssl=context)
