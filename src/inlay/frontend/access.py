@@ -48,7 +48,11 @@ def caller_of(server: Server, operation: Operation, scope: Scope) -> Caller:
 
 def is_admin(operation: Operation, settings: FrontendSettings) -> bool:
     """Whether an operation is for admins only."""
-    return operation.admin or (operation.path == "/metrics" and not settings.metrics_public)
+    if operation.path in ("/metrics", "/load"):
+        return not settings.metrics_public
+    if operation.path == "/tokenizer_info":
+        return not settings.enable_tokenizer_info_endpoint
+    return operation.admin
 
 
 def _check_no_page(headers: Headers) -> None:

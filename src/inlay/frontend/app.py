@@ -5,7 +5,7 @@ import logging
 import re
 import uuid
 from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from starlette.routing import Route
 from starlette.routing import Router as PathRouter
@@ -32,7 +32,7 @@ from inlay.frontend.metrics.engine_health import Health
 from inlay.frontend.openapi import Operation
 from inlay.frontend.record import begin_span, tell_of
 from inlay.frontend.responses.route import responses
-from inlay.frontend.routes import adapters, admin, health, models, pages, tokenize, uploads
+from inlay.frontend.routes import adapters, admin, health, info, models, pages, tokenize, uploads
 from inlay.frontend.routes.health import Status, Version
 from inlay.frontend.server import Call, Server
 from inlay.frontend.settings import FrontendSettings
@@ -189,6 +189,21 @@ _ROUTES: tuple[tuple[Operation, Handler], ...] = (
     (Operation("GET", "/live", "Whether the process answers.", None, Status, open=True), health.live),
     (Operation("GET", "/ready", "Whether requests are taken.", None, Status, open=True), health.ready),
     (Operation("GET", "/health", "How the workers' engines are.", None, Health, open=True), health.health),
+    (Operation("GET", "/ping", "As /health, where SageMaker asks.", None, Health, open=True), health.health),
+    (Operation("POST", "/ping", "As /health, where SageMaker asks.", None, Health, open=True), health.health),
+    (Operation("GET", "/load", "How many requests are under way.", None, info.Load, open=True), info.load),
+    (
+        Operation(
+            "GET", "/tokenizer_info",
+            "The tokenizer's configuration; admin unless the server has --enable-tokenizer-info-endpoint.",
+            None, dict[str, Any],
+        ),
+        info.tokenizer_info,
+    ),
+    (
+        Operation("GET", "/server_info", "Settings, models and machine.", None, dict[str, Any], admin=True),
+        info.server_info,
+    ),
     (Operation("GET", "/version", "inlay's version.", None, Version, open=True), health.version),
     (Operation("GET", "/metrics", "What is counted, for Prometheus.", open=True), health.exposition),
     (Operation("GET", "/openapi.json", "This description.", open=True), _openapi),
@@ -223,7 +238,7 @@ class _Endpoint:
         if not operation.open:
             begin_span(call, self.path)
         call.caller = caller_of(server, operation, scope)
-        if operation.method == "GET" or operation.admin:
+        if operation.method == "GET" or operation.admin or operation.open:
             await handler(call)
             return
         call.timeout = timeout_of(scope["headers"], server.settings)

@@ -157,7 +157,11 @@ class FrontendSettings(BaseModel):
     )
     admin_host: str = Field(default="127.0.0.1", description="Address the admin port listens on.")
     metrics_public: bool = Field(
-        default=True, description="Show /metrics to everyone; otherwise it is an admin route."
+        default=True, description="Show /metrics and /load to everyone; otherwise they are admin routes."
+    )
+    enable_tokenizer_info_endpoint: bool = Field(
+        default=False,
+        description="Show /tokenizer_info, which has the chat template, to clients; otherwise it is an admin route.",
     )
     log_requests: bool = Field(
         default=True,

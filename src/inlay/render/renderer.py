@@ -40,8 +40,15 @@ class Renderer:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, templates: ChatTemplates, *, max_positions: int | None = None
+        self,
+        tokenizer: Tokenizer,
+        templates: ChatTemplates,
+        config: Mapping[str, Any],
+        *,
+        max_positions: int | None = None,
     ) -> None:
+        self.tokenizer_config = config
+        """The model's `tokenizer_config.json`."""
         self._tokenizer = tokenizer
         self._templates = templates
         self._max_positions = max_positions
@@ -76,7 +83,7 @@ class Renderer:
         else:
             templates = ChatTemplates({"default": chat_template}, loaded.special_tokens)
             templates.choose(tools=False).compiled()
-        return cls(loaded.tokenizer, templates, max_positions=max_positions)
+        return cls(loaded.tokenizer, templates, loaded.config, max_positions=max_positions)
 
     @property
     def vocab_size(self) -> int:
