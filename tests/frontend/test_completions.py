@@ -8,6 +8,9 @@ import openai
 import pytest
 import torch
 
+from inlay.errors import InvalidRequestError
+from inlay.frontend.generation.sampling import check_together
+from inlay.protocol.work import Sampling
 from tests.equality.reference import greedy, tokenizer_of
 from tests.frontend.live import Fleet
 from tests.frontend.payloads import TEXT, embeds_of, error, post, saved
@@ -265,6 +268,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"regex": "a" * 300_000}}, "structured_outputs", "at most 262144"),
     ({"structured_outputs": {"regex": "(a"}}, "structured_outputs", "unclosed group"),
     ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "structured_outputs", "both"),
+    ({"allowed_token_ids": [5] * 385}, "allowed_token_ids", "has 385 ids; the model has 384"),
     ({"guided_json": {}}, "guided_json", "say structured_outputs.json instead"),
     ({"bad_words": [""]}, "bad_words", "empty word"),
     ({"bad_words": ["a"] * 129}, "bad_words", "at most 128"),
@@ -325,3 +329,12 @@ def test_null_and_unknown_fields_are_as_good_as_absent(url: str, expected: list[
     )
     body = {**GREEDY, "prompt": TEXT, **dict.fromkeys(names), "unknown": {"deep": [1, {}]}, "top_a": 0.5}
     assert answers(post(url, "/v1/completions", body)) == [expected]
+
+
+def test_allowed_ids_are_bounded_with_each_choice_counted() -> None:
+    sampling = Sampling(max_tokens=1, allowed_token_ids=tuple(range(100_000)))
+    check_together(sampling, 10)
+    with pytest.raises(
+        InvalidRequestError, match="1100000 ids in all, with each of 11 choices; at most 1048576"
+    ):
+        check_together(sampling, 11)

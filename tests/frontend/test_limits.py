@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 from inlay.frontend.bodies.admission import ByteBudget
+from inlay.frontend.generation.completions import CompletionShape
+from inlay.frontend.generation.prompt_logprobs import BYTES
 from inlay.tensors import write
 from tests.frontend.live import Fleet, fleet, until
 from tests.frontend.payloads import HIDDEN, b64, constant, error, post
@@ -154,6 +156,49 @@ def test_the_budget_counts_what_a_body_decodes_to_and_is_cast_to() -> None:
     steps = iter(budget.seen[1:])
     for size in expected:
         assert any(size <= step <= size + most for step in steps), (size, budget.seen)
+
+
+def test_logprobs_kept_for_a_whole_answer_are_counted_and_bounded(llama: Fleet) -> None:
+    url = llama.serve(max_inflight_bytes=8 * MIB)
+    server = llama.apps[url].server
+    body = {"prompt": "a", "n": 4, "max_tokens": 20, "logprobs": 20, "ignore_eos": True}
+    kept = 4 * 20 * 21 * BYTES
+    budget = server.budget = Recording(8 * MIB)
+    assert httpx.post(url + "/v1/completions", json=body, timeout=180).status_code == 200
+    assert kept <= max(budget.seen) < 1.5 * kept
+    with httpx.stream("POST", url + "/v1/completions", json={**body, "stream": True}, timeout=180) as events:
+        budget.seen[:] = budget.seen[-1:]
+        assert "[DONE]" in list(events.iter_lines())[-2]
+    assert max(budget.seen) < kept / 10
+    until(lambda: budget.used == 0)
+    refused = httpx.post(url + "/v1/completions", json={**body, "max_tokens": 400}, timeout=180)
+    assert refused.status_code == 413
+    assert "one client may hold" in refused.json()["error"]["message"]
+    until(lambda: budget.used == 0)
+
+
+def test_a_long_answer_is_put_together_off_the_event_loop(
+    llama: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+    made = CompletionShape.response
+
+    def response(shape: CompletionShape) -> Any:
+        threads.append(threading.current_thread())
+        return made(shape)
+
+    monkeypatch.setattr(CompletionShape, "response", response)
+    url = llama.serve()
+    for logprobs in (None, 20):
+        body = {"prompt": "a", "n": 4, "max_tokens": 30, "logprobs": logprobs, "ignore_eos": True}
+        assert httpx.post(url + "/v1/completions", json=body, timeout=180).status_code == 200
+    loop = llama.run(_current_thread())
+    assert threads[0] is loop
+    assert threads[1] is not loop
+
+
+async def _current_thread() -> threading.Thread:
+    return threading.current_thread()
 
 
 def test_a_body_that_would_be_too_much_parsed_is_refused_before_it_is(llama: Fleet) -> None:

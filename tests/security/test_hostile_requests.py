@@ -49,6 +49,7 @@ GREEDY: dict[str, tuple[dict[str, Any], str]] = {
     "a stop string": ({"prompt": "a", "stop": "a" * 1_000_000}, "at most 4096"),
     "stop strings together": ({"prompt": "a", "n": 24, "stop": ["a" * 4095 + chr(200 + i) for i in range(64)]}, "stop has 262144 characters in all its strings; at most 16384"),
     "many stop tokens": ({"prompt": "a", "stop_token_ids": [1] * 100_000}, "stop_token_ids has 100000 ids; at most 1024"),
+    "allowed ids": ({"prompt": "a", "allowed_token_ids": [5] * 100_000}, "allowed_token_ids has 100000 ids; the model has 384"),
     "stop tokens": ({"prompt": "a", "stop_token_ids": [-1]}, "out of vocabulary"),
     "token ids": ({"prompt": [384]}, "out of vocabulary"),
     "negative token ids": ({"prompt": [-1]}, "out of vocabulary"),

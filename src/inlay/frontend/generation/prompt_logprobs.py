@@ -1,7 +1,7 @@
 """How likely a prompt's own tokens are: from what engines tell of it to what clients are shown."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -136,6 +136,11 @@ def check_has_ids(prompts: Sequence[Prompt], name: str) -> None:
         raise InvalidRequestError(
             f"{name} is not compatible with prompt embeds: rows have no token ids", param=name
         )
+
+
+def size_of_logprobs(entries: Iterable[TokenLogprobs]) -> int:
+    """Bytes that the logprobs of an output take in a whole response, at most."""
+    return BYTES * sum(1 + len(entry.top) for entry in entries)
 
 
 def reserve(reservation: Reservation, sampling: Sampling, prompts: Sequence[Prompt], choices: int) -> int:

@@ -16,8 +16,14 @@ from inlay.frontend.access import session_of
 from inlay.frontend.errors import ClientGone, internal_error
 from inlay.frontend.generation.choices import Choice, Display
 from inlay.frontend.generation.grammars import field_of
-from inlay.frontend.generation.prompt_logprobs import PromptScores, reserve
-from inlay.frontend.generation.sampling import bad_words_of, for_choice, output_limit, stops_of
+from inlay.frontend.generation.prompt_logprobs import PromptScores, reserve, size_of_logprobs
+from inlay.frontend.generation.sampling import (
+    bad_words_of,
+    check_together,
+    for_choice,
+    output_limit,
+    stops_of,
+)
 from inlay.frontend.generation.works import Generation, Pieces
 from inlay.frontend.lifeline import Lifeline
 from inlay.frontend.server import Call
@@ -95,6 +101,7 @@ def generation_of(
             param="seed",
         )
     sampling = msgspec.structs.replace(sampling, bad_words=bad_words_of(request, renderer))
+    check_together(sampling, len(prompts) * request.candidates)
     bulk = reserve(call.reservation, sampling, prompts, request.candidates)
     unscored = msgspec.structs.replace(sampling, prompt_logprobs=None)
     remaining = call.remaining
@@ -184,6 +191,9 @@ async def respond(
                     if request.stream:
                         await stream.write(await call.server.prepare(generation.bulk, shape.events, pieces))
                     else:
+                        size = sum(size_of_logprobs(piece.logprobs) for _, piece in pieces)
+                        call.reservation.grow(size)
+                        generation.bulk += size
                         shape.collect(pieces)
     except (InlayError, ClientGone) as error:
         if isinstance(error, InlayError):
@@ -204,6 +214,6 @@ async def respond(
     finally:
         generation.close()
     if not request.stream:
-        await call.json(await call.server.prepare(generation.bulk, shape.response))
+        await call.prepared_json(generation.bulk, shape.response)
         return
     await stream.finish(shape.closing_events())

@@ -16,6 +16,8 @@ from inlay.render import Renderer
 _INF = math.inf
 MAX_STOPS, MAX_STOP_LENGTH, MAX_STOPS_LENGTH = 64, 4096, 16_384
 MAX_LOGIT_BIAS = MAX_STOP_TOKEN_IDS = 1024
+MAX_ALLOWED_IDS = 1 << 20
+"""Allowed token ids of a request, counted once for each choice: each is a message of its own to a worker."""
 MAX_BAD_WORDS, MAX_BAD_WORDS_LENGTH, MAX_BAD_WORD_IDS = 128, 4096, 1024
 
 
@@ -198,6 +200,11 @@ def sampling_of(
     allowed = request.allowed_token_ids
     if allowed is not None and not allowed:
         raise InvalidRequestError("allowed_token_ids must not be empty", param="allowed_token_ids")
+    if len(allowed or ()) > card.vocab_size:
+        raise InvalidRequestError(
+            f"allowed_token_ids has {len(allowed or ())} ids; the model has {card.vocab_size}",
+            param="allowed_token_ids",
+        )
     check_ids(allowed or [], card.vocab_size, "allowed_token_ids")
     grammar = grammar_of(request)
     check_served(grammar, card, field_of(request))
@@ -219,6 +226,16 @@ def sampling_of(
         grammar=grammar,
         allowed_token_ids=None if allowed is None else tuple(sorted(set(allowed))),
     )
+
+
+def check_together(sampling: Sampling, choices: int) -> None:
+    """Raise `InvalidRequestError` where `choices` with the settings of one are more than workers are sent."""
+    count = choices * len(sampling.allowed_token_ids or ())
+    if count > MAX_ALLOWED_IDS:
+        raise InvalidRequestError(
+            f"allowed_token_ids has {count} ids in all, with each of {choices} choices; at most {MAX_ALLOWED_IDS}",
+            param="allowed_token_ids",
+        )
 
 
 def output_limit(request: GenerationRequest, max_tokens: int | None, room: int) -> int:

@@ -43,7 +43,7 @@ class Generation:
 
     Attributes:
         choices: in the order of the response.
-        bulk: bytes that showing the prompts' logprobs takes.
+        bulk: bytes that showing logprobs takes: the prompts', and what is kept of the outputs'.
         fingerprint: what names the system that answers, as OpenAI's `system_fingerprint`.
     """
 
