@@ -23,6 +23,9 @@ from tests.scratch import scratch
 END, TURN, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 """The tokens 0 to 2. A generation config names the last as the end of the output."""
 
+THINK = ("<think>", "</think>")
+"""Tags of reasoning that `add_thinking` adds."""
+
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
     "{% if message['content'] is string %}{{ message['content'] }}"
@@ -107,6 +110,16 @@ __all__ = ["CHAT_TEMPLATE", "END", "EOS_ID", "FAMILIES", "TURN", "TURN_END", "VO
 def tiny(family: str, dtype: str = "float32") -> Path:
     """The directory of a tiny model of `family`, made once and shared; treat it as read-only."""
     return make(family, models_root() / f"{family}-{dtype}", dtype=dtype)
+
+
+def add_thinking(directory: Path) -> Path:
+    """Give the model in `directory` the tags `<think>` and `</think>`, each a token, and a template that knows them."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(directory)
+    tokenizer.add_tokens([AddedToken(tag, special=True, normalized=False) for tag in THINK])
+    told = "{# <think></think> #}{% if thinks %}{{ '<think>\n' }}{% endif %}"
+    tokenizer.chat_template = CHAT_TEMPLATE + told
+    tokenizer.save_pretrained(directory)
+    return directory
 
 
 @cache

@@ -13,17 +13,27 @@ WITH = {"any": "any", "rows": "rows", "mixed": "text and rows"}
 
 
 def test_the_page_shows_the_table_of_refusals() -> None:
-    always = set(refusals(ids_are_looked_up=False, own_reasoning=False))
-    looked_up = set(refusals(ids_are_looked_up=True, own_reasoning=False)) - always
-    own = set(refusals(ids_are_looked_up=False, own_reasoning=True)) - always
-    assert all((always, looked_up, own))
+    facts = {
+        "ids_are_looked_up": False,
+        "own_reasoning": False,
+        "mixes_logprobs": False,
+        "counts_thinking": True,
+    }
+    always = set(refusals(**facts))
+    only = {
+        " (second model runner, speculation)": set(refusals(**facts | {"ids_are_looked_up": True})) - always,
+        " (with `--reasoning-parser` after `--`)": set(refusals(**facts | {"own_reasoning": True})) - always,
+        " (first model runner)": set(refusals(**facts | {"mixes_logprobs": True})) - always,
+        " (no form of reasoning known)": set(refusals(**facts | {"counts_thinking": False})) - always,
+    }
+    assert all((always, *only.values()))
     shown = [line for line in PAGE.splitlines() if line.startswith("| `") and line.count("|") == 4]
-    for refusal in always | looked_up | own:
-        where = " (second model runner, speculation)" if refusal in looked_up else ""
-        where = " (with `--reasoning-parser` after `--`)" if refusal in own else where
+    every = always.union(*only.values())
+    for refusal in every:
+        where = next((where for where, found in only.items() if refusal in found), "")
         assert f"| `{refusal.feature}`{where} | {WITH[refusal.prompts]} | {refusal.reason} |" in shown
     table = PAGE[PAGE.index("| feature |") : PAGE.index("Worked around")]
-    assert table.count("| `") == len(always | looked_up | own)
+    assert table.count("| `") == len(every)
     assert NO_LEVEL_2 in table
 
 

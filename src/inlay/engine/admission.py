@@ -137,7 +137,10 @@ class Admission(PromptAdmission):
         allowed = sampling.allowed_token_ids
         if allowed is not None and not allowed:
             raise InvalidRequestError("allowed_token_ids must not be empty", param="allowed_token_ids")
+        thinking = sampling.thinking
         named = {
+            "logprob_token_ids": sampling.logprob_token_ids,
+            "thinking_token_budget": () if thinking is None else (*thinking.start, *thinking.end),
             "logit_bias": sampling.logit_bias,
             "stop_token_ids": sampling.stop_token_ids,
             "allowed_token_ids": allowed or (),
@@ -150,6 +153,11 @@ class Admission(PromptAdmission):
                     f"{name} names token id {wrong[0]}; the model's ids are 0 to {self.vocab_size - 1}",
                     param=name,
                 )
+        if thinking is not None and not (thinking.start and thinking.end):
+            raise InvalidRequestError(
+                "thinking_token_budget needs a start and an end of the thinking",
+                param="thinking_token_budget",
+            )
         if not all(sampling.bad_words):
             raise InvalidRequestError("bad_words must not hold an empty word", param="bad_words")
 

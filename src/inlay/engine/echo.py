@@ -28,6 +28,7 @@ from inlay.protocol.work import (
     Limits,
     ModelCard,
     PromptLogprobs,
+    Sampling,
     Stats,
     Task,
     TokenLogprobs,
@@ -187,9 +188,7 @@ class EchoEngine:
                 work.attempt,
                 running.emitted - 1,
                 (id_,),
-                ()
-                if sampling.logprobs is None
-                else (TokenLogprobs(0.0, ((id_, 0.0),) if sampling.logprobs else ()),),
+                () if sampling.logprobs is None else (TokenLogprobs(0.0, _alternatives(id_, sampling)),),
                 ("stop" if stops else "length") if ended else None,
                 id_ if stops else None,
                 Usage(len(work.prompt), running.emitted) if first or ended else None,
@@ -236,6 +235,13 @@ class EchoEngine:
             steps=self._steps,
             progress=self._prompted + self._generated,
         )
+
+
+def _alternatives(id_: int, sampling: Sampling) -> tuple[tuple[int, float], ...]:
+    """What is put out is certain, and nothing else possible."""
+    if sampling.logprob_token_ids:
+        return tuple((named, 0.0 if named == id_ else -9999.0) for named in sampling.logprob_token_ids)
+    return ((id_, 0.0),) if sampling.logprobs else ()
 
 
 def _told(work: Work) -> PromptLogprobs | None:

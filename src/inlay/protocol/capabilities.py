@@ -19,6 +19,8 @@ Feature: TypeAlias = Literal[
     "prior_output_with_grammar",
     "prior_output_with_penalties",
     "temperature_above_2",
+    "logprob_token_ids",
+    "thinking_token_budget",
 ]
 """What a work may ask for beyond a plain continuation of its prompt."""
 

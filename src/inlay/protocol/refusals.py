@@ -60,6 +60,12 @@ _MEANINGS: Mapping[Feature, _Meaning] = {
     "temperature_above_2": _Meaning(
         lambda work: work.sampling.temperature > 2.0, "temperature", "a temperature above 2"
     ),
+    "logprob_token_ids": _Meaning(
+        lambda work: bool(work.sampling.logprob_token_ids), "logprob_token_ids", "logprob_token_ids"
+    ),
+    "thinking_token_budget": _Meaning(
+        lambda work: work.sampling.thinking is not None, "thinking_token_budget", "thinking_token_budget"
+    ),
 }
 
 _WITH: Mapping[Prompts, str] = {

@@ -14,8 +14,12 @@ from inlay.errors import EngineError, ErrorFrame
 from inlay.prompt import Prompt
 from inlay.protocol.capabilities import Refusal
 from inlay.protocol.embedding import EmbeddingCard, EmbedWork, EmitVectors, Vectors
+from inlay.protocol.grammar import MAX_GRAMMAR as MAX_GRAMMAR
+from inlay.protocol.grammar import Grammar as Grammar
+from inlay.protocol.grammar import GrammarKind as GrammarKind
 from inlay.protocol.health import Probe
 from inlay.protocol.health import Stats as Stats
+from inlay.protocol.thinking import ThinkingBudget as ThinkingBudget
 
 PROTOCOL = 1
 """The version of these messages."""
@@ -29,31 +33,6 @@ class Task(StrEnum):
     GENERATE = "generate"
     EMBED = "embed"
     SCORE = "score"
-
-
-GrammarKind: TypeAlias = Literal["json_schema", "json_object", "regex", "choice", "grammar", "structural_tag"]
-"""What may bind an output, in vLLM's words; see `Grammar`."""
-
-
-MAX_GRAMMAR = 256 * 1024
-"""Characters of a grammar's source."""
-
-
-class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the text of an output must match from its first to its last character. Not compiled yet: its engine does that.
-
-    Attributes:
-        kind: how to read `source`. "json_schema": the schema as JSON. "json_object": any JSON object, `source` is empty.
-            "regex": a regular expression that matches all of the output. "choice": a JSON list of strings, one of which
-            the output is. "grammar": Lark or GBNF (which vLLM calls EBNF). "structural_tag": vLLM's, as JSON.
-        source: the text of it.
-        after: token ids; the output is free until it holds this run of ids for the first time, and the grammar binds what
-            follows. Empty: it binds from the start.
-    """
-
-    kind: GrammarKind
-    source: str = ""
-    after: tuple[int, ...] = ()
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -74,6 +53,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         allowed_token_ids: the only ids that may be chosen, or None for all. The end tokens are allowed only when named.
         prompt_logprobs: alternatives a prompt position, None for none; only where all of the prompt is tokens. A work with
             `prior_output` has been told of its prompt before and is not told again.
+        logprob_token_ids: ids whose logprobs stand, in this order, in the place of the most likely ones'.
+        thinking: when the model's reasoning is ended for it, or None.
     """
 
     max_tokens: int
@@ -94,6 +75,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
+    thinking: ThinkingBudget | None = None
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -126,7 +109,10 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Logprobs at one output position: of the chosen token and of the `top` most likely (id, logprob), best first."""
+    """Logprobs at one output position: of the chosen token and of the `top` most likely (id, logprob), best first.
+
+    Under `Sampling.logprob_token_ids` of those ids, as they were given.
+    """
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()

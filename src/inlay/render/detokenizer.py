@@ -106,4 +106,28 @@ class WindowDetokenizer:
         del self._held[:count]
 
 
-__all__ = ["ByteLevelDetokenizer", "Detokenizer", "WindowDetokenizer"]
+class UnspacedDetokenizer:
+    """Shows added tokens that follow one another as they are spelt, with nothing between them. None is skipped."""
+
+    __slots__ = ("_added", "_after_added", "_detokenizer")
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._detokenizer = WindowDetokenizer(vocabulary, skipped=frozenset())
+        self._added = vocabulary.added
+        self._after_added = False
+
+    def push(self, ids: Sequence[int]) -> str:
+        """As `Detokenizer.push`."""
+        text = ""
+        for id_ in ids:
+            shown, spelt = self._detokenizer.push((id_,)), self._added.get(id_)
+            text += spelt if spelt is not None and self._after_added else shown
+            self._after_added = spelt is not None
+        return text
+
+    def flush(self) -> str:
+        """As `Detokenizer.flush`."""
+        return self._detokenizer.flush()
+
+
+__all__ = ["ByteLevelDetokenizer", "Detokenizer", "UnspacedDetokenizer", "WindowDetokenizer"]

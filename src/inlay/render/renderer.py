@@ -13,7 +13,12 @@ from tokenizers import AddedToken, Tokenizer
 from inlay.errors import ContextLengthError, InvalidRequestError
 from inlay.prompt import Prompt, Rows, Segment, Tokens
 from inlay.render.conversation import Marks, template_messages
-from inlay.render.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
+from inlay.render.detokenizer import (
+    ByteLevelDetokenizer,
+    Detokenizer,
+    UnspacedDetokenizer,
+    WindowDetokenizer,
+)
 from inlay.render.ends import End, Side, end_of
 from inlay.render.template import ChatTemplates
 from inlay.render.texts import Pair, TextEncoder
@@ -250,14 +255,22 @@ class Renderer:
         return self._vocabulary.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def detokenizer(
-        self, *, skip_special_tokens: bool = True, keep: Collection[str] = frozenset()
+        self,
+        *,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+        keep: Collection[str] = frozenset(),
     ) -> Detokenizer:
         """A new detokenizer for one sequence.
 
         Args:
             skip_special_tokens: special tokens stand for nothing.
+            spaces_between_special_tokens: false leaves out what the tokenizer puts between added tokens that follow
+                each other, where none are skipped; as vLLM's.
             keep: tokens that are not skipped, special or not.
         """
+        if not spaces_between_special_tokens and not skip_special_tokens and not self._vocabulary.byte_level:
+            return UnspacedDetokenizer(self._vocabulary)
         skipped = self._vocabulary.special if skip_special_tokens else frozenset[int]()
         if skipped and keep:
             skipped -= {self._tokenizer.token_to_id(token) for token in keep}

@@ -28,6 +28,7 @@ class Vocabulary:
 
     Attributes:
         tokenizer: whose ids they are.
+        added: tokens added to the vocabulary, special or not, by id.
         special: ids of special tokens.
         byte_level: the decoder joins the bytes of all tokens, so each id has bytes of its own.
         byte_fallback: tokens like `<0xE2>` stand for single bytes among tokens of text.
@@ -35,9 +36,9 @@ class Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.special = frozenset(
-            id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special
-        )
+        added = tokenizer.get_added_tokens_decoder()
+        self.added = {id_: token.content for id_, token in added.items()}
+        self.special = frozenset(id_ for id_, token in added.items() if token.special)
         kinds = _decoder_kinds(tokenizer)
         self.byte_level = kinds == ["ByteLevel"]
         self.byte_fallback = "ByteFallback" in kinds

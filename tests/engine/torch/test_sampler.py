@@ -328,6 +328,35 @@ def test_logprobs_are_of_the_models_own_distribution() -> None:
     assert len(whole.top) == VOCAB
 
 
+def test_logprobs_of_named_ids_stand_in_the_place_of_the_best_whoever_else_is_there() -> None:
+    rows = logits(4, seed=4)
+    named = (7, 399, 0, 7)
+    batch = [
+        sequence(logprobs=2, temperature=0.0),
+        sequence(logprobs=0, logprob_token_ids=named, temperature=0.0),
+        sequence(logprobs=0, logprob_token_ids=(3,), temperature=1.0, seed=5),
+        sequence(temperature=0.0),
+    ]
+    found = choices(sampler(), rows, batch)
+    best, several, one, none = (choice.logprobs for choice in found)
+    assert best
+    assert several
+    assert one
+    assert none is None
+    expected = rows.log_softmax(dim=-1)
+    assert [id_ for id_, _ in several.top] == list(named)
+    assert [id_ for id_, _ in one.top] == [3]
+    assert [id_ for id_, _ in best.top] == rows[0].topk(2).indices.tolist()
+    for place, told in ((0, best), (1, several), (2, one)):
+        shown = [logprob for _, logprob in told.top]
+        assert shown == pytest.approx([float(expected[place, id_]) for id_, _ in told.top], abs=1e-5)
+        own = float(expected[place, found[place].token_id])
+        assert told.logprob == pytest.approx(own, abs=1e-5)
+        alone = choices(sampler(), rows[place : place + 1], [batch[place]])[0]
+        assert alone.logprobs is not None
+        assert [id_ for id_, _ in alone.logprobs.top] == [id_ for id_, _ in told.top]
+
+
 def test_equal_logprobs_are_listed_by_id() -> None:
     row = torch.zeros(VOCAB)
     row[[9, 200]] = 4.0

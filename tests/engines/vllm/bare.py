@@ -156,9 +156,30 @@ def read_containers(hidden: int, count: int, parts: int) -> None:
         del held
 
 
+async def named_logprobs(bare: Bare) -> None:
+    """The ids beside a chosen one whose logprobs are told: alone, and while another request names ids of its own."""
+
+    async def beside() -> list[list[int]]:
+        answer = await bare.whole(bare.text(TEXT_A), logprobs=2, max_tokens=12)
+        return [sorted(position) for position in answer.logprobs]
+
+    told("logprobs alone", await beside())
+    named = bare.whole(bare.text(TEXT_B), logprob_token_ids=[1, 2, 3, 4], max_tokens=24)
+    told("logprobs beside", (await asyncio.gather(beside(), named))[0])
+
+
 SCENARIOS: dict[str, Callable[[Bare], Awaitable[None]]] = {
     scenario.__name__: scenario
-    for scenario in (penalties, not_finite, prompt_logprobs, overflow, unknown_ids, adapters, drafts)
+    for scenario in (
+        penalties,
+        not_finite,
+        prompt_logprobs,
+        overflow,
+        unknown_ids,
+        adapters,
+        drafts,
+        named_logprobs,
+    )
 }
 
 

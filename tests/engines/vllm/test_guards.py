@@ -67,7 +67,7 @@ def alone(scenarios: str, *words: object) -> Alone:
 @pytest.fixture(scope="module")
 def unguarded(directory: Path) -> Alone:
     """vLLM alone, in the end dead."""
-    return alone("penalties,not_finite,prompt_logprobs", directory, "float32")
+    return alone("penalties,named_logprobs,not_finite,prompt_logprobs", directory, "float32")
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +107,15 @@ def penalised(directory: Path, prompt: Prompt, penalty: float, max_tokens: int) 
         output.append(int(logits.argmax()))
         embeds = torch.cat((embeds, plain.get_input_embeddings()(torch.tensor([[output[-1]]]))), dim=1)
     return output
+
+
+async def test_ids_whose_logprobs_one_asks_for_are_not_told_to_others(
+    shared: Generates, unguarded: Alone
+) -> None:
+    assert unguarded.told["logprobs alone"] != unguarded.told["logprobs beside"]
+    named = work("named", Prompt.of(Tokens(bare.TEXT_B)), 4, logprobs=0, logprob_token_ids=(1, 2))
+    with pytest.raises(InvalidRequestError, match=r"logprob_token_ids .* first model runner"):
+        await admitted(shared, named)
 
 
 async def test_penalties_of_rows_do_not_see_what_another_client_said(

@@ -29,6 +29,8 @@ REFUSALS = (
     Refusal("prompt_logprobs", "any", "SGLang does not say how each token ranked"),
     Refusal("bad_words", "any", "SGLang has no such thing"),
     Refusal("allowed_token_ids", "any", "SGLang has no such thing"),
+    Refusal("logprob_token_ids", "any", "inlay does not ask SGLang for other logprobs than the best"),
+    Refusal("thinking_token_budget", "any", "SGLang ends no thinking without a processor of the client's own"),
     Refusal("min_tokens", "any", "SGLang can only hold back ends that it looks for itself"),
     Refusal("prior_output_with_penalties", "any", "SGLang would count the tokens of the other worker as the prompt's"),
 )  # fmt: skip

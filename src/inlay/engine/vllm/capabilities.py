@@ -45,7 +45,10 @@ _LOOKED_UP_PENALTY = (
     "with vLLM's second model runner, and where it speculates, token 0 stands in the place of every row, and would be penalised "
     "where nothing should be seen"
 )
-
+_MIXED_LOGPROBS = "vLLM's first model runner then gives others of the same step, who ask for logprobs, those of these ids and not their own"
+_UNKNOWN_THINKING = (
+    "the chat template shows no form of reasoning that is known; start vLLM with --reasoning-config after --"
+)
 
 NO_LEVEL_2 = (
     "level 2 forgets the weights, and vLLM serves on without them unless it is told to load them, and its adapters, again; level 1 "
@@ -54,13 +57,17 @@ NO_LEVEL_2 = (
 """Why it sleeps at level 1 alone."""
 
 
-def refusals(*, ids_are_looked_up: bool, own_reasoning: bool) -> tuple[Refusal, ...]:
+def refusals(
+    *, ids_are_looked_up: bool, own_reasoning: bool, mixes_logprobs: bool, counts_thinking: bool
+) -> tuple[Refusal, ...]:
     """What is refused.
 
     Args:
         ids_are_looked_up: whether a token must stand in the place of a row: with vLLM's second model runner, which GPUs get, and
             where it speculates.
         own_reasoning: whether a user has said where vLLM's grammars begin.
+        mixes_logprobs: whether named ids of one request are told to others too, as by vLLM's first model runner.
+        counts_thinking: whether vLLM knows where thinking begins and ends.
     """
     always = (
         Refusal("prompt_logprobs", "rows", _NO_IDS),
@@ -71,6 +78,8 @@ def refusals(*, ids_are_looked_up: bool, own_reasoning: bool) -> tuple[Refusal, 
     return (
         *always,
         *([Refusal("grammar_after", "any", _AFTER)] if own_reasoning else []),
+        *([Refusal("logprob_token_ids", "any", _MIXED_LOGPROBS)] if mixes_logprobs else []),
+        *([] if counts_thinking else [Refusal("thinking_token_budget", "any", _UNKNOWN_THINKING)]),
         *([Refusal("repetition_penalty", "rows", _LOOKED_UP_PENALTY)] if ids_are_looked_up else []),
     )
 

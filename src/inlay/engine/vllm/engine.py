@@ -128,6 +128,7 @@ class VllmEngine:
             raise InvalidRequestError(f"a work with id {work.id!r} is under way")
         loaded.admission.check(work)
         refusals.check(loaded.card.refusals, work, f"{loaded.card.engine} {loaded.card.engine_version}")
+        loaded.check_thinking(work)
         follower = Follower(work, emit, f"{work.id}.{next(self._numbers)}")
         self._followers[work.id] = follower
         if work.deadline is not None:

@@ -32,10 +32,11 @@ class Follower(Following):
         return True
 
     def _of_output(self, flat: Any, count: int) -> tuple[TokenLogprobs, ...]:
-        """The entries of vLLM's `FlatLogprobs`: at each position the chosen token, then the most likely."""
-        top = self.work.sampling.logprobs
-        if top is None or flat is None:
+        """The entries of vLLM's `FlatLogprobs`: at each position the chosen token, then others."""
+        sampling = self.work.sampling
+        if sampling.logprobs is None or flat is None:
             return ()
+        top = len(sampling.logprob_token_ids) or sampling.logprobs
         entries = []
         for start in flat.start_indices[:count]:
             best = range(start + 1, start + 1 + top)

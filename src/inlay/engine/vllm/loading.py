@@ -17,7 +17,7 @@ from inlay.engine.length import LengthBounds
 from inlay.engine.row_facts import row_facts
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.grammar.source import source_of
-from inlay.engine.vllm import capabilities, environment, reasoning
+from inlay.engine.vllm import capabilities, environment, reasoning, thinking
 from inlay.engine.vllm.arguments import engine_args
 from inlay.engine.vllm.cache_events import CacheEvents
 from inlay.engine.vllm.launching import launch, refused
@@ -26,7 +26,7 @@ from inlay.engine.vllm.sampling import KINDS
 from inlay.engine.vllm.stats import Counters
 from inlay.engine.weights import directory_of, weights_id
 from inlay.errors import EngineError
-from inlay.protocol.work import Exactness, Limits, ModelCard, Sampling, Task
+from inlay.protocol.work import Exactness, Limits, ModelCard, Sampling, Task, Work
 from inlay.tensors.table import config_of
 
 log = logging.getLogger(__name__)
@@ -54,6 +54,10 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     by_priority: bool
     sleeps: bool
     lora: Any
+
+    def check_thinking(self, work: Work) -> None:
+        """As `thinking.check`."""
+        thinking.check(work, self.llm.vllm_config)
 
     def check_grammar(self, sampling: Sampling) -> None:
         """Refuse a grammar that would cost too much, or is none. Raises `InvalidRequestError`."""
@@ -99,6 +103,7 @@ def load(settings: EngineSettings, secret: Secret, adapters: Container[str], eve
     environment.check(os.environ)
     directory = directory_of(settings.model, settings.revision)
     arguments = engine_args(settings, directory)
+    thinking.turn_on(arguments, directory)
     counters = Counters()
     with refused():
         config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
@@ -158,7 +163,10 @@ def _card(
         grammars=KINDS,
         shares_text_prefix=False,
         refusals=capabilities.refusals(
-            ids_are_looked_up=ids_are_looked_up(config), own_reasoning=own_reasoning
+            ids_are_looked_up=ids_are_looked_up(config),
+            own_reasoning=own_reasoning,
+            mixes_logprobs=not config.use_v2_model_runner,
+            counts_thinking=thinking.counts(config),
         ),
         secret_fingerprint=secret.fingerprint,
     )

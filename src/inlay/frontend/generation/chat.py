@@ -18,6 +18,7 @@ from inlay.frontend.generation.prompts import cut_off, kept_positions, truncated
 from inlay.frontend.generation.reading import Forms, check_tool_use, read_as
 from inlay.frontend.generation.respond import generation_of, respond
 from inlay.frontend.generation.sampling import check_request, sampling_of
+from inlay.frontend.generation.thinking import with_budget
 from inlay.frontend.generation.tools import ToolUse
 from inlay.frontend.generation.works import Generation
 from inlay.frontend.incoming import Incoming, read_request
@@ -123,6 +124,7 @@ async def ask(
         logprobs_param="top_logprobs",
     )
     sampling = with_prompt_logprobs(sampling, request, card, [prompt], echoed=None)
+    sampling = with_budget(sampling, request, forms, renderer)
     output, sampling = read_as(
         forms,
         renderer,

@@ -1,14 +1,17 @@
 """How chat completions are shown."""
 
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
 
 from inlay.errors import InlayError
 from inlay.frontend.errors import shown
+from inlay.frontend.generation.alternatives import token_names
 from inlay.frontend.generation.choices import Choice, Piece
 from inlay.frontend.generation.completions import joined, prompt_ids
+from inlay.frontend.generation.prompt_logprobs import LEAST
 from inlay.frontend.generation.tools import ToolChoice, ToolUse
 from inlay.frontend.generation.works import Generation, Pieces, UsageShown
 from inlay.protocol.openai.chat import (
@@ -201,18 +204,28 @@ class ChatShape:
     def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
         if not self._request.logprobs:
             return None
-        return ChatLogprobs(token_logprobs(piece, self._renderer, self._request.top_logprobs or 0))
+        request = self._request
+        top = None if request.logprob_token_ids else request.top_logprobs or 0
+        return ChatLogprobs(token_logprobs(piece, self._renderer, top, token_names(request, self._renderer)))
 
 
-def token_logprobs(piece: Piece, renderer: Renderer, top: int) -> list[TokenLogprob]:
-    """The logprobs of a piece, with `top` alternatives a token."""
-    text, data = renderer.token_text, renderer.token_bytes
-    return [
-        TokenLogprob(
-            text(id_),
-            entry.logprob,
-            data(id_),
-            [TopLogprob(text(other), logprob, data(other)) for other, logprob in entry.top[:top]],
-        )
-        for id_, entry in zip(piece.token_ids, piece.logprobs, strict=True)
-    ]
+def token_logprobs(
+    piece: Piece, renderer: Renderer, top: int | None, name: Callable[[int], str] | None = None
+) -> list[TokenLogprob]:
+    """The logprobs of a piece.
+
+    Args:
+        piece: with logprobs.
+        renderer: of the model.
+        top: alternatives a token; None for the chosen token and all others that logprobs came of.
+        name: what a token is called; by its text when None.
+    """
+    name, data = name or renderer.token_text, renderer.token_bytes
+    shown: list[TokenLogprob] = []
+    for id_, entry in zip(piece.token_ids, piece.logprobs, strict=True):
+        near = entry.top[:top]
+        if top is None:
+            near = ((id_, entry.logprob), *(one for one in entry.top if one[0] != id_))
+        others = [TopLogprob(name(other), max(logprob, LEAST), data(other)) for other, logprob in near]
+        shown.append(TokenLogprob(name(id_), max(entry.logprob, LEAST), data(id_), others))
+    return shown

@@ -27,6 +27,7 @@ class Display:
     stops: StopStrings | None = None
     include_stop: bool = False
     skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
     format: OutputFormat = PLAIN
 
 
@@ -117,7 +118,9 @@ class Choice:
         self.calls_tools = False
         self.finish_reason: str | None = None
         self._detokenizer: Detokenizer = renderer.detokenizer(
-            skip_special_tokens=display.skip_special_tokens, keep=display.format.special_tokens
+            skip_special_tokens=display.skip_special_tokens,
+            spaces_between_special_tokens=display.spaces_between_special_tokens,
+            keep=display.format.special_tokens,
         )
         self._parser = display.format.parser()
         ids = display.format.reasoning

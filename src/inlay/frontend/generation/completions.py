@@ -11,11 +11,14 @@ from inlay.frontend.answer_id import answer_id
 from inlay.frontend.bodies.intake import size_of
 from inlay.frontend.bodies.sources import in_completion
 from inlay.frontend.errors import shown
+from inlay.frontend.generation.alternatives import token_names
 from inlay.frontend.generation.choices import Choice, Piece
-from inlay.frontend.generation.prompt_logprobs import check_has_ids, with_prompt_logprobs
+from inlay.frontend.generation.prompt_logprobs import LEAST, check_has_ids, with_prompt_logprobs
 from inlay.frontend.generation.prompts import PromptReader, kept_positions
+from inlay.frontend.generation.reading import Forms
 from inlay.frontend.generation.respond import generation_of, respond
 from inlay.frontend.generation.sampling import check_request, sampling_of
+from inlay.frontend.generation.thinking import with_budget
 from inlay.frontend.generation.works import Generation, Pieces, UsageShown
 from inlay.frontend.incoming import read_request
 from inlay.frontend.references import embeddings_of
@@ -62,6 +65,7 @@ async def completions(call: Call) -> None:
     request.prompt = request.prompt_embeds = None
     call.intake.prepared(prompts, size)
     sampling = _sampling(request, model, prompts)
+    sampling = with_budget(sampling, request, Forms.of(server.settings, renderer), renderer)
     response_id = answer_id("cmpl-", request.request_id)
     generation = generation_of(
         call, request, response_id, model, renderer, prompts, sampling, request.max_tokens
@@ -122,6 +126,7 @@ class CompletionShape:
         self._model = model
         self._renderer = renderer
         self._generation = generation
+        self._name = token_names(request, renderer)
         self._created = int(time.time())
         self._usage = UsageShown.of(request)
         self._begun: set[int] = set()
@@ -269,17 +274,17 @@ class CompletionShape:
             if place == echoed:
                 offsets.restart()
             result.text_offset.append(offsets.next(id_))
-            result.tokens.append(self._renderer.token_text(id_))
+            result.tokens.append(self._name(id_))
             if entry is None:
                 result.token_logprobs.append(None)
                 result.top_logprobs.append(None)
                 continue
-            result.token_logprobs.append(entry.logprob)
+            result.token_logprobs.append(max(entry.logprob, LEAST))
             top: dict[str, float] = {}
             # Parts of characters read alike; the likeliest of them stands for all.
             for other, logprob in ((id_, entry.logprob), *entry.top):
-                name = self._renderer.token_text(other)
-                top[name] = max(logprob, top.get(name, logprob))
+                name = self._name(other)
+                top[name] = max(logprob, top.get(name, LEAST))
             result.top_logprobs.append(top)
         return result
 

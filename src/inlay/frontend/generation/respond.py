@@ -24,6 +24,7 @@ from inlay.frontend.generation.sampling import (
     output_limit,
     stops_of,
 )
+from inlay.frontend.generation.thinking import for_prompt
 from inlay.frontend.generation.works import Generation, Pieces
 from inlay.frontend.lifeline import Lifeline
 from inlay.frontend.server import Call
@@ -86,6 +87,7 @@ def generation_of(
         stops=StopStrings(stops) if stops else None,
         include_stop=bool(request.include_stop_str_in_output),
         skip_special_tokens=request.skip_special_tokens is not False,
+        spaces_between_special_tokens=request.spaces_between_special_tokens is not False,
         format=output,
     )
     if request.priority and call.server.settings.scheduling_policy != "priority":
@@ -103,15 +105,16 @@ def generation_of(
     sampling = msgspec.structs.replace(sampling, bad_words=bad_words_of(request, renderer))
     check_together(sampling, len(prompts) * request.candidates)
     bulk = reserve(call.reservation, sampling, prompts, request.candidates)
-    unscored = msgspec.structs.replace(sampling, prompt_logprobs=None)
     remaining = call.remaining
     choices: list[Choice] = []
     for prompt in prompts:
         wanted = output_limit(request, max_tokens, model.max_len - len(prompt))
+        own = for_prompt(sampling, prompt, output)
+        unscored = msgspec.structs.replace(own, prompt_logprobs=None)
         for number in range(request.candidates):
             index = len(choices)
             # A prompt is told of once, however many choices show it.
-            shared = unscored if number else sampling
+            shared = unscored if number else own
             work = Work(
                 id=f"{works_id}-{index}",
                 prompt=prompt,

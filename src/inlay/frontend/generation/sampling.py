@@ -7,6 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from inlay.errors import ContextLengthError, InvalidRequestError
+from inlay.frontend.generation.alternatives import named_ids
 from inlay.frontend.generation.grammars import check_served, field_of, grammar_of
 from inlay.frontend.unserved import check_unserved
 from inlay.protocol.openai.generation import GenerationRequest
@@ -48,6 +49,7 @@ _RANGES: dict[str, _Range] = {
     "presence_penalty": _Range(-2, 2),
     "frequency_penalty": _Range(-2, 2),
     "seed": _Range(-(2**63), 2**63 - 1),
+    "thinking_token_budget": _Range(-1),
     "truncate_prompt_tokens": _Range(-1),
     "priority": _Range(-(2**31), 2**31 - 1),
 }
@@ -206,6 +208,8 @@ def sampling_of(
             param="allowed_token_ids",
         )
     check_ids(allowed or [], card.vocab_size, "allowed_token_ids")
+    named = named_ids(request, logprobs=logprobs, max_tokens=max_tokens)
+    check_ids(named, card.vocab_size, "logprob_token_ids")
     grammar = grammar_of(request)
     check_served(grammar, card, field_of(request))
     return Sampling(
@@ -223,6 +227,7 @@ def sampling_of(
         stop_token_ids=stop_token_ids,
         ignore_eos=bool(request.ignore_eos),
         logprobs=logprobs,
+        logprob_token_ids=named,
         grammar=grammar,
         allowed_token_ids=None if allowed is None else tuple(sorted(set(allowed))),
     )

@@ -48,6 +48,10 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
         truncation_side: "left" keeps the last positions, as when absent; "right" the first.
         response_format: OpenAI's: type "text", "json_object", or "json_schema" with `json_schema: {name, schema, strict}`.
         structured_outputs: vLLM's: one of json, regex, choice, grammar, json_object.
+        logprob_token_ids: ids whose logprobs are shown in the place of the most likely ones'.
+        return_tokens_as_token_ids: logprobs call a token "token_id:ID" and not by its text.
+        spaces_between_special_tokens: false leaves out what the tokenizer puts between special tokens that are shown.
+        thinking_token_budget: tokens of reasoning after which it is ended; -1 for no bound.
         bad_words: texts the output must not hold.
         allowed_token_ids: the only ids that may be chosen.
     """
@@ -72,8 +76,12 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
     logit_bias: dict[str, float] | None = None
+    logprob_token_ids: list[int] | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    thinking_token_budget: int | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
     user: str | None = None

@@ -1,8 +1,8 @@
 """Logits and samplings to token ids and logprobs.
 
 Order and meaning of the settings are vLLM's: what may be chosen at all (`constraints.py`); repetition, frequency and presence
-penalties; greedy choice, or temperature, min_p, top_k, top_p and a draw. Logprobs are of the model's own distribution, before
-any of this.
+penalties; the end of a thinking whose budget is spent, which goes before all of these; greedy choice, or temperature, min_p,
+top_k, top_p and a draw. Logprobs are of the model's own distribution, before any of this.
 
 Three rules make a choice a pure function of (logits, settings, output so far, seed, output index), whoever the neighbours are and
 whichever worker resumes the sequence:
@@ -27,6 +27,7 @@ from torch import Tensor
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.sampling.constraints import Constrained, Constraints
 from inlay.engine.torch.sampling.tally import Tallied, Tally
+from inlay.engine.torch.sampling.thinking import Thoughtful, Thoughts, only
 from inlay.engine.torch.transfers import Download, upload
 from inlay.errors import InlayError, InvalidRequestError
 from inlay.protocol.work import Sampling, TokenLogprobs
@@ -57,7 +58,7 @@ class Drawn(NamedTuple):
     Attributes:
         ids: int64 (S,), on the device.
         bound: rows whose constraints may leave nothing, and the place of each in `told`.
-        wanted: rows to numbers of the best tokens that logprobs were asked of.
+        wanted: rows to numbers of tokens beside the chosen one that logprobs were asked of.
         told: ids; logits of those that are not plainly the likeliest; what `Sampler._logprobs` found.
     """
 
@@ -86,7 +87,7 @@ class Drawn(NamedTuple):
         return found
 
 
-class Sampled(Constrained, Tallied, Protocol):
+class Sampled(Constrained, Tallied, Thoughtful, Protocol):
     """What a sequence shows of itself."""
 
 
@@ -164,13 +165,17 @@ def _is_plain(sequence: Sampled) -> bool:
         and sampling.logprobs is None
         and not (_penalises(sampling) or sampling.logit_bias or sampling.bad_words)
         and sampling.allowed_token_ids is None
+        and sampling.thinking is None
         and sequence.grammar is None
         and sampling.min_tokens <= len(sequence.output)
     )
 
 
 class Sampler:
-    """Chooses the next token of every sequence of a step. Keeps tallies and constraints of sequences until `forget`."""
+    """Chooses the next token of every sequence of a step.
+
+    Keeps tallies, constraints and what is spent of thinking budgets until `forget`.
+    """
 
     def __init__(self, vocab_size: int, eos_token_ids: tuple[int, ...], device: torch.device) -> None:
         """Nothing is kept yet.
@@ -184,6 +189,7 @@ class Sampler:
         self._device = device
         self._constraints = Constraints(vocab_size, eos_token_ids, device)
         self._tallies: dict[int, Tally] = {}
+        self._thoughts = Thoughts()
 
     def draw(self, logits_SV: Tensor, sequences: Sequence[Sampled]) -> Drawn:
         """Choose the next token of each sequence. `logits_SV` is left as it is.
@@ -203,6 +209,9 @@ class Sampler:
         logits_RV, rows_R = self._rows(logits_SV, others)
         logits_RV = logits_RV.float()
         processed_RV = self._penalised(self._constraints.apply(logits_RV, chosen), chosen)
+        ends = self._thoughts.forced(chosen)
+        if ends:
+            processed_RV = only(processed_RV, ends)
         ids_R = self._choose(processed_RV, chosen)
         ids_S = ids_R
         if len(others) < len(sequences):
@@ -213,9 +222,16 @@ class Sampler:
         }
         # What is chosen from a row whose constraints leave nothing has a logit of -inf too.
         best_R = processed_RV.gather(1, ids_R[:, None])[:, 0] if bound else ids_R
-        asked = [(place, sequence.sampling.logprobs) for place, sequence in enumerate(chosen)]
-        wanted = {place: min(count, self._vocab_size) for place, count in asked if count is not None}
-        told = Download(ids_S, best_R, *self._logprobs(logits_RV, ids_R, wanted))
+        wanted: dict[int, int] = {}
+        named: dict[int, tuple[int, ...]] = {}
+        for place, sequence in enumerate(chosen):
+            sampling = sequence.sampling
+            if sampling.logprobs is not None:
+                wanted[place] = min(sampling.logprobs, self._vocab_size)
+                if sampling.logprob_token_ids:
+                    named[place] = sampling.logprob_token_ids
+                    wanted[place] = len(named[place])
+        told = Download(ids_S, best_R, *self._logprobs(logits_RV, ids_R, wanted, named))
         return Drawn(ids_S, bound, {others[place]: count for place, count in wanted.items()}, told)
 
     def _choose(self, processed_SV: Tensor, sequences: Sequence[Sampled]) -> Tensor:
@@ -240,10 +256,11 @@ class Sampler:
         """Drop what was kept for `sequence` between steps; nothing happens when nothing was."""
         self._tallies.pop(id(sequence), None)
         self._constraints.forget(sequence)
+        self._thoughts.forget(sequence)
 
     def __len__(self) -> int:
         """Sequences something is kept for."""
-        return len(self._tallies.keys() | self._constraints.kept())
+        return len(self._tallies.keys() | self._constraints.kept() | self._thoughts.kept())
 
     def _tensor(self, values: Sequence[float] | np.ndarray, dtype: torch.dtype) -> Tensor:
         return upload(torch.as_tensor(values, dtype=dtype), self._device)
@@ -333,21 +350,35 @@ class Sampler:
             open_R, values_RV, bounds = open_R[~settled_R], values_RV[~settled_R], bounds.select(~settled_R)
         return ids_R
 
-    def _logprobs(self, logits_SV: Tensor, ids_S: Tensor, wanted: Mapping[int, int]) -> tuple[Tensor, ...]:
-        """Of the distribution in `logits_SV`: of what is chosen (R,), and ids and logprobs (R, C) of the best; none for no rows.
+    def _logprobs(
+        self,
+        logits_SV: Tensor,
+        ids_S: Tensor,
+        wanted: Mapping[int, int],
+        named: Mapping[int, tuple[int, ...]],
+    ) -> tuple[Tensor, ...]:
+        """Of the distribution in `logits_SV`: of what is chosen (R,), and ids and logprobs (R, C) of others; none for no rows.
 
         Args:
             logits_SV: of the model.
             ids_S: what is chosen.
-            wanted: row to number of the best.
+            wanted: row to number of the others.
+            named: row to the others, where they are not the best.
         """
         if not wanted:
             return ()
         logits_RV, rows_R = self._rows(logits_SV, list(wanted))
         logprobs_RV = logits_RV.log_softmax(dim=-1)
         own_R = logprobs_RV.gather(1, ids_S[rows_R][:, None])[:, 0]
-        widest = max(1, *wanted.values())
-        ids_RC = ranked(logits_RV.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf), widest)
+        best = max((count for row, count in wanted.items() if row not in named), default=0)
+        width = max(1, *wanted.values())
+        ids_RC = torch.zeros(len(wanted), width, dtype=torch.int64, device=self._device)
+        if best:
+            finite_RV = logits_RV.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+            ids_RC[:, :best] = ranked(finite_RV, best)
+        for place, row in enumerate(wanted):
+            if row in named:
+                ids_RC[place, : wanted[row]] = self._tensor(named[row], torch.int64)
         return own_R, ids_RC, logprobs_RV.gather(1, ids_RC)
 
 

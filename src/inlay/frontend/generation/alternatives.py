@@ -1,0 +1,47 @@
+"""The tokens whose logprobs are shown beside the chosen one, and what tokens are called there."""
+
+from collections.abc import Callable
+
+from inlay.errors import InvalidRequestError
+from inlay.protocol.openai.generation import GenerationRequest
+from inlay.render import Renderer
+
+MAX_IDS = 128
+"""Ids in `logprob_token_ids`; vLLM's number."""
+
+_FIELD = "logprob_token_ids"
+
+
+def named_ids(request: GenerationRequest, *, logprobs: int | None, max_tokens: int | None) -> tuple[int, ...]:
+    """The ids of `logprob_token_ids`, each once; none where the request names none.
+
+    Args:
+        request: says them.
+        logprobs: alternatives a token, or None for no logprobs.
+        max_tokens: what the client asked for.
+
+    Raises:
+        InvalidRequestError: without logprobs, too many, or nothing is generated.
+    """
+    ids = request.logprob_token_ids or []
+    if not ids:
+        return ()
+    if logprobs is None:
+        raise InvalidRequestError(f"{_FIELD} is only allowed when logprobs are asked for", param=_FIELD)
+    if max_tokens == 0:
+        raise InvalidRequestError(f"{_FIELD} needs an output, and max_tokens is 0", param=_FIELD)
+    if len(ids) > MAX_IDS:
+        raise InvalidRequestError(f"{_FIELD} has {len(ids)} ids; at most {MAX_IDS}", param=_FIELD)
+    return tuple(dict.fromkeys(ids))
+
+
+def token_names(request: GenerationRequest, renderer: Renderer) -> Callable[[int], str]:
+    """What a token is called in logprobs: its text, or `token_id:ID` where the request wants that."""
+    return _by_id if request.return_tokens_as_token_ids else renderer.token_text
+
+
+def _by_id(id_: int) -> str:
+    return f"token_id:{id_}"
+
+
+__all__ = ["MAX_IDS", "named_ids", "token_names"]

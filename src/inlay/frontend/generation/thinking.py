@@ -1,0 +1,58 @@
+"""What a request says of the tokens a model may think for: `thinking_token_budget`, as vLLM's."""
+
+import msgspec
+
+from inlay.errors import InvalidRequestError
+from inlay.frontend.generation.reading import Forms
+from inlay.prompt import Prompt
+from inlay.protocol.openai.generation import GenerationRequest
+from inlay.protocol.work import Sampling, ThinkingBudget
+from inlay.render import OutputFormat, Renderer
+from inlay.render.formats import ReasoningForm
+from inlay.render.output import Begins
+
+_FIELD = "thinking_token_budget"
+
+
+def with_budget(sampling: Sampling, request: GenerationRequest, forms: Forms, renderer: Renderer) -> Sampling:
+    """`sampling` with the request's budget, before anything is known of its prompts.
+
+    Raises:
+        InvalidRequestError: how the model writes its reasoning is not known, or has no end that could be chosen for it.
+    """
+    tokens = request.thinking_token_budget
+    if tokens is None or tokens == -1:
+        return sampling
+    form = forms.reasoning
+    if form is None:
+        raise InvalidRequestError(
+            f"{_FIELD} needs a model whose form of reasoning is known, and this one's chat template shows none: "
+            "name the form with --reasoning-parser",
+            param=_FIELD,
+        )
+    if not isinstance(form, ReasoningForm):
+        raise InvalidRequestError(
+            f"{_FIELD} needs a model that writes its reasoning between two tags; this one writes it in a channel",
+            param=_FIELD,
+        )
+    start, end = (_ids(renderer, tag) for tag in (form.start, form.end))
+    return msgspec.structs.replace(sampling, thinking=ThinkingBudget(tokens, start, end))
+
+
+def for_prompt(sampling: Sampling, prompt: Prompt, output: OutputFormat) -> Sampling:
+    """`sampling` with what `prompt` has spent of its budget; `output` says whether the model begins by thinking."""
+    budget = sampling.thinking
+    if budget is None:
+        return sampling
+    spent = budget.spent_in(prompt)
+    if spent is None and output.reasoning is not None and output.reasoning.begins is Begins.INSIDE:
+        spent = 0
+    return msgspec.structs.replace(sampling, thinking=msgspec.structs.replace(budget, spent=spent))
+
+
+def _ids(renderer: Renderer, tag: str) -> tuple[int, ...]:
+    id_ = renderer.token_id(tag)
+    return renderer.encode(tag, add_special_tokens=False) if id_ is None else (id_,)
+
+
+__all__ = ["for_prompt", "with_budget"]
