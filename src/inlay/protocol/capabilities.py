@@ -1,5 +1,6 @@
 """What an engine cannot do safely, or at all, as its card declares it and clients are shown it."""
 
+from enum import StrEnum
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -40,3 +41,22 @@ class Refusal(msgspec.Struct, frozen=True):
     feature: Feature
     prompts: Prompts
     reason: str
+
+
+class Exactness(StrEnum):
+    """Equality of a resumed stream, with a feature in use, to one that was not cut.
+
+    What was shown before is never changed. ROUNDED is what 16 bits give: numbers depend on what is computed
+    together, so that where two tokens are nearly equally likely the other may come, and what follows is
+    another continuation.
+    """
+
+    EXACT = "exact"
+    ROUNDED = "rounded"
+    SAMPLED = "sampled"
+    IMPOSSIBLE = "impossible"
+
+    @classmethod
+    def of_dtype(cls, dtype: str) -> "Exactness":
+        """EXACT or ROUNDED, by a model's activation dtype."""
+        return cls.EXACT if dtype == "float32" else cls.ROUNDED

@@ -12,6 +12,7 @@ import msgspec
 
 from inlay.errors import EngineError, ErrorFrame
 from inlay.prompt import Prompt
+from inlay.protocol.capabilities import Exactness as Exactness
 from inlay.protocol.capabilities import Refusal
 from inlay.protocol.embedding import EmbeddingCard, EmbedWork, EmitVectors, Vectors
 from inlay.protocol.grammar import MAX_GRAMMAR as MAX_GRAMMAR
@@ -179,14 +180,6 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
 
 Emit: TypeAlias = Callable[[Delta], None]
 """Takes a delta on the event loop the engine was started on; must not block."""
-
-
-class Exactness(StrEnum):
-    """How well an engine can resume another's stream with a feature in use."""
-
-    EXACT = "exact"
-    SAMPLED = "sampled"
-    IMPOSSIBLE = "impossible"
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):

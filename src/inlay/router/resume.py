@@ -1,7 +1,8 @@
 """A work followed to its end over as many workers as it takes.
 
-What has been shown is never shown again and never changed: the next attempt carries it as `prior_output`, and is made only where the
-worker's card says that the features in use continue exactly. Before anything has been shown, a work may start anew anywhere.
+What has been shown is never shown again and never changed: the next attempt carries it as `prior_output`, and is made
+only where the worker's card says that the features in use continue exactly, or but for rounding. Before anything has been
+shown, a work may start anew anywhere.
 """
 
 import asyncio
@@ -43,8 +44,9 @@ def features(work: Work) -> list[str]:
 
 
 def inexact(work: Work, card: ModelCard) -> list[str]:
-    """The features of `work` that an engine does not continue exactly."""
-    return [name for name in features(work) if card.resuming.get(name) != Exactness.EXACT]
+    """The features of `work` that an engine does not continue exactly, or but for rounding."""
+    continued = (Exactness.EXACT, Exactness.ROUNDED)
+    return [name for name in features(work) if card.resuming.get(name) not in continued]
 
 
 class Sent:

@@ -109,10 +109,10 @@ def _card(
         eos_token_ids=eos_token_ids(generation, stored.get("eos_token_id")),
         default_sampling=sampling,
         resuming={
-            "greedy": Exactness.EXACT,
+            "greedy": Exactness.of_dtype(dtype),
             "sampling": Exactness.SAMPLED,
             "penalties": Exactness.IMPOSSIBLE,
-            "logprobs": Exactness.EXACT,
+            "logprobs": Exactness.of_dtype(dtype),
             "grammar": Exactness.IMPOSSIBLE,
         },
         shares_text_prefix=False,

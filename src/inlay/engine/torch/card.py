@@ -13,6 +13,7 @@ def card_of(settings: EngineSettings, core: Core, secret: Secret) -> ModelCard:
     model, bounds = core.model, core.bounds
     names = settings.names
     max_abs = settings.max_prompt_embeds_abs
+    features = ("greedy", "sampling", "penalties", "logprobs", "grammar")
     return ModelCard(
         name=names[0],
         aliases=tuple(names[1:]),
@@ -37,13 +38,7 @@ def card_of(settings: EngineSettings, core: Core, secret: Secret) -> ModelCard:
         num_blocks=bounds.num_pages,
         eos_token_ids=model.eos_token_ids,
         default_sampling=model.default_sampling,
-        resuming={
-            "greedy": Exactness.EXACT,
-            "sampling": Exactness.EXACT,
-            "penalties": Exactness.EXACT,
-            "logprobs": Exactness.EXACT,
-            "grammar": Exactness.EXACT,
-        },
+        resuming=dict.fromkeys(features, Exactness.of_dtype(core.dtype)),
         grammars=KINDS,
         shares_text_prefix=True,
         secret_fingerprint=secret.fingerprint,

@@ -154,10 +154,10 @@ def _card(
         eos_token_ids=eos_token_ids(generation, model_config.get("eos_token_id")),
         default_sampling=default_sampling(generation),
         resuming={
-            "greedy": Exactness.EXACT,
+            "greedy": Exactness.of_dtype(dtype),
             "sampling": Exactness.SAMPLED,
             "penalties": Exactness.IMPOSSIBLE,
-            "logprobs": Exactness.EXACT,
+            "logprobs": Exactness.of_dtype(dtype),
             "grammar": Exactness.IMPOSSIBLE,
         },
         grammars=KINDS,

@@ -75,6 +75,7 @@ def _entry(call: Call, model: ServedModel, name: str) -> ModelEntry:
             max_body_bytes=settings.max_body_bytes,
         ),
         refusals=card.refusals,
+        resuming=card.resuming,
         embedding=_embedding(card.embedding),
         adapters=[] if adapter else [found.name for found in call.server.router.adapters(card)],
     )

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from inlay.protocol.capabilities import Refusal
+from inlay.protocol.capabilities import Exactness, Refusal
 
 
 class ModelLimits(msgspec.Struct, frozen=True):
@@ -45,6 +45,8 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
         embedding_table_id: identity of the input embedding table, as clients stamp it into what they send.
         embedding_abs_max: largest absolute value in that table.
         refusals: what its engine does not do, and why.
+        resuming: how an answer goes on whose worker was lost, by feature: "exact", "rounded", "sampled" or
+            "impossible"; the last two end with an error.
         embedding: of a model that makes vectors or scores.
         adapters: names of the adapters that may be asked for.
     """
@@ -66,6 +68,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     capabilities: list[str]
     limits: ModelLimits
     refusals: tuple[Refusal, ...] = ()
+    resuming: dict[str, Exactness] = {}
     embedding: EmbeddingFacts | msgspec.UnsetType = msgspec.UNSET
     adapters: list[str] = []
 

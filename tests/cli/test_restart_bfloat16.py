@@ -1,0 +1,71 @@
+"""`kill -9` of a worker in the middle of a stream of the bundled model, which is in bfloat16."""
+
+import json
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from inlay import demo
+from tests.serving import Served, serving
+
+NEAR = 0.25
+"""Logits; as in `tests/engine/torch/test_bfloat16.py`."""
+
+LENGTH, CUT = 300, 60
+
+pytestmark = pytest.mark.slow
+
+
+def ask(served: Served, client: httpx.Client, prompt: str, *, kill: bool) -> list[dict[str, Any]]:
+    """Tokens of an answer, each with what else was likely; with `kill` its worker dies after `CUT` of them."""
+    body = {
+        "model": "m",
+        "prompt": prompt,
+        "max_tokens": LENGTH,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "logprobs": 2,
+        "return_token_ids": True,
+    }
+    found: list[dict[str, Any]] = []
+    workers = psutil.Process(served.process.pid).children()
+    before = {worker: sum(worker.cpu_times()[:2]) for worker in workers}
+    with client.stream("POST", served.v1 + "/completions", json=body) as stream:
+        assert stream.status_code == 200
+        for line in stream.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            assert "error" not in event, event
+            for choice in event["choices"]:
+                logprobs = choice.get("logprobs") or {"top_logprobs": []}
+                ids = choice.get("token_ids") or []
+                for id_, top in zip(ids, logprobs["top_logprobs"], strict=True):
+                    found.append({"id": id_, "top": sorted(top.values(), reverse=True)})
+            if kill and len(found) >= CUT:
+                kill = False
+                # The one that answers is the one that has worked since.
+                max(workers, key=lambda worker: sum(worker.cpu_times()[:2]) - before[worker]).kill()
+    return found
+
+
+def test_an_answer_whose_worker_is_killed_goes_on_and_differs_only_where_two_tokens_are_near() -> None:
+    with (
+        serving(demo.model_dir(), "--served-model-name", "m", "--data-parallel-size", "2") as served,
+        httpx.Client(timeout=180) as client,
+    ):
+        (entry,) = client.get(served.v1 + "/models").json()["data"]
+        assert (entry["dtype"], entry["resuming"]["greedy"]) == ("bfloat16", "rounded")
+        prompt = demo.examples().completions[0].prompt
+        expected = ask(served, client, prompt, kill=False)
+        found = ask(served, client, prompt, kill=True)
+    assert len(expected) == len(found) == LENGTH
+    # What was shown before is in both, so that a loss or a repetition would part them at once.
+    for index, (one, other) in enumerate(zip(expected, found, strict=True)):
+        if one["id"] != other["id"]:
+            assert index >= CUT
+            assert one["top"][0] - one["top"][1] < NEAR
+            break
