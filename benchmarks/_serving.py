@@ -184,7 +184,8 @@ def inlay_fleet(
     with tempfile.TemporaryDirectory() as store:
         nats = Part("nats", "--port", nats_port, "--store-dir", store, until="NATS at").wait_ready()
         worker = [*inlay, "worker", str(model), "--served-model-name", "m", "--nats", url]
-        front = [*inlay, "frontend", "--nats", url, "--port", str(port), "--enable-prompt-embeds"]
+        worker.append("--enable-prompt-embeds")
+        front = [*inlay, "frontend", "--nats", url, "--port", str(port)]
         commands = [*front, *map(str, frontend)], [*worker, *map(str, arguments)]
         try:
             with _running("inlay, NATS", port, "/ready", *commands, **environment) as server:

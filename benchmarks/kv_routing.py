@@ -138,7 +138,7 @@ def main() -> None:
         longest = ROWS + 2 * QUESTION + OUTPUT
         room = position * longest * (DOCUMENTS // 2 + AT_ONCE)
         words: tuple[object, ...] = ("--dtype", "float32", "--num-threads", 1, "--served-model-name", "m")
-        words += ("--kv-cache-memory-bytes", room, "--max-model-len", longest)
+        words += ("--enable-prompt-embeds", "--kv-cache-memory-bytes", room, "--max-model-len", longest)
         parts = [
             Part("worker", model, "--nats", server.url, *words, until=" serves ") for _ in range(WORKERS)
         ]

@@ -126,13 +126,12 @@ def shown(server: Served) -> set[str]:
 
 def test_a_reference_is_served_by_every_frontend_also_when_the_one_that_took_it_is_dead(nats: str) -> None:
     names = ("--nats", nats, "--namespace", "references")
-    http = (*names, "--enable-prompt-embeds")
     rows = np.random.default_rng(7).standard_normal((24, 48)).astype(np.float32)
     file = write(rows, "safetensors")
     with (
-        worker(nats, "--namespace", "references", "--served-model-name", "m"),
-        serving(*http, command="frontend") as one,
-        serving(*http, command="frontend") as other,
+        worker(nats, "--namespace", "references", "--served-model-name", "m", "--enable-prompt-embeds"),
+        serving(*names, command="frontend") as one,
+        serving(*names, command="frontend") as other,
     ):
         by_value = ask(one, prompt=None, prompt_embeds=base64.b64encode(file).decode())["choices"]
         told = httpx.post(f"{one.v1}/prompt_embeds", content=file, headers=RAW, timeout=END_SECONDS).json()
@@ -142,7 +141,7 @@ def test_a_reference_is_served_by_every_frontend_also_when_the_one_that_took_it_
         one.process.wait(END_SECONDS)
         again = httpx.post(f"{other.v1}/prompt_embeds", content=file, headers=RAW, timeout=END_SECONDS).json()
         assert again["id"] == told["id"]
-        with serving(*http, command="frontend") as third:
+        with serving(*names, command="frontend") as third:
             assert ask(third, **reference)["choices"] == by_value
             at = f"{third.v1}/prompt_embeds/{told['id']}"
             assert httpx.post(f"{at}/pin", json={}, timeout=END_SECONDS).json()["pinned"]
@@ -153,6 +152,46 @@ def test_a_reference_is_served_by_every_frontend_also_when_the_one_that_took_it_
             )
             assert answer.status_code == 404
             assert "not found" in answer.json()["error"]["message"]
+
+
+def test_a_worker_says_whether_embeddings_are_taken_and_a_frontend_may_still_refuse_them(
+    nats: str,
+) -> None:
+    names = ("--nats", nats, "--namespace", "embeds")
+    rows = np.random.default_rng(7).standard_normal((24, 48)).astype(np.float32)
+    sent = {"prompt_embeds": base64.b64encode(write(rows, "safetensors")).decode(), "max_tokens": 4}
+
+    def answer(server: Served, model: str) -> tuple[int, str]:
+        body = {"model": model, **sent}
+        said = httpx.post(f"{server.v1}/completions", json=body, timeout=END_SECONDS)
+        return said.status_code, said.text
+
+    with (
+        worker(nats, "--namespace", "embeds", "--served-model-name", "off"),
+        serving(*names, command="frontend") as server,
+    ):
+        status, said = answer(server, "off")
+        assert status == 400
+        assert "You must set --enable-prompt-embeds on the workers" in said
+        upload = httpx.post(f"{server.v1}/prompt_embeds", content=b"x", headers=RAW, timeout=END_SECONDS)
+        assert upload.status_code == 400
+        with (
+            worker(nats, "--namespace", "embeds", "--served-model-name", "on", "--enable-prompt-embeds"),
+            serving(*names, "--no-enable-prompt-embeds", command="frontend") as strict,
+        ):
+            until = time.monotonic() + READY_SECONDS
+            while (found := answer(server, "on"))[0] != 200:
+                assert time.monotonic() < until, found
+                time.sleep(0.1)
+            status, said = answer(server, "off")
+            assert status == 400
+            assert "takes no prompt_embeds: You must set --enable-prompt-embeds on its workers" in said
+            entries = httpx.get(f"{server.v1}/models", timeout=END_SECONDS).json()["data"]
+            takes = {entry["id"]: "prompt_embeds" in entry["capabilities"] for entry in entries}
+            assert takes == {"off": False, "on": True}
+            status, said = answer(strict, "on")
+            assert status == 400
+            assert "You must set --enable-prompt-embeds on the server" in said
 
 
 def test_an_engine_that_dies_is_started_again_and_the_worker_stays(nats: str) -> None:

@@ -137,12 +137,11 @@ class Fleet:
             _give_way(part.wait_ready())
 
     def _frontend(self) -> Part:
-        return Part(
-            "frontend", "--nats", self._nats.url, "--enable-prompt-embeds", "--port", 0, until="HTTP at"
-        )
+        return Part("frontend", "--nats", self._nats.url, "--port", 0, until="HTTP at")
 
     def _worker(self) -> Part:
         names = ("--served-model-name", "m", "--dtype", "float32", "--num-threads", 1)
+        names += ("--enable-prompt-embeds",)
         return Part("worker", tiny(MODEL), "--nats", self._nats.url, *names, until=" serves ")
 
     def restart_nats(self) -> None:

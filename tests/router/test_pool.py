@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inlay.digest import BLOCK_SIZE
+from inlay.protocol.capabilities import EMBEDS_OFF
 from inlay.protocol.routing import WorkerLoad
 from inlay.protocol.work import Adapter, ModelCard
 from inlay.router.key_table import Keys
@@ -52,8 +53,11 @@ def blocks(seed: int, number: int = 10) -> Keys:
 
 
 cards = st.builds(
-    lambda asleep, adapter: card(asleep=asleep, adapters=(ADAPTER,) if adapter else ()),
+    lambda asleep, adapter, rows: card(
+        asleep=asleep, adapters=(ADAPTER,) if adapter else (), prompt_embeds=None if rows else EMBEDS_OFF
+    ),
     st.integers(0, 2),
+    st.booleans(),
     st.booleans(),
 )
 
@@ -62,11 +66,12 @@ cards = st.builds(
 @given(
     st.lists(st.tuples(cards, st.integers(0, 9)), min_size=1, max_size=6),
     st.booleans(),
+    st.booleans(),
     st.sampled_from([None, "s"]),
     st.sampled_from(["kv", "least-loaded", "power-of-two", "round-robin"]),
 )
-def test_nobody_is_chosen_who_sleeps_lacks_the_adapter_or_is_full(
-    workers: list[tuple[ModelCard, int]], adapter: bool, session: str | None, policy: str
+def test_nobody_is_chosen_who_sleeps_lacks_the_adapter_takes_no_rows_or_is_full(
+    workers: list[tuple[ModelCard, int]], adapter: bool, rows: bool, session: str | None, policy: str
 ) -> None:
     made = Made(*(one for one, _ in workers), router_policy=policy)
     for number, (_, works) in enumerate(workers):
@@ -74,11 +79,14 @@ def test_nobody_is_chosen_who_sleeps_lacks_the_adapter_or_is_full(
     may = {
         f"w{number}"
         for number, (one, works) in enumerate(workers)
-        if not one.asleep and works < 8 and (not adapter or one.adapters)
+        if not one.asleep
+        and works < 8
+        and (not adapter or one.adapters)
+        and (not rows or one.prompt_embeds is None)
     }
     name = "a" if adapter else None
     for seed in range(3):
-        chosen = made.chosen(keys=blocks(seed), adapter=name, session=session)
+        chosen = made.chosen(keys=blocks(seed), adapter=name, rows=rows, session=session)
         assert chosen in may if may else chosen is None
 
 

@@ -63,6 +63,11 @@ class WorkerSettings(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     engine: EngineSettings = Field(title="Model and engine")
+    enable_prompt_embeds: bool = Field(
+        default=False,
+        title="Model and engine",
+        description="Accept embeddings as prompts; frontends follow what each worker says.",
+    )
     fleet: NatsSettings = Field(default=NatsSettings(), title="Fleet")
     drain_timeout: float = Field(
         default=30.0,
@@ -92,13 +97,22 @@ class WorkerSettings(BaseModel):
     telemetry: TelemetrySettings = Field(default=TelemetrySettings(), title="Logs and traces")
 
 
+class FleetHttpSettings(FrontendSettings):
+    """The HTTP side of a frontend whose models are served by others."""
+
+    enable_prompt_embeds: bool = Field(
+        default=True,
+        description="Accept embeddings as prompts for the models whose workers do (inlay worker --enable-prompt-embeds).",
+    )
+
+
 class FleetFrontendSettings(BaseModel):
     """`inlay frontend`: HTTP in front of a fleet."""
 
     model_config = ConfigDict(frozen=True)
 
     fleet: NatsSettings = Field(default=NatsSettings(), title="Fleet")
-    frontend: FrontendSettings = Field(default=FrontendSettings(), title="HTTP")
+    frontend: FleetHttpSettings = Field(default=FleetHttpSettings(), title="HTTP")
     router: RouterSettings = Field(default=RouterSettings(), title="Routing")
     store: FleetStoreSettings = Field(default=FleetStoreSettings(), title="Stored embeddings")
     telemetry: TelemetrySettings = Field(default=TelemetrySettings(), title="Logs and traces")

@@ -28,6 +28,8 @@ from inlay.telemetry import configure
 from inlay.worker import Relay, Supervisor, Tied, starting
 from inlay.worker.adapter_orders import check_adapters
 
+_EMBEDS = "--enable-prompt-embeds"
+
 
 def run(settings: WorkerSettings, rest: Sequence[str]) -> int:
     """Work for the fleet until told to stop; the exit status.
@@ -36,10 +38,12 @@ def run(settings: WorkerSettings, rest: Sequence[str]) -> int:
         UsageError: words for an engine that takes none.
         InlayError: NATS is out of reach, the namespace has another secret, or the engine never became ready.
     """
-    # A fleet's frontends say whether rows are taken; its workers can.
-    engine = with_words(settings.engine, rest, "--enable-prompt-embeds")
+    meant = [_EMBEDS] if settings.enable_prompt_embeds else []
+    engine = with_words(settings.engine, rest, *meant)
     check_engine(engine)
-    settings = settings.model_copy(update={"engine": engine})
+    # vLLM's own flag says the same.
+    embeds = settings.enable_prompt_embeds or (engine.engine == "vllm" and _EMBEDS in engine.engine_arguments)
+    settings = settings.model_copy(update={"engine": engine, "enable_prompt_embeds": embeds})
     configure(settings.telemetry.log_format)
     return run_until_told(_host(settings, Console(sys.stdout, sys.stderr)))
 
@@ -94,7 +98,13 @@ async def _place(
     plane = LocalPlane()
     undo.push_async_callback(plane.close)
     kept_bytes = settings.prompt_store_memory_bytes
-    start = starting(rank, secret, settings.telemetry, kept_bytes=kept_bytes)
+    start = starting(
+        rank,
+        secret,
+        settings.telemetry,
+        kept_bytes=kept_bytes,
+        prompt_embeds=settings.enable_prompt_embeds,
+    )
     supervisor = Supervisor(plane, start, tied=together)
     relay = Relay(plane)
     worker = NatsWorker(member, relay, room=plane.room, kept_bytes=kept_bytes)

@@ -18,12 +18,14 @@ class Boot(msgspec.Struct, frozen=True, tag="boot", array_like=True):
     Attributes:
         telemetry: settings of logs and traces, as JSON.
         restore: commands to run before it announces itself: they make it what a worker was whose place it takes.
+        prompt_embeds: whether clients may send embeddings as prompts, where the model takes them.
     """
 
     settings: str
     secret: bytes
     restore: tuple[Command, ...] = ()
     telemetry: str = "{}"
+    prompt_embeds: bool = True
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):

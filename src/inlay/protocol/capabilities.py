@@ -5,6 +5,9 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+EMBEDS_OFF = "You must set --enable-prompt-embeds on its workers"
+"""What the card of a worker says that was started without embeddings as prompts (`ModelCard.prompt_embeds`)."""
+
 Feature: TypeAlias = Literal[
     "adapter",
     "grammar",

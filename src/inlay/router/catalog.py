@@ -32,8 +32,13 @@ class Catalog:
         workers = self._workers()
         if workers is not self._seen:
             self._seen = workers
-            for worker in workers:
-                self._known[worker.card.name] = worker.card
+            found: dict[str, ModelCard] = {}
+            for card in (worker.card for worker in workers):
+                other = found.get(card.name)
+                # Of workers that differ, one speaks for all that takes rows: works with rows go to such.
+                if other is None or other.prompt_embeds is not None or card.prompt_embeds is None:
+                    found[card.name] = card
+            self._known |= found
         return list(self._known.values())
 
     def model(self, name: str) -> ServedModel:
@@ -75,13 +80,14 @@ class Catalog:
         pool = PoolKey.of(card)
         return [worker for worker in self._workers() if PoolKey.of(worker.card) == pool]
 
-    def alike(self, card: ModelCard, adapter: str | None) -> list[Worker]:
-        """The ready workers that would answer as the one with this card does."""
+    def alike(self, card: ModelCard, adapter: str | None, *, rows: bool = False) -> list[Worker]:
+        """The ready workers that would answer as the one with this card does; with `rows`, those that take a prompt with rows."""
         content = None if adapter is None else content_of(card, adapter)
         return [
             worker
             for worker in self.workers(card)
-            if adapter is None or content_of(worker.card, adapter) == content
+            if (adapter is None or content_of(worker.card, adapter) == content)
+            and not (rows and worker.card.prompt_embeds is not None)
         ]
 
     def unknown(self, name: str) -> NotFoundError:

@@ -72,6 +72,11 @@ class Member:
         """Clients that have works there as far as is known; those of all other frontends count as one."""
         return self.num_clients + (self.others.works > 0)
 
+    @property
+    def takes_rows(self) -> bool:
+        """Whether it takes prompts with rows."""
+        return self.card.prompt_embeds is None
+
     def has_adapter(self, name: str | None) -> bool:
         """Whether it can do works for an adapter; None is none."""
         return name is None or any(adapter.name == name for adapter in self.card.adapters)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from inlay.digest import BLOCK_SIZE
+from inlay.prompt import Prompt
 from inlay.protocol.routing import WorkerLoad
 from inlay.protocol.work import ModelCard, Worker
 from inlay.router.key_table import Keys
@@ -61,7 +62,7 @@ class Pool:
         self._seated: list[Member] = []
         self._turning: list[tuple[float, int, Member]] = []
         self._numbers = count()
-        self._able: dict[str | None, Positions] = {}
+        self._able: dict[tuple[str | None, bool], Positions] = {}
         self._works_of: dict[str | None, Counter[Member]] = {}
         self._seat()
 
@@ -113,20 +114,30 @@ class Pool:
         holders = [(member.told, member.young, member.old) for member in members]
         self._holders: Positions = np.array(holders, np.int64).reshape(-1, 3).T.copy()
         self._able = {}
+        self._differ = len({member.takes_rows for member in members}) > 1
 
-    def _seats_able(self, adapter: str | None) -> Positions:
-        """The seats of those that are awake and have the adapter."""
-        able = self._able.get(adapter)
+    def _seats_able(self, adapter: str | None, rows: bool) -> Positions:
+        """The seats of those that are awake, have the adapter, and take rows where there are some."""
+        able = self._able.get((adapter, rows))
         if able is None:
-            able = self._able[adapter] = np.array(
+            able = self._able[adapter, rows] = np.array(
                 [
                     seat
                     for seat, member in enumerate(self._seated)
-                    if not member.card.asleep and member.has_adapter(adapter)
+                    if not member.card.asleep
+                    and member.has_adapter(adapter)
+                    and (member.takes_rows or not rows)
                 ],
                 np.int64,
             )
         return able
+
+    def needs_rows(self, prompt: Prompt) -> bool:
+        """Whether not all workers would take this prompt: it has rows, and some of them take none.
+
+        Where none takes them, each may say so itself.
+        """
+        return self._differ and prompt.has_rows
 
     def has_adapter(self, adapter: str) -> bool:
         """Whether any of its workers has it, awake or not."""
@@ -147,13 +158,13 @@ class Pool:
         """Whether it has workers, and all of them are asleep."""
         return bool(self._seated) and all(member.card.asleep for member in self._seated)
 
-    def can_serve(self, adapter: str | None) -> bool:
+    def can_serve(self, adapter: str | None, *, rows: bool = False) -> bool:
         """Whether any of its workers could be sent a work now, had it room."""
-        return len(self._seats_able(adapter)) > 0
+        return len(self._seats_able(adapter, rows)) > 0
 
-    def asks_for_chain(self, adapter: str | None) -> bool:
+    def asks_for_chain(self, adapter: str | None, *, rows: bool = False) -> bool:
         """Whether a choice depends on what is cached where."""
-        return self._policy.asks_for_cached and len(self._seats_able(adapter)) > 1
+        return self._policy.asks_for_cached and len(self._seats_able(adapter, rows)) > 1
 
     def choose(
         self,
@@ -161,6 +172,7 @@ class Pool:
         keys: Keys | None,
         *,
         adapter: str | None = None,
+        rows: bool = False,
         session: str | None = None,
         only: Collection[str] | None = None,
         avoid: Collection[str] = (),
@@ -176,13 +188,14 @@ class Pool:
             length: positions of the prompt.
             keys: of its blocks, where `asks_for_chain`.
             adapter: that it needs.
+            rows: those workers alone count that take rows.
             session: that it belongs to.
             only: ids of workers that may have it; None for all.
             avoid: ids of workers that must not.
             full_too: workers count that have all they may have, whoever asks.
             client: whose prompt it is.
         """
-        seats = self._seats_able(adapter)
+        seats = self._seats_able(adapter, rows)
         if not full_too:
             able = seats
             seats = able[self._works[able] < self._capacity[able]]

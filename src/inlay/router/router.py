@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -35,6 +35,9 @@ _LONG = 8192
 """Positions of a prompt from which on its chain is made off the event loop."""
 
 _DEFAULTS = RouterSettings()
+
+_Line: TypeAlias = tuple[str, str | None, bool]
+"""What works that wait for the same workers have in common: the model, the adapter, and whether they need workers that take rows."""
 
 
 class _Placed(NamedTuple):
@@ -72,9 +75,7 @@ class Router:
         self._clock = clock
         self._fleet = Fleet(plane, settings, random or Random(), clock)
         self._catalog = Catalog(self._fleet.workers, plane.missing)
-        self._waiting: WaitingRoom[tuple[str, str | None], list[_Placed]] = WaitingRoom(
-            settings, _cancel, clock
-        )
+        self._waiting: WaitingRoom[_Line, list[_Placed]] = WaitingRoom(settings, _cancel, clock)
         self._watching: asyncio.Task[None] | None = None
         self.tally = Tally()
 
@@ -95,7 +96,7 @@ class Router:
     def waiting(self) -> dict[str, int]:
         """The same by the model that they were sent to."""
         found: Counter[str] = Counter()
-        for (name, _), works in self._waiting.lines.items():
+        for (name, *_), works in self._waiting.lines.items():
             found[name] += works
         return found
 
@@ -187,26 +188,27 @@ class Router:
         base = self._catalog.base(name)
         pool = self._fleet.pool(base)
         first = works[0]
-        self._check(name, pool, first.adapter)
+        rows = pool.needs_rows(first.prompt)
+        self._check(name, pool, first.adapter, rows)
         keys = await self._keys(pool, first)
         came = self._clock()
 
         def place() -> list[_Placed] | None:
-            self._check(name, pool, first.adapter)
+            self._check(name, pool, first.adapter, rows)
             return self._place(pool, works, keys, session, self._clock() - came)
 
-        line = (base.name, first.adapter)
+        line = (base.name, first.adapter, rows)
         placed = None if self._waiting.waits(line, first.client) else place()
         if placed is None:
             placed = await self._wait(line, place, works)
         return [
-            ResumingStream(work, sent, workers=self._alike(sent.card, work.adapter), send=self._go_on)
+            ResumingStream(work, sent, workers=self._alike(sent.card, work), send=self._go_on)
             for work, sent in placed
         ]
 
     async def _wait(
         self,
-        line: tuple[str, str | None],
+        line: _Line,
         place: Callable[[], list[_Placed] | None],
         works: Sequence[Work],
     ) -> list[_Placed]:
@@ -219,8 +221,9 @@ class Router:
         finally:
             self._stop_watching()
 
-    def _alike(self, card: ModelCard, adapter: str | None) -> Callable[[], Sequence[Worker]]:
-        return lambda: self._catalog.alike(card, adapter)
+    def _alike(self, card: ModelCard, work: Work) -> Callable[[], Sequence[Worker]]:
+        adapter, rows = work.adapter, work.prompt.has_rows
+        return lambda: self._catalog.alike(card, adapter, rows=rows)
 
     def _go_on(self, workers: Sequence[Worker], work: Work) -> Sent:
         """Send a further attempt to one of some workers, without waiting: it has had its turn.
@@ -245,13 +248,14 @@ class Router:
             InlayError: the work was refused or failed.
         """
         pool = self._pool(name)
-        self._check(name, pool, work.adapter)
+        rows = any(map(pool.needs_rows, work.prompts))
+        self._check(name, pool, work.adapter, rows)
         error = self.unready()
         avoid: set[str] = set()
         length = work.positions
         while True:
             # What makes vectors says itself when it is full: it gathers works of many requests into one step.
-            chosen = pool.choose(length, None, adapter=work.adapter, avoid=avoid, full_too=True)
+            chosen = pool.choose(length, None, adapter=work.adapter, rows=rows, avoid=avoid, full_too=True)
             if chosen is None:
                 raise error
             member = chosen.member
@@ -269,9 +273,9 @@ class Router:
         """The pool of the model with this name of its own or alias. Raises as `Catalog.base`."""
         return self._fleet.pool(self._catalog.base(name))
 
-    def _check(self, name: str, pool: Pool, adapter: str | None) -> None:
+    def _check(self, name: str, pool: Pool, adapter: str | None, rows: bool) -> None:
         """Raise unless some worker could take a work now, had it room."""
-        if pool.can_serve(adapter):
+        if pool.can_serve(adapter, rows=rows):
             return
         if pool.asleep:
             raise OverloadedError(f"The model `{name}` is asleep.", retry_after=ASLEEP_RETRY_AFTER)
@@ -289,7 +293,11 @@ class Router:
     def _chain(self, pool: Pool, work: Work) -> Callable[[], Keys] | None:
         """What makes the blocks of a work, where it matters what is cached where."""
         secret, card = self._secret, pool.card
-        if secret is None or card is None or not pool.asks_for_chain(work.adapter):
+        if (
+            secret is None
+            or card is None
+            or not pool.asks_for_chain(work.adapter, rows=pool.needs_rows(work.prompt))
+        ):
             return None
         adapter = None if work.adapter is None else pool.content_id(work.adapter)
         return lambda: keys_of(
@@ -320,6 +328,7 @@ class Router:
                 length,
                 keys,
                 adapter=first.adapter,
+                rows=pool.needs_rows(first.prompt),
                 session=session,
                 only=only,
                 avoid=gone,

@@ -10,8 +10,16 @@ from msgspec.structs import replace
 from inlay.adapter.library import AdapterLibrary
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
-from inlay.errors import EngineError, ErrorFrame, InlayError, InvalidRequestError, OverloadedError
-from inlay.prompt import Buffer
+from inlay.errors import (
+    EmbeddingsError,
+    EngineError,
+    ErrorFrame,
+    InlayError,
+    InvalidRequestError,
+    OverloadedError,
+)
+from inlay.prompt import Buffer, Prompt
+from inlay.protocol.capabilities import EMBEDS_OFF
 from inlay.protocol.embedding import Embeds, EmbedWork, EmitVectors, Vectors
 from inlay.protocol.kv_events import TellsBlocks
 from inlay.protocol.routing import KvEvents, KvSnapshot
@@ -37,6 +45,7 @@ class Host:
         probe_interval: seconds between probes of the engine, 0 for none.
         probe_timeout: seconds after which an engine that does not answer one is stuck.
         tracing: makes spans of works that belong to one, or None.
+        prompt_embeds: whether works may have rows; those of adapters do in any case.
     """
 
     def __init__(
@@ -48,8 +57,10 @@ class Host:
         probe_interval: float = 0,
         probe_timeout: float = 60,
         tracing: Tracing | None = None,
+        prompt_embeds: bool = True,
     ) -> None:
         self._engine = engine
+        self._prompt_embeds = prompt_embeds
         self._adapters = adapters
         self._draining = False
         self._announce: Callable[[ModelCard], None] | None = None
@@ -66,10 +77,12 @@ class Host:
 
     @property
     def card(self) -> ModelCard:
-        """The engine's, with the adapters that take works, its sleep and how it is."""
+        """The engine's, with the adapters that take works, its sleep, how it is, and whether rows are taken."""
         level = self._sleeping.level
         card = replace(self._engine.card, asleep=level, probe=None if level else self._probing.last)
         card = replace(card, kv_events=self._tells)
+        if not self._prompt_embeds:
+            card = replace(card, prompt_embeds=EMBEDS_OFF)
         return card if self._adapters is None else replace(card, adapters=self._adapters.ready)
 
     def watch_cache(self, tell: Callable[[KvEvents], None]) -> None:
@@ -98,6 +111,7 @@ class Host:
             emit = traced(self._tracing, work, emit, self._engine.card.engine)
         try:
             self._check_open()
+            self._check_rows(work.prompt)
             if not isinstance(self._engine, Generates):
                 raise InvalidRequestError(f"the model `{self._engine.card.name}` does not generate text")
             if work.adapter is None:
@@ -129,6 +143,8 @@ class Host:
         emit = self._works.vectors(work.id, emit)
         try:
             self._check_open()
+            for prompt in work.prompts:
+                self._check_rows(prompt)
             if not isinstance(self._engine, Embeds):
                 raise InvalidRequestError(f"the model `{self._engine.card.name}` does not make embeddings")
             self._engine.embed(work, emit)
@@ -142,6 +158,12 @@ class Host:
         if self._draining:
             raise OverloadedError("the worker is draining", retry_after=1)
         self._sleeping.check_awake()
+
+    def _check_rows(self, prompt: Prompt) -> None:
+        if not self._prompt_embeds and prompt.has_rows:
+            raise EmbeddingsError(
+                f"The model `{self._engine.card.name}` takes no prompt_embeds: {EMBEDS_OFF}"
+            )
 
     def abort(self, work_id: str) -> None:
         """Stop a work."""
@@ -228,7 +250,12 @@ def _no_vectors(work: EmbedWork, error: InlayError) -> Vectors:
 
 
 async def host_of(
-    engine: Engine, settings: EngineSettings, secret: Secret, tracing: Tracing | None = None
+    engine: Engine,
+    settings: EngineSettings,
+    secret: Secret,
+    tracing: Tracing | None = None,
+    *,
+    prompt_embeds: bool = True,
 ) -> Host:
     """A host for a started engine, with the adapters that its settings name.
 
@@ -237,6 +264,7 @@ async def host_of(
         settings: it was made with.
         secret: of the namespace.
         tracing: makes spans, or None.
+        prompt_embeds: as of `Host`.
 
     Raises:
         InlayError: one of them cannot be loaded.
@@ -259,4 +287,5 @@ async def host_of(
         probe_interval=settings.health_probe_interval,
         probe_timeout=settings.health_probe_timeout,
         tracing=tracing,
+        prompt_embeds=prompt_embeds,
     )

@@ -96,6 +96,7 @@ async def spawn(
     restore: Sequence[Command] = (),
     telemetry: TelemetrySettings | None = None,
     environment: Mapping[str, str] = MappingProxyType({}),
+    prompt_embeds: bool = True,
 ) -> WorkerProcess:
     """Start a worker process for `settings`. It loads its model meanwhile: `LocalPlane.wait_ready` says when it can work.
 
@@ -106,6 +107,7 @@ async def spawn(
         restore: commands it runs before it is ready.
         telemetry: how it logs, and where its spans go.
         environment: variables it is to have beside what it inherits and its engine needs.
+        prompt_embeds: whether clients may send embeddings as prompts.
 
     Raises:
         InvalidRequestError: it cannot run in the Python the settings name.
@@ -130,12 +132,19 @@ async def spawn(
     channel: Channel[FromWorker] = await Channel.open(ours, arena, FromWorker, sends_shared=True)
     # What nobody gave stays so: engines have defaults of their own.
     told = (telemetry or TelemetrySettings()).model_dump_json()
-    channel.send(Boot(settings.model_dump_json(exclude_unset=True), secret.root, tuple(restore), told))
+    channel.send(
+        Boot(settings.model_dump_json(exclude_unset=True), secret.root, tuple(restore), told, prompt_embeds)
+    )
     return WorkerProcess(process, channel, python)
 
 
 def starting(
-    rank: Rank, secret: Secret, telemetry: TelemetrySettings, *, kept_bytes: int = 0
+    rank: Rank,
+    secret: Secret,
+    telemetry: TelemetrySettings,
+    *,
+    kept_bytes: int = 0,
+    prompt_embeds: bool = True,
 ) -> Callable[[Sequence[Command]], Awaitable[WorkerProcess]]:
     """What starts a process for `rank` that first runs the commands it is given. Arguments as `spawn`'s.
 
@@ -151,6 +160,7 @@ def starting(
             restore=restore,
             telemetry=telemetry,
             environment=rank.environment,
+            prompt_embeds=prompt_embeds,
         )
 
     return start
@@ -178,7 +188,7 @@ async def run(socket_fd: int, arena_fd: int, arena_bytes: int) -> int:
         secret = Secret(boot.secret)
         runner = engine.create(settings, secret)
         await _start(runner, channel, stop)
-        host = await host_of(runner, settings, secret, tracing)
+        host = await host_of(runner, settings, secret, tracing, prompt_embeds=boot.prompt_embeds)
     except InlayError as error:
         return await _fail(channel, error)
     except Exception as error:

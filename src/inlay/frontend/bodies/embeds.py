@@ -44,9 +44,10 @@ class EmbedsReader:
 
     def require_enabled(self) -> None:
         """Raise `InvalidRequestError` when this server takes no embeddings."""
-        if not self._enabled:
+        if not self._enabled or self._limits.off_everywhere:
+            where = "workers" if self._enabled else "server"
             raise InvalidRequestError(
-                "You must set --enable-prompt-embeds on the server to send prompt_embeds.",
+                f"You must set --enable-prompt-embeds on the {where} to send prompt_embeds.",
                 param="prompt_embeds",
             )
 

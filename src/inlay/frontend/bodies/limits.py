@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from inlay.errors import BodyTooLargeError, InvalidRequestError
 from inlay.frontend.settings import AUTO, FrontendSettings
 from inlay.prompt import DTYPE_SIZES
+from inlay.protocol.capabilities import EMBEDS_OFF
 from inlay.protocol.work import ModelCard
 from inlay.tensors import ReadLimits
 
@@ -30,6 +31,12 @@ class EmbedsLimits:
         self._max_json = settings.max_json_bytes
         self._models = models
         self.max_prompts = settings.max_choices
+
+    @property
+    def off_everywhere(self) -> bool:
+        """Whether all models' workers were started without embeddings as prompts."""
+        cards = list(self._models())
+        return bool(cards) and all(card.prompt_embeds == EMBEDS_OFF for card in cards)
 
     def of(self, card: ModelCard) -> ReadLimits:
         """The limits of one tensor file for a model."""
