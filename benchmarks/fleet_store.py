@@ -153,8 +153,16 @@ async def measure(server: NatsServer, monitoring: int, model: str, rounds: int) 
     """Print all figures."""
     fleet = Frontends(server)
     fleet.settings = NatsSettings(nats=[SecretStr(server.url)])
-    words = (model, "--engine", "echo", "--served-model-name", "m", "--nats", server.url)
-    words += ("--enable-prompt-embeds",)
+    words = (
+        model,
+        "--engine",
+        "echo",
+        "--served-model-name",
+        "m",
+        "--nats",
+        server.url,
+        "--enable-prompt-embeds",
+    )
     worker = Part("worker", *words, until=" serves ").wait_ready()
     member = await Member.join(fleet.settings, "frontend")
     secret = await member.secret(None)

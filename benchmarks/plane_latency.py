@@ -63,8 +63,16 @@ async def over_nats(settings: EngineSettings) -> AsyncIterator[tuple[Plane, Secr
     with tempfile.TemporaryDirectory() as store:
         server = Part("nats", "--port", port, "--store-dir", store, until="NATS at").wait_ready()
         url = f"nats://127.0.0.1:{port}"
-        words = (settings.model, "--engine", "echo", "--served-model-name", "m", "--nats", url)
-        words += ("--enable-prompt-embeds",)
+        words = (
+            settings.model,
+            "--engine",
+            "echo",
+            "--served-model-name",
+            "m",
+            "--nats",
+            url,
+            "--enable-prompt-embeds",
+        )
         worker = Part("worker", *words, until=" serves ").wait_ready()
         member = await Member.join(NatsSettings(nats=[SecretStr(url)]), "frontend")
         secret = await member.secret(None)

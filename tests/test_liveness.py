@@ -104,6 +104,26 @@ def test_who_is_silent_while_the_process_runs_is_given_up(loop: str) -> None:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
+def test_a_limit_can_be_moved_either_way(loop: str) -> None:
+    async def wait() -> list[str]:
+        said: list[str] = []
+        async with liveness.timeout(0.05) as later:
+            later.reset(600)
+            await asyncio.sleep(0.3)
+            said.append("later")
+        with pytest.raises(TimeoutError):
+            await sooner()
+        return said
+
+    async def sooner() -> None:
+        async with liveness.timeout(600) as timer:
+            timer.reset(0.05)
+            await asyncio.Event().wait()
+
+    assert run(loop, wait()) == ["later"]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
 def test_a_block_that_ends_in_time_or_is_cancelled_ends_as_it_would_without_a_limit(loop: str) -> None:
     async def work() -> list[str]:
         seen = []

@@ -7,7 +7,7 @@ in which the own event loop did not run does not count, and what lies in sockets
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from weakref import WeakKeyDictionary
 
@@ -67,25 +67,46 @@ def now() -> float:
     return clock().now()
 
 
+class Timer:
+    """Calls `act` once, after `seconds` in which the running event loop ran."""
+
+    def __init__(self, seconds: float, act: Callable[[], object]) -> None:
+        self._act = act
+        self._clock = clock()
+        self._ends = self._clock.now() + seconds
+        self._arm(seconds)
+
+    def _arm(self, seconds: float) -> None:
+        self._handle = asyncio.get_running_loop().call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        left = self._ends - self._clock.now()
+        if left > 0:
+            self._arm(left)
+        else:
+            self._act()
+
+    def reset(self, seconds: float) -> None:
+        """Call it `seconds` from now instead; not after it was called or cancelled."""
+        sooner = self._clock.now() + seconds < self._ends
+        self._ends = self._clock.now() + seconds
+        if sooner:
+            self._handle.cancel()
+            self._arm(max(0.0, seconds))
+
+    def cancel(self) -> None:
+        """Do not call it."""
+        self._handle.cancel()
+
+
 @asynccontextmanager
-async def timeout(seconds: float) -> AsyncIterator[None]:
+async def timeout(seconds: float) -> AsyncIterator[Timer]:
     """End the block with `TimeoutError` after `seconds` in which the event loop ran; otherwise as `asyncio.timeout`."""
-    loop, watch = asyncio.get_running_loop(), clock()
-    ends = watch.now() + seconds
+    loop = asyncio.get_running_loop()
     async with asyncio.timeout(None) as limit:
-        timer: asyncio.TimerHandle
-
-        def look() -> None:
-            nonlocal timer
-            left = ends - watch.now()
-            if left > 0:
-                timer = loop.call_later(left, look)
-            else:
-                limit.reschedule(loop.time())
-
-        timer = loop.call_later(seconds, look)
+        timer = Timer(seconds, lambda: limit.reschedule(loop.time()))
         try:
-            yield
+            yield timer
         finally:
             timer.cancel()
 
@@ -94,4 +115,4 @@ def _time() -> float:
     return asyncio.get_running_loop().time()
 
 
-__all__ = ["MOST_SECONDS", "LivenessClock", "clock", "now", "timeout"]
+__all__ = ["MOST_SECONDS", "LivenessClock", "Timer", "clock", "now", "timeout"]

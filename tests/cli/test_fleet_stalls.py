@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -68,6 +69,26 @@ def test_a_machine_that_stood_still_kills_no_healthy_engine_and_ends_no_stream(t
             assert [child.pid for child in psutil.Process(worker.process.pid).children()] == [engine.pid]
             assert httpx.get(frontend.url + "/ready", timeout=CLIENT_SECONDS).status_code == 200
             assert not [line for line in worker.said if "is killed" in line or "started again" in line]
+
+
+def test_an_upload_that_came_while_the_server_stood_still_is_answered() -> None:
+    """The client is not late for time in which nobody read what it had sent."""
+    options = ("--engine", "echo", "--served-model-name", "m", "--body-timeout", LIMIT_SECONDS)
+    with serving(tiny("llama"), *options) as server:
+        everybody = family(psutil.Process(server.process.pid))
+        body = json.dumps({"model": "m", "prompt": [5, 6, 7], "max_tokens": 4}).encode()
+        host, port = server.url.removeprefix("http://").split(":")
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+        with socket.create_connection((host, int(port)), CLIENT_SECONDS) as connection:
+            connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body[:9])
+            assert httpx.get(server.url + "/live", timeout=CLIENT_SECONDS).status_code == 200
+            for process in everybody:
+                process.send_signal(signal.SIGSTOP)
+            connection.sendall(body[9:])
+            time.sleep(STALL_SECONDS)
+            for process in everybody:
+                process.send_signal(signal.SIGCONT)
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200")
 
 
 def stand_still(engine: psutil.Process, everybody: list[psutil.Process]) -> None:

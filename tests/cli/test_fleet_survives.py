@@ -140,8 +140,15 @@ class Fleet:
         return Part("frontend", "--nats", self._nats.url, "--port", 0, until="HTTP at")
 
     def _worker(self) -> Part:
-        names = ("--served-model-name", "m", "--dtype", "float32", "--num-threads", 1)
-        names += ("--enable-prompt-embeds",)
+        names = (
+            "--served-model-name",
+            "m",
+            "--dtype",
+            "float32",
+            "--num-threads",
+            1,
+            "--enable-prompt-embeds",
+        )
         return Part("worker", tiny(MODEL), "--nats", self._nats.url, *names, until=" serves ")
 
     def restart_nats(self) -> None:

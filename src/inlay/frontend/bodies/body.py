@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mutabl
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, TypeAlias
 
+from inlay import liveness
 from inlay.errors import BodyTooLargeError, UnsupportedMediaTypeError
 from inlay.frontend.bodies.admission import Reservation
 from inlay.frontend.bodies.connection import EXTENSION, BodySource
@@ -134,22 +135,21 @@ async def receive_body(
 @asynccontextmanager
 async def _in_time(settings: FrontendSettings, declared: int | None) -> AsyncIterator[Callable[[int], None]]:
     """Yields what is to be told how much of a body has come. Raises `BodyTimeoutError` when that is too little."""
-    loop = asyncio.get_running_loop()
-    began = loop.time()
+    began = liveness.now()
     size = 0
     try:
-        async with asyncio.timeout(settings.body_timeout) as clock:
+        async with liveness.timeout(settings.body_timeout) as timer:
 
             def progress(came: int) -> None:
                 nonlocal size
                 size = came
                 allowed = began + settings.body_timeout + size / MIN_RATE
-                clock.reschedule(min(loop.time() + settings.body_timeout, allowed))
+                timer.reset(min(settings.body_timeout, allowed - liveness.now()))
 
             yield progress
     except TimeoutError as error:
         raise BodyTimeoutError(
-            f"the body came too slowly: {size} bytes in {loop.time() - began:.0f} s"
+            f"the body came too slowly: {size} bytes in {liveness.now() - began:.0f} s"
             + ("" if declared is None else f" of {declared}")
         ) from error
 

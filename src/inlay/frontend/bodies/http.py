@@ -5,6 +5,7 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from inlay import liveness
 from inlay.errors import InlayError, InvalidRequestError
 from inlay.frontend.bodies.connection import Connection
 from inlay.frontend.errors import error_json
@@ -42,7 +43,7 @@ class BoundedHttp(Connection):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._unsettled = 0
-        self._head_timer: asyncio.TimerHandle | None = None
+        self._head_timer: liveness.Timer | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a head."""
@@ -94,7 +95,7 @@ class BoundedHttp(Connection):
     def _await_head(self) -> None:
         if self._head_timer is None:
             late = HeadTimeoutError(f"the head of the request did not come within {HEAD_TIMEOUT:g} s")
-            self._head_timer = self.loop.call_later(HEAD_TIMEOUT, self._give_up, late)
+            self._head_timer = liveness.Timer(HEAD_TIMEOUT, lambda: self._give_up(late))
 
     def _head_came(self) -> None:
         if self._head_timer is not None:
