@@ -351,12 +351,9 @@ class TestTrainedPrompts:
         longest = complete(url, "p", [5] * (limit - 10), None)
         assert longest.json()["usage"]["total_tokens"] == limit
         kept = complete(url, "p", [5] * limit, 5, truncate_prompt_tokens=-1)
-        assert kept.json()["usage"] | {"prompt_tokens_details": None} == {
-            "prompt_tokens": limit - 5,
-            "completion_tokens": 5,
-            "total_tokens": limit,
-            "prompt_tokens_details": None,
-        }
+        usage = kept.json()["usage"]
+        counts = [usage[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")]
+        assert counts == [limit - 5, 5, limit]
 
     def test_prompt_logprobs_of_what_follows_rows_are_refused(self, url: str, soft: Path) -> None:
         load(url, "p", soft)

@@ -104,9 +104,10 @@ def _check_files(order: Order, settings: EngineSettings, allowed: AllowedSources
     files = open_adapter(directory, max_bytes=settings.max_lora_bytes)
     if not isinstance(files, LoraFiles):
         return
-    if not settings.enable_lora and "--enable-lora" not in settings.engine_arguments:
+    elsewhere = "--enable-lora" in settings.engine_arguments
+    if not settings.enable_lora and not elsewhere:
         raise InvalidRequestError("LoRA adapters are off; --enable-lora makes room for them")
-    if files.rank > settings.max_lora_rank:
+    if files.rank > settings.max_lora_rank and not elsewhere:
         raise InvalidRequestError(
             f"it has rank {files.rank}; allowed: at most {settings.max_lora_rank} (--max-lora-rank)"
         )
