@@ -3,6 +3,7 @@
 import gzip
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,21 @@ import pytest
 
 from tests.equality.reference import rows_of, tokenizer_of
 from tests.frontend.payloads import saved
-from tests.security.company import MIB, Question, expected, named, refused, settings, shown, under_attack
-from tests.serving import Served
+from tests.security.company import (
+    MIB,
+    Question,
+    expected,
+    forget_peaks,
+    named,
+    peaks,
+    refused,
+    resident,
+    settings,
+    settle,
+    shown,
+    under_attack,
+)
+from tests.serving import Served, serving
 
 JSON = {"content-type": "application/json"}
 ROUTES = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
@@ -233,3 +247,16 @@ def test_text_far_beyond_the_context_is_refused_before_it_is_tokenized(
     bodies = [json.dumps(make(text)).encode() for text in ("a b " * (2 * MIB), "a" * 8 * MIB)]
     attacks = [sent(body, "maximum context length is 512", path=path) for body in bodies]
     under_attack(server, asked, attacks, attackers=1, grows=6 * len(bodies[0]))
+
+
+def test_memory_of_large_bodies_is_given_back(path: Path) -> None:
+    body = json.dumps({"prompt": "a b " * (3 * MIB)}).encode()
+    with serving(path) as server, httpx.Client(base_url=server.url, timeout=120) as client:
+        assert client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}).status_code == 200
+        before = resident(server)
+        forget_peaks(server)
+        with ThreadPoolExecutor(4) as pool:
+            sent = pool.map(lambda _: client.post("/v1/completions", content=body, headers=JSON), range(8))
+            assert {response.status_code for response in sent} <= {400, 429}
+        assert peaks(server) > before + len(body)
+        settle(lambda: resident(server) < before + 16 * MIB, "what bodies took is kept")

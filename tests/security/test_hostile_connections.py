@@ -3,6 +3,7 @@
 import contextlib
 import json
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from inlay.frontend.bodies import http
 from tests.frontend.live import Fleet, fleet
-from tests.security.company import MIB, Question, settings, settle, under_attack
+from tests.security.company import MIB, Attack, Question, settings, settle, under_attack
 from tests.serving import Served
 
 GOOD = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
@@ -76,14 +77,45 @@ def test_a_trickle_is_given_up(server: Served, asked: tuple[Question, ...]) -> N
 def test_a_client_that_sends_no_more_but_reads_gets_its_answer(
     server: Served, asked: tuple[Question, ...]
 ) -> None:
-    def attack(client: httpx.Client) -> None:
-        with connected(client) as connection:
-            connection.sendall(head(b"content-length: %d" % len(GOOD), b"connection: close") + GOOD[:5])
-            connection.shutdown(socket.SHUT_WR)
-            received = answer(connection)
-            assert not received or received.startswith(b"HTTP/1.1 4")
+    whole = head(b"content-length: %d" % len(GOOD)) + GOOD
+    chunked = head(b"transfer-encoding: chunked") + b"%x\r\n" % len(GOOD) + GOOD + b"\r\n0\r\n\r\n"
+    long = json.dumps({"prompt": "a", "max_tokens": 1, "user": "b" * 200_000}).encode()
+    larger = head(b"content-length: %d" % len(long)) + long
 
-    under_attack(server, asked, [attack])
+    def sending(request: bytes, *answered: bytes) -> Attack:
+        def attack(client: httpx.Client) -> None:
+            with connected(client) as connection:
+                connection.sendall(request)
+                connection.shutdown(socket.SHUT_WR)
+                received = answer(connection).replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"", 1)
+                statuses = [part[:12] for part in received.split(b"HTTP/1.1")[1:]]
+                assert [status.split()[0] for status in statuses] == [*answered]
+
+        return attack
+
+    # The rest of the last will never come, so there is nothing to answer.
+    attacks = [sending(request, b"200") for request in (whole, chunked, larger)]
+    attacks += [sending(whole + whole, b"200", b"200"), sending(whole[:-5])]
+    under_attack(server, asked, attacks)
+
+
+CODED = {
+    "gzip, chunked": (b"transfer-encoding: gzip, chunked",),
+    "two headers": (b"transfer-encoding: gzip", b"transfer-encoding: chunked"),
+    "chunked twice": (b"transfer-encoding: chunked, chunked",),
+    "identity, chunked": (b"transfer-encoding: identity, chunked",),
+}
+
+
+@pytest.mark.parametrize("coded", CODED)
+def test_a_body_in_another_transfer_coding_than_chunked_is_refused(server: Served, coded: str) -> None:
+    body = b"%x\r\n" % len(GOOD) + GOOD + b"\r\n0\r\n\r\n"
+    for path in (b"/v1/completions", b"/v1/prompt_embeds", b"/sleep"):
+        with httpx.Client(base_url=server.url) as client, connected(client) as connection:
+            connection.sendall(head(*CODED[coded], path=path) + body)
+            received = answer(connection)
+            assert received[:12] in (b"HTTP/1.1 501", b"HTTP/1.1 400")
+            assert b"transfer-encoding" in received.lower() or received[9:12] == b"400"
 
 
 def test_uploads_that_break_off_leave_nothing_behind(server: Served, asked: tuple[Question, ...]) -> None:
@@ -285,6 +317,42 @@ def test_an_upload_that_breaks_off_is_nothing_to_log(
         lambda: b"inlay:client_disconnects_total 1.0" in httpx.get(url + "/metrics").content, "not counted"
     )
     assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+
+
+def test_a_client_that_leaves_while_its_answer_is_made_is_noticed(hurried: Fleet) -> None:
+    url = hurried.serve()
+    body = json.dumps({"prompt": "a", "max_tokens": 480, "ignore_eos": True, "n": 8}).encode()
+    with httpx.Client(base_url=url) as client, connected(client) as connection:
+        connection.sendall(head(b"content-length: %d" % len(body)) + body)
+        settle(lambda: hurried.running() > 0, "the request was never begun")
+    settle(
+        lambda: b"inlay:client_disconnects_total 1.0" in httpx.get(url + "/metrics").content,
+        "it was not noticed that the client left",
+    )
+
+
+def test_uploads_that_broke_off_before_their_turn_take_none(
+    hurried: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = hurried.serve()
+    freed = threading.Event()
+    caplog.set_level("INFO")
+
+    def begun() -> int:
+        return sum(record.getMessage().startswith("request") for record in caplog.records)
+
+    hurried.loop.call_soon_threadsafe(freed.wait, 60)
+    with httpx.Client(base_url=url) as client:
+        for length in (1000, 8_000_000) * 50:
+            with connected(client) as connection:
+                connection.sendall(head(b"content-length: %d" % length) + b'{"prompt_embeds":"')
+        freed.set()
+        # Accepted after all of them.
+        with connected(client) as connection:
+            connection.sendall(head(b"content-length: %d" % len(GOOD)) + GOOD)
+            assert connection.recv(12) == b"HTTP/1.1 200"
+    settle(lambda: begun() > 0, "the good request was not logged")
+    assert begun() == 1
 
 
 def test_a_head_over_the_limit_is_refused_by_name(server: Served) -> None:

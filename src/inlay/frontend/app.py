@@ -16,7 +16,16 @@ from inlay.errors import InlayError, NotFoundError
 from inlay.frontend import openapi
 from inlay.frontend.access import caller_of, timeout_of
 from inlay.frontend.bodies.admission import Reservation
-from inlay.frontend.bodies.body import Message, Receive, Scope, Send, declared_length, discard_body, header
+from inlay.frontend.bodies.body import (
+    Message,
+    Receive,
+    Scope,
+    Send,
+    check_transfer,
+    declared_length,
+    discard_body,
+    header,
+)
 from inlay.frontend.cors import Cors
 from inlay.frontend.errors import (
     BodyTimeoutError,
@@ -321,6 +330,7 @@ class App:
         scope["inlay.call"] = call
         failed: BaseException | None = None
         try:
+            check_transfer(scope["headers"])
             await self._route(scope, receive, tagged)
         except ClientGone as error:
             failed = error

@@ -1,7 +1,7 @@
 """From errors to answers: one place where an `InlayError`, or a parser's, becomes a status and a body.
 
-Three errors belong to HTTP alone and never cross the plane: `BodyTimeoutError` (408), `MethodNotAllowedError` (405) and
-`ClientGone`, which no one is left to be told.
+Four errors belong to HTTP alone and never cross the plane: `BodyTimeoutError` (408), `MethodNotAllowedError` (405),
+`TransferCodingError` (501) and `ClientGone`, which no one is left to be told.
 """
 
 import math
@@ -34,6 +34,13 @@ class BodyTimeoutError(InlayError):
 
     status = 408
     type = "timeout_error"
+
+
+class TransferCodingError(InlayError):
+    """The body is transferred in a coding other than chunked."""
+
+    status = 501
+    type = "invalid_request_error"
 
 
 class MethodNotAllowedError(InlayError):

@@ -14,7 +14,7 @@ from inlay import liveness
 from inlay.frontend.access import ADMIN_PORT
 from inlay.frontend.address import bound
 from inlay.frontend.app import App
-from inlay.frontend.bodies.allocator import keep_freed_memory
+from inlay.frontend.bodies.allocator import give_back_memory, keep_freed_memory
 from inlay.frontend.bodies.body import Receive, Scope, Send
 from inlay.frontend.bodies.http import BoundedHttp
 from inlay.frontend.callers.keys_file import read_keys
@@ -31,6 +31,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
 KEEP_ALIVE = 30
 """Seconds an idle connection is kept."""
+
+_BACKLOG = 65_535
+"""Connections that wait to be accepted, or as many as the system allows: one more is refused, and tried again after 1, 3 and 7 s."""
 
 _LAST_WORDS = 0.8
 """Part of the drain time after which open streams are ended; the rest is for their last events to leave."""
@@ -125,6 +128,7 @@ def _config(app: ASGI, settings: FrontendSettings, tls: Tls | None) -> uvicorn.C
         date_header=False,
         root_path=settings.root_path,
         timeout_keep_alive=KEEP_ALIVE,
+        backlog=_BACKLOG,
     )
     # A float is fine for `asyncio.wait_for`, which is where it goes.
     config.timeout_graceful_shutdown = settings.drain_timeout  # type: ignore[assignment]
@@ -193,7 +197,10 @@ async def serve(
         if on_started is not None:
             on_started(_url(settings.host, listening, settings))
         server = _Draining(_config(app, settings, tls), app, settings.drain_timeout, tls, on_stopping)
-        beside = [asyncio.create_task(app.server.keys.watch())]
+        beside = [
+            asyncio.create_task(app.server.keys.watch()),
+            asyncio.create_task(give_back_memory(app.server.budget)),
+        ]
         if stop is not None:
             beside.append(asyncio.create_task(_stop(server, stop)))
         if app.server.store is not None:

@@ -15,13 +15,15 @@ class ByteBudget:
     Attributes:
         limit: bytes at most.
         used: bytes held now.
+        taken: bytes that were held so far, all requests' added up.
     """
 
-    __slots__ = ("limit", "lock", "used")
+    __slots__ = ("limit", "lock", "taken", "used")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
+        self.taken = 0
         self.lock = Lock()
 
 
@@ -63,6 +65,7 @@ class Reservation:
             return
         self._check(self.size + more, more)
         self._budget.used += more
+        self._budget.taken += more
         self.size += more
         if self.client is not None:
             self.client.bytes += more

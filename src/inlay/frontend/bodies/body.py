@@ -12,7 +12,7 @@ from inlay.frontend.bodies.connection import EXTENSION, BodySource
 from inlay.frontend.bodies.lift import Lift, Lifted
 from inlay.frontend.bodies.limits import EmbedsLimits
 from inlay.frontend.bodies.memory import Room, private
-from inlay.frontend.errors import BodyTimeoutError, ClientGone
+from inlay.frontend.errors import BodyTimeoutError, ClientGone, TransferCodingError
 from inlay.frontend.settings import FrontendSettings
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -71,6 +71,16 @@ def media_of(headers: Headers) -> Media:
     pairs = (item.partition("=") for item in rest)
     parameters = {name.strip().lower(): text.strip().strip('"') for name, _, text in pairs}
     return Media(JSON if kind.endswith("+json") else kind, parameters)
+
+
+def check_transfer(headers: Headers) -> None:
+    """Raise `TransferCodingError` unless a body comes as it is or chunked, and nothing else beside it (RFC 9112, 6.1)."""
+    codings = [value for name, value in headers if name == b"transfer-encoding"]
+    if codings and [coding.strip().lower() for coding in codings] != [b"chunked"]:
+        got = b", ".join(codings)[:80].decode("latin-1")
+        raise TransferCodingError(
+            f"transfer-encoding {got!r} is not supported; send the body as it is, or chunked"
+        )
 
 
 def check_media(media: Media, *allowed: str) -> None:

@@ -1,6 +1,7 @@
 """The HTTP/1.1 of one connection, bounded where uvicorn's is not: request lines, headers, trailers, and requests in a row."""
 
 import asyncio
+from socket import SO_ERROR, SOL_SOCKET
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -15,6 +16,9 @@ MAX_HEAD = 64 * 1024
 
 HEAD_TIMEOUT = 20.0
 """Seconds a head may take from its connection, or from its first byte on one that was kept, to its end."""
+
+_LOOK_AGAIN = 0.1
+"""Seconds after which a client that sends no more is looked at again: it may have left."""
 
 MAX_WAITING = 16
 """Requests that may wait on one connection for the one before them. No known client sends even one."""
@@ -55,6 +59,32 @@ class BoundedHttp(Connection):
         self._head_came()
         super().connection_lost(exc)
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keep the connection of a client that sends no more but has sent a whole request, and may read its answer.
+
+        A client that has left looks the same until something is sent to it, hence an interim response, which every HTTP/1.1
+        client has to pass over (RFC 9110, 15.2): of one that has left it brings a reset, and the request ends. Over TLS there
+        are no half-closed connections.
+        """
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        if cycle is None or cycle.response_complete or cycle.more_body or self.scheme == "https":
+            return False
+        cycle.keep_alive = False
+        if not self.pipeline and not cycle.response_started and self.scope["http_version"] == "1.1":
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._look_for_reset()
+        return True
+
+    def _look_for_reset(self) -> None:
+        """Close the connection of a client that has left, and look again later."""
+        if self.transport.is_closing():
+            return
+        # Reading would only find the end again.
+        if self.transport.get_extra_info("socket").getsockopt(SOL_SOCKET, SO_ERROR):
+            self.transport.abort()
+        else:
+            self.loop.call_later(_LOOK_AGAIN, self._look_for_reset)
+
     def data_received(self, data: bytes) -> None:
         """Count what is neither body nor the end of anything: heads, chunk headers and trailers."""
         if self.transport.is_closing():
@@ -87,6 +117,20 @@ class BoundedHttp(Connection):
         """The request is there."""
         self._unsettled = 0
         super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """Start the app once the rest of the body, or the end of the connection, had its chance to be read.
+
+        An upload that broke off before its turn came then costs no more than its head: of thousands of them at once each would
+        else be routed, counted and logged before the next connection is accepted.
+        """
+
+        def start() -> None:
+            if not self.transport.is_closing():
+                super(BoundedHttp, self)._start_asgi_task(cycle, app)
+
+        # Called after the data that is being parsed, and again after what is read then.
+        self.loop.call_soon(lambda: self.loop.call_soon(start) if cycle.more_body else start())
 
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP; uvicorn would answer in plain text."""
