@@ -14,6 +14,7 @@ from inlay.cli.options import Options
 from inlay.cli.reading import parse, read
 from inlay.cli.settings import ServeSettings
 from inlay.cli.usage import usage
+from inlay.cli.vllm_flags import ENGINE_SWITCHES, ENGINE_VALUES, INSTEAD
 from tests.deepseek import recipes
 
 SERVE = next(command for command in COMMANDS if command.name == "serve")
@@ -192,6 +193,12 @@ def test_flags_of_vllm_alone_are_answered_with_what_to_do(words: tuple[str, ...]
     message = refusal(*words)
     assert said in message
     assert "did you mean" not in message
+
+
+def test_no_option_of_ours_is_listed_among_vllms_alone() -> None:
+    own = {option.key for option in SERVE.options.flags}
+    listed = {flag.removeprefix("--") for flag in INSTEAD} | ENGINE_VALUES | ENGINE_SWITCHES
+    assert sorted(own & listed) == []
 
 
 def test_every_unknown_flag_key_and_variable_is_named_at_once(tmp_path: Path) -> None:

@@ -142,7 +142,6 @@ INSTEAD: Mapping[str, str] = {
     "--enable-scale-out": _NONE + "; a fleet is `inlay worker` and `inlay frontend`",
     "--enable-server-load-tracking": _ALWAYS,
     "--enable-ssl-refresh": "send SIGHUP: certificates are read again",
-    "--enable-tokenizer-info-endpoint": _NONE,
     "--exclude-tools-when-tool-choice-none": _NONE,
     "--fingerprint-mode": _NONE,
     "--fingerprint-value": _NONE,
