@@ -101,6 +101,7 @@ def test_an_answer_has_every_field_of_vllms(embedder: str) -> None:
         "total_tokens": tokens,
         "completion_tokens": 0,
         "prompt_tokens_details": None,
+        "completion_tokens_details": None,
     }
     assert answered(embedder, "/pooling", input="a", request_id="mine")["id"] == "pooling-mine"
     refused(post(embedder, "/pooling", input="a", request_id="a b"), "request_id", "visible ASCII")

@@ -132,6 +132,7 @@ class TextsUsage(msgspec.Struct, frozen=True):
     total_tokens: int
     completion_tokens: int = 0
     prompt_tokens_details: None = None
+    completion_tokens_details: None = None
 
 
 class EmbeddingData(msgspec.Struct, frozen=True, kw_only=True):
