@@ -123,6 +123,47 @@ def test_json_mode_says_an_object_or_is_cut_off_in_one(client: Any) -> None:
         assert isinstance(json.loads(text), dict)
 
 
+# As instructor 1.17.0 sends them for a model with a name and an age, in its modes JSON and MD_JSON (recorded; the library wants
+# another `openai` than these tests). It parses what comes back, without a fence or inside of one.
+INSTRUCTOR = (
+    "\n            As a genius expert, your task is to understand the content and provide\n            the parsed objects in json that"
+    ' match the following json_schema:\n\n\n            {\n  "properties": {\n    "name": {\n      "title": "Name",\n      "type":'
+    ' "string"\n    },\n    "age": {\n      "title": "Age",\n      "type": "integer"\n    }\n  },\n  "required": [\n    "name",\n    "age"\n'
+    '  ],\n  "title": "User",\n  "type": "object"\n}\n\n            Make sure to return an instance of the JSON, not the schema itself\n'
+)
+FENCED = '```json\n{"name": "Jason", "age": 25}\n```'
+
+
+@pytest.mark.parametrize(
+    ("question", "fields", "content"),
+    [
+        ("Extract: Jason is 25 years old", {"response_format": {"type": "json_object"}}, "{}"),
+        (
+            "Extract: Jason is 25 years old\n\nReturn the correct JSON response within a ```json codeblock. not the JSON_SCHEMA",
+            {"structured_outputs": {"choice": [FENCED]}},
+            FENCED,
+        ),
+    ],
+    ids=["JSON", "MD_JSON"],
+)
+def test_what_the_model_says_in_instructors_json_modes_reaches_it_whole(
+    url: str, llama: Fleet, question: str, fields: dict[str, Any], content: str
+) -> None:
+    # Both modes send the same system message. With the longer question it would leave no room in this model's context.
+    system = [{"role": "system", "content": INSTRUCTOR}] if content == "{}" else []
+    messages = [*system, {"role": "user", "content": question}]
+    renderer = Renderer.load(llama.path)
+    # These modes hold the model to no schema. What it would have to say is made likely by other means.
+    likely = {
+        str(id_): 100 for text in ("{", "{}", "}") for id_ in renderer.encode(text, add_special_tokens=False)
+    }
+    options = {"model": "tiny", "temperature": 0, "logit_bias": likely}
+    answer = post(url, "/v1/chat/completions", {"messages": messages, **options, **fields}).json()
+    (choice,) = answer["choices"]
+    assert choice["finish_reason"] == "stop"
+    assert choice["message"]["content"] == content
+
+
 def test_a_stop_string_ends_a_structured_output_too(client: Any) -> None:
     answer = client.completions.create(
         model="tiny",
@@ -167,13 +208,50 @@ def test_hostile_schemas_are_refused_or_cut_while_others_are_answered(url: str) 
     assert all(statuses[name] == 400 for name in refused)
 
 
+CHAIN = "a?" * 5000 + "a" * 5000
+CALL = {
+    "name": "f",
+    "parameters": {"type": "object", "properties": {"a": {"type": "string", "pattern": CHAIN}}},
+}
+ASKING: dict[str, tuple[str, dict[str, Any]]] = {
+    "regex": ("structured_outputs", {"structured_outputs": {"regex": CHAIN}}),
+    "pattern": ("structured_outputs", {"structured_outputs": {"json": {"pattern": CHAIN}}}),
+    "lark": ("structured_outputs", {"structured_outputs": {"grammar": f"start: /{CHAIN}/"}}),
+    "gbnf": (
+        "structured_outputs",
+        {"structured_outputs": {"grammar": 'root ::= x "b"\nx ::= ' + '"a"? ' * 5000}},
+    ),
+    "format": (
+        "response_format",
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"pattern": CHAIN}}}},
+    ),
+    "required call": ("tools", {"tools": [{"type": "function", "function": CALL}], "tool_choice": "required"}),
+    "named call": (
+        "tools",
+        {
+            "tools": [{"type": "function", "function": CALL}],
+            "tool_choice": {"type": "function", "function": {"name": "f"}},
+        },
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_the_chain_of_optionals_is_refused_wherever_it_stands(url: str, name: str) -> None:
+    param, fields = ASKING[name]
+    answer = post(url, "/v1/chat/completions", {"model": "tiny", "messages": ASK, "max_tokens": 4, **fields})
+    assert answer.status_code == 400
+    assert error(answer)["param"] == param
+    assert "transitions; at most 100000" in error(answer)["message"]
+
+
 def test_a_key_with_costly_schemas_delays_no_other_key_s(llama: Fleet) -> None:
     url = llama.serve(api_key=["hostile", "good"])
     host, _, port = url.removeprefix("http://").partition(":")
     with ExitStack() as stack:
         asked = []
-        for letter in "abcdefghij":  # each takes a second or more, and cannot be interrupted
-            schema = {"properties": {f"{letter}{index}": {"type": "integer"} for index in range(3000)}}
+        for letter in "abcdefghij":  # each takes half a second or more
+            schema = {"properties": {f"{letter}{index}": {"type": "integer"} for index in range(1900)}}
             body = json.dumps(
                 {"model": "tiny", "prompt": TEXT, "max_tokens": 1, "structured_outputs": {"json": schema}}
             )

@@ -9,7 +9,7 @@ import pytest
 
 from inlay.engine.torch.grammar import grammars
 from inlay.engine.torch.grammar import source as grammar_source
-from inlay.engine.torch.grammar.state import refusal
+from inlay.engine.torch.grammar.matchers import refusal
 from inlay.errors import DeadlineExceededError, InvalidRequestError, OverloadedError
 from inlay.protocol.work import Grammar
 from tests.models import EOS_ID, VOCAB_SIZE, tiny

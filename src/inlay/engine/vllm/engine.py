@@ -102,6 +102,7 @@ class VllmEngine:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._events.close()
         if self._loaded is not None:
+            self._loaded.trials.close()
             await shut_down(self._loaded.llm)
 
     def watch_blocks(self, tell: Callable[[tuple[KvEvent, ...]], None]) -> bool:
@@ -254,8 +255,7 @@ class VllmEngine:
                 follower.end("length")
             if follower.ended:
                 return
-            if work.sampling.grammar is not None:
-                await asyncio.to_thread(loaded.check_grammar, work.sampling)
+            await loaded.check_grammar(work.sampling)
             given = input_of(work, loaded.placeholder)
             self._events.note(work, given)
             queue = await loaded.llm.add_request(

@@ -16,7 +16,7 @@ from inlay.engine.generation_config import default_sampling, eos_token_ids, gene
 from inlay.engine.length import LengthBounds
 from inlay.engine.row_facts import row_facts
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.grammar.source import source_of
+from inlay.engine.torch.grammar.trial import TrialProcess, count
 from inlay.engine.vllm import capabilities, environment, reasoning, thinking
 from inlay.engine.vllm.arguments import engine_args
 from inlay.engine.vllm.cache_events import CacheEvents
@@ -44,6 +44,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
         by_priority: whether it looks at priorities.
         sleeps: whether it was started to be able to sleep.
         lora: its LoRA configuration, or None.
+        trials: where grammars are counted before vLLM compiles them.
     """
 
     llm: Any
@@ -54,15 +55,16 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     by_priority: bool
     sleeps: bool
     lora: Any
+    trials: TrialProcess
 
     def check_thinking(self, work: Work) -> None:
         """As `thinking.check`."""
         thinking.check(work, self.llm.vllm_config)
 
-    def check_grammar(self, sampling: Sampling) -> None:
+    async def check_grammar(self, sampling: Sampling) -> None:
         """Refuse a grammar that would cost too much, or is none. Raises `InvalidRequestError`."""
         if sampling.grammar is not None:
-            source_of(sampling.grammar)
+            await count(sampling.grammar, self.trials)
 
     async def guard_against_nan(self) -> None:
         """Have vLLM count NaN by request, and clean up. Raises `EngineError` where it is one that cannot be taught to."""
@@ -184,6 +186,7 @@ def _described(
         by_priority=config.scheduler_config.policy == "priority",
         sleeps=bool(config.model_config.enable_sleep_mode),
         lora=config.lora_config,
+        trials=TrialProcess(None),
     )
 
 

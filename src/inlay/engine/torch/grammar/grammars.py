@@ -1,6 +1,5 @@
 """Grammars by what they say: compiled once, off the engine's loop and within limits, kept while they are used."""
 
-import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
@@ -10,16 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher
 
+from inlay.engine.torch.grammar.cheap import is_cheap
+from inlay.engine.torch.grammar.matchers import PARAM, matcher_of, tokenizer_of
 from inlay.engine.torch.grammar.source import source_of
-from inlay.engine.torch.grammar.state import PARAM, GrammarState, refusal
+from inlay.engine.torch.grammar.state import GrammarState
+from inlay.engine.torch.grammar.trial import Trial, TrialProcess
 from inlay.engine.torch.grammar.turns import Job, Turns, yield_to_others
 from inlay.errors import DeadlineExceededError, InlayError, InvalidRequestError, OverloadedError
 from inlay.protocol.work import Grammar, GrammarKind
-from inlay.render.tokenizer import load_tokenizer
-
-log = logging.getLogger(__name__)
 
 KINDS: tuple[GrammarKind, ...] = ("json_schema", "json_object", "regex", "choice", "grammar")
 """What can be held to."""
@@ -31,23 +30,10 @@ MAX_KEPT_SOURCE = 4 * 1024 * 1024
 """Characters their sources may have together: what they take grows with them."""
 
 MAX_SECONDS = 30.0
-"""A work waits so long for its grammar; the most costly the limits let pass takes six on an idle core, nearly all others less than one."""
+"""A work waits so long for its grammar; on an idle core the limits of a trial allow two, and nearly all take less than 0.1."""
 
-_THREADS = 3
-"""One more than the clients that must ask for what takes long before anyone else waits for them."""
-
-_LIMITS = LLParserLimits(
-    initial_lexer_fuel=1_000_000,
-    step_lexer_fuel=100_000,
-    # With these an ambiguous grammar (s: A | s s | s s s) gets to masks of 0.1 s; twice as many are 0.7 s.
-    step_max_items=10_000,
-    max_lexer_states=20_000,
-    max_grammar_size=500_000,
-    # Otherwise the whole vocabulary is run through large expressions in advance, outside of all limits.
-    precompute_large_lexemes=False,
-    verbose_errors=False,
-)
-"""llguidance's own: half of its usual fuel for a token, and a twelfth of its lexer's states of 1 to 2 KB."""
+_THREADS = 8
+"""Trials at a time: one more than the clients that must ask for what takes long before anyone else waits for them."""
 
 
 class _Key(NamedTuple):
@@ -75,7 +61,9 @@ class Waiting:
 class Grammars:
     """Compiles grammars for one tokenizer. Safe to use from any thread.
 
-    Compiling cannot be interrupted, and what comes of it is kept for those with the same salt. `Turns` keeps clients from each other's way.
+    All but those that are cheap by their count are compiled in a process of their own first, which ends at its limits, or when
+    nobody waits any more (`trial`). Only what has passed is compiled here, where nothing can be interrupted, and kept for those with
+    the same salt. Clients take turns (`Turns`).
     """
 
     def __init__(self, path: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
@@ -92,7 +80,8 @@ class Grammars:
         self._threads = ThreadPoolExecutor(1, "inlay-grammar-state", initializer=yield_to_others)
         self._lock = threading.Lock()
         self._kept: OrderedDict[_Key, Job[LLMatcher]] = OrderedDict()
-        self._tokenizer = self._threads.submit(_tokenizer, path, eos_token_ids)
+        self._tokenizer = self._threads.submit(tokenizer_of, path, eos_token_ids)
+        self._trials = TrialProcess(path, eos_token_ids)
 
     def __len__(self) -> int:
         """Grammars that are kept, those under way included."""
@@ -101,6 +90,7 @@ class Grammars:
     def close(self) -> None:
         """Compile nothing more."""
         self._turns.close()
+        self._trials.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def start(
@@ -132,8 +122,10 @@ class Grammars:
 
         def left(state: "Future[GrammarState]") -> None:
             with self._lock:
-                if self._turns.leave(job, client) and self._kept.get(key) is job:
-                    del self._kept[key]
+                if self._turns.leave(job, client) and not job.done.done():
+                    job.stop()
+                    if self._kept.get(key) is job:
+                        del self._kept[key]
 
         def begin(_: "Future[LLMatcher]") -> None:
             # Only now a thread is taken: none ever waits for another.
@@ -162,7 +154,9 @@ class Grammars:
     def _job(self, key: "_Key") -> Job[LLMatcher]:
         found = self._kept.get(key)
         if found is None:
-            found = self._kept[key] = Job(partial(self._compile, Grammar(key.kind, key.source)))
+            grammar = Grammar(key.kind, key.source)
+            trial = Trial(self._trials, grammar)
+            found = self._kept[key] = Job(partial(self._compile, grammar, trial), trial.stop)
         self._kept.move_to_end(key)
         size = sum(len(kept.source) for kept in self._kept)
         while len(self._kept) > MAX_KEPT or (size > MAX_KEPT_SOURCE and len(self._kept) > 1):
@@ -170,20 +164,12 @@ class Grammars:
             size -= len(dropped.source)
         return found
 
-    def _compile(self, grammar: Grammar) -> LLMatcher:
-        tokenizer = self._tokenizer.result()
+    def _compile(self, grammar: Grammar, trial: Trial) -> LLMatcher:
         try:
-            matcher = LLMatcher(tokenizer, source_of(grammar), log_level=0, limits=_LIMITS)
-        except InlayError as error:
+            source = source_of(grammar) if is_cheap(grammar) else trial.run()
+        except InvalidRequestError as error:
             raise InvalidRequestError(error.message, param=PARAM) from error
-        except ValueError as error:
-            raise refusal(str(error)) from error
-        if not matcher.is_error():
-            # The first token often costs the most, and is the first to tell that nothing can match.
-            matcher.compute_bitmask()
-        if matcher.is_error():
-            raise refusal(matcher.get_error())
-        return matcher
+        return matcher_of(self._tokenizer.result(), source)
 
 
 def too_late(waiting: Waiting, deadline: float | None) -> InlayError:
@@ -197,17 +183,6 @@ def too_late(waiting: Waiting, deadline: float | None) -> InlayError:
     return InvalidRequestError(
         f"the grammar took more than {MAX_SECONDS:g} s to compile; make it simpler", param=PARAM
     )
-
-
-def _tokenizer(path: Path, eos_token_ids: tuple[int, ...]) -> LLTokenizer:
-    tokenizer = load_tokenizer(path).tokenizer
-    try:
-        return LLTokenizer(tokenizer.to_str(), eos_token=list(eos_token_ids) or None)
-    except ValueError as error:
-        log.exception("the tokenizer of %s cannot be used for grammars", path)
-        raise InvalidRequestError(
-            f"this model's tokenizer cannot be used for structured output: {error}", param=PARAM
-        ) from error
 
 
 __all__ = ["KINDS", "MAX_SECONDS", "Grammars", "Waiting", "too_late"]

@@ -8,6 +8,7 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
+from inlay.engine.torch.grammar.matchers import PARAM, refusal
 from inlay.engine.torch.grammar.turns import Job, Turns
 from inlay.errors import InlayError, InvalidRequestError
 from inlay.protocol.work import Grammar
@@ -169,24 +170,8 @@ class GrammarState:
             raise refusal(self._matcher.get_error())
 
 
-PARAM = "grammar"
-"""What errors about grammars name; a frontend knows in which field it came."""
-
-
 def _too_costly(what: str) -> InlayError:
     return InvalidRequestError(f"the grammar took more than {what}; make it simpler", param=PARAM)
 
 
-def refusal(message: str) -> InlayError:
-    """The library's words about the grammar, in one line; none of those about itself."""
-    if message.startswith("panic"):
-        text = "it is too large or too complex to be compiled; make it smaller"
-    elif message.startswith("NoExtension"):
-        text = "nothing can match it"
-    else:
-        lines = [line.strip() for line in message.split("<non-verbose/>")[0].splitlines()]
-        text = " ".join(line for line in lines if line)
-    return InvalidRequestError(f"the grammar cannot be used: {text[:400]}", param=PARAM)
-
-
-__all__ = ["PARAM", "GrammarState", "Mask", "refusal"]
+__all__ = ["GrammarState", "Mask"]

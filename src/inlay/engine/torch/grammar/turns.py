@@ -20,13 +20,16 @@ class Job(Generic[T]):
     Attributes:
         done: what it came to.
         begun: it is being done, or is done.
+        stop: ends it early, as far as that is possible.
     """
 
-    __slots__ = ("_function", "_waiting", "begun", "done")
+    __slots__ = ("_function", "_waiting", "begun", "done", "stop")
 
-    def __init__(self, function: Callable[[], T]) -> None:
+    def __init__(self, function: Callable[[], T], stop: Callable[[], None] = lambda: None) -> None:
+        """For what `function` returns."""
         self.done: Future[T] = Future()
         self.begun = False
+        self.stop = stop
         self._function = function
         self._waiting: Counter[Hashable] = Counter()
 
@@ -59,7 +62,7 @@ class Job(Generic[T]):
 
 
 class Turns(Generic[T]):
-    """Runs jobs that cannot be interrupted. Safe to use from any thread.
+    """Runs jobs on threads, which nothing can interrupt. Safe to use from any thread.
 
     Clients take turns, and none has more than its share running: one that asks for much, or for what takes long, delays its own. A
     job for which several wait is done at the first turn of any of them. One that nobody waits for any more is never begun. The
@@ -93,11 +96,11 @@ class Turns(Generic[T]):
             self._begin()
 
     def leave(self, job: Job[T], client: Hashable) -> bool:
-        """A client who had joined waits no more. Whether the job is dropped: nobody waits for it, and it had not begun."""
+        """A client who had joined waits no more. Whether nobody does: if it has not begun, it never will."""
         with self._lock:
             if job.leave(client) and not job.begun:
                 self._queue.remove((job, client), client, 0)
-            return not job.clients and not job.begun
+            return not job.clients
 
     def _begin(self) -> None:
         """Begin what may begin now, with the lock held."""

@@ -1,0 +1,193 @@
+"""Trials.
+
+A grammar is compiled in a process that can be killed before it is compiled where nothing can.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from inlay.engine.torch.grammar.trial_process import MAX_CPU, MAX_MEMORY, Answer
+from inlay.errors import EngineError, InvalidRequestError
+from inlay.protocol.work import Grammar
+
+_ENDED_BY = {
+    signal.SIGXCPU: f"compiling it takes more than {MAX_CPU} s of processor time",
+    signal.SIGABRT: f"compiling it takes more than {MAX_MEMORY >> 20} MiB of memory",
+    signal.SIGSEGV: "it is nested too deeply",
+}
+
+
+class TrialProcess:
+    """The process that forks for each trial.
+
+    It is started when it is first needed, and again where it has died. Safe to use from any thread.
+    """
+
+    def __init__(self, path: Path | None, eos_token_ids: tuple[int, ...] = ()) -> None:
+        """For the tokenizer of a model directory, whose outputs end with one of `eos_token_ids`.
+
+        Without a path grammars are counted and not compiled: for engines that compile them
+        themselves.
+        """
+        self._path = path
+        self._eos_token_ids = eos_token_ids
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """Its number, once it is started."""
+        return None if self._process is None else self._process.pid
+
+    def close(self) -> None:
+        """Kill it, and the trials under way."""
+        with self._lock:
+            self._closed = True
+            self._end()
+
+    def take(self, client: socket.socket) -> None:
+        """Have it fork for the trial at the other end of `client`.
+
+        Raises `EngineError` when it cannot be started.
+        """
+        with self._lock:
+            for _ in range(2):
+                control = self._started()
+                with suppress(OSError):  # it has died
+                    socket.send_fds(control, [b"t"], [client.fileno()])
+                    return
+                self._end()
+        raise EngineError("the process that tries grammars cannot be started")
+
+    def _started(self) -> socket.socket:
+        if self._closed:
+            raise EngineError("the engine is closing")
+        if self._control is None or self._process is None or self._process.poll() is not None:
+            self._end()
+            self._control, theirs = socket.socketpair()
+            with theirs:
+                self._process = subprocess.Popen(
+                    [
+                        sys.executable,
+                        "-m",
+                        "inlay.engine.torch.grammar.trial_process",
+                        str(theirs.fileno()),
+                        str(self._path or ""),
+                        json.dumps(self._eos_token_ids),
+                    ],
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+        return self._control
+
+    def _end(self) -> None:
+        if self._control is not None:
+            self._control.close()
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._process = self._control = None
+
+
+class Trial:
+    """One grammar's. `run` it in one thread, `stop` it from any."""
+
+    __slots__ = ("_grammar", "_lock", "_process", "_socket", "_stopped")
+
+    def __init__(self, process: TrialProcess, grammar: Grammar) -> None:
+        self._process = process
+        self._grammar = grammar
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._stopped = False
+
+    def run(self) -> str:
+        """Compile it.
+
+        Returns:
+            The grammar in llguidance's form: compiling that takes no more than `MAX_CPU` and
+                `MAX_MEMORY`.
+
+        Raises:
+            InvalidRequestError: it is none, or costs more.
+            EngineError: the process died, or the trial was stopped.
+        """
+        ours, theirs = socket.socketpair()
+        with ours:
+            with self._lock:
+                if self._stopped:
+                    theirs.close()
+                    raise EngineError("the trial was stopped")
+                self._socket = ours
+            try:
+                with theirs:
+                    self._process.take(theirs)
+                ours.sendall(msgspec.msgpack.encode(self._grammar))
+                ours.shutdown(socket.SHUT_WR)
+                came = b"".join(iter(lambda: ours.recv(1 << 16), b""))
+            except (BrokenPipeError, ConnectionResetError):
+                came = b""
+            finally:
+                with self._lock:
+                    self._socket = None
+        return self._read(came)
+
+    def stop(self) -> None:
+        """Kill it where it runs; `run` raises."""
+        with self._lock:
+            self._stopped = True
+            if self._socket is not None:
+                with suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _read(self, came: bytes) -> str:
+        if self._stopped:
+            raise EngineError("the trial was stopped")
+        if not came or (came[-1] and came[-1] not in _ENDED_BY):
+            raise EngineError("the process that tries grammars died")
+        if came[-1]:
+            raise InvalidRequestError(
+                f"the grammar is too large: {_ENDED_BY[signal.Signals(came[-1])]}; make it simpler"
+            )
+        answer = msgspec.msgpack.decode(came[:-1], type=Answer)
+        if answer.source is None:
+            raise InvalidRequestError(answer.refused or "the grammar cannot be used")
+        return answer.source
+
+
+async def count(grammar: Grammar, process: TrialProcess) -> None:
+    """Refuse a grammar that would cost too much, or is none.
+
+    It takes no time of the loop, and is killed when the caller is cancelled.
+
+    Args:
+        grammar: to be counted.
+        process: one that does not compile.
+
+    Raises:
+        InvalidRequestError: it is refused.
+        EngineError: the process died.
+    """
+    trial = Trial(process, grammar)
+    try:
+        await asyncio.to_thread(trial.run)
+    except asyncio.CancelledError:
+        trial.stop()
+        raise
+
+
+__all__ = ["Trial", "TrialProcess", "count"]

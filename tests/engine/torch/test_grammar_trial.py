@@ -1,0 +1,192 @@
+"""A grammar is compiled in a process that can be killed first.
+
+At its limits, or when its last client has left.
+"""
+
+import asyncio
+import itertools
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from inlay.engine.torch.grammar import grammars
+from inlay.engine.torch.grammar.trial import Trial, TrialProcess, count
+from inlay.errors import EngineError, InvalidRequestError
+from inlay.protocol.work import Grammar
+from tests.frontend.live import until
+from tests.models import EOS_ID, VOCAB_SIZE, tiny
+
+
+def endless(name: str) -> Grammar:
+    """Passes every count and takes many minutes.
+
+    An object of 1,200 patterns for its properties, merged from twenty.
+    """
+    parts: list[dict[str, Any]] = [
+        {"patternProperties": {f"^{name}{part}-{index}$": {} for index in range(60)}} for part in range(20)
+    ]
+    return Grammar("json_schema", json.dumps({"type": "object", "allOf": parts}))
+
+
+ORDINARY = Grammar("json_schema", json.dumps({"type": "string", "pattern": "^[a-z]+$"}))
+
+
+@pytest.fixture(scope="module")
+def directory() -> Path:
+    return tiny("llama")
+
+
+@pytest.fixture
+def process(directory: Path) -> Iterator[TrialProcess]:
+    made = TrialProcess(directory, (EOS_ID,))
+    assert Trial(made, ORDINARY).run()
+    yield made
+    made.close()
+
+
+def forks(process: TrialProcess) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children()
+
+
+def test_what_compiles_for_too_long_is_killed_and_refused(process: TrialProcess) -> None:
+    pid = process.pid
+    with pytest.raises(InvalidRequestError, match="more than 2 s of processor time"):
+        Trial(process, endless("a")).run()
+    assert Trial(process, ORDINARY).run()
+    assert process.pid == pid
+    assert not forks(process)
+
+
+def test_a_grammar_that_is_none_is_refused_in_the_librarys_words(process: TrialProcess) -> None:
+    with pytest.raises(InvalidRequestError, match="unclosed group"):
+        Trial(process, Grammar("regex", "(a")).run()
+
+
+async def test_a_trial_that_is_stopped_is_killed(process: TrialProcess) -> None:
+    trial = Trial(process, endless("a"))
+    running = asyncio.ensure_future(asyncio.to_thread(trial.run))
+    await asyncio.to_thread(until, lambda: bool(forks(process)))
+    trial.stop()
+    with pytest.raises(EngineError, match="stopped"):
+        await running
+    await asyncio.to_thread(until, lambda: bool(not forks(process)))
+    with pytest.raises(EngineError, match="stopped"):
+        trial.run()
+
+
+async def test_the_process_is_started_again_when_it_has_died(process: TrialProcess) -> None:
+    running = asyncio.ensure_future(asyncio.to_thread(Trial(process, endless("a")).run))
+    await asyncio.to_thread(until, lambda: bool(forks(process)))
+    pid, (fork,) = process.pid, forks(process)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    # The fork has the other end as well, until its own limit ends it.
+    with pytest.raises(EngineError, match="died"):
+        await running
+    assert await asyncio.to_thread(Trial(process, ORDINARY).run)
+    assert process.pid != pid
+    assert not fork.is_running() or fork.status() == psutil.STATUS_ZOMBIE
+
+
+async def test_a_compile_ends_when_its_last_client_has_left(directory: Path) -> None:
+    made = grammars.Grammars(directory, VOCAB_SIZE, (EOS_ID,))
+    process = made._trials
+    try:
+        one, other = (made.start(endless("a"), (), (), client=client) for client in ("one", "other"))
+        await asyncio.to_thread(until, lambda: bool(process.pid and forks(process)))
+        one.state.cancel()
+        (fork,) = forks(process)
+        other.state.cancel()
+        await asyncio.to_thread(until, lambda: bool(not fork.is_running()))
+        assert len(made) == 0
+    finally:
+        made.close()
+
+
+async def test_clients_whose_grammars_take_for_ever_hold_up_nobody_else(directory: Path) -> None:
+    made = grammars.Grammars(directory, VOCAB_SIZE, (EOS_ID,))
+    ended: queue.Queue[str] = queue.Queue()
+    try:
+        hostile = [made.start(endless(name), (), (), client=name) for name in "abc"]
+        for waiting in hostile:
+            waiting.state.add_done_callback(lambda _: ended.put("hostile"))
+        await asyncio.to_thread(until, lambda: bool(made._trials.pid and len(forks(made._trials)) == 3))
+        good = made.start(ORDINARY, (), (), client="good")
+        good.state.add_done_callback(lambda _: ended.put("good"))
+        await asyncio.wrap_future(good.state)
+        assert ended.get() == "good"
+        for waiting in hostile:
+            waiting.state.cancel()
+    finally:
+        made.close()
+
+
+async def test_closing_ends_what_is_under_way(directory: Path) -> None:
+    made = grammars.Grammars(directory, VOCAB_SIZE, (EOS_ID,))
+    waiting = made.start(endless("a"), (), ())
+    await asyncio.to_thread(until, lambda: bool(made._trials.pid and forks(made._trials)))
+    (fork,) = forks(made._trials)
+    made.close()
+    with pytest.raises(EngineError):
+        await asyncio.wrap_future(waiting.state)
+    assert not fork.is_running() or fork.status() == psutil.STATUS_ZOMBIE
+
+
+async def test_what_is_cheap_by_its_count_needs_no_process(directory: Path) -> None:
+    made = grammars.Grammars(directory, VOCAB_SIZE, (EOS_ID,))
+    try:
+        await asyncio.wrap_future(made.start(Grammar("json_object", ""), (), ()).state)
+        await asyncio.wrap_future(made.start(Grammar("regex", "[a-c]{3}"), (), ()).state)
+        assert made._trials.pid is None
+    finally:
+        made.close()
+
+
+async def test_grammars_of_other_engines_are_counted_and_not_compiled() -> None:
+    process = TrialProcess(None)
+    try:
+        await count(Grammar("json_schema", '{"not": {"type": "null"}}'), process)
+        with pytest.raises(InvalidRequestError, match="transitions"):
+            await count(Grammar("regex", "a?" * 5000 + "a" * 5000), process)
+    finally:
+        await asyncio.to_thread(process.close)
+
+
+def test_a_fork_has_no_more_memory_than_its_limit() -> None:
+    script = """
+from inlay.engine.torch.grammar import trial_process
+trial_process._limit()
+bytearray(trial_process.MAX_MEMORY // 2)
+try:
+    bytearray(2 * trial_process.MAX_MEMORY)
+except MemoryError:
+    print("refused")
+"""
+    ran: Any = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ran.stdout == "refused\n"
+
+
+def test_many_trials_at_once_all_come_to_their_own_ends(process: TrialProcess) -> None:
+    came: dict[int, int] = {}
+
+    def run(number: int) -> None:
+        came[number] = len(Trial(process, Grammar("regex", "[a-z]" * number)).run())
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(1, 17)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    lengths = [came[number] for number in range(1, 17)]
+    assert [later - before for before, later in itertools.pairwise(lengths)] == [5] * 15
+    assert not forks(process)
