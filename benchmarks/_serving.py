@@ -169,14 +169,16 @@ def inlay_fleet(
     *arguments: object,
     frontend: tuple[object, ...] = (),
     environment: Mapping[str, str] = NOTHING,
+    embeds: bool = True,
 ) -> Iterator[Server]:
     """inlay as a fleet of one frontend and one worker, over a NATS server of its own.
 
     Args:
-        model: served as "m", with embeddings on.
+        model: served as "m".
         arguments: the worker's.
         frontend: its arguments.
         environment: of both.
+        embeds: whether the worker takes embeddings.
     """
     port, nats_port = free_port(), free_port()
     url = f"nats://127.0.0.1:{nats_port}"
@@ -184,7 +186,7 @@ def inlay_fleet(
     with tempfile.TemporaryDirectory() as store:
         nats = Part("nats", "--port", nats_port, "--store-dir", store, until="NATS at").wait_ready()
         worker = [*inlay, "worker", str(model), "--served-model-name", "m", "--nats", url]
-        worker.append("--enable-prompt-embeds")
+        worker += ["--enable-prompt-embeds"] * embeds
         front = [*inlay, "frontend", "--nats", url, "--port", str(port)]
         commands = [*front, *map(str, frontend)], [*worker, *map(str, arguments)]
         try:

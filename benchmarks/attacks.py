@@ -165,11 +165,15 @@ def measure(attack: Attack, checkout: Path, seconds: float) -> Row:
     """What `attack` does to a fresh server of a checkout."""
     keys = [word for key in (*KEYS, BYSTANDER) for word in ("--api-key", key)]
     environment = {"PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": "1"}
-    launch = _serving.inlay_fleet if attack.fleet else _serving.inlay
-    arguments = {"frontend": tuple(keys)} if attack.fleet else {}
-    with launch(
-        demo.model_dir(), *(() if attack.fleet else keys), environment=environment, **arguments
-    ) as server:
+    launched: contextlib.AbstractContextManager[_serving.Server]
+    if attack.fleet:
+        # An older checkout has no such flag of the worker's.
+        launched = _serving.inlay_fleet(
+            demo.model_dir(), frontend=tuple(keys), environment=environment, embeds=False
+        )
+    else:
+        launched = _serving.inlay(demo.model_dir(), *keys, environment=environment)
+    with launched as server:
         port = server.port
         asking(port, attack, 1.0)
         quiet = asking(port, attack, seconds / 2)

@@ -181,12 +181,13 @@ def test_json_beyond_its_limit_is_refused_before_it_is_parsed(llama: Fleet, text
 
 
 def test_text_is_refused_as_it_arrives_and_base64_does_not_count() -> None:
-    limits = EmbedsLimits(FrontendSettings(max_json_bytes=LIMIT), list)
+    limits = EmbedsLimits(FrontendSettings(max_json_bytes=4 << 20), list)
     taken = lift.Lift(check=limits.check_json)
     for _ in range(10):
-        taken.feed(b'{"prompt_embeds":"' + b"A" * LIMIT + b'"}')
-    taken = lift.Lift(check=limits.check_json)
-    half = b" " * (LIMIT // 2 + 1)
-    taken.feed(half)
-    with pytest.raises(BodyTooLargeError):
-        taken.feed(half)
+        taken.feed(b'{"prompt_embeds":"' + b"A" * (4 << 20) + b'"}')
+    for text in (b" " * (1 << 20), b'"' + b"AAAA" * (1 << 18) + b'-"'):
+        taken = lift.Lift(check=limits.check_json)
+        for _ in range(3):
+            taken.feed(text)
+        with pytest.raises(BodyTooLargeError):
+            taken.feed(4 * text)

@@ -205,12 +205,14 @@ def _arrived(lift: Any, body: bytes, room: Any) -> Any:
     # Where nothing is lifted all pieces are alike.
     if len(body) < lift.RUN:
         step = 4096
-    cutting = lift.Lift(len(body) if how & 128 else None, room)
+    told = [0]
+    cutting = lift.Lift(len(body) if how & 128 else None, room, told.append)
     cutting.feed(body[:first])
     for start in range(first, len(body), step):
         cutting.feed(body[start : start + step])
     lifted = cutting.close()
     assert bytes(lifted.text()) == body
+    assert max(told) <= len(body) - sum(len(run.encoded()) for run in lifted.runs if run.whole)
     return lifted
 
 

@@ -97,7 +97,7 @@ class Lift:
     Args:
         expected: bytes of the body, where that is known.
         room: where decoded strings go.
-        check: told how many bytes are text so far; raises when they are too many.
+        check: told how many bytes are certain to be text so far; raises when they are too many.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Lift:
         self._expected = expected
         self._room = room
         self._check = check
-        # Bytes of text in the pieces.
+        # Bytes of text in the pieces; what may still begin a run is not among them.
         self._num_text = 0
         self._size = 0
         self._pieces: list[bytes | bytearray | Run] = []
@@ -127,7 +127,7 @@ class Lift:
         view = memoryview(piece)
         for start in range(0, len(view), STEP):
             self._take(view[start : start + STEP])
-        self._check(self._num_text + len(self._text))
+        self._check(self._num_text)
 
     def close(self) -> Lifted:
         """The body; nothing more is to come."""
