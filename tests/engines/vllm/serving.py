@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.equality.reference import tokenizer_of
-from tests.models import make, models_root
+from tests.models import add_thinking, make, models_root
 
 FLAGS: dict[str, Any] = {
     "engine": "vllm",
@@ -32,6 +32,24 @@ _SHAPES: dict[str, dict[str, Any]] = {
 def model(family: str, dtype: str = "float32") -> Path:
     """A directory with a tiny model of `family`, made once."""
     return make(family, models_root() / f"vllm-{family}-{dtype}", dtype=dtype, **_SHAPES[family])
+
+
+@cache
+def speaking_model() -> Path:
+    """A Llama that puts out whole ASCII texts alone, with tags of reasoning: what two servers make of broken characters differs."""
+    directory = add_thinking(
+        make("llama", models_root() / "vllm-speaking", dtype="float32", **_SHAPES["llama"])
+    )
+    tokenizer = tokenizer_of(directory)
+    speaking = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    with torch.no_grad():
+        for id_, row in enumerate(speaking.lm_head.weight):
+            text = tokenizer.decode([id_])
+            if id_ in tokenizer.all_special_ids or not (text.isascii() and text.isprintable() and text):
+                # A logit of about 0: there always are larger ones.
+                row.mul_(1e-3)
+    speaking.save_pretrained(directory)
+    return directory
 
 
 @cache
