@@ -72,6 +72,7 @@ COSTLY: dict[str, tuple[tuple[GrammarKind, str], str]] = {
         schema(patternProperties={f"^a{i}$": {} for i in range(65)}),
         "patternProperties",
     ),
+    "a number beyond 64 bits": (schema(type="array", minItems=3 * 10**40), "cannot be read"),
     "an expression in Lark": (lark(f"start: /{CHAIN}/"), "transitions"),
     "an expression with a line break": (lark("start: /(a{1000}\n){1000}/"), "states"),
     "an expression with the flag x": (lark("start: /(a{1000}) {1000}/x"), "flag x"),

@@ -66,15 +66,17 @@ def _json(schema: Any) -> str:
     schema = {} if schema is True else schema
     if not isinstance(schema, dict):
         raise InvalidRequestError(f"the schema must be an object, got {type(schema).__name__}")
-    # In one line. Where spaces and line breaks are free, a model that is unsure goes on with them
-    # until its tokens are
-    # spent, and one that is sure pays for them.
-    return str(
-        LLMatcher.grammar_from_json_schema(
-            schema,
-            defaults={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
+    try:
+        # In one line. Where spaces and line breaks are free, a model that is unsure goes on with
+        # them until its tokens are spent, and one that is sure pays for them.
+        return str(
+            LLMatcher.grammar_from_json_schema(
+                schema,
+                defaults={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
+            )
         )
-    )
+    except ValueError as error:  # numbers of more than 64 bits
+        raise InvalidRequestError(f"the schema cannot be read: {str(error)[:200]}") from error
 
 
 def _alternatives(choices: Any) -> str:
