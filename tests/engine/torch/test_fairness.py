@@ -194,6 +194,23 @@ def test_long_prompts_of_one_client_do_not_take_the_steps_of_another() -> None:
     simulation.drain()
 
 
+def test_what_one_client_preempts_in_a_step_another_does_not_compute_in_it() -> None:
+    limits = bounds(max_num_seqs=8, num_pages=18, max_model_len=200, max_num_batched_tokens=13)
+    simulation = Simulation(limits)
+    streams = crowd(simulation, "large", 5, max_tokens=60)
+    while not all(len(stream.output) >= 2 for stream in streams):
+        simulation.step()
+    long = simulation.admit(Tokens([90] * 128), max_tokens=2, client="large")
+    simulation.admit(Tokens([91] * 80), max_tokens=2, client="small")
+    # The streams take a page each that nobody knew of, and in one step both prompts lack one.
+    while not long.preemptions:
+        simulation.step()
+        simulation.consistent()
+    assert not pages_of(long)
+    simulation.drain()
+    assert len(simulation.ended) == 7
+
+
 Ask = tuple[int, str, int, int]
 """A step, a client, the length of a prompt and of the output."""
 

@@ -421,7 +421,9 @@ class Scheduler:
 
     def _plan_line(self, draft: _Draft, line: list[Sequence], budget: int) -> None:
         """Plan one client's: half of `budget` is the first one's, the rest for the fewest remaining."""
-        if not budget:
+        # Lines before this one may have preempted some.
+        line = [sequence for sequence in line if draft.lacks(sequence)]
+        if not line or not budget:
             return
         first, *others = line
         left = budget - self._chunk(first, max(1, budget // 2), draft.left)
