@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 TICK_SECONDS = 0.25
 MOST_SECONDS = 0.5
-"""What one tick counts at most: a later one shows that the event loop did not run in between."""
+"""Seconds that one tick counts at most: in a later one the event loop did not run meanwhile."""
 _REMEMBERED = 256
 
 

@@ -44,7 +44,7 @@ def _is_a_file(path: Path) -> str:
 
 
 def _other_format(directory: Path) -> str | None:
-    """What a directory holds that is no model for inlay, and what to do; None where it may be one."""
+    """Return why a directory is not a model for inlay, and what to do; None where it may be one."""
     if not (directory / "config.json").is_file() and (directory / "adapter_config.json").is_file():
         return (
             f"{directory} is an adapter, not a model; serve the model it is for: "

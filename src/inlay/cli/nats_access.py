@@ -1,4 +1,4 @@
-"""Who is let in by the server of `inlay nats`: holders of one nkey, where other machines can reach it."""
+"""Access to the server of `inlay nats`: one nkey, where other machines can reach it."""
 
 import os
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ _OWN_WORDS = frozenset({"user", "pass", "auth", "tlsverify", "c", "config"})
 
 
 def is_local(host: str) -> bool:
-    """Whether only this machine reaches a server that listens there."""
+    """Return True if only this machine reaches a server that listens there."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -21,12 +21,12 @@ def is_local(host: str) -> bool:
 
 
 def says_who(rest: Sequence[str]) -> bool:
-    """Whether words for nats-server say themselves who is let in."""
+    """Return True if arguments for nats-server configure access themselves."""
     return any(word.lstrip("-").partition("=")[0] in _OWN_WORDS for word in rest if word.startswith("-"))
 
 
 def wants_key(settings: NatsServerSettings, rest: Sequence[str]) -> bool:
-    """Whether members must log in with the key of a seed file."""
+    """Return True if members must log in with the key of a seed file."""
     if settings.credentials is not None:
         return settings.credentials
     return settings.nats_nkey_seed is not None or not (is_local(settings.host) or says_who(rest))

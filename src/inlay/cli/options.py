@@ -88,7 +88,7 @@ class Option:
 
     @property
     def takes_integers(self) -> bool:
-        """Whether one value of it may be an integer."""
+        """True if one value of it may be an integer."""
         parts = typing.get_args(self.element) or (self.element,)
         return self.kind == "value" and any(_bare(part) is int for part in parts)
 

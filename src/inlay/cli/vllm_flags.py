@@ -177,7 +177,7 @@ INSTEAD: Mapping[str, str] = {
     "--uvicorn-log-level": "see --log-format and --no-log-requests",
     "--worker-extension-cls": "inlay's own is used",
 }
-"""What to do in the place of flags that go to no engine."""
+"""Advice for flags that go to no engine."""
 
 
 class Unknown(NamedTuple):

@@ -238,7 +238,7 @@ class EchoEngine:
 
 
 def _alternatives(id_: int, sampling: Sampling) -> tuple[tuple[int, float], ...]:
-    """What is put out is certain, and nothing else possible."""
+    """Logprobs of an output that is certain: 0 for the chosen token."""
     if sampling.logprob_token_ids:
         return tuple((named, 0.0 if named == id_ else -9999.0) for named in sampling.logprob_token_ids)
     return ((id_, 0.0),) if sampling.logprobs else ()

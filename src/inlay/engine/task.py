@@ -23,7 +23,7 @@ _BY_SUFFIX: tuple[tuple[str, ChosenTask], ...] = (
     ("ForTextEncoding", "embed"),
     ("Model", "embed"),
 )
-"""What the end of an architecture's name stands for, as in vLLM's `ModelConfig`; the first that fits counts."""
+"""Tasks by the suffix of an architecture's name, as in vLLM's `ModelConfig`; the first match counts."""
 
 _FILES = ("config.json", "modules.json")
 

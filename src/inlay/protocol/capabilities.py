@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 EMBEDS_OFF = "You must set --enable-prompt-embeds on its workers"
-"""What the card of a worker says that was started without embeddings as prompts (`ModelCard.prompt_embeds`)."""
+"""Value of `ModelCard.prompt_embeds` of a worker started without `--enable-prompt-embeds`."""
 
 Feature: TypeAlias = Literal[
     "adapter",

@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 GrammarKind: TypeAlias = Literal["json_schema", "json_object", "regex", "choice", "grammar", "structural_tag"]
-"""What may bind an output, in vLLM's words; see `Grammar`."""
+"""Kinds of grammar, by vLLM's names; see `Grammar`."""
 
 
 MAX_GRAMMAR = 256 * 1024
@@ -13,7 +13,7 @@ MAX_GRAMMAR = 256 * 1024
 
 
 class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the text of an output must match from its first to its last character. Not compiled yet: its engine does that.
+    """A grammar that the whole text of an output must match; the engine compiles it.
 
     Attributes:
         kind: how to read `source`. "json_schema": the schema as JSON. "json_object": any JSON object, `source` is empty.

@@ -1,4 +1,4 @@
-"""What an engine counts, and whether it works; whether workers can be reached."""
+"""Counters and health of an engine, and reachability of workers."""
 
 from typing import Protocol, runtime_checkable
 

@@ -40,7 +40,7 @@ class ThinkingBudget(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def _last(ids: Sequence[int], run: tuple[int, ...]) -> int:
-    """Where `run` begins for the last time, or -1."""
+    """Index at which `run` begins for the last time, or -1."""
     ids = tuple(ids)
     backwards, place = ids[::-1], 0
     while True:

@@ -185,7 +185,7 @@ class ChatTemplate:
         return self._variables
 
     def names(self, text: str) -> bool:
-        """Whether `text` is a string literal of the template, as a role is that it treats on its own."""
+        """Return True if `text` is a string literal of the template, as a role that it handles is."""
         return text in self._literals
 
     @cached_property

@@ -74,7 +74,7 @@ class Member:
 
     @property
     def takes_rows(self) -> bool:
-        """Whether it takes prompts with rows."""
+        """True if it accepts prompts with rows."""
         return self.card.prompt_embeds is None
 
     def has_adapter(self, name: str | None) -> bool:

@@ -133,7 +133,7 @@ class Pool:
         return able
 
     def needs_rows(self, prompt: Prompt) -> bool:
-        """Whether not all workers would take this prompt: it has rows, and some of them take none.
+        """True if some workers refuse this prompt: it has rows, and they accept none.
 
         Where none takes them, each may say so itself.
         """
@@ -277,7 +277,7 @@ class Pool:
         *,
         client: str | None = None,
     ) -> None:
-        """What this frontend has under way at a worker is so much more; the works are a client's."""
+        """Add to the load that this frontend has at a worker; the requests are one client's."""
         if works:
             self._change_client(member, client, works)
         own = member.own

@@ -37,7 +37,7 @@ _LONG = 8192
 _DEFAULTS = RouterSettings()
 
 _Line: TypeAlias = tuple[str, str | None, bool]
-"""What works that wait for the same workers have in common: the model, the adapter, and whether they need workers that take rows."""
+"""Key of requests that wait for the same workers: model, adapter, and need of rows."""
 
 
 class _Placed(NamedTuple):

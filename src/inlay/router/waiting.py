@@ -97,7 +97,7 @@ class WaitingRoom(Generic[L, P]):
         return dict(self._works_in)
 
     def waits(self, line: L, client: Hashable) -> bool:
-        """Whether anything of a client waits in a line."""
+        """Return True if a request of a client waits in a queue."""
         return line in self._lines and self._lines[line].first_of(client) is not None
 
     async def wait(
@@ -220,7 +220,7 @@ class WaitingRoom(Generic[L, P]):
                 self._leave(ticket)
 
     def _place(self, ticket: _Ticket[L, P]) -> bool:
-        """Whether a ticket waits no more: it has a place, cannot have any, or its owner has left."""
+        """True if a ticket no longer waits: it has a place, cannot have one, or its owner left."""
         if ticket.placed.done():
             self._leave(ticket)
             return True

@@ -111,7 +111,7 @@ def bank_of(bank: LoraBank | None) -> LoraBank:
 
 
 def read_lows(directory: str, bank: LoraBank, dtype: torch.dtype, *, pinned: bool = False) -> dict[str, Low]:
-    """What a LoRA's files say of each linear, in the host's memory.
+    """A LoRA's matrices for each linear, in host memory.
 
     Args:
         directory: of the files.

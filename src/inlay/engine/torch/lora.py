@@ -74,7 +74,7 @@ class Selection(NamedTuple):
 
 
 class Low(NamedTuple):
-    """What an adapter says of one linear, its scale included: `down` [r, I] and `up` [r, O], in the model's dtype, on the host."""
+    """One linear's matrices, scale included: `down` [r, I], `up` [r, O]; model dtype, on the host."""
 
     down: Tensor
     up: Tensor

@@ -88,7 +88,7 @@ class PrefixLookup:
 
 
 def may_stop(sequence: Sequence, position: int) -> bool:
-    """Whether a step or a hit may end before `position`: not inside an atomic segment."""
+    """Return True if a chunk or a hit may end before `position`: not inside an atomic segment."""
     return split_point(sequence.atomic, position) == position
 
 

@@ -139,7 +139,7 @@ class Sequence:
 
     @property
     def in_turn(self) -> bool:
-        """Whether it has its turn, beyond its client's share."""
+        """True if it runs beyond its client's share."""
         return len(self.output) < self.turn_ends
 
     @property

@@ -25,7 +25,7 @@ def turn_on(arguments: Any, directory: Path) -> None:
 
 
 def counts(config: Any) -> bool:
-    """Whether vLLM, by its `VllmConfig`, knows where thinking begins and ends."""
+    """Return True if vLLM, by its `VllmConfig`, knows where thinking begins and ends."""
     return config.reasoning_config is not None and bool(config.reasoning_config.enabled)
 
 

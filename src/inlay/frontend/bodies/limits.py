@@ -34,7 +34,7 @@ class EmbedsLimits:
 
     @property
     def off_everywhere(self) -> bool:
-        """Whether all models' workers were started without embeddings as prompts."""
+        """True if all models' workers were started without embeddings as prompts."""
         cards = list(self._models())
         return bool(cards) and all(card.prompt_embeds == EMBEDS_OFF for card in cards)
 

@@ -47,7 +47,7 @@ class Counts(NamedTuple):
     wide: bool = False
 
     def within(self) -> bool:
-        """Whether no bound is passed, even if no character counted here is part of a string."""
+        """Return True if no bound is passed, even when all counted characters are structure."""
         return (
             self.objects + self.arrays <= MAX_CONTAINERS
             and self.colons <= MAX_KEYS

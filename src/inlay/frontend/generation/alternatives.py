@@ -36,7 +36,7 @@ def named_ids(request: GenerationRequest, *, logprobs: int | None, max_tokens: i
 
 
 def token_names(request: GenerationRequest, renderer: Renderer) -> Callable[[int], str]:
-    """What a token is called in logprobs: its text, or `token_id:ID` where the request wants that."""
+    """Name of a token in logprobs: its text, or `token_id:ID` where the request wants that."""
     return _by_id if request.return_tokens_as_token_ids else renderer.token_text
 
 

@@ -290,7 +290,7 @@ class CompletionShape:
 
 
 class _Offsets:
-    """Where in the text of a choice each of its tokens begins. What is not shown has no length."""
+    """Offsets of the tokens of a choice in its text. A token that is not shown has no length."""
 
     __slots__ = ("_detokenizer", "_length", "_renderer", "_skips")
 
@@ -310,7 +310,7 @@ class _Offsets:
         return offset
 
     def restart(self) -> None:
-        """What comes is another text, put behind the one so far: the output behind its prompt."""
+        """Begin another text behind the one so far: the output behind its prompt."""
         self._length += len(self._detokenizer.flush())
         self._detokenizer = self._new()
 

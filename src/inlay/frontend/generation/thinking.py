@@ -1,4 +1,4 @@
-"""What a request says of the tokens a model may think for: `thinking_token_budget`, as vLLM's."""
+"""The request field `thinking_token_budget`, as vLLM's."""
 
 import msgspec
 

@@ -25,7 +25,10 @@ _QUEUED = 64
 
 
 class UsageShown(NamedTuple):
-    """Where a stream shows usage: with each event, and in one at the end. As in vLLM, never the first without the second."""
+    """Events of a stream that show usage: each one, the last one.
+
+    As in vLLM, never each without the last.
+    """
 
     continuous: bool
     at_end: bool

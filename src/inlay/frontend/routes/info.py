@@ -1,4 +1,4 @@
-"""What a server is made of: `GET /load`, `GET /tokenizer_info`, `GET /server_info`, where vLLM has them."""
+"""Routes about the server: `GET /load`, `GET /tokenizer_info`, `GET /server_info`, as vLLM's."""
 
 import os
 import platform
@@ -27,7 +27,7 @@ class Load(msgspec.Struct, frozen=True):
 
 
 async def load(call: Call) -> None:
-    """How many requests are under way at this server."""
+    """Answer with the number of running requests of this server."""
     await call.json(Load(call.server.inflight.count))
 
 

@@ -26,7 +26,7 @@ _decoder = msgspec.json.Decoder(EmbeddingRequest)
 
 
 class Shown(NamedTuple):
-    """What is made of vectors before they are written.
+    """Steps between the model's vectors and those in the answer.
 
     Attributes:
         dimensions: first elements that are kept, or None for all.
@@ -60,7 +60,7 @@ class Shown(NamedTuple):
 def normalizes(
     card: EmbeddingCard, asked: bool | None, model: str, param: str, *, default: bool = False
 ) -> bool:
-    """Whether vectors get length 1: as `asked`, else as the model says, or `default` does.
+    """Return True if vectors get length 1: as `asked`, else as the model or `default` says.
 
     Raises:
         InvalidRequestError: they are not to have it, and the engine gives it to them already.

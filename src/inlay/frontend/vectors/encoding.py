@@ -28,7 +28,7 @@ DTYPES: Mapping[str, npt.DTypeLike] = {
     "fp8_e4m3": ml_dtypes.float8_e4m3fn,
     "fp8_e5m2": ml_dtypes.float8_e5m2,
 }
-"""What `embed_dtype` names."""
+"""Dtypes by their `embed_dtype` name."""
 
 _OCTETS = (b"content-type", b"application/octet-stream")
 
@@ -51,7 +51,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a response says beside the vectors.
+    """Metadata of a response beside its vectors.
 
     Attributes:
         id: of the response.
@@ -70,7 +70,7 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How vectors are written.
+    """Encoding of vectors in a response.
 
     Attributes:
         format: "float" and "base64" are in JSON, "bytes" and "bytes_only" are the body.

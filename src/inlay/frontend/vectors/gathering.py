@@ -28,7 +28,7 @@ _VECTOR = "vector"
 
 
 def embedding_card(model: ServedModel) -> EmbeddingCard:
-    """What may be asked of a model's vectors. Raises `EngineError` when its worker does not say."""
+    """The embedding card of a model. Raises `EngineError` when its worker has none."""
     if model.card.embedding is None:
         raise EngineError(f"the worker of the model `{model.name}` does not describe its vectors")
     return model.card.embedding

@@ -1,4 +1,4 @@
-"""What a classification head's logits become: scores and probabilities."""
+"""Scores and probabilities from the logits of a classification head."""
 
 from collections.abc import Callable
 

@@ -63,7 +63,7 @@ async def pooling(call: Call) -> None:
 
 
 def _pooling_task(request: PoolingRequest, model: ServedModel) -> str:
-    """What the model does. Raises `InvalidRequestError` when something else is asked for."""
+    """Return the model's task. Raises `InvalidRequestError` when another one is requested."""
     served = [name for task, name in _TASKS.items() if task in model.card.tasks]
     if request.task is not None and request.task not in served:
         raise InvalidRequestError(

@@ -24,7 +24,7 @@ _OF_CHATS = ("add_generation_prompt", "continue_final_message", "chat_template_k
 
 
 async def inputs_of(call: Call, incoming: Incoming[Any], model: ServedModel) -> Inputs:
-    """What a request hands in, as inputs of `model`.
+    """Inputs of `model` from a request.
 
     Raises:
         InvalidRequestError: nothing, several kinds at once, too many, or what is not for the model.
@@ -39,7 +39,7 @@ async def inputs_of(call: Call, incoming: Incoming[Any], model: ServedModel) -> 
 
 
 def cut_of(request: TextsRequest, limit: int) -> Cut:
-    """How a request wants its inputs to fit. Raises `InvalidRequestError` for more than the model takes."""
+    """Truncation that a request wants. Raises `InvalidRequestError` beyond the model's length."""
     return Cut(limit, kept_positions(request, limit, 0), request.truncation_side or "right")
 
 

@@ -28,7 +28,7 @@ CONNECT_SECONDS = 10.0
 
 _PROBE_SECONDS = 0.5
 _STALE_SECONDS = 2.0
-"""How long a message to ourselves may take before the connection counts as cut."""
+"""Seconds that a message to ourselves may take before the connection counts as cut."""
 _RETRY_SECONDS = 0.25
 _ATTEMPT_SECONDS = 2
 _SHOWN_BYTES = 200
@@ -157,7 +157,7 @@ class Connection:
 
     @property
     def since(self) -> float | None:
-        """When it was last established, in seconds of `inlay.liveness`; None while there is none."""
+        """Time at which it was last established (`inlay.liveness`); None while there is none."""
         return self._since if self.connected else None
 
     @property

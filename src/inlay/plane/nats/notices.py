@@ -11,7 +11,7 @@ MAX_CHUNK_BYTES = 16 * 1024 * 1024
 MAX_PARTS = 4096
 """Parts of a transfer at most: a request's rows, and the tensors beside them."""
 PART_BYTES = 256
-"""What a part takes its receiver beside its own bytes, so that many small ones are counted too."""
+"""Overhead of a part at its receiver, in bytes, so that many small parts are counted too."""
 MAX_NAMED = 128
 """Parts of a transfer that are named, at most, so that its offer is always a message of its own."""
 

@@ -78,7 +78,7 @@ class NatsSettings(BaseModel):
 
     @property
     def has_login(self) -> bool:
-        """Whether anything is given to log in with."""
+        """True if credentials are given."""
         return bool(self.credentials()) or any(urlsplit(url).username for url in self.urls)
 
     def credentials(self) -> dict[str, str]:

@@ -42,7 +42,7 @@ class Subjects:
 
     @property
     def roll_call(self) -> str:
-        """Where a frontend that has just come asks all workers for a heartbeat."""
+        """Subject on which a new frontend asks all workers for a heartbeat."""
         return f"inlay.{self.namespace}.roll"
 
     def cache_events(self, worker: str = "*") -> str:

@@ -39,7 +39,7 @@ PromptInput: TypeAlias = str | list[int | str | dict[str, Any] | list[int | dict
 
 
 class PromptsRequest(TextsRequest, kw_only=True):
-    """What `/v1/embeddings`, `/pooling` and `/classify` understand.
+    """Fields of `/v1/embeddings`, `/pooling` and `/classify`.
 
     Attributes:
         input: a text, token ids, a chat's messages, or a list of either; each item of a list is an input of its own.
@@ -82,7 +82,7 @@ class PromptsRequest(TextsRequest, kw_only=True):
 
 
 class EncodedRequest(PromptsRequest, kw_only=True):
-    """What `/v1/embeddings` and `/pooling` understand of how vectors are written.
+    """Fields of `/v1/embeddings` and `/pooling` about the encoding of vectors.
 
     Attributes:
         encoding_format: "float", as when absent: numbers in JSON; "base64" in JSON; "bytes": the vectors one after another as
@@ -155,7 +155,7 @@ class EmbeddingResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolingData(msgspec.Struct, frozen=True, kw_only=True):
-    """What one input is pooled to: numbers, or base64 of them."""
+    """Pooled vector of one input: numbers, or base64 of them."""
 
     index: int
     object: Literal["pooling"] = "pooling"
@@ -194,7 +194,7 @@ class ClassificationResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScoringRequest(TextsRequest, kw_only=True):
-    """What `/v1/score` and `/v1/rerank` understand.
+    """Fields of `/v1/score` and `/v1/rerank`.
 
     Attributes:
         max_tokens_per_query: tokens of a query that are kept, special tokens not counted; 0 or absent for all.

@@ -28,7 +28,7 @@ class Reason(NamedTuple):
     absent: tuple[object, ...] = ()
 
     def allows(self, value: object) -> bool:
-        """Whether `value` asks for nothing. 0 is not false, and 1 is not true."""
+        """Return True if `value` requests nothing. 0 is not false, and 1 is not true."""
         return value is None or any(
             value == one and isinstance(value, bool) == isinstance(one, bool) for one in self.absent
         )

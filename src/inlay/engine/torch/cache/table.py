@@ -75,7 +75,7 @@ class PageTable:
         return self._references[page]
 
     def exclusive(self, runs: Iterable[PageRun]) -> int:
-        """How many pages nobody but these runs, of one sequence or several, holds."""
+        """Number of pages that only these runs, of one sequence or several, hold."""
         holders = Counter(page for run in runs for page in run.pages)
         return sum(self._references[page] == count for page, count in holders.items())
 

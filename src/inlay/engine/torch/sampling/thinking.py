@@ -1,4 +1,4 @@
-"""How much of its thinking budget an output has spent, and the ids that end its thinking then."""
+"""Thinking budgets: tokens spent by each output, and the ids that end its thinking."""
 
 from collections.abc import Mapping, Sequence, Set
 from typing import Protocol
@@ -10,11 +10,11 @@ from inlay.protocol.work import Sampling, ThinkingBudget
 
 
 class Thoughtful(Protocol):
-    """What a sequence shows of itself."""
+    """A sequence as thinking budgets see it."""
 
     @property
     def sampling(self) -> Sampling:
-        """How its tokens are chosen."""
+        """Its sampling parameters."""
         ...
 
     @property
@@ -24,7 +24,7 @@ class Thoughtful(Protocol):
 
 
 class Thoughts:
-    """What sequences have spent of their thinking budgets, kept from step to step until `forget`."""
+    """Tokens that sequences have spent of their thinking budgets, kept until `forget`."""
 
     def __init__(self) -> None:
         self._kept: dict[int, Thinking] = {}
@@ -101,7 +101,7 @@ def only(logits_SV: Tensor, ids: Mapping[int, int]) -> Tensor:
 
 
 def _ends_with(output: Sequence[int], length: int, run: tuple[int, ...]) -> bool:
-    """Whether the first `length` ids end with `run`."""
+    """Return True if the first `length` ids end with `run`."""
     return length >= len(run) and tuple(output[length - len(run) : length]) == run
 
 

@@ -17,7 +17,7 @@ SECONDS = 3.0
 """Time between two lines."""
 
 _LOADING = "Loading weights"
-"""What transformers (5.16 to 5.23) calls the loop that reads them."""
+"""Description that transformers (5.16 to 5.23) gives the loop that reads weights."""
 
 
 class Progress:
