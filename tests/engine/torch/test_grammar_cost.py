@@ -144,6 +144,8 @@ def test_a_schema_as_libraries_make_them_needs_no_trial() -> None:
     # A property may have any name, and a word that is not known may mean anything.
     assert is_cheap(Grammar("json_schema", json.dumps({"properties": {"allOf": {"type": "null"}}})))
     assert not is_cheap(Grammar("json_schema", json.dumps({"properties": {"a": {"pattern": "a"}}})))
+    for other in (5, True, "ab", [1]):
+        assert not is_cheap(Grammar("json_schema", json.dumps({"properties": other})))
     many: dict[str, Any] = {"properties": {f"p{i}": {} for i in range(201)}}
     assert not is_cheap(Grammar("json_schema", json.dumps(many)))
 

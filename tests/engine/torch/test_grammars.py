@@ -280,6 +280,7 @@ async def test_where_nothing_is_left_to_choose_the_work_fails_alone(
         ("json_schema", '{"$ref": "http://127.0.0.1:9/x"}', "127.0.0.1"),
         ("json_schema", "false", "matches nothing"),
         ("json_schema", "[1]", "must be an object"),
+        ("json_schema", '{"properties": 5}', "properties"),
         ("json_schema", '{"not": {}}', "not"),
         ("json_schema", '{"multipleOf": 1000003}', "multipleOf"),
         ("json_schema", '{"allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}', "multipleOf"),

@@ -64,12 +64,12 @@ def _properties(schema: Any) -> float:
     """
     if not isinstance(schema, dict):
         return 0
-    count = float(len(schema.get("properties") or ()))
+    count = 0.0
     for key, value in schema.items():
         if key in _SCHEMAS:
             count += _properties(value)
         elif key in _NAMED and isinstance(value, dict):
-            count += sum(map(_properties, value.values()))
+            count += sum(map(_properties, value.values())) + (len(value) if key == "properties" else 0)
         elif key == "anyOf" and isinstance(value, list):
             count += sum(map(_properties, value))
         elif key != "$ref" and key not in _NOTES | _VALUES:
