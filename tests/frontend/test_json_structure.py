@@ -180,6 +180,19 @@ def test_json_beyond_its_limit_is_refused_before_it_is_parsed(llama: Fleet, text
     assert f"over the limit of {LIMIT} bytes" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [({"max_tokens": 1}, "--enable-prompt-embeds"), ({"max_tokens": "one"}, "max_tokens")],
+)
+def test_why_large_embeddings_are_refused_is_said_and_not_that_they_are_long(
+    llama: Fleet, fields: dict[str, Any], says: str
+) -> None:
+    url = llama.serve(max_json_bytes=LIMIT, enable_prompt_embeds=False)
+    answer = httpx.post(url + "/v1/completions", json={"prompt_embeds": "abcd" * LIMIT, **fields})
+    assert answer.status_code == 400
+    assert says in answer.json()["error"]["message"]
+
+
 def test_text_is_refused_as_it_arrives_and_base64_does_not_count() -> None:
     limits = EmbedsLimits(FrontendSettings(max_json_bytes=4 << 20), list)
     taken = lift.Lift(check=limits.check_json)

@@ -21,7 +21,7 @@ from typing import Generic, TypeVar
 import msgspec
 import pybase64
 
-from inlay.errors import EmbeddingsError, InvalidRequestError
+from inlay.errors import BodyTooLargeError, EmbeddingsError, InvalidRequestError
 from inlay.frontend.bodies.intake import Intake
 from inlay.frontend.bodies.memory import Memory, Room, private
 from inlay.frontend.errors import from_parser
@@ -292,19 +292,29 @@ def parse(
         lift = Lift(len(body))
         lift.feed(body)
         body = lift.close()
+    refused: InvalidRequestError | None = None
     if body.runs:
         parsed = _parse_lifted(body, decoder, tensors_in, limits, intake)
-        if parsed is not None:
+        if isinstance(parsed, Parsed):
             return parsed
+        refused = parsed
         if intake is not None:
             intake.put_together(len(body))
     text = body.text()
-    if intake is not None:
-        intake.parsing(text)
     try:
+        if intake is not None:
+            intake.parsing(text)
         request = decoder.decode(text)
+    except BodyTooLargeError:
+        # Its base64 counts only because it was refused without it: why says more.
+        if refused is not None:
+            raise refused from None
+        raise
     except _PARSER_ERRORS as error:
         raise from_parser(error) from error
+    finally:
+        # What is raised keeps this frame: it must not be kept by it.
+        refused = None
     sizes = _check_encoded(tensors_in(request), limits)
     if intake is not None:
         intake.decoding(sizes)
@@ -317,7 +327,8 @@ def _parse_lifted(
     tensors_in: Callable[[T], Sequence[str]],
     limits: ReadLimits,
     intake: Intake | None,
-) -> Parsed[T] | None:
+) -> Parsed[T] | InvalidRequestError | None:
+    """The request; why it is refused, where its whole text may say that better; None where strings are no tensor data."""
     if not all(run.whole for run in body.runs):
         return None
     key = secrets.token_hex(16)
@@ -334,8 +345,10 @@ def _parse_lifted(
     try:
         request = decoder.decode(rest)
         wanted = tensors_in(request)
-    except (*_PARSER_ERRORS, InvalidRequestError):
-        return None
+    except InvalidRequestError as error:
+        return error.with_traceback(None)
+    except _PARSER_ERRORS as error:
+        return from_parser(error)
     if sum(text in spans for text in wanted) != len(spans):
         return None
     for text in wanted:
