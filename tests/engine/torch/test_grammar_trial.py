@@ -98,6 +98,22 @@ async def test_the_process_is_started_again_when_it_has_died(process: TrialProce
     assert not fork.is_running() or fork.status() == psutil.STATUS_ZOMBIE
 
 
+async def test_a_grammar_whose_process_died_is_compiled_anew(directory: Path) -> None:
+    made = grammars.Grammars(directory, VOCAB_SIZE, (EOS_ID,))
+    try:
+        waiting = made.start(endless("a"), (), ())
+        await asyncio.to_thread(until, lambda: bool(made._trials.pid and forks(made._trials)))
+        (fork,) = forks(made._trials)
+        fork.kill()
+        with pytest.raises(EngineError, match="died"):
+            await asyncio.wrap_future(waiting.state)
+        with pytest.raises(InvalidRequestError, match="more than 2 s of processor time"):
+            await asyncio.wrap_future(made.start(endless("a"), (), ()).state)
+        assert len(made) == 1
+    finally:
+        made.close()
+
+
 async def test_a_compile_ends_when_its_last_client_has_left(directory: Path) -> None:
     made = grammars.Grammars(directory, VOCAB_SIZE, (EOS_ID,))
     process = made._trials

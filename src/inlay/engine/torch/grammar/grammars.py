@@ -157,12 +157,21 @@ class Grammars:
             grammar = Grammar(key.kind, key.source)
             trial = Trial(self._trials, grammar)
             found = self._kept[key] = Job(partial(self._compile, grammar, trial), trial.stop)
+            found.done.add_done_callback(partial(self._compiled, key, found))
         self._kept.move_to_end(key)
         size = sum(len(kept.source) for kept in self._kept)
         while len(self._kept) > MAX_KEPT or (size > MAX_KEPT_SOURCE and len(self._kept) > 1):
             dropped, _ = self._kept.popitem(last=False)
             size -= len(dropped.source)
         return found
+
+    def _compiled(self, key: "_Key", job: Job[LLMatcher], done: "Future[LLMatcher]") -> None:
+        """Keep what a grammar is, and no failure of the machine: the next work tries again."""
+        error = done.exception()
+        if error is not None and not isinstance(error, InvalidRequestError):
+            with self._lock:
+                if self._kept.get(key) is job:
+                    del self._kept[key]
 
     def _compile(self, grammar: Grammar, trial: Trial) -> LLMatcher:
         try:
