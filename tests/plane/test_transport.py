@@ -19,7 +19,7 @@ from inlay.transport import Connection, Listener, ReceiveMemory, dial
 from inlay.transport.handshake import Handshake, HandshakeError
 from inlay.transport.listener import MAX_UNPROVEN
 from inlay.transport.tls import Identity, make_identity
-from inlay.transport.wire import CHUNK_BYTES, FrameReader, FrameWriter, Message, Offered, Withdrawn
+from inlay.transport.wire import CHUNK_BYTES, MAX_OPEN, FrameReader, FrameWriter, Message, Offered, Withdrawn
 
 SECRET = Secret(bytes(range(32)))
 OTHER = Secret(bytes(32))
@@ -240,6 +240,31 @@ async def test_large_and_small_messages_go_both_ways_over_tls(ends: Ends) -> Non
     ours.close()
     with pytest.raises(EOFError):
         await theirs.receive()
+
+
+async def test_more_large_messages_than_may_be_open_at_a_time_all_arrive(ends: Ends) -> None:
+    ours, theirs = await ends.pair()
+    for number in range(MAX_OPEN + 40):
+        ours.send(Note(str(number), (Buffer(bytes(CHUNK_BYTES + 1)),)))
+    got = set()
+    for _ in range(MAX_OPEN + 40):
+        note = await theirs.receive()
+        assert isinstance(note, Note)
+        got.add(int(note.text))
+    assert got == set(range(MAX_OPEN + 40))
+
+
+async def test_strangers_that_speak_no_tls_leave_no_trace(ends: Ends) -> None:
+    for _ in range(MAX_UNPROVEN + 6):
+        _, stranger = await asyncio.open_connection("127.0.0.1", ends.port)
+        stranger.write(b"not TLS at all" * 10)
+        await stranger.drain()
+        stranger.close()
+    ours, theirs = await ends.pair()
+    ours.send(Note("in"))
+    got = await theirs.receive()
+    assert isinstance(got, Note)
+    assert not ends.listener._unproven
 
 
 async def test_a_buffer_that_is_there_is_not_sent(ends: Ends) -> None:

@@ -63,7 +63,7 @@ class FrontendSettings(BaseModel):
         default=16 * MIB,
         ge=1024,
         description="Bytes of JSON in a request body at most, base64 strings of 64 KB and more not counted. They are parsed in one "
-        "piece, while everybody waits: at most about 5 ms a MiB.",
+        "piece, while everybody waits: about 5 ms a MiB, 15 at worst.",
     )
     max_inflight_bytes: int = Field(
         default=256 * MIB, ge=MIB, description="Bytes of bodies, and of what they decode to, held at a time."

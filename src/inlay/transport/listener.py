@@ -27,7 +27,8 @@ class Listener:
         hears: the type, or union of types, of the messages that will come.
         memory: for large messages of all connections together.
         accepted: takes each connection once its other end has proved itself.
-        certificate: of the TLS server, as `inlay.transport.tls` makes one; None for a Unix socket.
+        tls: the server's context, as `inlay.transport.tls` makes one; None for a Unix socket.
+        fingerprint: SHA-256 of its certificate; empty without TLS.
         known: finds buffers of large messages that need not be sent.
     """
 
@@ -71,15 +72,20 @@ class Listener:
     def _accept(self) -> Connection[Any]:
         handshake = Handshake(self._secret, self._fingerprint, dials=False)
         connection: Connection[Any] = Connection(
-            handshake, self._hears, self._memory, self._known, self._check
+            handshake,
+            self._hears,
+            self._memory,
+            self._known,
+            check=lambda transport: self._admit(connection),
         )
-        self._unproven.add(connection)
         connection.ready.add_done_callback(lambda _: self._settled(connection))
         return connection
 
-    def _check(self, transport: asyncio.BaseTransport) -> None:
-        if len(self._unproven) > MAX_UNPROVEN:
-            raise HandshakeError(f"more than {MAX_UNPROVEN} connections have proved nothing")
+    def _admit(self, connection: "Connection[Any]") -> None:
+        # Only now: a connection whose TLS handshake fails is never heard of again.
+        if len(self._unproven) >= MAX_UNPROVEN:
+            raise HandshakeError(f"{MAX_UNPROVEN} connections have proved nothing yet")
+        self._unproven.add(connection)
 
     def _settled(self, connection: Connection[Any]) -> None:
         self._unproven.discard(connection)

@@ -107,6 +107,8 @@ class FrameWriter:
     def __init__(self) -> None:
         self._small: deque[bytes] = deque()
         self._large: OrderedDict[int, _Outgoing] = OrderedDict()
+        self._held: OrderedDict[int, bytes] = OrderedDict()
+        """Offers that wait until fewer than `MAX_OPEN` are open."""
         self._next_number = 0
         self.queued_bytes = 0
         """Bytes of small messages that have not left."""
@@ -126,7 +128,8 @@ class FrameWriter:
         number = self._next_number = (self._next_number + 1) & 0xFFFFFFFF
         offer = Offer((len(header), *map(len, buffers)), ("", *(buffer.name for buffer in buffers)))
         self._large[number] = _Outgoing([memoryview(header), *(each.view for each in buffers)])
-        self._frame(Kind.OFFER, number, _encode_offer(offer))
+        self._held[number] = _encode_offer(offer)
+        self._offer_held()
         return number
 
     def grant(self, number: int, present: Sequence[int]) -> None:
@@ -141,7 +144,9 @@ class FrameWriter:
         """Stop sending a large message; False when all of it has left already."""
         if self._large.pop(number, None) is None:
             return False
-        self._frame(Kind.ABANDON, number, b"")
+        if self._held.pop(number, None) is None:
+            self._frame(Kind.ABANDON, number, b"")
+        self._offer_held()
         return True
 
     def on_grant(self, number: int, present: Sequence[int]) -> None:
@@ -181,6 +186,7 @@ class FrameWriter:
             chunk = self._large[number].next_chunk()
             if not chunk:
                 del self._large[number]
+                self._offer_held()
                 continue
             pieces += (_head.pack(Kind.CHUNK, number, len(chunk)), chunk)
             self._large.move_to_end(number)
@@ -188,6 +194,11 @@ class FrameWriter:
             if size >= limit:
                 break
         return pieces
+
+    def _offer_held(self) -> None:
+        while self._held and len(self._large) - len(self._held) < MAX_OPEN:
+            number, offer = self._held.popitem(last=False)
+            self._frame(Kind.OFFER, number, offer)
 
     def _frame(self, kind: Kind, number: int, body: bytes) -> None:
         self._put(_head.pack(kind, number, len(body)) + body)

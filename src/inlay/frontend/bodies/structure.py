@@ -2,8 +2,9 @@
 
 A parser holds the interpreter until it is done, and everybody else waits. How long depends on what it makes: a key of an object
 takes about 1 us with what is done with it afterwards, a string or an escape 50 ns, a byte of text 1 ns. No request that is
-served needs as many of them as would make others wait for more than a few tens of milliseconds, so more are refused. Numbers are
-not bounded here: a million token ids are a prompt, take 10 ms, and are bounded by the memory they take.
+served needs as many of them as would make others wait for long, so more are refused. A body near several bounds at once still
+holds the interpreter for about 100 ms. Numbers are not bounded here: a million token ids are a prompt, take 10 to 40 ms, and are
+bounded by the memory they take.
 """
 
 from typing import NamedTuple
