@@ -41,7 +41,7 @@ BYSTANDER = "bystander"
 NICER = 10
 """How much nicer attackers are: on another machine they would take no core from the server."""
 
-SETTLE = 3.0
+SETTLE = 8.0
 """Seconds after an attack at which memory is looked at again."""
 
 
