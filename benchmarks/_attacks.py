@@ -64,14 +64,14 @@ class Attack:
         sent: what is sent, in a few words.
         prepare: makes what is sent, before anything is measured.
         fleet: the server is a frontend, a worker and a NATS server, instead of one command.
-        asked: what the second client asks for besides `max_tokens: 1`.
+        asked: what the second client asks for besides `max_tokens: 1`, by a number that no other request of its has.
     """
 
     name: str
     sent: str
     prepare: Callable[[], Send]
     fleet: bool = False
-    asked: dict[str, Any] | None = None
+    asked: Callable[[int], dict[str, Any]] = lambda _: {}
 
 
 def posting(*posts: Post, keys: Sequence[str] = KEYS[:1], connections: int = 1) -> Send:
@@ -213,9 +213,9 @@ ATTACKS: tuple[Attack, ...] = (
     ),
     Attack(
         "grammars",
-        "regex a?{5000}a{5000}, four keys; the second client wants a small grammar too",
+        "regex a?{5000}a{5000}, four keys; the second client wants small ones",
         _grammars,
-        asked={"structured_outputs": {"regex": "[ab]"}},
+        asked=lambda number: {"structured_outputs": {"regex": f"[ab]{number}"}},
     ),
     Attack(
         "sequences",

@@ -71,13 +71,13 @@ class Waits(NamedTuple):
 
 def asking(port: int, attack: Attack, seconds: float) -> Waits:
     """Ask for `seconds` as the second client does."""
-    fields = {"prompt": "the harbour", "max_tokens": 1, **(attack.asked or {})}
-    body = json.dumps(fields).encode()
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {BYSTANDER}"}
     waits: list[float] = []
     failures: Answers = Counter()
     end = time.perf_counter() + seconds
     while (start := time.perf_counter()) < end:
+        fields = {"prompt": "the harbour", "max_tokens": 1, **attack.asked(time.monotonic_ns())}
+        body = json.dumps(fields).encode()
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
         with contextlib.closing(connection):
             try:
