@@ -131,8 +131,8 @@ def _chat(message: dict[str, Any] | None = None, **fields: Any) -> Post:
     return _json("/v1/chat/completions", messages=[said], max_tokens=1, **fields)
 
 
-def _keys(value: object = 1) -> dict[str, object]:
-    return {str(number): value for number in range(_MANY_KEYS)}
+def _keys(value: object = 1, number_of: int = _MANY_KEYS) -> dict[str, object]:
+    return {str(number): value for number in range(number_of)}
 
 
 def _call_with_keys() -> Post:
@@ -148,8 +148,8 @@ def _hostile_files() -> Send:
     return posting(*(_json("/v1/completions", max_tokens=1, prompt_embeds=one) for one in files))
 
 
-def _stop_strings() -> Send:
-    stops = [f"{number:04}" * 1024 for number in range(64)]
+def _stop_strings(length: int) -> Send:
+    stops = [f"{number:04}" * (length // 4) for number in range(64)]
     return posting(_completion(stop=stops, n=24, max_tokens=64, ignore_eos=True))
 
 
@@ -209,7 +209,12 @@ ATTACKS: tuple[Attack, ...] = (
     Attack(
         "stop strings",
         "64 of 4,096 characters, n=24",
-        _stop_strings,
+        lambda: _stop_strings(4096),
+    ),
+    Attack(
+        "stop strings, allowed",
+        "64 of 256 characters, n=24",
+        lambda: _stop_strings(256),
     ),
     Attack(
         "grammars",
@@ -228,6 +233,16 @@ ATTACKS: tuple[Attack, ...] = (
     _large("a tool call's arguments", _call_with_keys),
     _large("a message", lambda: _chat(_keys("a"))),
     Attack(
+        "keys, allowed",
+        "49,000 in chat_template_kwargs",
+        lambda: posting(_chat(chat_template_kwargs=_keys(1, 49_000))),
+    ),
+    Attack(
+        "white space, allowed",
+        "16 MB before the object",
+        lambda: posting(Post("/v1/completions", b" " * 16_000_000 + b'{"prompt":"a","max_tokens":1}')),
+    ),
+    Attack(
         "white space",
         "60 MB before the object",
         lambda: posting(Post("/v1/completions", b" " * 60_000_000 + b'{"prompt":"a","max_tokens":1}')),
@@ -241,6 +256,11 @@ ATTACKS: tuple[Attack, ...] = (
         "truncate_prompt_tokens",
         "30 MB of text, 100 tokens kept",
         lambda: posting(_completion(prompt="a b " * 7_500_000, truncate_prompt_tokens=100)),
+    ),
+    Attack(
+        "truncation, allowed",
+        "16 MB of text, 100 tokens kept",
+        lambda: posting(_completion(prompt="a b " * 4_000_000, truncate_prompt_tokens=100)),
     ),
     Attack(
         "a million ids",
