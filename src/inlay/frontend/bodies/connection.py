@@ -174,6 +174,9 @@ class _Filling(asyncio.BufferedProtocol):
         finally:
             self._space = lambda _: memoryview(b"")
             self._came = lambda _: None
+            # It holds the error, whose frames hold this object and all that was read: kept, they would live until a collection.
+            self._done = self._connection.loop.create_future()
+            self._done.cancel()
             self._transport.set_protocol(self._connection)
             if self._paused:
                 self._transport.resume_reading()

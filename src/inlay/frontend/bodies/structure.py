@@ -26,6 +26,9 @@ MAX_STRINGS = 250_000
 MAX_ESCAPES = 1_000_000
 """Backslashes of one body."""
 
+MAX_SPACES = 4_000_000
+"""Bytes of white space between the values of one body."""
+
 _BLOCK = 1 << 20
 """Bytes looked at in one go: others have their turn between them."""
 
@@ -45,6 +48,7 @@ class Counts(NamedTuple):
     commas: int = 0
     quotes: int = 0
     escapes: int = 0
+    spaces: int = 0
     wide: bool = False
 
     def within(self) -> bool:
@@ -54,6 +58,7 @@ class Counts(NamedTuple):
             and self.colons <= MAX_KEYS
             and self.quotes <= 2 * MAX_STRINGS
             and self.escapes <= MAX_ESCAPES
+            and self.spaces <= MAX_SPACES
         )
 
 
@@ -61,16 +66,18 @@ def count(text: bytes | bytearray) -> Counts:
     """The characters of `text`."""
     characters = np.frombuffer(text, np.uint8)
     totals = [0] * 6
+    spaces = 0
     wide = False
     for start in range(0, len(characters), _BLOCK):
         block = characters[start : start + _BLOCK]
         for index, character in enumerate(b'{[:,"\\'):
             totals[index] += int(np.count_nonzero(block == character))
+        spaces += int(np.count_nonzero(block <= ord(" ")))
         wide = wide or int(block.max()) >= 128
         give_way()
     wide = wide or (totals[-1] > 0 and b"\\u" in text)
     objects, arrays, colons, commas, quotes, escapes = totals
-    return Counts(len(characters), objects, arrays, colons, commas, quotes, escapes, wide)
+    return Counts(len(characters), objects, arrays, colons, commas, quotes, escapes, spaces, wide)
 
 
 def check_structure(
@@ -92,7 +99,7 @@ def check_structure(
         return
     if counted is None and sum(map(len, texts)) <= MAX_KEYS:
         return
-    containers = keys = quotes = escapes = 0
+    containers = keys = quotes = escapes = spaces = 0
     for text in texts:
         characters = np.frombuffer(text, np.uint8)
         inside = escaped = False
@@ -102,6 +109,7 @@ def check_structure(
             structure = block[~strings]
             containers += int(np.count_nonzero((structure == ord("[")) | (structure == ord("{"))))
             keys += int(np.count_nonzero(structure == ord(":")))
+            spaces += int(np.count_nonzero(structure <= ord(" ")))
             quotes += opened
             escapes += int(np.count_nonzero(block == ord("\\")))
             found = (
@@ -109,6 +117,7 @@ def check_structure(
                 (keys, MAX_KEYS, "keys in its JSON objects, which no request needs"),
                 (quotes // 2, MAX_STRINGS, "JSON strings, which no request needs"),
                 (escapes, MAX_ESCAPES, "backslashes; send text as UTF-8 in place of escapes"),
+                (spaces, MAX_SPACES, "bytes of white space between its values; send compact JSON"),
             )
             for number, most, what in found:
                 if number > most:
