@@ -1,6 +1,7 @@
 """`spaces_between_special_tokens`: what a tokenizer puts between added tokens that follow each other."""
 
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -20,7 +21,7 @@ def renderer(directory: Path) -> Renderer:
     return Renderer.load(directory)
 
 
-def shown(of: Renderer, ids: list[int], *, pushed: int, **settings: bool) -> str:
+def shown(of: Renderer, ids: list[int], *, pushed: int, **settings: Any) -> str:
     """The text of `ids`, `pushed` of them at a time."""
     detokenizer = of.detokenizer(**settings)
     pieces = [detokenizer.push(ids[start : start + pushed]) for start in range(0, len(ids), pushed)]
