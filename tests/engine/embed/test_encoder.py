@@ -122,7 +122,7 @@ def test_scores_are_those_of_transformers(name: str, labels: int) -> None:
     assert found.shape == (3, labels)
     for logits, (first, second) in zip(found, pairs, strict=True):
         assert np.allclose(logits, reference.logits(path, first, second), atol=1e-4)
-    assert encoder(path, "score").card.activation == ("sigmoid" if labels == 1 else "identity")
+    assert encoder(path, "score").card.activation == ("sigmoid" if labels == 1 else "softmax")
 
 
 def test_the_card_says_what_may_be_asked_of_vectors() -> None:
@@ -158,7 +158,7 @@ def test_pooling_can_be_named_and_is_then_what_is_done() -> None:
 def test_models_for_another_task_are_refused_with_the_flag_that_serves_them() -> None:
     with pytest.raises(InvalidRequestError, match="--task score"):
         encoder(tiny_scoring("bert"))
-    with pytest.raises(InvalidRequestError, match="cross-encoders"):
+    with pytest.raises(InvalidRequestError, match="classification heads"):
         encoder(tiny_embedding("bert"), "score")
 
 
