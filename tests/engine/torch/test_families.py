@@ -221,7 +221,7 @@ def changed(family: str, tmp_path: Path, **fields: Any) -> Path:
 @pytest.mark.parametrize(
     ("family", "fields", "message"),
     [
-        ("llama", {"model_type": "bert"}, "does not serve models of type 'bert'; it serves deepseek_v2,"),
+        ("llama", {"model_type": "bert"}, "models of type 'bert' do not generate text; --task embed serves"),
         ("llama", {"architectures": ["LlamaForSequenceClassification"]}, "generates with LlamaForCausalLM"),
         ("llama", {"quantization_config": {"quant_method": "awq"}}, r"quantised \(awq\)"),
         ("gpt_oss", {"quantization_config": {"quant_method": "mxfp4"}}, r"quantised \(mxfp4\).*bfloat16"),
