@@ -36,7 +36,7 @@ GREEDY: dict[str, tuple[dict[str, Any], str]] = {
     "embeddings": ({"prompt_embeds": [ROWS] * 1000}, CHOICES),
     "a batch of prompts": ({"prompt_embeds": b64(write(np.ones((1000, 1, HIDDEN), np.float32), "npy"))}, CHOICES),
     "parts": ({"prompt": [{"type": "prompt_embeds", "data": ROWS}] * 2000}, "2000 prompt_embeds; at most 128"),
-    "token parts": ({"prompt": [{"type": "token_ids", "token_ids": [5]}] * 40_000}, "maximum context length is 512"),
+    "token parts": ({"prompt": [{"type": "token_ids", "token_ids": [5]}] * 20_000}, "maximum context length is 512"),
     "tokens": ({"prompt": "a", "max_tokens": 10**18}, "maximum context length is 512"),
     "tokens after rows": ({"prompt_embeds": ROWS, "max_tokens": 509}, "maximum context length is 512"),
     "least tokens": ({"prompt": "a", "min_tokens": 10**18}, "min_tokens"),
