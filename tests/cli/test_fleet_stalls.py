@@ -14,6 +14,7 @@ from tests.models import tiny
 from tests.parts import running
 from tests.plane.nats_server import NatsServer
 from tests.serving import serving
+from tests.sse import events
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -55,10 +56,10 @@ def test_a_machine_that_stood_still_kills_no_healthy_engine_and_ends_no_stream(t
                 json={**ASKED, "stream": True, "return_token_ids": True},
                 timeout=CLIENT_SECONDS,
             ) as stream:
-                for line in stream.iter_lines():
-                    if not line.startswith("data: {"):
+                for data in events(stream):
+                    if data == "[DONE]":
                         continue
-                    event = json.loads(line.removeprefix("data: "))
+                    event = json.loads(data)
                     assert "error" not in event, event
                     first = not seen
                     seen += event["choices"][0].get("token_ids") or []

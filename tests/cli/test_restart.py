@@ -12,6 +12,7 @@ import pytest
 
 from tests.models import tiny
 from tests.serving import Served, serving, starting
+from tests.sse import events
 
 PROMPT = {"prompt": "the lighthouse keeper counted the ships", "max_tokens": 20, "temperature": 0}
 PATIENCE = 90.0
@@ -58,21 +59,19 @@ def test_a_worker_that_is_killed_mid_stream_is_an_error_event_then_503_then_the_
     served: Served,
 ) -> None:
     before = complete(served.url)
-    events: list[str] = []
+    seen: list[str] = []
     body = {"model": "tiny", **PROMPT, "max_tokens": 480, "ignore_eos": True, "stream": True}
     worker = worker_of(served)
     with client.stream("POST", served.v1 + "/completions", json=body) as stream:
         assert stream.status_code == 200
-        for line in stream.iter_lines():
-            if not line:
-                continue
-            events.append(line.removeprefix("data: "))
-            if len(events) == 1:
+        for event in events(stream):
+            seen.append(event)
+            if len(seen) == 1:
                 worker.kill()
                 # The stream would go on if the next one were there soon.
                 following = _worker_process(served, time.monotonic() + PATIENCE, other_than=worker.pid)
                 following.suspend()
-    errors = [json.loads(event)["error"] for event in events if "error" in event]
+    errors = [json.loads(event)["error"] for event in seen if "error" in event]
     assert [error["type"] for error in errors] == ["overloaded_error"]
     assert "gone" in errors[0]["message"]
     refused = complete(served.url)

@@ -9,6 +9,7 @@ import pytest
 
 from inlay import demo
 from tests.serving import Served, serving
+from tests.sse import events
 
 NEAR = 0.25
 """Logits; as in `tests/engine/torch/test_bfloat16.py`."""
@@ -35,10 +36,10 @@ def ask(served: Served, client: httpx.Client, prompt: str, *, kill: bool) -> lis
     before = {worker: sum(worker.cpu_times()[:2]) for worker in workers}
     with client.stream("POST", served.v1 + "/completions", json=body) as stream:
         assert stream.status_code == 200
-        for line in stream.iter_lines():
-            if not line.startswith("data: {"):
+        for data in events(stream):
+            if data == "[DONE]":
                 continue
-            event = json.loads(line.removeprefix("data: "))
+            event = json.loads(data)
             assert "error" not in event, event
             for choice in event["choices"]:
                 logprobs = choice.get("logprobs") or {"top_logprobs": []}

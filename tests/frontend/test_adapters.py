@@ -20,6 +20,7 @@ from tests.equality.reference import rows_of, tokenizer_of
 from tests.frontend.live import Fleet, fleet
 from tests.frontend.payloads import error, post, saved
 from tests.models import tiny
+from tests.sse import events
 
 TAKEN = "The lora adapter 'a' has already been loaded. If you want to load the adapter in place, set 'load_inplace' to True."
 ADMIN = {"authorization": "Bearer chief"}
@@ -245,9 +246,9 @@ def test_unloading_lets_a_stream_end_and_takes_no_new_request(url: str, lora: Pa
         count = 0
         headers = {"authorization": "Bearer plain"}
         with httpx.stream("POST", url + "/v1/completions", json=body, headers=headers, timeout=180) as answer:
-            for line in answer.iter_lines():
-                if line.startswith("data: {"):
-                    count += bool(json.loads(line[6:])["choices"])
+            for data in events(answer):
+                if data.startswith("{"):
+                    count += bool(json.loads(data)["choices"])
                     began.set()
         return count
 
@@ -268,12 +269,12 @@ def test_a_stream_that_outlasts_the_deadline_ends_with_an_error(url: str, lora: 
     body = {"model": "a", "prompt": [1, 2, 3], "max_tokens": 450, "ignore_eos": True, "stream": True}
     headers = {"authorization": "Bearer plain"}
     with httpx.stream("POST", url + "/v1/completions", json=body, headers=headers, timeout=180) as answer:
-        lines = (line for line in answer.iter_lines() if line.startswith("data: "))
-        next(lines)
+        found = events(answer)
+        next(found)
         assert unload(url, "a", drain_timeout=0).status_code == 200
-        rest = list(lines)
-    assert rest[-1] == "data: [DONE]"
-    assert json.loads(rest[-2][6:])["error"]["type"] == "overloaded_error"
+        rest = list(found)
+    assert rest[-1] == "[DONE]"
+    assert json.loads(rest[-2])["error"]["type"] == "overloaded_error"
 
 
 def test_a_corrupt_adapter_is_refused_and_the_next_one_loads(url: str, lora: Path, tmp_path: Path) -> None:

@@ -58,6 +58,13 @@ def forks(process: TrialProcess) -> list[psutil.Process]:
     return psutil.Process(process.pid).children()
 
 
+def runs(fork: psutil.Process) -> bool:
+    try:
+        return fork.is_running() and fork.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def test_what_compiles_for_too_long_is_killed_and_refused(process: TrialProcess) -> None:
     pid = process.pid
     with pytest.raises(InvalidRequestError, match="more than 2 s of processor time"):
@@ -95,7 +102,7 @@ async def test_the_process_is_started_again_when_it_has_died(process: TrialProce
         await running
     assert await asyncio.to_thread(Trial(process, ORDINARY).run)
     assert process.pid != pid
-    assert not fork.is_running() or fork.status() == psutil.STATUS_ZOMBIE
+    await asyncio.to_thread(until, lambda: not runs(fork))
 
 
 async def test_a_grammar_whose_process_died_is_compiled_anew(directory: Path) -> None:
@@ -155,7 +162,7 @@ async def test_closing_ends_what_is_under_way(directory: Path) -> None:
     made.close()
     with pytest.raises(EngineError):
         await asyncio.wrap_future(waiting.state)
-    assert not fork.is_running() or fork.status() == psutil.STATUS_ZOMBIE
+    await asyncio.to_thread(until, lambda: not runs(fork))
 
 
 async def test_what_is_cheap_by_its_count_needs_no_process(directory: Path) -> None:

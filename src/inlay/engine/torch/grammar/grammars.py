@@ -4,7 +4,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +16,7 @@ from inlay.engine.torch.grammar.source import source_of
 from inlay.engine.torch.grammar.state import GrammarState
 from inlay.engine.torch.grammar.trial import Trial, TrialProcess
 from inlay.engine.torch.grammar.turns import Job, Turns, yield_to_others
-from inlay.errors import DeadlineExceededError, InlayError, InvalidRequestError, OverloadedError
+from inlay.errors import DeadlineExceededError, EngineError, InlayError, InvalidRequestError, OverloadedError
 from inlay.protocol.work import Grammar, GrammarKind
 
 KINDS: tuple[GrammarKind, ...] = ("json_schema", "json_object", "regex", "choice", "grammar")
@@ -91,7 +90,8 @@ class Grammars:
         """Compile nothing more."""
         self._turns.close()
         self._trials.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        # Not cancelled: each ends at once, and its waiter must hear of it.
+        self._threads.shutdown(wait=False)
 
     def start(
         self,
@@ -129,8 +129,11 @@ class Grammars:
 
         def begin(_: "Future[LLMatcher]") -> None:
             # Only now a thread is taken: none ever waits for another.
-            with suppress(RuntimeError):  # it is closing, and nobody waits any more
+            try:
                 self._threads.submit(self._start, waiting, grammar, stop_token_ids, output)
+            except RuntimeError:  # the threads are shut down
+                if waiting.state.set_running_or_notify_cancel():
+                    waiting.state.set_exception(EngineError("the engine is closing"))
 
         waiting.state.add_done_callback(left)
         job.done.add_done_callback(begin)
