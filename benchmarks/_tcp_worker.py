@@ -17,7 +17,7 @@ from inlay.plane.local import serve
 from inlay.plane.messages import ToWorker
 from inlay.transport import Connection, Listener, ReceiveMemory
 from inlay.transport.tls import make_identity
-from inlay.worker.host import Host
+from inlay.worker.host import EngineHost
 
 MEMORY_BYTES = 1 << 30
 
@@ -27,7 +27,7 @@ async def run(model: str) -> None:
     secret = Secret(sys.stdin.buffer.read(32))
     engine = EchoEngine(EngineSettings(model=model, engine="echo", served_model_name=["m"]), secret)
     await engine.start()
-    host = Host(engine)
+    host = EngineHost(engine)
     identity = make_identity()
     serving: set[asyncio.Task[None]] = set()
 

@@ -54,7 +54,7 @@ class Engine:
         for _ in range(steps):
             self._engine.step()
         took = (self._clock() - start) / steps
-        self._engine.abort_request([str(work) for work in range(first, self._works + 1)])
+        self._engine.abort_request([str(request) for request in range(first, self._works + 1)])
         self._finish()
         return took
 

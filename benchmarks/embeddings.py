@@ -40,8 +40,8 @@ from inlay.engine.embed.engine import EmbedEngine
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.threads import environment
 from inlay.frontend.vectors.gathering import normalized
-from inlay.frontend.vectors.inputs import Cut, Texts, chunks
-from inlay.protocol.embedding import EmbedWork, Vectors
+from inlay.frontend.vectors.inputs import TextInputs, Truncation, chunks
+from inlay.protocol.embedding import EmbedOutput, EmbedRequest
 from inlay.render import Renderer
 
 ONE = "what is the capital of the island on the hill and who rules it"
@@ -103,12 +103,12 @@ class Inlay:
 
     async def _embed(self, texts: list[str]) -> None:
         limit = self._engine.card.limits.max_model_len
-        inputs = Texts(texts, self._renderer, Cut(limit, limit))
-        answers: asyncio.Queue[Vectors] = asyncio.Queue()
+        inputs = TextInputs(texts, self._renderer, Truncation(limit, limit))
+        answers: asyncio.Queue[EmbedOutput] = asyncio.Queue()
         stretches = list(chunks(inputs))
         for start, stop in stretches:
             prompts = tuple(piece.prompt for piece in inputs.pieces(start, stop))
-            self._engine.embed(EmbedWork(id=str(start), prompts=prompts), answers.put_nowait)
+            self._engine.embed(EmbedRequest(id=str(start), prompts=prompts), answers.put_nowait)
             await asyncio.sleep(0)
         for _ in stretches:
             answer = await answers.get()

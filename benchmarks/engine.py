@@ -29,13 +29,13 @@ from transformers import AutoModelForCausalLM, DynamicCache, Qwen3Config
 
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.cache.bounds import Bounds
+from inlay.engine.torch.cache.bounds import EngineLimits
 from inlay.engine.torch.grammar.grammars import Grammars
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
 from inlay.engine.torch.threads import environment
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.work import Grammar, Sampling, Work
+from inlay.protocol.work import Grammar, Request, Sampling
 
 PAGE_SIZE = 16
 LASTING = 256
@@ -45,7 +45,7 @@ LASTING = 256
 _clock = time.process_time
 
 
-Request = tuple[list[int], int]
+CaseRequest = tuple[list[int], int]
 """Token ids of a prompt, and how many tokens are wanted."""
 
 
@@ -56,7 +56,7 @@ class Contender(Protocol):
         """A step in which every prompt gets its next token, mean of `steps`."""
         ...
 
-    def load(self, requests: list[Request]) -> float:
+    def load(self, requests: list[CaseRequest]) -> float:
         """All requests, sent at once, until the last has ended."""
         ...
 
@@ -77,7 +77,7 @@ class Case:
     """
 
     name: str
-    requests: list[Request]
+    requests: list[CaseRequest]
     items: int
     floor: float
     positions: int = 0
@@ -160,7 +160,7 @@ class Ours:
                 max_loras=max(1, max_loras),
             )
         )
-        bounds = Bounds(
+        bounds = EngineLimits(
             num_pages=num_positions // PAGE_SIZE,
             page_size=PAGE_SIZE,
             max_num_seqs=max_num_seqs,
@@ -183,8 +183,8 @@ class Ours:
             state = self._grammars.start(grammar, (), ()).state.result()
         sampling = Sampling(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, grammar=grammar)
         prompt = Prompt.of(Tokens(ids))
-        work = Work(id=str(self._works), prompt=prompt, sampling=sampling, adapter=adapter)
-        for delta in self.core.admit(work, grammar=state):
+        request = Request(id=str(self._works), prompt=prompt, sampling=sampling, adapter=adapter)
+        for delta in self.core.admit(request, grammar=state):
             raise RuntimeError(f"a work ended before it began: {delta}")
 
     def begin(self, prompts: list[list[int]], adapters: Sequence[str] = ()) -> None:
@@ -193,7 +193,7 @@ class Ours:
             self._admit(ids, LASTING, adapters[index % len(adapters)] if adapters else None)
         told: set[str] = set()
         while len(told) < len(prompts):
-            told.update(delta.work_id for delta in self.core.step())
+            told.update(delta.request_id for delta in self.core.step())
 
     def decode(self, prompts: list[list[int]], steps: int) -> float:
         self.begin(prompts)
@@ -204,7 +204,7 @@ class Ours:
         self.core.abort_all()
         return took
 
-    def load(self, requests: list[Request]) -> float:
+    def load(self, requests: list[CaseRequest]) -> float:
         for ids, max_tokens in requests:
             self._admit(ids, max_tokens)
         start = _clock()
@@ -233,7 +233,7 @@ class Transformers:
         return (_clock() - start) / steps
 
     @torch.inference_mode()
-    def load(self, requests: list[Request]) -> float:
+    def load(self, requests: list[CaseRequest]) -> float:
         ((ids, _),) = requests
         start = _clock()
         self.model(torch.tensor([ids]), use_cache=True, logits_to_keep=1)
@@ -272,7 +272,7 @@ class Vllm:
     def decode(self, prompts: list[list[int]], steps: int) -> float:
         return self._ask("decode", prompts, steps)
 
-    def load(self, requests: list[Request]) -> float:
+    def load(self, requests: list[CaseRequest]) -> float:
         return self._ask("load", requests)
 
     def close(self) -> None:

@@ -29,8 +29,8 @@ from benchmarks.engine import Ours, Vllm, bandwidth, gemm_peak, prompt, write_mo
 from inlay.engine.torch import lora, prompt_logprobs
 from inlay.engine.torch.attention.gathered import GatheredAttention
 from inlay.engine.torch.batch import Batch
-from inlay.engine.torch.flight import Flight
-from inlay.engine.torch.lora import AdaptedLinear, Low
+from inlay.engine.torch.flight import InFlightStep
+from inlay.engine.torch.lora import AdaptedLinear, LowRankPair
 from inlay.engine.torch.native import Kernels
 from inlay.engine.torch.threads import environment
 from inlay.engine.torch.weights.linear import PackedLinear, RMSNorm
@@ -80,7 +80,7 @@ def watched(ours: Ours, clock: Clock) -> Iterator[None]:
         (Batch, "of", "batch"),
         (core.sampler, "draw", "sampler"),
         (prompt_logprobs, "score", "flight"),
-        (Flight, "read", "flight"),
+        (InFlightStep, "read", "flight"),
         (core.model, "hidden", "layers, all else"),
         (core.model, "logits", "head, all else"),
         (lora.Selection, "of", "adapters, selection"),
@@ -170,7 +170,7 @@ def put_adapters(ours: Ours, count: int, rank: int) -> list[str]:
     names = []
     for index in range(count):
         lows = {
-            name: Low(
+            name: LowRankPair(
                 (torch.randn(rank, inputs) / inputs).bfloat16(),
                 (torch.randn(rank, outputs) / rank).bfloat16(),
             )

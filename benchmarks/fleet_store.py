@@ -30,7 +30,7 @@ from inlay.plane.nats.frontend import NatsPlane
 from inlay.plane.nats.member import Member
 from inlay.plane.nats.settings import NatsSettings
 from inlay.prompt import Buffer, Prompt
-from inlay.protocol.work import Sampling, Work
+from inlay.protocol.work import Request, Sampling
 from inlay.tensors import ReadLimits, read, write
 
 ROWS, HIDDEN = 2560, 1024
@@ -105,8 +105,8 @@ class Requests:
             self._number += 1
             # Choices are under way until the last of them is there, as real ones are.
             tokens = 2 if choices == 1 else 1000
-            work = Work(id=str(self._number), prompt=prompt, sampling=Sampling(max_tokens=tokens))
-            streams.append(worker.send(work))
+            request = Request(id=str(self._number), prompt=prompt, sampling=Sampling(max_tokens=tokens))
+            streams.append(worker.send(request))
         firsts = []
         for stream in streams:
             deltas = aiter(stream)

@@ -30,8 +30,8 @@ from inlay.errors import InvalidRequestError
 from inlay.frontend import FrontendSettings, build_app
 from inlay.frontend.serve import serve as serve_http
 from inlay.plane.local import LocalPlane
-from inlay.protocol.embedding import EmbedWork, Vectors
-from inlay.protocol.work import Command, Delta, FinishReason, ModelCard, Reply, Usage, Work
+from inlay.protocol.embedding import EmbedOutput, EmbedRequest
+from inlay.protocol.work import Command, FinishReason, ModelCard, Output, Reply, Request, Usage
 from inlay.router import Router
 from inlay.worker import spawn
 
@@ -49,7 +49,7 @@ TICK = 0.008
 
 
 class PacedWorker:
-    """A worker and its plane in one: a delta of one token to every stream at each tick."""
+    """A worker and its plane in one: an output of one token to every stream at each tick."""
 
     id = "paced"
 
@@ -61,12 +61,12 @@ class PacedWorker:
     def workers(self) -> "list[PacedWorker]":
         return [self]
 
-    def send(self, work: Work) -> "PacedStream":
+    def send(self, request: Request) -> "PacedStream":
         if self._clock is None:
             self._clock = asyncio.create_task(self._run())
-        return PacedStream(work, self._streams)
+        return PacedStream(request, self._streams)
 
-    async def embed(self, work: EmbedWork) -> Vectors:
+    async def embed(self, request: EmbedRequest) -> EmbedOutput:
         raise InvalidRequestError("a paced worker makes no vectors")
 
     async def _run(self) -> None:
@@ -79,7 +79,7 @@ class PacedWorker:
 
     async def close(self) -> None: ...
 
-    def missing(self) -> dict[str, str]:
+    def unavailable(self) -> dict[str, str]:
         return {}
 
     async def changed(self) -> None: ...
@@ -92,12 +92,12 @@ class PacedWorker:
 
 
 class PacedStream:
-    def __init__(self, work: Work, open_: "set[PacedStream]") -> None:
-        self._work = work
+    def __init__(self, request: Request, open_: "set[PacedStream]") -> None:
+        self._work = request
         self._open = open_
-        self._ids = work.prompt.token_ids()
+        self._ids = request.prompt.token_ids()
         self._sent = 0
-        self._queue: asyncio.Queue[Delta] = asyncio.Queue()
+        self._queue: asyncio.Queue[Output] = asyncio.Queue()
         open_.add(self)
 
     def step(self) -> None:
@@ -107,17 +107,17 @@ class PacedStream:
         id_ = self._ids[self._sent % len(self._ids)]
         reason: FinishReason | None = "length" if last else None
         self._queue.put_nowait(
-            Delta(self._work.id, 0, self._sent - 1, (id_,), finish_reason=reason, usage=usage)
+            Output(self._work.id, 0, self._sent - 1, (id_,), finish_reason=reason, usage=usage)
         )
         if last:
             self._open.discard(self)
 
-    async def __aiter__(self) -> AsyncIterator[Sequence[Delta]]:
+    async def __aiter__(self) -> AsyncIterator[Sequence[Output]]:
         while True:
-            deltas = [await self._queue.get()]
+            outputs = [await self._queue.get()]
             while not self._queue.empty():
-                deltas.append(self._queue.get_nowait())
-            yield deltas
+                outputs.append(self._queue.get_nowait())
+            yield outputs
 
     def cancel(self) -> None:
         self._open.discard(self)

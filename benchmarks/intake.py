@@ -52,7 +52,7 @@ def taken_in(body: bytes, arena: Arena, piece: int) -> Callable[[], float]:
     def run() -> float:
         view = memoryview(body)
         start = time.perf_counter()
-        lifting = lift.Lift(len(body), room)
+        lifting = lift.Base64Extractor(len(body), room)
         for at in range(0, len(body), piece):
             lifting.feed(view[at : at + piece])
         parsed = lift.parse(
@@ -123,12 +123,12 @@ def best_of(runs: dict[str, Callable[[], float]], seconds: float) -> dict[str, f
     return best
 
 
-def timed(work: Callable[[], object]) -> Callable[[], float]:
-    """`work`, giving the seconds it takes."""
+def timed(request: Callable[[], object]) -> Callable[[], float]:
+    """`request`, giving the seconds it takes."""
 
     def run() -> float:
         start = time.perf_counter()
-        work()
+        request()
         return time.perf_counter() - start
 
     return run

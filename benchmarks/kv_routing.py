@@ -28,7 +28,7 @@ from inlay.digest import Secret, with_digests
 from inlay.plane.nats.frontend import NatsPlane
 from inlay.plane.nats.member import Member
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.protocol.work import Sampling, Work
+from inlay.protocol.work import Request, Sampling
 from inlay.router import Router
 from inlay.router.settings import RouterSettings
 
@@ -46,19 +46,19 @@ def document(draw: np.random.Generator) -> Rows:
     return Rows(Buffer(values.tobytes()), "float32", (ROWS, HIDDEN))
 
 
-def works_of(secret: Secret, seed: int) -> list[Work]:
+def works_of(secret: Secret, seed: int) -> list[Request]:
     """Every request of a run, in the order in which they are sent."""
     draw = np.random.default_rng(seed)
-    works = []
+    requests = []
     for number in range(DOCUMENTS):
         rows = document(draw)
         for turn in range(ASKED):
             question = Tokens([int(token) for token in draw.integers(10, 300, QUESTION)])
             prompt = with_digests(Prompt.of(rows, question), secret)
             sampling = Sampling(max_tokens=OUTPUT, ignore_eos=True)
-            works.append(Work(id=f"{seed}-{number}-{turn}", prompt=prompt, sampling=sampling))
-    random.Random(seed).shuffle(works)
-    return works
+            requests.append(Request(id=f"{seed}-{number}-{turn}", prompt=prompt, sampling=sampling))
+    random.Random(seed).shuffle(requests)
+    return requests
 
 
 async def run(plane: NatsPlane, secret: Secret, policy: str, seed: int) -> tuple[float, list[float]]:
@@ -72,9 +72,9 @@ async def run(plane: NatsPlane, secret: Secret, policy: str, seed: int) -> tuple
     async def client() -> None:
         nonlocal positions, cached
         while waiting:
-            work = waiting.pop()
+            request = waiting.pop()
             began = time.perf_counter()
-            (stream,) = await router.send("m", [work])
+            (stream,) = await router.send("m", [request])
             first = None
             async for deltas in stream:
                 first = first or time.perf_counter() - began
@@ -98,7 +98,7 @@ async def measure(server: NatsServer, rounds: int) -> None:
     while len(plane.workers()) < WORKERS:
         await plane.changed()
     found: dict[str, list[tuple[float, float]]] = {policy: [] for policy in POLICIES}
-    # The first works of a process are slower, whoever gets them.
+    # The first requests of a process are slower, whoever gets them.
     await run(plane, secret, "round-robin", 0)
     for number in range(rounds):
         for turn, policy in enumerate(POLICIES):

@@ -1,4 +1,4 @@
-"""What a direct connection and NATS add to the plane of one machine: from sending a work to its first token, and CPU a token of many streams.
+"""What a direct connection and NATS add to the plane of one machine: from sending a request to its first token, and CPU a token of many streams.
 
     python -m benchmarks.plane_latency [--rounds N]
 
@@ -34,7 +34,7 @@ from inlay.plane.nats.frontend import NatsPlane
 from inlay.plane.nats.member import Member
 from inlay.plane.nats.settings import NatsSettings
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.protocol.work import Plane, Sampling, Work
+from inlay.protocol.work import Plane, Request, Sampling
 from inlay.transport import ReceiveMemory, dial
 from inlay.worker import spawn
 
@@ -132,10 +132,10 @@ def prompt(num_bytes: int, secret: Secret) -> Prompt:
     return with_digests(Prompt.of(rows), secret)
 
 
-async def first_token(plane: Plane, work: Work) -> float:
+async def first_token(plane: Plane, request: Request) -> float:
     """Seconds until it has come."""
     began = time.perf_counter()
-    stream = plane.workers()[0].send(work)
+    stream = plane.workers()[0].send(request)
     async for _ in stream:
         took = time.perf_counter() - began
         stream.cancel()
@@ -152,10 +152,10 @@ async def tokens_a_cpu_second(plane: Plane, pids: list[int]) -> float:
     """Of many streams at once."""
 
     async def read(number: int) -> None:
-        work = Work(
+        request = Request(
             id=f"s{number}", prompt=Prompt.of(Tokens([1, 2, 3])), sampling=Sampling(max_tokens=TOKENS)
         )
-        async for _ in plane.workers()[0].send(work):
+        async for _ in plane.workers()[0].send(request):
             pass
 
     before = cpu_seconds(pids)
@@ -169,12 +169,12 @@ async def measure(settings: EngineSettings, rounds: int) -> None:
         async with opened(settings) as (plane, secret, pids):
             for case, num_bytes in CASES.items():
                 sampling = Sampling(max_tokens=2)
-                works = [
-                    Work(id=f"{case}{number}", prompt=prompt(num_bytes, secret), sampling=sampling)
+                requests = [
+                    Request(id=f"{case}{number}", prompt=prompt(num_bytes, secret), sampling=sampling)
                     for number in range(rounds)
                 ]
                 before = cpu_seconds(pids)
-                seconds = [await first_token(plane, work) for work in works]
+                seconds = [await first_token(plane, request) for request in requests]
                 cpu = (cpu_seconds(pids) - before) / rounds
                 print(
                     f"{name:6} {case:7} median {statistics.median(seconds) * 1e3:7.2f} ms, "

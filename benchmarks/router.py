@@ -21,9 +21,9 @@ import numpy as np
 from inlay.digest import BLOCK_SIZE, Secret
 from inlay.errors import OverloadedError
 from inlay.prompt import ROW_DIGEST_SIZE, Buffer, Prompt, Rows, Tokens
-from inlay.protocol.embedding import EmbedWork, Vectors
+from inlay.protocol.embedding import EmbedOutput, EmbedRequest
 from inlay.protocol.routing import FrontendLoad, KvEvents, KvSnapshot, Stored, routing_chain
-from inlay.protocol.work import Command, Delta, Limits, ModelCard, Reply, Sampling, Stream, Work, Worker
+from inlay.protocol.work import Command, Limits, ModelCard, Output, Reply, Request, Sampling, Stream, Worker
 from inlay.router import Router
 from inlay.router.kv_index import keys_of
 
@@ -41,7 +41,7 @@ CARD = ModelCard(
 class Idle:
     """A stream in which nothing comes."""
 
-    async def __aiter__(self) -> AsyncIterator[Sequence[Delta]]:
+    async def __aiter__(self) -> AsyncIterator[Sequence[Output]]:
         await asyncio.Event().wait()
         yield ()
 
@@ -62,10 +62,10 @@ class Standing:
     def card(self) -> ModelCard:
         return CARD
 
-    def send(self, work: Work) -> Stream:
+    def send(self, request: Request) -> Stream:
         return Idle()
 
-    async def embed(self, work: EmbedWork) -> Vectors:
+    async def embed(self, request: EmbedRequest) -> EmbedOutput:
         raise OverloadedError("it does nothing")
 
     async def call(self, command: Command, within: float = 30.0) -> Reply:
@@ -86,7 +86,7 @@ class Standings:
     def workers(self) -> Sequence[Worker]:
         return [worker for worker in self._workers if worker.id]
 
-    def missing(self) -> Mapping[str, str]:
+    def unavailable(self) -> Mapping[str, str]:
         return {}
 
     async def changed(self) -> None:
@@ -183,19 +183,19 @@ async def decide(num_workers: int, num_blocks: int) -> None:
         prompts = [make(random, length) for _ in range(REQUESTS // 4) for make in (text, rows)]
         times = []
         for number, prompt in enumerate(prompts * 2):  # each a second time, when it is cached
-            work = Work(id=str(number), prompt=prompt, sampling=Sampling(max_tokens=1))
+            request = Request(id=str(number), prompt=prompt, sampling=Sampling(max_tokens=1))
             began = time.thread_time()
-            (stream,) = await router.send("m", [work])
+            (stream,) = await router.send("m", [request])
             times.append(time.thread_time() - began)
             if number % 3:
                 stream.cancel()
         print(f"  Router.send, {length} positions: {_percentiles(times)}")
-    work = Work(id="s", prompt=prompts[0], sampling=Sampling(max_tokens=1))
+    request = Request(id="s", prompt=prompts[0], sampling=Sampling(max_tokens=1))
     session = []
     for number in range(REQUESTS):
         began = time.thread_time()
         (stream,) = await router.send(
-            "m", [msgspec.structs.replace(work, id=str(number))], session=str(number)
+            "m", [msgspec.structs.replace(request, id=str(number))], session=str(number)
         )
         session.append(time.thread_time() - began)
         stream.cancel()

@@ -23,7 +23,7 @@ import msgspec
 
 from inlay.digest import BLOCK_SIZE, Secret
 from inlay.prompt import ROW_DIGEST_SIZE, Buffer, Prompt, Rows, Tokens
-from inlay.protocol.embedding import EmbedWork, Vectors
+from inlay.protocol.embedding import EmbedOutput, EmbedRequest
 from inlay.protocol.routing import (
     KEY_SIZE,
     FrontendLoad,
@@ -33,9 +33,9 @@ from inlay.protocol.routing import (
     WorkerLoad,
     routing_chain,
 )
-from inlay.protocol.work import Command, Limits, ModelCard, Reply, Stream, Work
+from inlay.protocol.work import Command, Limits, ModelCard, Reply, Request, Stream
 from inlay.router.kv_index import keys_of
-from inlay.router.member import Member
+from inlay.router.member import PoolMember
 from inlay.router.peers import TELL_SECONDS, Peers
 from inlay.router.policies import policy_of
 from inlay.router.pool import Pool
@@ -53,7 +53,7 @@ NUM_SEQS = 64
 POLICIES = ("kv", "kv without events", "round-robin", "least-loaded", "power-of-two", "oracle")
 
 
-class Request(NamedTuple):
+class SimulatedRequest(NamedTuple):
     """One request of the trace."""
 
     at: float
@@ -69,7 +69,7 @@ def card(num_blocks: int, *, events: bool) -> ModelCard:
     )  # fmt: skip
 
 
-def trace(requests: int, rate: float, apps: int, random: Random) -> list[Request]:
+def trace(requests: int, rate: float, apps: int, random: Random) -> list[SimulatedRequest]:
     """Conversations: an app's beginning (512 to 4096 positions, of every second app embeddings), then turns that grow.
 
     Apps are as popular as Zipf says; a conversation has three turns in the mean, five seconds apart.
@@ -84,7 +84,7 @@ def trace(requests: int, rate: float, apps: int, random: Random) -> list[Request
         else:
             beginnings.append(Prompt.of(Tokens([random.randrange(1000) for _ in range(length)])))
     weights = [1 / (rank + 1) for rank in range(apps)]
-    made: list[Request] = []
+    made: list[SimulatedRequest] = []
     now = 0.0
     while len(made) < 1.5 * requests:  # what is cut off is the end, where no new conversations begin
         now += random.expovariate(rate / 3)
@@ -94,7 +94,7 @@ def trace(requests: int, rate: float, apps: int, random: Random) -> list[Request
             asked = [random.randrange(1000) for _ in range(random.randrange(32, 400))]
             prompt = prompt + Prompt.of(Tokens(asked))
             output = random.randrange(16, 256)
-            made.append(Request(at, prompt, output))
+            made.append(SimulatedRequest(at, prompt, output))
             if random.random() < 1 / 3:
                 break
             # The answer is part of the next turn's prompt.
@@ -116,10 +116,10 @@ class Paper:
     removed: list[int] = field(default_factory=list)
     sequence: int = 0
 
-    def send(self, work: Work) -> Stream:
+    def send(self, request: Request) -> Stream:
         raise NotImplementedError
 
-    async def embed(self, work: EmbedWork) -> Vectors:
+    async def embed(self, request: EmbedRequest) -> EmbedOutput:
         raise NotImplementedError
 
     async def call(self, command: Command, within: float = 30.0) -> Reply:
@@ -236,7 +236,7 @@ class Simulation:
     def at(self, when: float, what: object) -> None:
         heapq.heappush(self._queue, (when, next(self._numbers), what))
 
-    def run(self, requests: list[Request]) -> None:
+    def run(self, requests: list[SimulatedRequest]) -> None:
         """The whole trace."""
         turns = iter(Random(5).choices(self.frontends, k=len(requests)))
         end = requests[-1].at
@@ -246,7 +246,7 @@ class Simulation:
         self.at(self.event_seconds, "events")
         while self._queue:
             self.now, _, what = heapq.heappop(self._queue)
-            if isinstance(what, Request):
+            if isinstance(what, SimulatedRequest):
                 self._request(next(turns), what)
             elif what == "tell":
                 self._tell()
@@ -259,7 +259,7 @@ class Simulation:
             elif isinstance(what, tuple):
                 self._progress(*what)
 
-    def _request(self, frontend: Frontend, request: Request) -> None:
+    def _request(self, frontend: Frontend, request: SimulatedRequest) -> None:
         length = len(request.prompt)
         began = time.thread_time()
         chain = routing_chain(request.prompt, self.workers[0].card, SECRET)
@@ -277,7 +277,7 @@ class Simulation:
             pool.sent(member, keys)
             frontend.peers.sent(member, keys)
         prefill = length - chosen.cached
-        pool.change(member, works=1, prefill=prefill)
+        pool.change(member, requests=1, prefill=prefill)
         self.deciding.append(time.thread_time() - began)
         worker = self.by_id[member.id]
         cached = worker.has(blocks) * BLOCK_SIZE
@@ -306,11 +306,11 @@ class Simulation:
             ),
         )
 
-    def _progress(self, pool: Pool, member: Member, prefill: int, length: int, ended: bool) -> None:
+    def _progress(self, pool: Pool, member: PoolMember, prefill: int, length: int, ended: bool) -> None:
         if not ended:
             pool.change(member, prefill=-prefill, decode=length)
             return
-        pool.change(member, works=-1, decode=-length)
+        pool.change(member, requests=-1, decode=-length)
         self.by_id[member.id].running -= 1
 
     def _tell(self) -> None:

@@ -27,14 +27,14 @@ HIDDEN = 2048
 
 
 def median(
-    work: Callable[[], object], before: Callable[[], object] = lambda: None, rounds: int = 15
+    request: Callable[[], object], before: Callable[[], object] = lambda: None, rounds: int = 15
 ) -> float:
     """Seconds."""
     times = []
     for _ in range(rounds):
         before()
         start = time.perf_counter()
-        work()
+        request()
         times.append(time.perf_counter() - start)
     return statistics.median(times)
 

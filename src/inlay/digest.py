@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import msgspec
 from blake3 import blake3
 
-from inlay.pace import give_way
+from inlay.pace import yield_gil
 from inlay.prompt import ROW_DIGEST_SIZE, Prompt, Rows, Segment, Tokens
 
 BLOCK_SIZE = 16
@@ -107,7 +107,7 @@ def row_digests(rows: Rows, secret: Secret) -> bytes:
                 blake3(piece[start : start + size], key=key).digest(ROW_DIGEST_SIZE)
                 for start in range(0, len(piece), size)
             ]
-            give_way()
+            yield_gil()
         return b"".join(found)
     digests = []
     for index in range(len(rows)):

@@ -13,10 +13,10 @@ class FairQueue(Generic[T]):
     Adding, removing and taking cost the same however many wait, but for the number of different priorities.
     """
 
-    __slots__ = ("_lines", "_size")
+    __slots__ = ("_queues", "_size")
 
     def __init__(self) -> None:
-        self._lines: dict[int, OrderedDict[Hashable, deque[T]]] = {}
+        self._queues: dict[int, OrderedDict[Hashable, deque[T]]] = {}
         self._size = 0
 
     def __len__(self) -> int:
@@ -24,25 +24,25 @@ class FairQueue(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         """All, by priority and client."""
-        for priority in sorted(self._lines):
-            for line in self._lines[priority].values():
+        for priority in sorted(self._queues):
+            for line in self._queues[priority].values():
                 yield from line
 
     def push(self, item: T, client: Hashable, priority: int) -> None:
         """Add an item, which is equal to no other."""
-        self._lines.setdefault(priority, OrderedDict()).setdefault(client, deque()).append(item)
+        self._queues.setdefault(priority, OrderedDict()).setdefault(client, deque()).append(item)
         self._size += 1
 
     def first(self) -> T:
         """The item whose turn it is. Raises `IndexError` when none waits."""
         priority, client = self._turn(())
-        return self._lines[priority][client][0]
+        return self._queues[priority][client][0]
 
     def first_of(self, client: Hashable) -> T | None:
         """The first item of a client, or None where it has none."""
-        for priority in sorted(self._lines):
-            if client in self._lines[priority]:
-                return self._lines[priority][client][0]
+        for priority in sorted(self._queues):
+            if client in self._queues[priority]:
+                return self._queues[priority][client][0]
         return None
 
     def take(self, without: Collection[Hashable] = ()) -> T:
@@ -55,31 +55,31 @@ class FairQueue(Generic[T]):
             IndexError: nothing waits, or nothing of anyone else.
         """
         priority, client = self._turn(without)
-        lines = self._lines[priority]
+        lines = self._queues[priority]
         item = lines[client].popleft()
         lines.move_to_end(client)
         self._taken(client, priority)
         return item
 
     def _turn(self, without: Collection[Hashable]) -> tuple[int, Hashable]:
-        if not without and self._lines:
-            priority = min(self._lines)
-            return priority, next(iter(self._lines[priority]))
-        for priority in sorted(self._lines):
-            for client in self._lines[priority]:
+        if not without and self._queues:
+            priority = min(self._queues)
+            return priority, next(iter(self._queues[priority]))
+        for priority in sorted(self._queues):
+            for client in self._queues[priority]:
                 if client not in without:
                     return priority, client
         raise IndexError("nothing waits")
 
     def remove(self, item: T, client: Hashable, priority: int) -> None:
         """Take an item out that was pushed so. Raises `KeyError` or `ValueError` when it does not wait."""
-        self._lines[priority][client].remove(item)
+        self._queues[priority][client].remove(item)
         self._taken(client, priority)
 
     def _taken(self, client: Hashable, priority: int) -> None:
-        lines = self._lines[priority]
+        lines = self._queues[priority]
         if not lines[client]:
             del lines[client]
         if not lines:
-            del self._lines[priority]
+            del self._queues[priority]
         self._size -= 1

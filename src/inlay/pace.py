@@ -28,7 +28,7 @@ class _Own(threading.local):
 _own = _Own()
 
 
-def keep_for_good() -> None:
+def freeze_gc() -> None:
     """Have garbage collections leave out what is there now: called once a process has all it needs to serve.
 
     What has been loaded is garbage never. Looking at the 66,000 objects of a frontend again took 30 ms at a time.
@@ -37,17 +37,17 @@ def keep_for_good() -> None:
     gc.freeze()
 
 
-def switch_often() -> None:
+def set_switch_interval() -> None:
     """Have every thread of this process give up the interpreter's lock after `SWITCH` where another wants it."""
     sys.setswitchinterval(SWITCH)
 
 
-def background() -> None:
+def mark_background() -> None:
     """Make the calling thread one in the background, which gives way."""
     _own.due = 0.0
 
 
-def give_way() -> None:
+def yield_gil() -> None:
     """Let others run, on a thread in the background that has computed for a `TURN`; elsewhere nothing happens.
 
     To be called every 100 us or so, between pieces of a long computation.

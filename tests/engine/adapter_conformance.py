@@ -14,13 +14,13 @@ from inlay.adapter.files import content_id, open_adapter
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InlayError, InvalidRequestError, NotFoundError
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.work import Adapter, Adapts, Generates
+from inlay.protocol.work import Adapter, AdapterEngine, GenerateEngine
 from tests import adapters
 from tests.engine import reference
-from tests.engine.conformance import SECRET, Receiver, ids, run, work
+from tests.engine.conformance import SECRET, Receiver, ids, make_request, run
 
 
-class Adapting(Generates, Adapts):
+class Adapting(GenerateEngine, AdapterEngine):
     """An engine that does both."""
 
 
@@ -29,19 +29,19 @@ def described(name: str, path: Path) -> Adapter:
     return Adapter(name=name, content_id=content_id(open_adapter(path)), path=str(path))
 
 
-async def load(engine: Adapts, name: str, path: Path) -> None:
+async def load(engine: AdapterEngine, name: str, path: Path) -> None:
     await engine.load_adapter(described(name, path), str(path))
 
 
 class AdapterConformance:
-    """Engine-independent tests of `Adapts`."""
+    """Engine-independent tests of `AdapterEngine`."""
 
     @pytest_asyncio.fixture
     async def engine(self, settings: EngineSettings) -> AsyncIterator[Adapting]:
         engine = engines.create(settings, SECRET)
         await engine.start()
-        assert isinstance(engine, Generates)
-        assert isinstance(engine, Adapts)
+        assert isinstance(engine, GenerateEngine)
+        assert isinstance(engine, AdapterEngine)
         yield engine  # type: ignore[misc]
         await engine.close()
 
@@ -54,7 +54,9 @@ class AdapterConformance:
     ) -> None:
         await load(engine, "a", lora)
         prompt = Prompt.of(Tokens(ids(1, 45)))
-        with_adapter, without = await run(engine, work("1", prompt, 16, adapter="a"), work("2", prompt, 16))
+        with_adapter, without = await run(
+            engine, make_request("1", prompt, 16, adapter="a"), make_request("2", prompt, 16)
+        )
         assert with_adapter.output == adapters.greedy(directory, lora, prompt, 16)
         assert without.output == reference.greedy(directory, prompt, 16)
         assert with_adapter.output != without.output
@@ -75,7 +77,7 @@ class AdapterConformance:
         path = adapters.make_lora(tmp_path, directory, seed=5, **options)  # type: ignore[arg-type]
         await load(engine, "a", path)
         prompt = Prompt.of(Tokens(ids(2, 21)))
-        (found,) = await run(engine, work("1", prompt, adapter="a"))
+        (found,) = await run(engine, make_request("1", prompt, adapter="a"))
         assert found.output == adapters.greedy(directory, path, prompt, 8)
 
     async def test_several_adapters_base_and_rows_in_one_batch_do_not_disturb_each_other(
@@ -94,13 +96,13 @@ class AdapterConformance:
             Prompt.of(reference.rows_of(reference.look_up(directory, ids(7, 9))), Tokens(ids(3, 20))),
             Prompt.of(Tokens(ids(4, 3))),
         ]
-        works = [
-            work(f"{name}-{index}", prompt, 12, adapter=name)
+        requests = [
+            make_request(f"{name}-{index}", prompt, 12, adapter=name)
             for index, prompt in enumerate(prompts)
             for name in paths
         ]
-        received = await run(engine, *works)
-        for one, found in zip(works, received, strict=True):
+        received = await run(engine, *requests)
+        for one, found in zip(requests, received, strict=True):
             path = paths[one.adapter]
             expected = (
                 reference.greedy(directory, one.prompt, 12)
@@ -118,8 +120,8 @@ class AdapterConformance:
         prompt = Prompt.of(Tokens(ids(11, 50)))
         outputs = {}
         for name in (None, "a", "b"):
-            (first,) = await run(engine, work(f"first-{name}", prompt, adapter=name))
-            (again,) = await run(engine, work(f"again-{name}", prompt, adapter=name))
+            (first,) = await run(engine, make_request(f"first-{name}", prompt, adapter=name))
+            (again,) = await run(engine, make_request(f"again-{name}", prompt, adapter=name))
             assert (first.cached, again.cached > 0) == (0, True)
             assert first.output == again.output
             outputs[name] = first.output
@@ -132,17 +134,17 @@ class AdapterConformance:
         other = adapters.make_lora(tmp_path, directory, seed=12)
         prompt = Prompt.of(Tokens(ids(12, 50)))
         await load(engine, "a", lora)
-        await run(engine, work("1", prompt, adapter="a"))
+        await run(engine, make_request("1", prompt, adapter="a"))
         await engine.unload_adapter("a")
         await load(engine, "a", other)
-        (found,) = await run(engine, work("2", prompt, adapter="a"))
+        (found,) = await run(engine, make_request("2", prompt, adapter="a"))
         assert found.cached == 0
         assert found.output == adapters.greedy(directory, other, prompt, 8)
 
     async def test_an_adapter_that_is_not_there_is_refused_and_nothing_is_admitted(
         self, engine: Adapting, lora: Path
     ) -> None:
-        one = work("1", Prompt.of(Tokens([1, 2])), adapter="a")
+        one = make_request("1", Prompt.of(Tokens([1, 2])), adapter="a")
         with pytest.raises(InlayError) as unknown:
             engine.generate(one, Receiver(one))
         assert isinstance(unknown.value, NotFoundError)

@@ -27,7 +27,7 @@ from inlay.errors import (
     OverloadedError,
 )
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.protocol.embedding import Embeds, EmbedWork, Vectors
+from inlay.protocol.embedding import EmbeddingEngine, EmbedOutput, EmbedRequest
 from inlay.protocol.work import Engine, Task
 from tests import embedding_reference as reference
 from tests.embedding_models import MAX_LENGTH, VOCAB_SIZE
@@ -38,7 +38,7 @@ BUDGET = 256
 LIMITS: dict[str, Any] = {"max_num_batched_tokens": BUDGET, "max_num_queued_tokens": 2000}
 
 
-class Embedding(Engine, Embeds, Protocol):
+class Embedding(Engine, EmbeddingEngine, Protocol):
     """What is tested."""
 
 
@@ -47,9 +47,9 @@ def ids(length: int, seed: int = 0) -> list[int]:
     return [generator.randrange(5, VOCAB_SIZE) for _ in range(length)]
 
 
-def work(name: str, *lengths: int, **fields: object) -> EmbedWork:
+def make_request(name: str, *lengths: int, **fields: object) -> EmbedRequest:
     prompts = tuple(Prompt.of(Tokens(ids(length, seed))) for seed, length in enumerate(lengths))
-    return EmbedWork(id=name, prompts=prompts, **fields)  # type: ignore[arg-type]
+    return EmbedRequest(id=name, prompts=prompts, **fields)  # type: ignore[arg-type]
 
 
 def rows_from(values: npt.NDArray[np.float32]) -> Rows:
@@ -57,31 +57,31 @@ def rows_from(values: npt.NDArray[np.float32]) -> Rows:
 
 
 class Waiting:
-    """One work and its answer."""
+    """One request and its answer."""
 
-    def __init__(self, engine: Embedding, given: EmbedWork) -> None:
-        self.answers: list[Vectors] = []
+    def __init__(self, engine: Embedding, given: EmbedRequest) -> None:
+        self.answers: list[EmbedOutput] = []
         self._came = asyncio.Event()
         engine.embed(given, self._take)
 
-    def _take(self, vectors: Vectors) -> None:
+    def _take(self, vectors: EmbedOutput) -> None:
         self.answers.append(vectors)
         self._came.set()
 
-    async def answer(self) -> Vectors:
+    async def answer(self) -> EmbedOutput:
         await asyncio.wait_for(self._came.wait(), 120)
         (found,) = self.answers
         return found
 
 
-def vectors_of(vectors: Vectors) -> npt.NDArray[np.float32]:
+def vectors_of(vectors: EmbedOutput) -> npt.NDArray[np.float32]:
     assert vectors.error is None
     return np.frombuffer(vectors.data.view, np.float32).reshape(-1, vectors.size)
 
 
 async def started(settings: EngineSettings) -> Embedding:
     engine = engines.create(settings, SECRET)
-    assert isinstance(engine, Embeds)
+    assert isinstance(engine, EmbeddingEngine)
     await engine.start()
     return engine
 
@@ -92,7 +92,7 @@ def asks_rows(engine: Embedding) -> None:
 
 
 class EmbedConformance:
-    """Engine-independent tests of `Embeds`."""
+    """Engine-independent tests of `EmbeddingEngine`."""
 
     @pytest_asyncio.fixture
     async def engine(self, settings: EngineSettings) -> AsyncIterator[Embedding]:
@@ -124,8 +124,8 @@ class EmbedConformance:
     ) -> None:
         steps = engine.stats().steps
         lengths = [random.Random(7).randrange(1, MAX_LENGTH + 1) for _ in range(60)]
-        answer = await Waiting(engine, work("many", *lengths)).answer()
-        assert (answer.work_id, answer.prompt_tokens) == ("many", sum(lengths))
+        answer = await Waiting(engine, make_request("many", *lengths)).answer()
+        assert (answer.request_id, answer.prompt_tokens) == ("many", sum(lengths))
         found = vectors_of(answer)
         for seed, length in enumerate(lengths):
             expected = reference.vector(directory, ids(length, seed))
@@ -134,7 +134,7 @@ class EmbedConformance:
         assert engine.stats().steps >= steps + sum(lengths) // BUDGET
 
     async def test_vectors_have_the_length_the_card_says(self, engine: Embedding, directory: Path) -> None:
-        (found,) = vectors_of(await Waiting(engine, work("one", 20)).answer())
+        (found,) = vectors_of(await Waiting(engine, make_request("one", 20)).answer())
         expected = reference.vector(directory, ids(20))
         assert engine.card.embedding is not None
         if engine.card.embedding.unit:
@@ -142,7 +142,7 @@ class EmbedConformance:
         assert np.allclose(found, expected, atol=1e-4)
 
     async def test_a_text_repeated_by_another_tenant_has_the_same_vector(self, engine: Embedding) -> None:
-        asked = [work(salt, 60, salt=salt) for salt in "aabb"]
+        asked = [make_request(salt, 60, salt=salt) for salt in "aabb"]
         found = [vectors_of(await Waiting(engine, one).answer())[0] for one in asked]
         for other in found[1:]:
             assert reference.cosine(found[0], other) > 0.999999
@@ -160,8 +160,8 @@ class EmbedConformance:
             Prompt.of(rows_from(rows[:16]), Tokens(tokens[16:])),
             Prompt.of(Tokens(tokens)),
         )
-        alone = [await Waiting(engine, EmbedWork(id="one", prompts=(form,))).answer() for form in forms]
-        together = await Waiting(engine, EmbedWork(id="all", prompts=forms)).answer()
+        alone = [await Waiting(engine, EmbedRequest(id="one", prompts=(form,))).answer() for form in forms]
+        together = await Waiting(engine, EmbedRequest(id="all", prompts=forms)).answer()
         for found in [*(vectors_of(answer)[0] for answer in alone), *vectors_of(together)]:
             assert reference.cosine(found, expected) > 0.99999
 
@@ -170,7 +170,7 @@ class EmbedConformance:
     ) -> None:
         asks_rows(engine)
         noise = np.random.default_rng(3).standard_normal((20, engine.card.hidden_size)).astype(np.float32)
-        answer = await Waiting(engine, EmbedWork(id="x", prompts=(Prompt.of(rows_from(noise)),))).answer()
+        answer = await Waiting(engine, EmbedRequest(id="x", prompts=(Prompt.of(rows_from(noise)),))).answer()
         assert reference.cosine(vectors_of(answer)[0], reference.vector(directory, noise)) > 0.99999
 
     async def test_a_vector_that_is_not_finite_is_an_error_and_its_neighbours_are_not(
@@ -178,85 +178,87 @@ class EmbedConformance:
     ) -> None:
         asks_rows(engine)
         poison = rows_from(np.full((9, engine.card.hidden_size), np.nan, np.float32))
-        given = EmbedWork(id="bad", prompts=(Prompt.of(Tokens([5])), Prompt.of(poison)))
+        given = EmbedRequest(id="bad", prompts=(Prompt.of(Tokens([5])), Prompt.of(poison)))
         bad = Waiting(engine, given)
-        good = Waiting(engine, work("good", 8, 9, 10))
+        good = Waiting(engine, make_request("good", 8, 9, 10))
         answer = await bad.answer()
         assert answer.error is not None
         assert isinstance(answer.error.to_error(), EngineError)
         assert "input 1" in answer.error.message
         assert np.isfinite(vectors_of(await good.answer())).all()
         for number in range(12):
-            (after,) = vectors_of(await Waiting(engine, work("after", 40, salt=str(number))).answer())
+            (after,) = vectors_of(await Waiting(engine, make_request("after", 40, salt=str(number))).answer())
             assert reference.cosine(after, reference.vector(directory, ids(40))) > 0.99999
 
-    async def test_a_small_work_is_done_before_a_large_one_that_came_first(self, engine: Embedding) -> None:
+    async def test_a_small_request_is_done_before_a_large_one_that_came_first(
+        self, engine: Embedding
+    ) -> None:
         order: list[str] = []
         done = asyncio.Event()
 
-        def note(vectors: Vectors) -> None:
-            order.append(vectors.work_id)
+        def note(vectors: EmbedOutput) -> None:
+            order.append(vectors.request_id)
             if len(order) == 2:
                 done.set()
 
-        engine.embed(work("large", *[40] * 45), note)
-        engine.embed(work("small", 10, 30), note)
+        engine.embed(make_request("large", *[40] * 45), note)
+        engine.embed(make_request("small", 10, 30), note)
         await asyncio.wait_for(done.wait(), 120)
         assert order == ["small", "large"]
 
-    async def test_an_aborted_work_is_answered_at_once_and_harms_nobody(self, engine: Embedding) -> None:
-        leaving = Waiting(engine, work("leaving", *[60] * 30))
-        staying = Waiting(engine, work("staying", 20))
+    async def test_an_aborted_request_is_answered_at_once_and_harms_nobody(self, engine: Embedding) -> None:
+        leaving = Waiting(engine, make_request("leaving", *[60] * 30))
+        staying = Waiting(engine, make_request("staying", 20))
         engine.abort("leaving")
         engine.abort("never seen")
         (answer,) = leaving.answers
         assert answer.error is not None
         vectors_of(await staying.answer())
         assert engine.stats().waiting == 0
-        again = await Waiting(engine, work("leaving", 20)).answer()
+        again = await Waiting(engine, make_request("leaving", 20)).answer()
         assert len(vectors_of(again)) == 1
         assert len(leaving.answers) == 1
 
     async def test_a_passed_deadline_is_an_error(self, engine: Embedding) -> None:
-        answer = await Waiting(engine, work("late", 10, deadline=-1.0)).answer()
+        answer = await Waiting(engine, make_request("late", 10, deadline=-1.0)).answer()
         assert answer.error is not None
         assert isinstance(answer.error.to_error(), DeadlineExceededError)
 
     async def test_what_would_wait_too_long_is_refused_and_taken_later(self, engine: Embedding) -> None:
-        first = Waiting(engine, work("first", *[60] * 60))
+        first = Waiting(engine, make_request("first", *[60] * 60))
         with pytest.raises(OverloadedError, match="would pass the limit of 2000"):
-            engine.embed(work("second", 10), lambda _: None)
+            engine.embed(make_request("second", 10), lambda _: None)
         await first.answer()
-        await Waiting(engine, work("second", 10)).answer()
+        await Waiting(engine, make_request("second", 10)).answer()
 
     async def test_what_can_never_run_is_refused_before_it_waits(self, engine: Embedding) -> None:
         wide = rows_from(np.zeros((1, engine.card.hidden_size + 1), np.float32))
         refused = "takes no embeddings" if engine.card.prompt_embeds else "size of tensor must match"
         cases = [
-            (ContextLengthError, "maximum context length is 64", work("x", MAX_LENGTH + 1)),
-            (ContextLengthError, "one at least", work("x", 0)),
-            (InvalidRequestError, "one prompt at least", work("x")),
+            (ContextLengthError, "maximum context length is 64", make_request("x", MAX_LENGTH + 1)),
+            (ContextLengthError, "one at least", make_request("x", 0)),
+            (InvalidRequestError, "one prompt at least", make_request("x")),
             (
                 InvalidRequestError,
                 "not in the vocabulary",
-                EmbedWork(id="x", prompts=(Prompt.of(Tokens([10**6])),)),
+                EmbedRequest(id="x", prompts=(Prompt.of(Tokens([10**6])),)),
             ),
-            (EmbeddingsError, refused, EmbedWork(id="x", prompts=(Prompt.of(wide),))),
-            (InvalidRequestError, "does not exist", work("x", 5, adapter="missing")),
-            (InvalidRequestError, "pairs", work("x", 5, 5, second_from=(2,))),
+            (EmbeddingsError, refused, EmbedRequest(id="x", prompts=(Prompt.of(wide),))),
+            (InvalidRequestError, "does not exist", make_request("x", 5, adapter="missing")),
+            (InvalidRequestError, "pairs", make_request("x", 5, 5, second_from=(2,))),
         ]
         for kind, message, given in cases:
             with pytest.raises(kind, match=message):
                 engine.embed(given, lambda _: None)
         assert engine.stats().waiting == 0
-        await Waiting(engine, work("x", 5)).answer()
+        await Waiting(engine, make_request("x", 5)).answer()
 
     async def test_an_id_under_way_is_refused_and_free_again_afterwards(self, engine: Embedding) -> None:
-        one = Waiting(engine, work("one", 20))
+        one = Waiting(engine, make_request("one", 20))
         with pytest.raises(InvalidRequestError, match="under way"):
-            engine.embed(work("one", 20), lambda _: None)
+            engine.embed(make_request("one", 20), lambda _: None)
         await one.answer()
-        await Waiting(engine, work("one", 20)).answer()
+        await Waiting(engine, make_request("one", 20)).answer()
 
 
 class CloseConformance:
@@ -264,12 +266,12 @@ class CloseConformance:
 
     async def test_closing_answers_what_is_under_way(self, settings: EngineSettings) -> None:
         engine = await started(settings)
-        waiting = Waiting(engine, work("one", *[60] * 50))
+        waiting = Waiting(engine, make_request("one", *[60] * 50))
         await asyncio.sleep(0)
         await engine.close()
         assert (await waiting.answer()).error is not None
         with pytest.raises(OverloadedError, match="closing"):
-            engine.embed(work("two", 5), lambda _: None)
+            engine.embed(make_request("two", 5), lambda _: None)
         await engine.close()
 
 
@@ -296,7 +298,7 @@ class ScoreConformance:
             types = encoding["token_type_ids"]
             prompts.append(Prompt.of(Tokens(encoding["input_ids"])))
             seconds.append(types.index(1))
-        given = EmbedWork(id="pairs", prompts=tuple(prompts), second_from=tuple(seconds))
+        given = EmbedRequest(id="pairs", prompts=tuple(prompts), second_from=tuple(seconds))
         found = vectors_of(await Waiting(engine, given).answer())
         expected = [reference.logits(directory, first, second) for first, second in pairs]
         assert np.allclose(found, expected, atol=1e-4)

@@ -12,7 +12,7 @@ from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.protocol.work import Delta, Sampling, Work
+from inlay.protocol.work import Output, Request, Sampling
 from tests.engine.reference import embedded, greedy
 from tests.equality.reference import model_of
 from tests.models import tiny
@@ -35,19 +35,19 @@ def rows_instead(directory: Path, prompt: Prompt) -> Prompt:
     return Prompt.of(Rows(Buffer(data), "bfloat16", (values.shape[0], values.shape[1])))
 
 
-async def answers(engine: TorchEngine, works: list[Work]) -> list[list[int]]:
-    done = {work.id: asyncio.get_running_loop().create_future() for work in works}
-    ids: dict[str, list[int]] = {work.id: [] for work in works}
+async def answers(engine: TorchEngine, requests: list[Request]) -> list[list[int]]:
+    done = {request.id: asyncio.get_running_loop().create_future() for request in requests}
+    ids: dict[str, list[int]] = {request.id: [] for request in requests}
 
-    def emit(delta: Delta) -> None:
-        ids[delta.work_id].extend(delta.token_ids)
-        if delta.finish_reason is not None:
-            done[delta.work_id].set_result(None)
+    def emit(output: Output) -> None:
+        ids[output.request_id].extend(output.token_ids)
+        if output.finish_reason is not None:
+            done[output.request_id].set_result(None)
 
-    for work in works:
-        engine.generate(work, emit)
+    for request in requests:
+        engine.generate(request, emit)
     await asyncio.gather(*done.values())
-    return [ids[work.id] for work in works]
+    return [ids[request.id] for request in requests]
 
 
 @torch.no_grad()
@@ -78,8 +78,8 @@ async def test_text_and_rows_decode_as_the_reference_does(
     try:
         sampling = Sampling(max_tokens=24, temperature=0.0, ignore_eos=True)
         forms = [form for prompt in PROMPTS for form in (prompt, rows_instead(directory, prompt))]
-        works = [Work(id=str(n), prompt=form, sampling=sampling) for n, form in enumerate(forms)]
-        found = await answers(engine, works)
+        requests = [Request(id=str(n), prompt=form, sampling=sampling) for n, form in enumerate(forms)]
+        found = await answers(engine, requests)
     finally:
         await engine.close()
     for number, prompt in enumerate(PROMPTS):

@@ -134,7 +134,7 @@ segment = st.one_of(
 @settings(max_examples=150)
 @given(
     block_size=st.sampled_from([16, 32, 64]),
-    works=st.lists(
+    requests=st.lists(
         st.tuples(
             st.lists(segment, min_size=1, max_size=4),
             st.lists(st.integers(0, 9), max_size=70),
@@ -148,12 +148,12 @@ segment = st.one_of(
 )
 def test_what_is_cached_is_told_in_the_keys_a_router_makes_of_the_same_prompts(
     block_size: int,
-    works: list[tuple[list[Segment], list[int], str | None, str | None, int]],
+    requests: list[tuple[list[Segment], list[int], str | None, str | None, int]],
 ) -> None:
     model, engine, feed = card(), Vllm(block_size), KvFeed()
     chain = KvChain(model, SECRET, {"adapter": "content"}.get)
     keys_of_block: dict[bytes, set[bytes]] = {}
-    for segments, output, salt, adapter, evicted in works:
+    for segments, output, salt, adapter, evicted in requests:
         prompt = with_digests(Prompt.of(*segments), SECRET)
         if prompt.has_rows:
             chain.note(blocks_of(prompt, SECRET, block_size, memoryview(embeds_of(prompt))))

@@ -11,7 +11,7 @@ import pytest
 from inlay import engine as engines
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
-from inlay.protocol.work import Generates
+from inlay.protocol.work import GenerateEngine
 
 SECRET = Secret(bytes(range(32)))
 
@@ -31,10 +31,10 @@ async def running(settings: EngineSettings) -> AsyncIterator[Any]:
 
 
 @asynccontextmanager
-async def started(settings: EngineSettings) -> AsyncIterator[Generates]:
+async def started(settings: EngineSettings) -> AsyncIterator[GenerateEngine]:
     """A running engine that generates."""
     async with running(settings) as engine:
-        assert isinstance(engine, Generates)
+        assert isinstance(engine, GenerateEngine)
         yield engine
 
 

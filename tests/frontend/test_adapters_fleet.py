@@ -16,8 +16,8 @@ from inlay.frontend import build_app
 from inlay.frontend.settings import FrontendSettings
 from inlay.protocol.work import Command, Engine
 from inlay.router import Router
-from inlay.worker.adapters import Adapters
-from inlay.worker.host import Host
+from inlay.worker.adapters import AdapterRegistry
+from inlay.worker.host import EngineHost
 from tests.plane.direct import DirectPlane
 from tests.worker.echoing import AdaptingEcho
 from tests.worker.test_adapters import HIDDEN, write_lora, write_prompt
@@ -37,9 +37,9 @@ def engine_of(directory: Path, *names: str) -> AdaptingEcho:
     return AdaptingEcho(settings, SECRET)
 
 
-def hosted(engine: Engine) -> Host:
+def hosted(engine: Engine) -> EngineHost:
     library = AdapterLibrary(["file:///"], cache_dir=None, cache_bytes=1 << 20, max_bytes=1 << 20)
-    return Host(engine, Adapters(engine, library, SECRET, most=2, drain_seconds=5))
+    return EngineHost(engine, AdapterRegistry(engine, library, SECRET, most=2, drain_seconds=5))
 
 
 class Fleet:

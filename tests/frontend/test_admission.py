@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from inlay.errors import BodyTooLargeError, OverloadedError, RateLimitedError
 from inlay.frontend import FrontendSettings
 from inlay.frontend.bodies.admission import ByteBudget, Reservation, bytes_alive
-from inlay.frontend.callers.auth import ANYONE, Caller, Share, Tenant
+from inlay.frontend.callers.auth import ANYONE, Caller, ClientLimits, Tenant
 from inlay.frontend.callers.clients import Client, Clients, default_share, network
 from inlay.frontend.callers.rates import TokenBucket
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
@@ -94,12 +94,12 @@ def test_one_over_its_rate_is_told_when_to_come_back_and_another_is_not_held_up(
 def test_a_keys_own_share_goes_before_the_settings_and_a_new_one_counts_at_once() -> None:
     known = clients(max_client_rate=1, max_client_requests=10)
     key = Tenant("alice", "alice")
-    with known.of(Caller(key, share=Share(rate=600, max_requests=1)), "10.0.0.1") as first:
-        assert first.share == Share(600, 1, default_share(FrontendSettings()).max_bytes)
+    with known.of(Caller(key, share=ClientLimits(rate=600, max_requests=1)), "10.0.0.1") as first:
+        assert first.share == ClientLimits(600, 1, default_share(FrontendSettings()).max_bytes)
         # From wherever it asks, a key is one client.
         with pytest.raises(RateLimitedError, match="1 requests under way"):
-            known.of(Caller(key, share=Share(rate=600, max_requests=1)), "10.0.0.9").__enter__()
-        with known.of(Caller(key, share=Share(max_requests=2)), "10.0.0.9") as second:
+            known.of(Caller(key, share=ClientLimits(rate=600, max_requests=1)), "10.0.0.9").__enter__()
+        with known.of(Caller(key, share=ClientLimits(max_requests=2)), "10.0.0.9") as second:
             assert second is first
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from inlay.errors import AuthenticationError, InvalidRequestError
 from inlay.frontend import FrontendSettings
-from inlay.frontend.callers.auth import Caller, Share
+from inlay.frontend.callers.auth import Caller, ClientLimits
 from inlay.frontend.callers.keys import Keys
 from inlay.frontend.callers.keys_file import read_keys
 
@@ -81,7 +81,7 @@ def test_a_file_gives_names_rights_and_shares(tmp_path: Path) -> None:
     )
     keys = keys_of(api_key_file=path)
     assert caller(keys, "one").tenant.id == caller(keys, "one").tenant.salt == "alice"
-    assert caller(keys, "one").share == Share(30, 2, 1_000_000)
+    assert caller(keys, "one").share == ClientLimits(30, 2, 1_000_000)
     assert (caller(keys, "two").tenant.id, caller(keys, "two").admin) == ("bob", True)
     assert caller(keys, "0123456").tenant.id == "carol"
 

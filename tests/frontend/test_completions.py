@@ -144,7 +144,7 @@ def test_choices_of_one_seed_differ_and_repeat(url: str) -> None:
     assert answers(post(url, "/v1/completions", unseeded)) != answers(post(url, "/v1/completions", unseeded))
 
 
-def test_a_stop_string_ends_the_text_before_it_and_the_work_at_once(url: str, llama: Fleet) -> None:
+def test_a_stop_string_ends_the_text_before_it_and_the_request_at_once(url: str, llama: Fleet) -> None:
     whole = post(
         url, "/v1/completions", {**GREEDY, "prompt": TEXT, "max_tokens": 60, "ignore_eos": True}
     ).json()

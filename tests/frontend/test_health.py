@@ -15,10 +15,10 @@ from inlay.digest import Secret
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError
-from inlay.frontend.metrics.engine_health import Health, together
+from inlay.frontend.metrics.engine_health import Health, combined_status
 from inlay.protocol.health import Probe
 from inlay.protocol.work import Command, ModelCard
-from inlay.worker.host import Host
+from inlay.worker.host import EngineHost
 from tests.frontend.live import Fleet, fleet
 from tests.models import tiny
 
@@ -41,14 +41,14 @@ class Seen:
 
 def judged(*workers: Seen, **missing: str) -> Health:
     cards = {worker.card.name: worker.card for worker in workers}
-    return together(cards.values(), workers, missing)  # type: ignore[arg-type]
+    return combined_status(cards.values(), workers, missing)  # type: ignore[arg-type]
 
 
 @asynccontextmanager
 async def probing(engine: EchoEngine) -> AsyncIterator["asyncio.Queue[ModelCard]"]:
     """The cards that a worker announces which probes `engine` all the time."""
     await engine.start()
-    host = Host(engine, probe_interval=0.01, probe_timeout=0.05)
+    host = EngineHost(engine, probe_interval=0.01, probe_timeout=0.05)
     cards: asyncio.Queue[ModelCard] = asyncio.Queue()
     host.watch(cards.put_nowait)
     task = asyncio.create_task(host.probe())
@@ -104,8 +104,8 @@ async def test_an_engine_that_fails_its_first_probe_is_refused_with_the_reason(
     engine = Failing(settings, Secret(bytes(32)))
     await engine.start()
     with pytest.raises(EngineError, match="failed at its first token: the device fell off the bus"):
-        await Host(engine, probe_interval=30).first_probe()
-    await Host(engine).first_probe()  # which nobody asked for
+        await EngineHost(engine, probe_interval=30).first_probe()
+    await EngineHost(engine).first_probe()  # which nobody asked for
 
 
 async def test_a_worker_that_says_nothing_for_too_long_is_not_well(settings: EngineSettings) -> None:

@@ -199,11 +199,11 @@ def test_why_large_embeddings_are_refused_is_said_and_not_that_they_are_long(
 
 def test_text_is_refused_as_it_arrives_and_base64_does_not_count() -> None:
     limits = EmbedsLimits(FrontendSettings(max_json_bytes=4 << 20), list)
-    taken = lift.Lift(check=limits.check_json)
+    taken = lift.Base64Extractor(check=limits.check_json)
     for _ in range(10):
         taken.feed(b'{"prompt_embeds":"' + b"A" * (4 << 20) + b'"}')
     for text in (b" " * (1 << 20), b'"' + b"AAAA" * (1 << 18) + b'-"'):
-        taken = lift.Lift(check=limits.check_json)
+        taken = lift.Base64Extractor(check=limits.check_json)
         for _ in range(3):
             taken.feed(text)
         with pytest.raises(BodyTooLargeError):
@@ -219,7 +219,7 @@ def test_what_a_body_refused_as_it_arrives_took_is_free_without_a_collection(lla
         assert answer.status_code == 413
         deadline = time.monotonic() + 30
         # The answer is there a moment before its server has done with it.
-        while any(type(found) is lift.Lift for found in gc.get_objects()):
+        while any(type(found) is lift.Base64Extractor for found in gc.get_objects()):
             assert time.monotonic() < deadline, "the body is kept until a collection finds it"
             time.sleep(0.1)
     finally:

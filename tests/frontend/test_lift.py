@@ -33,19 +33,19 @@ def base64_text(num_bytes: int, seed: int = 0) -> str:
     return b64encode(Random(seed).randbytes(num_bytes)).decode()
 
 
-def cut(body: bytes, at: list[int] | None = None, expected: int | None = None) -> lift.Lifted:
+def cut(body: bytes, at: list[int] | None = None, expected: int | None = None) -> lift.ExtractedBody:
     """`body` as it is when it comes in pieces that begin at the places `at`."""
-    running = lift.Lift(expected)
+    running = lift.Base64Extractor(expected)
     for start, stop in pairwise([0, *sorted(at or []), len(body)]):
         running.feed(bytearray(body[start:stop]))
     return running.close()
 
 
-def parse(body: bytes | lift.Lifted, limits: ReadLimits = LIMITS) -> lift.Parsed[CompletionRequest]:
+def parse(body: bytes | lift.ExtractedBody, limits: ReadLimits = LIMITS) -> lift.Parsed[CompletionRequest]:
     return lift.parse(body, DECODER, strings, limits=limits)
 
 
-def outcome(body: bytes | lift.Lifted) -> Any:
+def outcome(body: bytes | lift.ExtractedBody) -> Any:
     """What the server makes of a body: the request with its tensor data decoded, or the error it answers."""
     try:
         parsed = parse(body)
@@ -126,7 +126,7 @@ def test_what_refuses_the_request_is_heard_before_anything_is_decoded() -> None:
 
 def test_a_body_of_nothing_but_backslashes_or_quotes_is_searched_quickly() -> None:
     for body in (b"\\" * 8_000_000, b'"' * 8_000_000, (b"\\" * 70_000 + b'"' + b"A" * 70_000 + b'"') * 50):
-        lift.Lift(len(body)).feed(body)
+        lift.Base64Extractor(len(body)).feed(body)
 
 
 # Bodies are put together from fragments, with the threshold lowered so that the cases are small.
@@ -227,7 +227,7 @@ def test_decoded_strings_go_where_they_are_told() -> None:
 
     data = Random(0).randbytes(100_000)
     body = json.dumps({"prompt_embeds": b64encode(data).decode()}).encode()
-    running = lift.Lift(len(body), room)
+    running = lift.Base64Extractor(len(body), room)
     running.feed(body)
     (run,) = running.close().runs
     assert run.data == Buffer(data)

@@ -241,7 +241,9 @@ def test_a_batch_may_have_as_many_prompts_as_a_request_choices(llama: Fleet) -> 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_that_takes_too_long_ends_with_504_and_so_does_its_work(llama: Fleet, stream: bool) -> None:
+def test_a_request_that_takes_too_long_ends_with_504_and_so_does_its_request(
+    llama: Fleet, stream: bool
+) -> None:
     url = llama.serve(request_timeout=0.25)
     answer = ask(url, **LONG, n=64, stream=stream)
     if stream and answer.status_code == 200:

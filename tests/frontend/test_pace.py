@@ -20,13 +20,13 @@ from tests.frontend.live import Fleet
 T = TypeVar("T")
 
 
-def in_background(work: Callable[[], T]) -> T:
-    """What `work` returns on a thread in the background."""
+def in_background(request: Callable[[], T]) -> T:
+    """What `request` returns on a thread in the background."""
     found: list[T] = []
 
     def run() -> None:
-        pace.background()
-        found.append(work())
+        pace.mark_background()
+        found.append(request())
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -53,7 +53,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_a_thread_in_the_background_gives_way_once_a_turn(pauses: list[float]) -> None:
     def often() -> None:
         for _ in range(100):
-            pace.give_way()
+            pace.yield_gil()
 
     in_background(often)
     assert 5 < len(pauses) < 15
@@ -62,7 +62,7 @@ def test_a_thread_in_the_background_gives_way_once_a_turn(pauses: list[float]) -
 
 def test_other_threads_never_give_way(pauses: list[float]) -> None:
     for _ in range(100):
-        pace.give_way()
+        pace.yield_gil()
     assert not pauses
 
 
@@ -90,9 +90,9 @@ def test_digests_checks_and_casts_of_a_large_prompt_give_way_and_come_out_the_sa
 
 def test_large_requests_are_prepared_in_the_background(llama: Fleet, pauses: list[float]) -> None:
     server = llama.apps[llama.serve()].server
-    llama.run(server.prepare(1, pace.give_way))
+    llama.run(server.prepare(1, pace.yield_gil))
     assert not pauses
-    llama.run(server.prepare(OFFLOAD_BYTES, pace.give_way))
+    llama.run(server.prepare(OFFLOAD_BYTES, pace.yield_gil))
     assert len(pauses) == 1
 
 

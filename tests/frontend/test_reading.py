@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from inlay.frontend import FrontendSettings
-from inlay.frontend.generation.reading import Forms, read_as
+from inlay.frontend.generation.reading import ModelFormats, output_format_for
 from inlay.frontend.generation.tools import ToolUse
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.protocol.work import Grammar, Sampling
-from inlay.render import Begins, Output, Renderer
+from inlay.render import Begins, ParsedOutput, Renderer
 from tests.render.directories import qwen_like
 
 TREE = {"$ref": "#/$defs/node", "$defs": {"node": {"properties": {"next": {"$ref": "#/$defs/node"}}}}}
@@ -30,8 +30,8 @@ def said(
 ) -> Any:
     """(content, reasoning, calls, grammar) of an answer `text` to `prompt`."""
     renderer = Renderer.load(qwen_like())
-    forms = Forms.of(FrontendSettings(**settings), renderer)
-    read, sampling = read_as(
+    forms = ModelFormats.of(FrontendSettings(**settings), renderer)
+    read, sampling = output_format_for(
         forms,
         renderer,
         Prompt.of(Tokens(renderer.encode(prompt))),
@@ -39,7 +39,7 @@ def said(
         Sampling(max_tokens=5, grammar=grammar),
     )
     parser = read.parser()
-    output = Output.of(parser.push(text) + parser.flush())
+    output = ParsedOutput.of(parser.push(text) + parser.flush())
     calls = [(call.name, call.arguments) for call in output.tool_calls]
     return output.content, output.reasoning, calls, sampling.grammar
 
@@ -109,22 +109,22 @@ def test_forms_are_the_models_unless_flags_name_others() -> None:
 
 def test_rows_at_the_end_of_a_prompt_open_nothing() -> None:
     renderer = Renderer.load(qwen_like())
-    forms = Forms.of(FrontendSettings(), renderer)
+    forms = ModelFormats.of(FrontendSettings(), renderer)
     rows = Rows(Buffer(b"\0" * 16), "float32", (2, 2))
-    read, _ = read_as(forms, renderer, Prompt.of(rows), ToolUse(), Sampling(max_tokens=1))
+    read, _ = output_format_for(forms, renderer, Prompt.of(rows), ToolUse(), Sampling(max_tokens=1))
     assert read.reasoning is not None
     assert read.reasoning.begins is Begins.OPEN
 
 
 def test_a_continued_message_goes_on_inside_its_own_reasoning() -> None:
     renderer = Renderer.load(qwen_like())
-    forms = Forms.of(FrontendSettings(), renderer)
+    forms = ModelFormats.of(FrontendSettings(), renderer)
     for content, begins in (
         ("<think>Hm", Begins.INSIDE),
         ([{"type": "text", "text": "<think>Hm"}, "</think>It"], Begins.BEHIND),
         (None, Begins.OPEN),
     ):
-        read, _ = read_as(
+        read, _ = output_format_for(
             forms,
             renderer,
             Prompt.of(Tokens([5])),

@@ -251,7 +251,7 @@ def test_effort_goes_to_templates_that_read_it(echo: Fleet, tmp_path: Path, url:
     assert found["message"].startswith("reasoning.effort 'low'")
 
 
-def test_a_client_that_leaves_a_stream_ends_its_work(llama: Fleet, client: Any) -> None:
+def test_a_client_that_leaves_a_stream_ends_its_request(llama: Fleet, client: Any) -> None:
     assert llama.idle_within(10)
     stream = client.responses.create(
         model="tiny", input="It is", max_output_tokens=450, stream=True, extra_body={"ignore_eos": True}

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay.errors import InvalidRequestError
-from inlay.frontend.bodies.sources import Source, check_source
+from inlay.frontend.bodies.sources import TensorSource, check_source
 from inlay.frontend.generation.messages import with_rows
 from inlay.frontend.responses.checks import check_responses
 from inlay.frontend.responses.input import (
@@ -52,7 +52,7 @@ def test_a_request_is_a_chat_or_a_precise_error(
 ) -> None:
     request = ResponsesRequest(input=items, tools=tools, tool_choice=choice, text=TextOptions(wanted))
     read: Any = check_source
-    found: list[Source] = in_input(request)
+    found: list[TensorSource] = in_input(request)
     refused: InvalidRequestError | None = None
     messages: list[dict[str, Any]] = []
     rows: list[Any] = []

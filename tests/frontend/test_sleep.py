@@ -105,7 +105,7 @@ def test_requests_wait_for_a_model_that_sleeps_where_they_are_to(url: str, patie
     assert [(answer.status_code, answer.json()["choices"]) for answer in found] == [(200, before)] * 3
 
 
-def test_works_are_waited_for_when_asked_to_be(sleeper: Fleet, url: str) -> None:
+def test_requests_are_waited_for_when_asked_to_be(sleeper: Fleet, url: str) -> None:
     found: list[httpx.Response] = []
     running = threading.Thread(target=lambda: found.append(ask(url, max_tokens=250, ignore_eos=True)))
     running.start()
@@ -119,7 +119,7 @@ def test_works_are_waited_for_when_asked_to_be(sleeper: Fleet, url: str) -> None
 
 
 @pytest.mark.parametrize("query", ["", "?mode=wait&wait=0.01"])
-def test_works_that_are_not_waited_for_are_aborted(sleeper: Fleet, url: str, query: str) -> None:
+def test_requests_that_are_not_waited_for_are_aborted(sleeper: Fleet, url: str, query: str) -> None:
     found: list[httpx.Response] = []
     running = threading.Thread(target=lambda: found.append(ask(url, max_tokens=490, ignore_eos=True)))
     running.start()

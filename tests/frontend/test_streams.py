@@ -1,4 +1,4 @@
-"""Clients that leave, servers that stop: no work outlives who asked for it, and no stream ends without a word."""
+"""Clients that leave, servers that stop: no request outlives who asked for it, and no stream ends without a word."""
 
 import json
 import signal
@@ -19,7 +19,7 @@ LONG: dict[str, Any] = {"prompt": "It is", "max_tokens": 480, "ignore_eos": True
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_ends_its_works(llama: Fleet, stream: bool) -> None:
+def test_a_client_that_leaves_ends_its_requests(llama: Fleet, stream: bool) -> None:
     url = llama.serve()
     assert llama.idle_within(10)
     body = json.dumps({**LONG, "n": 4, "stream": stream}).encode()

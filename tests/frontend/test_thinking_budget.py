@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from inlay.frontend import FrontendSettings
-from inlay.frontend.generation.reading import Forms
+from inlay.frontend.generation.reading import ModelFormats
 from inlay.frontend.generation.thinking import with_budget
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.protocol.openai.chat import ChatRequest
@@ -88,7 +88,7 @@ def test_channels_have_no_budget() -> None:
     from inlay.errors import InvalidRequestError
 
     renderer = Renderer.load(qwen_like())
-    forms = Forms.of(FrontendSettings(reasoning_parser="openai_gptoss"), renderer)
+    forms = ModelFormats.of(FrontendSettings(reasoning_parser="openai_gptoss"), renderer)
     request = ChatRequest(messages=[], thinking_token_budget=4)
     with pytest.raises(InvalidRequestError, match="in a channel"):
         with_budget(Sampling(max_tokens=5), request, forms, renderer)

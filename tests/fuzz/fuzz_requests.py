@@ -57,7 +57,7 @@ WORDS = (
 
 
 class _Routes(NamedTuple):
-    """The real things between a request's body and its works, and what of them is turned while they are fuzzed."""
+    """The real things between a request's body and its requests, and what of them is turned while they are fuzzed."""
 
     answer: Callable[[str, bytes], "_Call"]
     stored: str
@@ -69,7 +69,7 @@ class _Routes(NamedTuple):
 
 
 class _Call(Protocol):
-    """A request whose works are made, and that as the chat or the completion it was read as."""
+    """A request whose requests are made, and that as the chat or the completion it was read as."""
 
     request: Any
     generation: Any
@@ -150,15 +150,15 @@ def _routes() -> _Routes:
         request: Any = None
         generation: Any = None
 
-        async def body(self, room: Room = private) -> lift.Lifted:
-            arrived: lift.Lifted = _arrived(lift, self.content, room)
+        async def body(self, room: Room = private) -> lift.ExtractedBody:
+            arrived: lift.ExtractedBody = _arrived(lift, self.content, room)
             return arrived
 
     async def keep(call: Kept, request: Any, card: object, generation: Any, *rest: object) -> None:
         call.request, call.generation = request, generation
 
     modules = {"completions": completions, "chat": chat, "responses": responses}
-    # Small bodies are lifted too; where works are sent to a worker, this ends; and seeds that are drawn would differ.
+    # Small bodies are lifted too; where requests are sent to a worker, this ends; and seeds that are drawn would differ.
     turned: list[tuple[Any, str, Any]] = [
         *((lift, name, value) for name, value in LENGTHS.items()),
         *((module, "respond", keep) for module in modules.values()),
@@ -247,15 +247,15 @@ def outcome(target: str, body: bytes) -> tuple[str, Any]:
         return type(error).__name__, routes.error_json(error)
     most = routes.limits.max_model_len
     least = 0 if getattr(call.request, "only_echoes", False) else 1
-    works = []
+    requests = []
     for choice in call.generation.choices:
         length = len(choice.work.prompt)
         assert length > 0
         assert least <= choice.work.sampling.max_tokens <= most - length
         header, buffers = frames.encode(msgspec.structs.replace(choice.work, id="w"))
-        works.append((header, [bytes(buffer.view) for buffer in buffers]))
-    assert works
-    return "works", works
+        requests.append((header, [bytes(buffer.view) for buffer in buffers]))
+    assert requests
+    return "works", requests
 
 
 def check(target: str, body: bytes) -> bool:

@@ -16,5 +16,5 @@ def test_the_corpus_still_begins_with_the_bodies_it_was_made_from(target: str) -
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_mutations_are_refused_or_become_works(target: str) -> None:
+def test_mutations_are_refused_or_become_requests(target: str) -> None:
     assert 0 < fuzz(target, 1000, seed=2) < 1000

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 from inlay.prompt import Buffer
 from inlay.protocol.routing import KvEvents, KvSnapshot
 from inlay.protocol.work import Command, Engine, ModelCard, Reply
-from inlay.worker.host import Host
+from inlay.worker.host import EngineHost
 
 
-class CachingHost(Host):
+class CachingHost(EngineHost):
     """Tells what it is told to, and can fall silent."""
 
     def __init__(self, engine: Engine, keys: bytes = b"") -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from inlay.plane.local import Arena, Channel, LocalPlane, serve
 from inlay.plane.messages import FromWorker, ToWorker
 from inlay.protocol.work import Engine
-from inlay.worker.host import Host
+from inlay.worker.host import EngineHost
 
 ARENA_BYTES = 1 << 20
 
@@ -20,10 +20,12 @@ class DirectPlane(LocalPlane):
         self._engines = engines
         self._serving: list[asyncio.Task[None]] = []
         self.worker_ends: list[Channel[ToWorker]] = []
-        self.hosts: list[Host] = []
+        self.hosts: list[EngineHost] = []
 
     @classmethod
-    async def around(cls, *engines: Engine, host: Callable[[Engine], Host] = Host) -> "DirectPlane":
+    async def around(
+        cls, *engines: Engine, host: Callable[[Engine], EngineHost] = EngineHost
+    ) -> "DirectPlane":
         """Start `engines` and a plane to them, each behind a `host`."""
         ends: list[Channel[FromWorker]] = []
         worker_ends: list[Channel[ToWorker]] = []

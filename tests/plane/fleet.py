@@ -10,8 +10,8 @@ from inlay.plane.nats.frontend import NatsPlane
 from inlay.plane.nats.member import Member
 from inlay.plane.nats.settings import NatsSettings
 from inlay.plane.nats.worker import NatsWorker
-from inlay.protocol.work import PROTOCOL, Engine, ModelCard, Worker, WorkHandler
-from inlay.worker.host import Host
+from inlay.protocol.work import PROTOCOL, Engine, ModelCard, RequestHandler, Worker
+from inlay.worker.host import EngineHost
 from tests.plane.nats_server import NatsServer
 
 
@@ -29,13 +29,13 @@ class FleetWorker:
         engine: Engine,
         settings: NatsSettings,
         *,
-        handler: WorkHandler | None = None,
+        handler: RequestHandler | None = None,
         **options: Any,
     ) -> "FleetWorker":
         """Start `engine` and announce it; `options` are those of `NatsWorker`."""
         await engine.start()
         member = await Member.join(settings, "worker")
-        worker = NatsWorker(member, handler or Host(engine), **options)
+        worker = NatsWorker(member, handler or EngineHost(engine), **options)
         await worker.start()
         await worker.wait_announced()
         return cls(engine, member, worker)

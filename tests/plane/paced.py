@@ -18,7 +18,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.plane.nats.member import Member
 from inlay.plane.nats.settings import NatsSettings
 from inlay.plane.nats.worker import NatsWorker
-from inlay.worker.host import Host
+from inlay.worker.host import EngineHost
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SECRET = Secret(bytes(32))
@@ -26,7 +26,7 @@ STEP_SECONDS = 0.004
 
 
 class PacedEngine(EchoEngine):
-    """One token for every work under way each `STEP_SECONDS`."""
+    """One token for every request under way each `STEP_SECONDS`."""
 
     def _schedule(self) -> None:
         if self._stepping is None and self._running:
@@ -42,7 +42,7 @@ async def _work(url: str, namespace: str, model: str) -> None:
     engine = PacedEngine(paced_settings(model), SECRET)
     await engine.start()
     member = await Member.join(NatsSettings(nats=[url], namespace=namespace), "worker")  # type: ignore[list-item]
-    worker = NatsWorker(member, Host(engine))
+    worker = NatsWorker(member, EngineHost(engine))
     await worker.start()
     await worker.wait_announced()
     print(worker.id, flush=True)

@@ -18,12 +18,12 @@ from inlay.plane.local import LocalPlane, serve
 from inlay.plane.messages import FromWorker, ToWorker
 from inlay.plane.nats.frontend import NatsPlane
 from inlay.prompt import Buffer, Prompt, Rows, Segment, Tokens
-from inlay.protocol.embedding import EmbedWork, Vectors
-from inlay.protocol.work import Command, Delta, Plane, Sampling, Stream, Work
+from inlay.protocol.embedding import EmbedOutput, EmbedRequest
+from inlay.protocol.work import Command, Output, Plane, Request, Sampling, Stream
 from inlay.transport import Connection, Listener, ReceiveMemory, dial
 from inlay.transport.tls import make_identity
 from inlay.worker import spawn
-from inlay.worker.host import Host
+from inlay.worker.host import EngineHost
 from tests.plane.direct import DirectPlane
 from tests.plane.fleet import Fleet, found
 from tests.plane.nats_server import NatsServer
@@ -99,7 +99,7 @@ async def over_tcp(settings: EngineSettings) -> AsyncIterator[Place]:
 
     def accepted(connection: Connection[ToWorker]) -> None:
         ends.append(connection)
-        serving.append(asyncio.create_task(serve(connection, Host(engine))))
+        serving.append(asyncio.create_task(serve(connection, EngineHost(engine))))
 
     listener = Listener(
         SECRET,
@@ -153,37 +153,39 @@ async def shared_memory(
         yield opened
 
 
-def work(id_: str, *segments: Segment, max_tokens: int = 20, **fields: object) -> Work:
+def make_request(id_: str, *segments: Segment, max_tokens: int = 20, **fields: object) -> Request:
     prompt = with_digests(Prompt.of(*segments), SECRET)
-    return Work(id=id_, prompt=prompt, sampling=Sampling(max_tokens=max_tokens), **fields)  # type: ignore[arg-type]
+    return Request(id=id_, prompt=prompt, sampling=Sampling(max_tokens=max_tokens), **fields)  # type: ignore[arg-type]
 
 
 def random_rows(num: int, hidden: int = 64) -> Rows:
     return Rows(Buffer(os.urandom(4 * num * hidden)), "float32", (num, hidden))
 
 
-async def collect(stream: Stream) -> list[Delta]:
-    return [delta async for deltas in stream for delta in deltas]
+async def collect(stream: Stream) -> list[Output]:
+    return [output async for outputs in stream for output in outputs]
 
 
-def ids(deltas: list[Delta]) -> list[int]:
-    return [id_ for delta in deltas for id_ in delta.token_ids]
+def ids(outputs: list[Output]) -> list[int]:
+    return [id_ for output in outputs for id_ in output.token_ids]
 
 
-async def test_a_stream_carries_every_delta_in_order_and_ends(place: Place) -> None:
-    deltas = await collect(place.plane.workers()[0].send(work("a", Tokens([5, 6, 7]), max_tokens=7)))
-    assert ids(deltas) == [5, 6, 7, 5, 6, 7, 5]
-    assert [delta.offset for delta in deltas] == list(range(7))
-    assert deltas[-1].finish_reason == "length"
-    assert deltas[-1].usage is not None
-    assert deltas[-1].usage.completion_tokens == 7
+async def test_a_stream_carries_every_output_in_order_and_ends(place: Place) -> None:
+    outputs = await collect(place.plane.workers()[0].send(make_request("a", Tokens([5, 6, 7]), max_tokens=7)))
+    assert ids(outputs) == [5, 6, 7, 5, 6, 7, 5]
+    assert [output.offset for output in outputs] == list(range(7))
+    assert outputs[-1].finish_reason == "length"
+    assert outputs[-1].usage is not None
+    assert outputs[-1].usage.completion_tokens == 7
 
 
-async def test_a_resumed_work_goes_on_where_it_stopped(place: Place) -> None:
+async def test_a_resumed_request_goes_on_where_it_stopped(place: Place) -> None:
     worker = place.plane.workers()[0]
-    whole = ids(await collect(worker.send(work("a", Tokens([1, 2, 3]), max_tokens=10))))
+    whole = ids(await collect(worker.send(make_request("a", Tokens([1, 2, 3]), max_tokens=10))))
     rest = await collect(
-        worker.send(work("b", Tokens([1, 2, 3]), max_tokens=10, prior_output=tuple(whole[:4]), attempt=1))
+        worker.send(
+            make_request("b", Tokens([1, 2, 3]), max_tokens=10, prior_output=tuple(whole[:4]), attempt=1)
+        )
     )
     assert ids(rest) == whole[4:]
     assert (rest[0].offset, rest[0].attempt) == (4, 1)
@@ -195,9 +197,11 @@ async def test_a_resumed_work_goes_on_where_it_stopped(place: Place) -> None:
 async def test_rows_of_any_size_arrive_as_they_were_sent(place: Place, num_rows: int) -> None:
     worker = place.plane.workers()[0]
     plain = random_rows(num_rows)
-    # The engine answers with ids drawn from the rows' digests; without digests on the work it computes them from the bytes.
-    bare = Work(id="bare", prompt=Prompt.of(Tokens([1]), plain), sampling=Sampling(max_tokens=num_rows + 1))
-    marked = work("marked", Tokens([1]), plain, max_tokens=num_rows + 1)
+    # The engine answers with ids drawn from the rows' digests; without digests on the request it computes them from the bytes.
+    bare = Request(
+        id="bare", prompt=Prompt.of(Tokens([1]), plain), sampling=Sampling(max_tokens=num_rows + 1)
+    )
+    marked = make_request("marked", Tokens([1]), plain, max_tokens=num_rows + 1)
     first, second = await asyncio.gather(collect(worker.send(bare)), collect(worker.send(marked)))
     assert ids(first) == ids(second)
     assert len(set(ids(first))) > 1 or num_rows == 1
@@ -207,12 +211,12 @@ async def test_rows_of_a_stored_prompt_arrive_as_they_were_sent_each_time(place:
     worker = place.plane.workers()[0]
     plain = random_rows(1000)
     again = Rows(Buffer(plain.data.view, "owner.pe-id/float32.0"), plain.dtype, plain.shape)
-    works = [
-        Work(id=str(number), prompt=Prompt.of(Tokens([1]), rows), sampling=Sampling(max_tokens=1001))
+    requests = [
+        Request(id=str(number), prompt=Prompt.of(Tokens([1]), rows), sampling=Sampling(max_tokens=1001))
         for number, rows in enumerate([plain, again, again, again.slice(0, 1000), plain])
     ]
-    first, second = [await collect(worker.send(one)) for one in works[:2]]
-    rest = await asyncio.gather(*(collect(worker.send(one)) for one in works[2:]))
+    first, second = [await collect(worker.send(one)) for one in requests[:2]]
+    rest = await asyncio.gather(*(collect(worker.send(one)) for one in requests[2:]))
     assert len(set(ids(first))) > 1
     assert all(ids(answer) == ids(first) for answer in (second, *rest))
 
@@ -220,7 +224,7 @@ async def test_rows_of_a_stored_prompt_arrive_as_they_were_sent_each_time(place:
 async def test_the_arena_is_whole_again_after_many_prompts(shared_memory: Place) -> None:
     worker = shared_memory.plane.workers()[0]
     arena = shared_memory.link._channel.arena
-    prompts = [work(str(n), Tokens([n]), random_rows(300 + 50 * n)) for n in range(20)]
+    prompts = [make_request(str(n), Tokens([n]), random_rows(300 + 50 * n)) for n in range(20)]
     streams = [worker.send(prompt) for prompt in prompts]
     assert arena.held_bytes
     for stream in streams[::3]:
@@ -231,25 +235,25 @@ async def test_the_arena_is_whole_again_after_many_prompts(shared_memory: Place)
     assert arena.free_bytes == arena.size
 
 
-async def test_works_that_share_rows_share_them_on_the_way(shared_memory: Place) -> None:
+async def test_requests_that_share_rows_share_them_on_the_way(shared_memory: Place) -> None:
     worker = shared_memory.plane.workers()[0]
     arena = shared_memory.link._channel.arena
     shared = with_digests(Prompt.of(random_rows(1000)), SECRET)
-    works = [Work(id=str(n), prompt=shared, sampling=Sampling(max_tokens=50)) for n in range(8)]
-    streams = [worker.send(one) for one in works]
+    requests = [Request(id=str(n), prompt=shared, sampling=Sampling(max_tokens=50)) for n in range(8)]
+    streams = [worker.send(one) for one in requests]
     assert arena.held_bytes < 2 * shared.nbytes
     answers = await asyncio.gather(*map(collect, streams))
     assert all(ids(answer) == ids(answers[0]) for answer in answers)
     assert not arena.held_bytes
 
 
-async def test_a_cancelled_work_ends_with_abort_and_its_neighbours_go_on(place: Place) -> None:
+async def test_a_cancelled_request_ends_with_abort_and_its_neighbours_go_on(place: Place) -> None:
     worker = place.plane.workers()[0]
-    neighbour = worker.send(work("n", Tokens([9]), max_tokens=3000))
-    stream = worker.send(work("c", Tokens([1]), max_tokens=100_000))
-    seen: list[Delta] = []
-    async for deltas in stream:
-        seen.extend(deltas)
+    neighbour = worker.send(make_request("n", Tokens([9]), max_tokens=3000))
+    stream = worker.send(make_request("c", Tokens([1]), max_tokens=100_000))
+    seen: list[Output] = []
+    async for outputs in stream:
+        seen.extend(outputs)
         stream.cancel()
         stream.cancel()
     assert seen[-1].finish_reason == "abort"
@@ -258,24 +262,26 @@ async def test_a_cancelled_work_ends_with_abort_and_its_neighbours_go_on(place: 
     stream.cancel()
 
 
-async def test_a_refused_work_raises_the_workers_own_error(place: Place) -> None:
+async def test_a_refused_request_raises_the_workers_own_error(place: Place) -> None:
     worker = place.plane.workers()[0]
     with pytest.raises(ContextLengthError, match="maximum context length is 200000"):
-        await collect(worker.send(work("long", Tokens([1]), max_tokens=200_000)))
+        await collect(worker.send(make_request("long", Tokens([1]), max_tokens=200_000)))
     with pytest.raises(InvalidRequestError, match="no positions"):
-        await collect(worker.send(work("empty")))
-    assert ids(await collect(worker.send(work("after", Tokens([4]), max_tokens=1)))) == [4]
+        await collect(worker.send(make_request("empty")))
+    assert ids(await collect(worker.send(make_request("after", Tokens([4]), max_tokens=1)))) == [4]
 
 
 async def test_a_deadline_that_passed_raises(place: Place) -> None:
-    stream = place.plane.workers()[0].send(work("late", Tokens([1]), max_tokens=150_000, deadline=0.01))
+    stream = place.plane.workers()[0].send(
+        make_request("late", Tokens([1]), max_tokens=150_000, deadline=0.01)
+    )
     with pytest.raises(DeadlineExceededError):
         await collect(stream)
 
 
 async def test_commands_are_answered(place: Place) -> None:
     worker = place.plane.workers()[0]
-    await collect(worker.send(work("a", Tokens([1]), max_tokens=3)))
+    await collect(worker.send(make_request("a", Tokens([1]), max_tokens=3)))
     replies = await asyncio.gather(
         *(worker.call(Command(name)) for name in ("stats", "probe", "reset_prefix_cache"))
     )
@@ -288,16 +294,16 @@ async def test_commands_are_answered(place: Place) -> None:
 
 async def test_a_draining_worker_finishes_what_it_has_and_refuses_more(place: Place) -> None:
     worker = place.plane.workers()[0]
-    before = worker.send(work("before", Tokens([1]), max_tokens=500))
+    before = worker.send(make_request("before", Tokens([1]), max_tokens=500))
     await worker.call(Command("drain"))
     with pytest.raises(OverloadedError, match="draining"):
-        await collect(worker.send(work("after", Tokens([1]))))
+        await collect(worker.send(make_request("after", Tokens([1]))))
     assert len(ids(await collect(before))) == 500
 
 
 async def test_when_the_worker_dies_its_streams_and_calls_say_so_at_once(place: Place) -> None:
     worker = place.plane.workers()[0]
-    stream = worker.send(work("a", Tokens([1]), max_tokens=150_000))
+    stream = worker.send(make_request("a", Tokens([1]), max_tokens=150_000))
     iterator = aiter(stream)
     assert await anext(iterator)
     await place.kill()
@@ -307,7 +313,7 @@ async def test_when_the_worker_dies_its_streams_and_calls_say_so_at_once(place: 
     while place.plane.workers():
         await place.plane.changed()
     with pytest.raises(OverloadedError, match="gone"):
-        worker.send(work("b", Tokens([1])))
+        worker.send(make_request("b", Tokens([1])))
     with pytest.raises(OverloadedError, match="gone"):
         await worker.call(Command("stats"))
 
@@ -315,7 +321,7 @@ async def test_when_the_worker_dies_its_streams_and_calls_say_so_at_once(place: 
 async def test_many_streams_at_once_are_kept_apart(place: Place) -> None:
     worker = place.plane.workers()[0]
     answers = await asyncio.gather(
-        *(collect(worker.send(work(str(n), Tokens([n, n + 1]), max_tokens=40))) for n in range(200))
+        *(collect(worker.send(make_request(str(n), Tokens([n, n + 1]), max_tokens=40))) for n in range(200))
     )
     for n, answer in enumerate(answers):
         assert ids(answer) == [n, n + 1] * 20
@@ -324,7 +330,7 @@ async def test_many_streams_at_once_are_kept_apart(place: Place) -> None:
 async def test_what_is_no_message_ends_everything_that_waits(echo_settings: EngineSettings) -> None:
     plane = await DirectPlane.around(EchoEngine(echo_settings, SECRET))
     worker = plane.workers()[0]
-    iterator = aiter(worker.send(work("a", Tokens([1]), max_tokens=150_000)))
+    iterator = aiter(worker.send(make_request("a", Tokens([1]), max_tokens=150_000)))
     assert await anext(iterator)
     # A frame of five bytes that are not msgpack.
     plane.worker_ends[0]._writer.write(b"\x05\0\0\0\0\0\0\0" + b"\xc1" * 5)
@@ -336,30 +342,30 @@ async def test_what_is_no_message_ends_everything_that_waits(echo_settings: Engi
     await plane.close()
 
 
-async def test_a_work_that_cannot_be_sent_leaves_nothing_behind(place: Place) -> None:
+async def test_a_request_that_cannot_be_sent_leaves_nothing_behind(place: Place) -> None:
     worker = place.plane.workers()[0]
     with pytest.raises(OverflowError):
-        worker.send(work("a", Tokens([2**70])))
+        worker.send(make_request("a", Tokens([2**70])))
     assert not place.open_streams
-    assert ids(await collect(worker.send(work("a", Tokens([4]), max_tokens=1)))) == [4]
+    assert ids(await collect(worker.send(make_request("a", Tokens([4]), max_tokens=1)))) == [4]
 
 
-def embed_work(id_: str, *prompts: Prompt) -> EmbedWork:
-    return EmbedWork(id=id_, prompts=tuple(with_digests(prompt, SECRET) for prompt in prompts))
+def make_embed_request(id_: str, *prompts: Prompt) -> EmbedRequest:
+    return EmbedRequest(id=id_, prompts=tuple(with_digests(prompt, SECRET) for prompt in prompts))
 
 
-def vectors_of(answer: Vectors) -> np.ndarray:
+def vectors_of(answer: EmbedOutput) -> np.ndarray:
     return np.frombuffer(answer.data.view, np.float32).reshape(-1, answer.size)
 
 
 async def test_vectors_come_as_one_buffer_in_the_order_of_their_prompts(place: Place) -> None:
     worker = place.plane.workers()[0]
     prompts = [Prompt.of(Tokens([n, n + 1])) for n in range(700)]
-    answer = await worker.embed(embed_work("all", *prompts))
+    answer = await worker.embed(make_embed_request("all", *prompts))
     vectors = vectors_of(answer)
-    assert (answer.work_id, answer.prompt_tokens) == ("all", 1400)
+    assert (answer.request_id, answer.prompt_tokens) == ("all", 1400)
     assert vectors.shape == (700, 64)
-    alone = [vectors_of(await worker.embed(embed_work(str(n), prompts[n])))[0] for n in (0, 350, 699)]
+    alone = [vectors_of(await worker.embed(make_embed_request(str(n), prompts[n])))[0] for n in (0, 350, 699)]
     assert (vectors[[0, 350, 699]] == np.stack(alone)).all()
 
 
@@ -367,7 +373,7 @@ async def test_rows_to_be_embedded_leave_no_room_taken(shared_memory: Place) -> 
     worker = shared_memory.plane.workers()[0]
     rows = random_rows(1000)
     first, second = [
-        await worker.embed(embed_work(name, Prompt.of(rows, Tokens([5])))) for name in ("a", "b")
+        await worker.embed(make_embed_request(name, Prompt.of(rows, Tokens([5])))) for name in ("a", "b")
     ]
     assert first.data == second.data
     assert shared_memory.link._channel.arena.held_bytes == 0
@@ -376,12 +382,12 @@ async def test_rows_to_be_embedded_leave_no_room_taken(shared_memory: Place) -> 
 async def test_what_cannot_be_embedded_is_refused_with_the_engines_own_words(place: Place) -> None:
     worker = place.plane.workers()[0]
     with pytest.raises(ContextLengthError, match="maximum context length is 200000"):
-        await worker.embed(embed_work("long", Prompt.of(Tokens([1] * 200_001))))
+        await worker.embed(make_embed_request("long", Prompt.of(Tokens([1] * 200_001))))
 
 
 async def test_vectors_that_nobody_waits_for_any_more_free_their_room(shared_memory: Place) -> None:
     worker = shared_memory.plane.workers()[0]
-    waiting = asyncio.create_task(worker.embed(embed_work("left", Prompt.of(random_rows(1000)))))
+    waiting = asyncio.create_task(worker.embed(make_embed_request("left", Prompt.of(random_rows(1000)))))
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -392,7 +398,9 @@ async def test_vectors_that_nobody_waits_for_any_more_free_their_room(shared_mem
 
 async def test_whoever_waits_for_vectors_hears_that_the_worker_is_gone(place: Place) -> None:
     worker = place.plane.workers()[0]
-    waiting = asyncio.create_task(worker.embed(embed_work("lost", *[Prompt.of(Tokens([1] * 3000))] * 3000)))
+    waiting = asyncio.create_task(
+        worker.embed(make_embed_request("lost", *[Prompt.of(Tokens([1] * 3000))] * 3000))
+    )
     await asyncio.sleep(0)
     await place.kill()
     with pytest.raises(OverloadedError, match="gone"):

@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 from hypothesis import given
 
-from inlay.plane.nats.kept import GONE_SECONDS, IDLE_SECONDS, Kept, KeptStats
+from inlay.plane.nats.kept import GONE_SECONDS, IDLE_SECONDS, EmbedsCache, EmbedsCacheStats
 from inlay.prompt import Buffer
 from tests.store.making import Clock
 
@@ -28,7 +28,7 @@ steps = st.lists(
 @given(steps, st.integers(0, 40))
 def test_it_keeps_what_was_used_last_and_nothing_else(steps: list[tuple[str, str]], bound: int) -> None:
     clock = Clock()
-    kept = Kept(bound, clock)
+    kept = EmbedsCache(bound, clock)
     model: dict[str, float] = {}
     gone: dict[str, float] = {}
     for what, which in steps:
@@ -63,7 +63,7 @@ def test_it_keeps_what_was_used_last_and_nothing_else(steps: list[tuple[str, str
 
 
 def test_what_somebody_uses_is_found_until_nobody_does() -> None:
-    kept = Kept(0)
+    kept = EmbedsCache(0)
     buffer: Buffer | None = Buffer(b"abc")
     assert buffer is not None
     kept.use("frontend.1", buffer, lasting=False, new=True)
@@ -71,13 +71,13 @@ def test_what_somebody_uses_is_found_until_nobody_does() -> None:
     assert kept.find("frontend.1", 4) is None
     buffer = None
     assert kept.find("frontend.1", 3) is None
-    assert kept.stats == KeptStats()
+    assert kept.stats == EmbedsCacheStats()
 
 
 def test_what_somebody_uses_is_not_found_and_kept_again_once_all_was_dropped() -> None:
-    kept = Kept(10)
+    kept = EmbedsCache(10)
     buffer = Buffer(b"abc")
     kept.use("prompt/a", buffer, lasting=True, new=True)
     kept.clear()
     assert kept.find("prompt/a", len(buffer)) is None
-    assert kept.stats == KeptStats(kept_misses=1)
+    assert kept.stats == EmbedsCacheStats(kept_misses=1)

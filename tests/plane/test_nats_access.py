@@ -14,7 +14,7 @@ from inlay.errors import InlayError, InvalidRequestError
 from inlay.plane.nats.member import Member
 from inlay.plane.nats.settings import NatsSettings
 from inlay.prompt import Buffer, Prompt, Rows
-from inlay.protocol.work import Sampling, Work
+from inlay.protocol.work import Request, Sampling
 from tests.certificates import certificate
 from tests.plane.fleet import Fleet, found
 from tests.plane.nats_server import NatsServer
@@ -32,7 +32,9 @@ async def served(settings: NatsSettings, server: NatsServer, engine: EngineSetti
     plane = await fleet.frontend(SECRET)
     (worker,) = await found(plane)
     rows = Rows(Buffer(os.urandom(64 * 4 * 9000)), "float32", (9000, 64))
-    answer = await collect(worker.send(Work(id="a", prompt=Prompt.of(rows), sampling=Sampling(max_tokens=9))))
+    answer = await collect(
+        worker.send(Request(id="a", prompt=Prompt.of(rows), sampling=Sampling(max_tokens=9)))
+    )
     assert len(ids(answer)) == 9
     await fleet.close()
 

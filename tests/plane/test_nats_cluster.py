@@ -17,7 +17,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.errors import NotFoundError
 from inlay.plane.nats.settings import NatsSettings
 from inlay.prompt import Buffer, Prompt, Rows
-from inlay.protocol.work import Sampling, Work
+from inlay.protocol.work import Request, Sampling
 from inlay.router import Router
 from tests.plane.fleet import Fleet, found
 from tests.plane.nats_server import NatsServer
@@ -126,12 +126,12 @@ async def test_the_server_that_a_frontend_and_a_worker_are_at_dies(
     router = Router(plane)
     tasks = start(router, 10)
     rows = Rows(Buffer(os.urandom(64 * 4 * 40_000)), "float32", (40_000, 64))
-    big = Work(id="big", prompt=with_digests(Prompt.of(rows), SECRET), sampling=Sampling(max_tokens=40))
+    big = Request(id="big", prompt=with_digests(Prompt.of(rows), SECRET), sampling=Sampling(max_tokens=40))
     whole = await answer(router, big)
     at = plane._member.control._client.connected_url
     assert at is not None
     (lost,) = [server for server in servers if server.port == at.port]
-    again = asyncio.create_task(answer(router, Work(id="b", prompt=big.prompt, sampling=big.sampling)))
+    again = asyncio.create_task(answer(router, Request(id="b", prompt=big.prompt, sampling=big.sampling)))
     await asyncio.sleep(0.1)
     lost.kill()
     await check(tasks)

@@ -19,12 +19,12 @@ from inlay.plane.nats.messages import Acknowledge, Beat, Embed, Submit, ToWorker
 from inlay.plane.nats.settings import NatsSettings
 from inlay.plane.nats.worker import NatsWorker
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.embedding import EmbedWork
-from inlay.protocol.work import PROTOCOL, Command, Sampling, Work
+from inlay.protocol.embedding import EmbedRequest
+from inlay.protocol.work import PROTOCOL, Command, Request, Sampling
 from inlay.worker import Relay
 from tests.plane.fleet import Fleet, FleetWorker, card_of, found
 from tests.plane.nats_server import NatsServer
-from tests.plane.test_conformance import SECRET, collect, ids, work
+from tests.plane.test_conformance import SECRET, collect, ids, make_request
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ async def fleet(nats_server: NatsServer) -> AsyncIterator[Fleet]:
 async def until(plane: NatsPlane, reason: str) -> None:
     """Return when the plane misses a worker for that reason."""
     async with asyncio.timeout(10):
-        while not any(reason in said for said in plane.missing().values()):
+        while not any(reason in said for said in plane.unavailable().values()):
             await plane.changed()
 
 
@@ -49,7 +49,7 @@ async def test_a_frontend_that_comes_later_learns_of_the_workers_that_are_there(
     workers = await found(await fleet.frontend(SECRET), 3)
     assert len({worker.id for worker in workers}) == 3
     for worker in workers:
-        assert ids(await collect(worker.send(work("a", Tokens([3]), max_tokens=2)))) == [3, 3]
+        assert ids(await collect(worker.send(make_request("a", Tokens([3]), max_tokens=2)))) == [3, 3]
 
 
 async def test_a_worker_that_loads_its_model_is_told_from_one_that_is_not_there(
@@ -65,7 +65,7 @@ async def test_a_worker_that_loads_its_model_is_told_from_one_that_is_not_there(
     assert not plane.workers()
     worker.announce(engine.card)
     await found(plane)
-    assert not plane.missing()
+    assert not plane.unavailable()
     said = [record.getMessage() for record in caplog.records if record.name == "inlay.plane.nats.frontend"]
     assert said == [
         f"worker {worker.id}: it is loading its model",
@@ -109,12 +109,12 @@ async def test_a_worker_whose_engine_is_gone_is_routed_around_and_comes_back_as_
     worker.worker.away()
     while plane.workers():
         await plane.changed()
-    assert list(plane.missing().values()) == ["it has no engine now"]
+    assert list(plane.unavailable().values()) == ["it has no engine now"]
     worker.worker.announce(worker.engine.card)
     (after,) = await found(plane)
     assert after.id != before.id
     with pytest.raises(OverloadedError, match="gone"):
-        before.send(work("a", Tokens([1])))
+        before.send(make_request("a", Tokens([1])))
 
 
 async def test_a_draining_worker_ends_what_it_has_and_is_not_routed_to(
@@ -123,14 +123,14 @@ async def test_a_draining_worker_ends_what_it_has_and_is_not_routed_to(
     worker = await fleet.worker(EchoEngine(echo_settings, SECRET))
     plane = await fleet.frontend(SECRET)
     (link,) = await found(plane)
-    stream = link.send(work("a", Tokens([1]), max_tokens=20_000))
+    stream = link.send(make_request("a", Tokens([1]), max_tokens=20_000))
     iterator = aiter(stream)
     told = list(await anext(iterator))
     draining = asyncio.create_task(worker.worker.drain(30))
     while plane.workers():
         await plane.changed()
     with pytest.raises(OverloadedError, match="draining"):
-        await collect(link.send(work("late", Tokens([1]))))
+        await collect(link.send(make_request("late", Tokens([1]))))
     told += [delta async for deltas in iterator for delta in deltas]
     assert len(ids(told)) == 20_000
     await draining
@@ -141,7 +141,7 @@ async def test_a_worker_that_leaves_says_so_at_once(fleet: Fleet, echo_settings:
     worker = await fleet.worker(EchoEngine(echo_settings, SECRET))
     plane = await fleet.frontend(SECRET)
     (link,) = await found(plane)
-    iterator = aiter(link.send(work("a", Tokens([1]), max_tokens=150_000)))
+    iterator = aiter(link.send(make_request("a", Tokens([1]), max_tokens=150_000)))
     await anext(iterator)
     await worker.worker.close()
     with pytest.raises(OverloadedError, match="it has left"):
@@ -158,7 +158,7 @@ async def test_a_version_talks_to_the_one_before_it(
     await fleet.worker(EchoEngine(echo_settings, SECRET), protocol=worker)
     plane = await fleet.frontend(SECRET, protocol=frontend)
     (link,) = await found(plane)
-    assert ids(await collect(link.send(work("a", Tokens([1, 2]), max_tokens=3)))) == [1, 2, 1]
+    assert ids(await collect(link.send(make_request("a", Tokens([1, 2]), max_tokens=3)))) == [1, 2, 1]
 
 
 @pytest.mark.parametrize("distance", [-2, 2])
@@ -185,7 +185,7 @@ def test_what_a_later_version_adds_to_a_message_is_ignored() -> None:
     later = LaterAcknowledge(((1, 2),), True, {"more": 1})
     told: ToWorker = msgspec.msgpack.decode(msgspec.msgpack.encode(later), type=ToWorker)
     assert told == Acknowledge(((1, 2),), all=True)
-    plain = Work(id="a", prompt=Prompt.of(Tokens([1])), sampling=Sampling(max_tokens=1))
+    plain = Request(id="a", prompt=Prompt.of(Tokens([1])), sampling=Sampling(max_tokens=1))
     wire = msgspec.msgpack.decode(msgspec.msgpack.encode(Submit(1, plain)))
     wire[2]["of a later version"] = 1
     read: ToWorker = msgspec.msgpack.decode(msgspec.msgpack.encode(wire), type=ToWorker)
@@ -265,7 +265,7 @@ async def test_calls_are_answered_by_the_worker_that_was_asked(
     for _ in range(2):
         await fleet.worker(EchoEngine(echo_settings, SECRET))
     first, second = await found(await fleet.frontend(SECRET), 2)
-    await collect(first.send(work("a", Tokens([1]), max_tokens=5)))
+    await collect(first.send(make_request("a", Tokens([1]), max_tokens=5)))
     counted = [(await worker.call(Command("stats"))).value["generated_tokens"] for worker in (first, second)]
     assert counted == [5, 0]
 
@@ -276,7 +276,7 @@ async def test_a_worker_says_what_its_engine_counts_with_its_heartbeats(
     await fleet.worker(EchoEngine(echo_settings, SECRET))
     plane = await fleet.frontend(SECRET)
     (worker,) = await found(plane)
-    await collect(worker.send(work("a", Tokens([1]), max_tokens=5)))
+    await collect(worker.send(make_request("a", Tokens([1]), max_tokens=5)))
     async with asyncio.timeout(10):
         while plane.links()[0].stats.generated_tokens != 5:  # noqa: ASYNC110  # nobody is told of a heartbeat
             await asyncio.sleep(0.02)
@@ -287,7 +287,10 @@ async def test_two_frontends_may_use_the_same_ids(fleet: Fleet, echo_settings: E
     planes = [await fleet.frontend(SECRET) for _ in range(2)]
     workers = [(await found(plane))[0] for plane in planes]
     answers = await asyncio.gather(
-        *(collect(worker.send(work("same", Tokens([n]), max_tokens=300))) for n, worker in enumerate(workers))
+        *(
+            collect(worker.send(make_request("same", Tokens([n]), max_tokens=300)))
+            for n, worker in enumerate(workers)
+        )
     )
     assert [set(ids(answer)) for answer in answers] == [{0}, {1}]
 
@@ -302,12 +305,12 @@ async def test_a_frontend_whose_messages_are_not_understood_harms_nobody(
     with caplog.at_level(logging.WARNING):
         for payload in (b"", b"\0", b"\0\1\0\0\1\0\0\0a\xc1", b"\1\1\0\0\1\0\0\0a\xc1"):
             control.publish(plane._member.subjects.messages(worker.worker.id), payload)
-        assert ids(await collect(link.send(work("a", Tokens([1]), max_tokens=2)))) == [1, 1]
+        assert ids(await collect(link.send(make_request("a", Tokens([1]), max_tokens=2)))) == [1, 1]
     assert "no message" in caplog.text
     assert "not understood" in caplog.text
 
 
-async def test_a_work_that_got_lost_on_its_way_is_sent_again(
+async def test_a_request_that_got_lost_on_its_way_is_sent_again(
     fleet: Fleet, echo_settings: EngineSettings
 ) -> None:
     worker = await fleet.worker(EchoEngine(echo_settings, SECRET))
@@ -324,8 +327,8 @@ async def test_a_work_that_got_lost_on_its_way_is_sent_again(
 
     mailbox._take = losing
     answers = await asyncio.gather(
-        collect(link.send(work("a", Tokens([7]), max_tokens=3))),
-        link.embed(EmbedWork(id="e", prompts=(Prompt.of(Tokens([1])),))),
+        collect(link.send(make_request("a", Tokens([7]), max_tokens=3))),
+        link.embed(EmbedRequest(id="e", prompts=(Prompt.of(Tokens([1])),))),
     )
     assert lost == 2
     assert ids(answers[0]) == [7, 7, 7]
@@ -337,7 +340,7 @@ async def test_a_worker_that_has_forgotten_a_frontend_says_so_to_it(
 ) -> None:
     worker = await fleet.worker(EchoEngine(echo_settings, SECRET))
     (link,) = await found(await fleet.frontend(SECRET))
-    iterator = aiter(link.send(work("a", Tokens([1]), max_tokens=190_000)))
+    iterator = aiter(link.send(make_request("a", Tokens([1]), max_tokens=190_000)))
     await anext(iterator)
     # As after a frontend stood still for longer than a worker waits for it.
     for sender in list(worker.worker._peers):
@@ -345,4 +348,4 @@ async def test_a_worker_that_has_forgotten_a_frontend_says_so_to_it(
     with pytest.raises(OverloadedError, match="given the request up"):
         async for _ in iterator:
             pass
-    assert ids(await collect(link.send(work("b", Tokens([7]), max_tokens=3)))) == [7, 7, 7]
+    assert ids(await collect(link.send(make_request("b", Tokens([7]), max_tokens=3)))) == [7, 7, 7]

@@ -20,7 +20,7 @@ from inlay.plane.nats.member import Member
 from inlay.plane.nats.outgoing import WINDOW_PIECES
 from inlay.plane.nats.stream import NatsStream
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.protocol.work import Command, Delta, Sampling, Stream, Work
+from inlay.protocol.work import Command, Output, Request, Sampling, Stream
 from inlay.router import Router
 from tests.plane.fleet import found
 from tests.plane.nats_server import NatsServer
@@ -82,30 +82,30 @@ def prompt(number: int) -> list[int]:
     return [number + 1, number + 2, *range(300 + number % 7)]
 
 
-def work(number: int, tokens: int = TOKENS) -> Work:
-    return Work(
+def make_request(number: int, tokens: int = TOKENS) -> Request:
+    return Request(
         id=str(number), prompt=Prompt.of(Tokens(prompt(number))), sampling=Sampling(max_tokens=tokens)
     )
 
 
-async def read(stream: Stream, seen: "list[Delta] | None" = None) -> list[int]:
+async def read(stream: Stream, seen: "list[Output] | None" = None) -> list[int]:
     told = [] if seen is None else seen
-    async for deltas in stream:
-        told.extend(deltas)
+    async for outputs in stream:
+        told.extend(outputs)
     assert told[-1].finish_reason == "length"
     usage = told[-1].usage
-    ids = [id_ for delta in told for id_ in delta.token_ids]
+    ids = [id_ for output in told for id_ in output.token_ids]
     assert usage is not None
     assert usage.completion_tokens == len(ids)
     return ids
 
 
-async def answer(router: Router, work: Work, seen: "list[Delta] | None" = None) -> list[int]:
-    return await read(await send(router, work), seen)
+async def answer(router: Router, request: Request, seen: "list[Output] | None" = None) -> list[int]:
+    return await read(await send(router, request), seen)
 
 
 def start(router: Router, count: int = STREAMS, tokens: int = TOKENS) -> "list[asyncio.Task[list[int]]]":
-    return [asyncio.create_task(answer(router, work(n, tokens))) for n in range(count)]
+    return [asyncio.create_task(answer(router, make_request(n, tokens))) for n in range(count)]
 
 
 async def check(tasks: "list[asyncio.Task[list[int]]]", tokens: int = TOKENS) -> None:
@@ -171,16 +171,16 @@ async def test_nats_is_restarted_and_streams_go_on_where_they_were(place: Place)
     place.worker(), place.worker()
     plane = await place.frontend()
     await found(plane, 2)
-    seen: list[list[Delta]] = [[] for _ in range(STREAMS)]
+    seen: list[list[Output]] = [[] for _ in range(STREAMS)]
     router = Router(plane)
-    tasks = [asyncio.create_task(answer(router, work(n), told)) for n, told in enumerate(seen)]
+    tasks = [asyncio.create_task(answer(router, make_request(n), told)) for n, told in enumerate(seen)]
     await asyncio.sleep(0.5)
     place.server.kill()
     await asyncio.sleep(1)
     place.server.start()
     await check(tasks)
     # The engines went on all the while: what they had said meanwhile was read again, and nothing was computed twice.
-    assert {delta.attempt for told in seen for delta in told} == {0}
+    assert {output.attempt for told in seen for output in told} == {0}
     # And the fleet is as it was.
     await found(plane, 2)
     await check(start(router, 3, 20), 20)
@@ -216,14 +216,14 @@ async def test_when_nats_does_not_come_back_streams_fail_within_a_bound(
         ends = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(end, OverloadedError) for end in ends)
     with pytest.raises(OverloadedError):
-        await send(router, work(0))
+        await send(router, make_request(0))
 
 
 async def test_a_client_that_does_not_read_stalls_neither_its_engine_nor_its_neighbours(place: Place) -> None:
     worker = place.worker()
     plane = await place.frontend()
     (link,) = await found(plane)
-    slow = link.send(work(0, 3000))
+    slow = link.send(make_request(0, 3000))
     iterator = aiter(slow)
     told = list(await anext(iterator))
     await check(start(Router(plane), 4), TOKENS)
@@ -231,12 +231,12 @@ async def test_a_client_that_does_not_read_stalls_neither_its_engine_nor_its_nei
     await until_quiet(plane, worker)
     assert isinstance(slow, NatsStream)
     assert len(slow._deltas.waiting) <= WINDOW_PIECES
-    told += [delta async for deltas in iterator for delta in deltas]
-    ids = [id_ for delta in told for id_ in delta.token_ids]
+    told += [output async for outputs in iterator for output in outputs]
+    ids = [id_ for output in told for id_ in output.token_ids]
     assert ids == list(islice(cycle(prompt(0)), 3000))
 
 
-async def test_works_of_a_frontend_that_is_gone_end_at_their_workers(place: Place) -> None:
+async def test_requests_of_a_frontend_that_is_gone_end_at_their_workers(place: Place) -> None:
     worker = place.worker()
     lost, other = await place.frontend(), await place.frontend()
     await found(lost)
@@ -266,10 +266,10 @@ async def test_a_large_prompt_whose_worker_dies_on_the_way_is_sent_elsewhere(pla
     router = Router(plane)
     # Digests are made here: the engine of these workers runs on the loop that their heartbeats come from.
     prompt = with_digests(Prompt.of(rows), SECRET)
-    big = Work(id="big", prompt=prompt, sampling=Sampling(max_tokens=30))
+    big = Request(id="big", prompt=prompt, sampling=Sampling(max_tokens=30))
     whole = await answer(router, big)
     for each in range(2):
-        stream = await send(router, Work(id=f"big {each}", prompt=big.prompt, sampling=big.sampling))
+        stream = await send(router, Request(id=f"big {each}", prompt=big.prompt, sampling=big.sampling))
         if place.at(plane, first):
             break
     task = asyncio.create_task(read(stream))

@@ -10,7 +10,7 @@ from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.plane.nats.connection import Connection
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.work import Sampling, Work
+from inlay.protocol.work import Request, Sampling
 from tests.plane.fleet import Fleet, found
 from tests.plane.nats_server import NatsServer
 from tests.plane.test_conformance import SECRET, collect, ids
@@ -72,9 +72,9 @@ async def test_a_frontend_and_a_worker_go_on_after_messages_that_no_member_sends
         f"inlay.{namespace}.chunk.{id_}.x.1".encode() for id_ in (worker.worker.id, plane._member.id)
     ]
     await asyncio.to_thread(send, nats_server, *(line % subject for subject in subjects))
-    work = Work(id="a", prompt=Prompt.of(Tokens((5, 6))), sampling=Sampling(max_tokens=9))
+    request = Request(id="a", prompt=Prompt.of(Tokens((5, 6))), sampling=Sampling(max_tokens=9))
     async with asyncio.timeout(BOUND):
-        assert len(ids(await collect(link.send(work)))) == 9
+        assert len(ids(await collect(link.send(request)))) == 9
     await fleet.close()
 
 

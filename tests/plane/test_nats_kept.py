@@ -15,7 +15,7 @@ from inlay.errors import OverloadedError
 from inlay.plane.local.arena import Arena
 from inlay.plane.nats.frontend import NatsPlane
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.protocol.work import Command, Delta, Sampling, Stats, Work
+from inlay.protocol.work import Command, Output, Request, Sampling, Stats
 from inlay.router import Router
 from tests.plane.fleet import Fleet, FleetWorker, found
 from tests.plane.nats_server import NatsServer
@@ -101,8 +101,8 @@ async def rows_of(frontend: Frontend, id_: str, tenant: str = "tenant") -> Rows:
     return msgspec.structs.replace(rows, digests=None)
 
 
-def work(*segments: Tokens | Rows, tokens: int = 3) -> Work:
-    return Work(id=os.urandom(4).hex(), prompt=Prompt.of(*segments), sampling=Sampling(max_tokens=tokens))
+def make_request(*segments: Tokens | Rows, tokens: int = 3) -> Request:
+    return Request(id=os.urandom(4).hex(), prompt=Prompt.of(*segments), sampling=Sampling(max_tokens=tokens))
 
 
 def unnamed(rows: Rows) -> Rows:
@@ -111,7 +111,7 @@ def unnamed(rows: Rows) -> Rows:
 
 
 async def answer(plane: NatsPlane, *segments: Tokens | Rows, worker: int = 0, tokens: int = 20) -> list[int]:
-    return ids(await collect(plane.workers()[worker].send(work(*segments, tokens=tokens))))
+    return ids(await collect(plane.workers()[worker].send(make_request(*segments, tokens=tokens))))
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -165,7 +165,7 @@ async def test_the_choices_of_a_request_share_one_transfer(place: Place, name: s
     await place.worker(paced=True, kept_bytes=0)
     plane, moved = await place.frontend()
     rows = Rows(Buffer(os.urandom(SIZE), name), "float32", (ROWS, HIDDEN))
-    streams = [plane.workers()[0].send(work(rows, tokens=100)) for _ in range(8)]
+    streams = [plane.workers()[0].send(make_request(rows, tokens=100)) for _ in range(8)]
     streams[0].cancel()
     answers = await asyncio.gather(*map(collect, streams))
     assert all(ids(answer) == ids(answers[1]) for answer in answers[1:])
@@ -282,14 +282,14 @@ async def test_a_stream_by_reference_goes_on_elsewhere_when_its_worker_is_killed
     rows = await rows_of(store, await stored(store, 1))
     expected = await answer(plane, rows, tokens=400)
     moved.since()
-    stream = await send(Router(plane), work(rows, tokens=400), name="echo")
-    seen: list[Delta] = []
+    stream = await send(Router(plane), make_request(rows, tokens=400), name="echo")
+    seen: list[Output] = []
     async with asyncio.timeout(BOUND):
-        async for deltas in stream:
+        async for outputs in stream:
             if not seen:
                 at = next(link for link in plane.links() if link._open)
                 await workers[at.participant].kill()
-            seen.extend(deltas)
+            seen.extend(outputs)
     assert ids(seen) == expected
     assert moved.since() >= SIZE
 

@@ -9,10 +9,10 @@ from inlay.plane.nats.messages import EncodedPieces, Pieces, ToFrontend
 from inlay.plane.nats.outgoing import WINDOW_PIECES, Outgoing
 from inlay.plane.nats.stream import NatsStream
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.work import Delta, Sampling, Work
+from inlay.protocol.work import Output, Request, Sampling
 
 _decoder = msgspec.msgpack.Decoder[ToFrontend](ToFrontend)
-WORK = Work(id="work", prompt=Prompt.of(Tokens([1])), sampling=Sampling(max_tokens=1_000_000))
+WORK = Request(id="work", prompt=Prompt.of(Tokens([1])), sampling=Sampling(max_tokens=1_000_000))
 
 
 class StreamMachine(RuleBasedStateMachine):
@@ -29,13 +29,13 @@ class StreamMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 400))
     def speak(self, count: int) -> None:
         for _ in range(count):
-            self.outgoing.add(Delta("engine's", 0, self.said, (self.said,)))
+            self.outgoing.add(Output("engine's", 0, self.said, (self.said,)))
             self.said += 1
 
     @rule(count=st.integers(2, 300))
     def speak_at_once(self, count: int) -> None:
         ids = tuple(range(self.said, self.said + count))
-        self.outgoing.add(Delta("engine's", 0, self.said, ids))
+        self.outgoing.add(Output("engine's", 0, self.said, ids))
         self.said += count
 
     @rule()
@@ -48,9 +48,9 @@ class StreamMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.on_the_way)
     @rule()
     def arrive(self) -> None:
-        for number, index, delta in self.on_the_way.pop(0).pieces:
+        for number, index, output in self.on_the_way.pop(0).pieces:
             assert number == 7
-            if not self.stream.feed(index, delta):
+            if not self.stream.feed(index, output):
                 self.outgoing.rewind(self.stream.received)
                 return
 
@@ -76,23 +76,23 @@ class StreamMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_arrived_is_what_was_said(self) -> None:
-        ids = [id_ for delta in self.stream._deltas.waiting for id_ in delta.token_ids]
+        ids = [id_ for output in self.stream._deltas.waiting for id_ in output.token_ids]
         assert ids == list(range(len(ids)))
-        assert all(delta.work_id == "work" for delta in self.stream._deltas.waiting)
+        assert all(output.request_id == "work" for output in self.stream._deltas.waiting)
 
     @invariant()
     def no_more_is_on_the_way_than_the_window_holds(self) -> None:
         assert self.outgoing.sent - self.outgoing._acknowledged <= WINDOW_PIECES
 
     def teardown(self) -> None:
-        self.outgoing.add(Delta("engine's", 0, self.said, finish_reason="length"))
+        self.outgoing.add(Output("engine's", 0, self.said, finish_reason="length"))
         while not self.outgoing.done:
             self.outgoing.rewind(self.stream.received)
             self.send()
             while self.on_the_way:
                 self.arrive()
             self.outgoing.acknowledge(self.stream.received)
-        ids = [id_ for delta in self.stream._deltas.waiting for id_ in delta.token_ids]
+        ids = [id_ for output in self.stream._deltas.waiting for id_ in output.token_ids]
         assert ids == list(range(self.said))
         assert self.stream.ended
 

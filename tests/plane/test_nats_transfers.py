@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from inlay.errors import OverloadedError
 from inlay.plane.nats import transfers as module
 from inlay.plane.nats.connection import Connection
-from inlay.plane.nats.kept import Kept
+from inlay.plane.nats.kept import EmbedsCache
 from inlay.plane.nats.notices import PART_BYTES, Credit, Dropped, Named, Notice, Offer, Taken, Withdrawn
 from inlay.plane.nats.outbound import Outbound
 from inlay.plane.nats.settings import NatsSettings
@@ -65,7 +65,7 @@ class Pair:
         self.most_held = 0
         self.offered: list[int] = []
         self.chunks = 0
-        self.kept = Kept(1 << 20)
+        self.kept = EmbedsCache(1 << 20)
         self._loop = asyncio.get_running_loop()
         self._under_way: set[int] = set()
         self.sender = Transfers(sender, subjects, "sender", tell=self._to_receiver, deliver=self._deliver)

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay.errors import EngineError, ErrorFrame
-from inlay.protocol.deltas import after, halves, joined, sliced, untold
-from inlay.protocol.work import Delta, FinishReason, PromptLogprobs, TokenLogprobs, Usage
+from inlay.protocol.deltas import coalesce, drop_known, slice_prompt_logprobs, split, trim_to_offset
+from inlay.protocol.work import FinishReason, Output, PromptLogprobs, TokenLogprobs, Usage
 
 
 def scores(start: int, count: int, top: int) -> PromptLogprobs:
@@ -20,9 +20,9 @@ def scores(start: int, count: int, top: int) -> PromptLogprobs:
     )
 
 
-def pieces(delta: Delta) -> list[Delta]:
-    cut = halves(delta)
-    return [delta] if cut is None else [*pieces(cut[0]), *pieces(cut[1])]
+def pieces(output: Output) -> list[Output]:
+    cut = split(output)
+    return [output] if cut is None else [*pieces(cut[0]), *pieces(cut[1])]
 
 
 @given(
@@ -32,10 +32,10 @@ def pieces(delta: Delta) -> list[Delta]:
     top=st.integers(0, 3),
     logprobs=st.booleans(),
 )
-def test_the_parts_of_a_delta_say_the_same_in_the_same_order(
+def test_the_parts_of_a_output_say_the_same_in_the_same_order(
     offset: int, count: int, prompt: int, top: int, logprobs: bool
 ) -> None:
-    whole = Delta(
+    whole = Output(
         "w",
         2,
         offset,
@@ -68,22 +68,22 @@ def test_the_parts_of_a_delta_say_the_same_in_the_same_order(
 
 @given(offset=st.integers(0, 9), count=st.integers(1, 9), skipped=st.integers(0, 9))
 def test_ids_that_were_shown_are_left_out(offset: int, count: int, skipped: int) -> None:
-    delta = Delta("w", 0, offset, tuple(range(count)), tuple(TokenLogprobs(float(n)) for n in range(count)))
+    output = Output("w", 0, offset, tuple(range(count)), tuple(TokenLogprobs(float(n)) for n in range(count)))
     at = min(offset + skipped, offset + count)
-    rest = after(delta, at)
+    rest = trim_to_offset(output, at)
     assert rest.offset == max(at, offset)
-    assert rest.token_ids == delta.token_ids[at - offset :]
+    assert rest.token_ids == output.token_ids[at - offset :]
     assert [one.logprob for one in rest.logprobs] == list(map(float, rest.token_ids))
 
 
 @given(count=st.integers(1, 9), top=st.integers(0, 3), position=st.integers(0, 20))
 def test_prompt_logprobs_that_were_told_are_left_out(count: int, top: int, position: int) -> None:
     told = scores(4, count, top)
-    rest = untold(told, position)
+    rest = drop_known(told, position)
     if position >= 4 + count:
         assert rest is None
     else:
-        assert rest == sliced(told, max(0, position - 4), count)
+        assert rest == slice_prompt_logprobs(told, max(0, position - 4), count)
         assert rest.start == max(4, position)
 
 
@@ -94,15 +94,15 @@ def test_prompt_logprobs_that_were_told_are_left_out(count: int, top: int, posit
     resumed=st.integers(0, 5),
     reason=st.sampled_from([None, "stop", "length", "abort"]),
 )
-def test_joined_deltas_say_the_same_in_the_same_order(
+def test_joined_outputs_say_the_same_in_the_same_order(
     sizes: list[int], with_logprobs: set[int], told: set[int], resumed: int, reason: FinishReason | None
 ) -> None:
-    deltas, offset = [], resumed
+    outputs, offset = [], resumed
     for index, size in enumerate(sizes):
         ids = tuple(range(offset, offset + size))
         last = index == len(sizes) - 1
-        deltas.append(
-            Delta(
+        outputs.append(
+            Output(
                 "w",
                 1,
                 offset,
@@ -114,31 +114,31 @@ def test_joined_deltas_say_the_same_in_the_same_order(
             )
         )
         offset += size
-    fewer = joined(deltas)
-    assert [id_ for delta in fewer for id_ in delta.token_ids] == list(range(resumed, offset))
-    assert [delta.offset + len(delta.token_ids) for delta in fewer[:-1]] == [
-        delta.offset for delta in fewer[1:]
+    fewer = coalesce(outputs)
+    assert [id_ for output in fewer for id_ in output.token_ids] == list(range(resumed, offset))
+    assert [output.offset + len(output.token_ids) for output in fewer[:-1]] == [
+        output.offset for output in fewer[1:]
     ]
-    assert [one for delta in fewer for one in delta.logprobs] == [
-        one for delta in deltas for one in delta.logprobs
+    assert [one for output in fewer for one in output.logprobs] == [
+        one for output in outputs for one in output.logprobs
     ]
-    assert all(len(delta.logprobs) in (0, len(delta.token_ids)) for delta in fewer)
-    assert [delta.finish_reason for delta in fewer] == [None] * (len(fewer) - 1) + [reason]
-    assert fewer[-1].stop_token_id == deltas[-1].stop_token_id
-    usages = [delta.usage for delta in deltas if delta.usage is not None]
-    assert [delta.usage for delta in fewer if delta.usage is not None][-1:] == usages[-1:]
+    assert all(len(output.logprobs) in (0, len(output.token_ids)) for output in fewer)
+    assert [output.finish_reason for output in fewer] == [None] * (len(fewer) - 1) + [reason]
+    assert fewer[-1].stop_token_id == outputs[-1].stop_token_id
+    usages = [output.usage for output in outputs if output.usage is not None]
+    assert [output.usage for output in fewer if output.usage is not None][-1:] == usages[-1:]
     if not with_logprobs and reason != "abort":
         assert len(fewer) == 1
 
 
 def test_what_does_not_follow_is_not_joined() -> None:
-    first = Delta("w", 1, 0, (1, 2))
+    first = Output("w", 1, 0, (1, 2))
     for second in (
-        Delta("w", 1, 3, (4,)),
-        Delta("w", 1, 1, (2,)),
-        Delta("w", 2, 2, (3,)),
-        Delta("w", 1, 2, (3,), finish_reason="abort"),
-        Delta("w", 1, 2, finish_reason="error", error=ErrorFrame.of(EngineError("no"))),
-        Delta("w", 1, 2, prompt_logprobs=scores(0, 1, 0)),
+        Output("w", 1, 3, (4,)),
+        Output("w", 1, 1, (2,)),
+        Output("w", 2, 2, (3,)),
+        Output("w", 1, 2, (3,), finish_reason="abort"),
+        Output("w", 1, 2, finish_reason="error", error=ErrorFrame.of(EngineError("no"))),
+        Output("w", 1, 2, prompt_logprobs=scores(0, 1, 0)),
     ):
-        assert joined([first, second]) == [first, second]
+        assert coalesce([first, second]) == [first, second]

@@ -9,17 +9,17 @@ from inlay.digest import Secret, with_digests
 from inlay.errors import EmbeddingsError, EngineError, ErrorFrame, InlayError
 from inlay.prompt import Buffer, Prompt, Rows
 from inlay.protocol import frames
-from inlay.protocol.work import Delta, Grammar, Sampling, TokenLogprobs, Usage, Work
+from inlay.protocol.work import Grammar, Output, Request, Sampling, TokenLogprobs, Usage
 from tests.strategies import prompts, rows
 
-work_decoder = frames.Decoder[Work](Work)
+work_decoder = frames.Decoder[Request](Request)
 
 
 @given(prompts, st.lists(st.integers(0, 1000)), st.floats(0, 2), st.none() | st.text(max_size=5))
-def test_a_work_arrives_as_it_was_sent(
+def test_a_request_arrives_as_it_was_sent(
     prompt: Prompt, prior: list[int], temperature: float, salt: str | None
 ) -> None:
-    work = Work(
+    request = Request(
         id="w",
         prompt=with_digests(prompt, Secret(bytes(32))),
         prior_output=tuple(prior),
@@ -31,8 +31,8 @@ def test_a_work_arrives_as_it_was_sent(
         ),
         salt=salt,
     )
-    header, buffers = frames.encode(work)
-    assert work_decoder.decode(header, buffers) == work
+    header, buffers = frames.encode(request)
+    assert work_decoder.decode(header, buffers) == request
 
 
 @given(rows())
@@ -61,21 +61,23 @@ def test_a_buffer_that_is_not_there_is_a_decode_error() -> None:
 
 
 def test_a_field_this_version_does_not_know_is_ignored() -> None:
-    work = {
+    request = {
         "id": "w",
         "prompt": [[["tokens", [1]]]],
         "sampling": {"max_tokens": 1, "new": 1},
         "from_the_future": {},
     }
-    assert work_decoder.decode(msgspec.msgpack.encode(work)).id == "w"
-    delta = [*msgspec.to_builtins(Delta("w", 0, 0, (1,))), "from the future"]
-    assert frames.Decoder[Delta](Delta).decode(msgspec.msgpack.encode(delta)).token_ids == (1,)
+    assert work_decoder.decode(msgspec.msgpack.encode(request)).id == "w"
+    output = [*msgspec.to_builtins(Output("w", 0, 0, (1,))), "from the future"]
+    assert frames.Decoder[Output](Output).decode(msgspec.msgpack.encode(output)).token_ids == (1,)
 
 
-def test_a_delta_keeps_logprobs_and_usage() -> None:
-    delta = Delta("w", 1, 4, (7,), (TokenLogprobs(-0.5, ((7, -0.5), (8, -1.0))),), "stop", 7, Usage(3, 5, 2))
-    header, buffers = frames.encode(delta)
-    assert frames.Decoder[Delta](Delta).decode(header, buffers) == delta
+def test_a_output_keeps_logprobs_and_usage() -> None:
+    output = Output(
+        "w", 1, 4, (7,), (TokenLogprobs(-0.5, ((7, -0.5), (8, -1.0))),), "stop", 7, Usage(3, 5, 2)
+    )
+    header, buffers = frames.encode(output)
+    assert frames.Decoder[Output](Output).decode(header, buffers) == output
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,16 @@ from inlay.errors import InvalidRequestError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.protocol.capabilities import Refusal
 from inlay.protocol.refusals import check
-from inlay.protocol.work import Grammar, Sampling, Work
+from inlay.protocol.work import Grammar, Request, Sampling
 
 TEXT = Prompt.of(Tokens([1, 2]))
 ROWS = Prompt.of(Rows(Buffer(bytes(8)), "float32", (2, 1)))
 MIXED = TEXT + ROWS
 
 
-def work(prompt: Prompt, **options: Any) -> Work:
-    fields = {name: options.pop(name) for name in tuple(options) if name in Work.__struct_fields__}
-    return Work(id="w", prompt=prompt, sampling=Sampling(max_tokens=1, **options), **fields)
+def make_request(prompt: Prompt, **options: Any) -> Request:
+    fields = {name: options.pop(name) for name in tuple(options) if name in Request.__struct_fields__}
+    return Request(id="w", prompt=prompt, sampling=Sampling(max_tokens=1, **options), **fields)
 
 
 @pytest.mark.parametrize(
@@ -26,8 +26,8 @@ def test_a_feature_is_refused_with_the_prompts_it_is_refused_with(
 ) -> None:
     refusals = (Refusal("repetition_penalty", prompts, "it would see ids that are not there"),)
     for prompt in (TEXT, ROWS, MIXED):
-        check(refusals, work(prompt), "vllm 1.2")
-        asked = work(prompt, repetition_penalty=1.5)
+        check(refusals, make_request(prompt), "vllm 1.2")
+        asked = make_request(prompt, repetition_penalty=1.5)
         if prompt in refused:
             with pytest.raises(InvalidRequestError, match="it would see ids that are not there") as raised:
                 check(refusals, asked, "vllm 1.2")
@@ -59,6 +59,6 @@ def test_every_feature_is_told_from_its_neighbour(
     feature: Any, asked: dict[str, Any], allowed: dict[str, Any]
 ) -> None:
     refusals = (Refusal(feature, "any", "no"),)
-    check(refusals, work(TEXT, **allowed), "e 1")
+    check(refusals, make_request(TEXT, **allowed), "e 1")
     with pytest.raises(InvalidRequestError, match="is not supported by the engine of this model"):
-        check(refusals, work(TEXT, **asked), "e 1")
+        check(refusals, make_request(TEXT, **asked), "e 1")

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Prompt, Rows, Tokens
 from inlay.render import Renderer
-from inlay.render.conversation import Marks
+from inlay.render.conversation import PlaceholderMarks
 from tests.models import tiny
 from tests.render.chats import CHATS, TOOL, WITH_TOOLS, embeds, rows, text, user
 from tests.render.directories import PARTS_TEMPLATE, llama_like, qwen_like
@@ -204,7 +204,7 @@ HOSTILE = [
     "{{ messages }}",
     "{% raise %}",
     # Of another request: they are drawn anew for each.
-    pytest.param(Marks(1).rows(0), id="marks"),
+    pytest.param(PlaceholderMarks(1).rows(0), id="marks"),
 ]
 
 

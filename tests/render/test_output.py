@@ -1,11 +1,11 @@
 """Deltas put together, and tokens that are shown though special ones are skipped."""
 
-from inlay.render import ContentDelta, Output, ReasoningDelta, Renderer, ToolCallDelta
+from inlay.render import ContentDelta, ParsedOutput, ReasoningDelta, Renderer, ToolCallDelta
 from tests.models import TURN, TURN_END, tiny
 
 
-def test_deltas_are_put_together_by_what_they_are() -> None:
-    output = Output.of(
+def test_outputs_are_put_together_by_what_they_are() -> None:
+    output = ParsedOutput.of(
         [
             ReasoningDelta("h"),
             ContentDelta("a"),
@@ -17,7 +17,7 @@ def test_deltas_are_put_together_by_what_they_are() -> None:
             ContentDelta("b"),
         ]
     )
-    assert output == Output(
+    assert output == ParsedOutput(
         "ab", "hm", [ToolCallDelta(0, "id0", "f", '{"a": 1}'), ToolCallDelta(1, "id1", "g", "{}")]
     )
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.render import Begins, ContentDelta, Output, OutputParser, ToolCallDelta
+from inlay.render import Begins, ContentDelta, OutputParser, ParsedOutput, ToolCallDelta
 from inlay.render.formats import REASONING_FORMS, TOOL_FORMS, ChannelForm, ReasoningForm
 from inlay.render.parsers.calls import Tools, call_id, short_call_id
 from inlay.render.parsers.forced import NamedParser, RequiredParser
@@ -39,7 +39,7 @@ def made_by(name: str) -> Make:
     return HarmonyParser if isinstance(form, ChannelForm) else form.parser
 
 
-def read(make: Make, pieces: Iterable[str], tools: Tools = TOOLS) -> Output:
+def read(make: Make, pieces: Iterable[str], tools: Tools = TOOLS) -> ParsedOutput:
     """What a new parser makes of a text in pieces; each delta is as the protocol says."""
     parser = make(tools)
     deltas = [delta for piece in pieces for delta in parser.push(piece)] + parser.flush()
@@ -54,10 +54,10 @@ def read(make: Make, pieces: Iterable[str], tools: Tools = TOOLS) -> Output:
         else:
             assert (delta.index, delta.name) == (begun[-1], None)
             assert delta.arguments
-    return Output.of(deltas)
+    return ParsedOutput.of(deltas)
 
 
-def said(output: Output) -> tuple[str, str, list[tuple[str | None, str]]]:
+def said(output: ParsedOutput) -> tuple[str, str, list[tuple[str | None, str]]]:
     return output.content, output.reasoning, [(call.name, call.arguments) for call in output.tool_calls]
 
 

@@ -149,7 +149,7 @@ def test_texts_with_many_words_that_are_no_tokens_are_given_to_the_library_whole
     assert found == [[7, 0], [len(SPECIAL)], [7, 1]]
 
 
-def test_a_long_text_is_left_to_the_library_which_lets_other_threads_work() -> None:
+def test_a_long_text_is_left_to_the_library_which_lets_other_threads_request() -> None:
     words = WordPieces.of(tokenizer(True, None))
     assert words is not None
     asked: list[str] = []

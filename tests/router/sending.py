@@ -1,17 +1,17 @@
-"""Sends one work."""
+"""Sends one request."""
 
 from random import Random
 
 from inlay.protocol.routing import WorkerLoad
-from inlay.protocol.work import Stream, Work
+from inlay.protocol.work import Request, Stream
 from inlay.router import Router
 
 IDLE = WorkerLoad()
 
 
-async def send(router: Router, work: Work, name: str = "m", *, session: str | None = None) -> Stream:
-    """The stream of a work to a model."""
-    (stream,) = await router.send(name, [work], session=session)
+async def send(router: Router, request: Request, name: str = "m", *, session: str | None = None) -> Stream:
+    """The stream of a request to a model."""
+    (stream,) = await router.send(name, [request], session=session)
     return stream
 
 

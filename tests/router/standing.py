@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from inlay.errors import OverloadedError
-from inlay.protocol.embedding import EmbedWork, Vectors
-from inlay.protocol.work import Command, Limits, ModelCard, Reply, Stream, Work
+from inlay.protocol.embedding import EmbedOutput, EmbedRequest
+from inlay.protocol.work import Command, Limits, ModelCard, Reply, Request, Stream
 
 CARD = ModelCard(
     name="m", path="m", weights_id="w", dtype="float32", vocab_size=9, hidden_size=4,
@@ -20,10 +20,10 @@ class Standing:
     id: str
     card: ModelCard = CARD
 
-    def send(self, work: Work) -> Stream:
+    def send(self, request: Request) -> Stream:
         raise OverloadedError("it does nothing")
 
-    async def embed(self, work: EmbedWork) -> Vectors:
+    async def embed(self, request: EmbedRequest) -> EmbedOutput:
         raise OverloadedError("it does nothing")
 
     async def call(self, command: Command, within: float = 30.0) -> Reply:

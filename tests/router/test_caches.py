@@ -12,7 +12,7 @@ from inlay.errors import OverloadedError
 from inlay.prompt import Buffer
 from inlay.protocol.routing import Cleared, KvEvent, KvEvents, KvSnapshot, Removed, Stored, WorkerLoad
 from inlay.router import caches
-from inlay.router.caches import Caches
+from inlay.router.caches import CacheTracker
 from inlay.router.kv_index import keys_of
 from inlay.router.policies import policy_of
 from inlay.router.pool import Pool
@@ -57,7 +57,7 @@ class Following:
     def __init__(self, teller: Teller) -> None:
         given = RouterSettings()
         self.pool = Pool(policy_of(given, Random(1))(), given)
-        self.caches = Caches(teller.snapshot)
+        self.caches = CacheTracker(teller.snapshot)
         (member,) = self.pool.take([teller.worker], lambda _: WorkerLoad())
         self.member = member
         self.caches.follow(self.pool, member)

@@ -13,10 +13,10 @@ from inlay.engine.settings import EngineSettings
 from inlay.errors import EmbeddingsError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.protocol.capabilities import EMBEDS_OFF
-from inlay.protocol.embedding import EmbedWork
-from inlay.protocol.work import Delta, Engine, Sampling, Work
+from inlay.protocol.embedding import EmbedRequest
+from inlay.protocol.work import Engine, Output, Request, Sampling
 from inlay.router import Router
-from inlay.worker.host import Host
+from inlay.worker.host import EngineHost
 from tests.plane.direct import DirectPlane
 from tests.router.sending import send
 
@@ -34,10 +34,10 @@ def settings(tmp_path: Path) -> EngineSettings:
     return EngineSettings(model=str(tmp_path), engine="echo", served_model_name=["m"])
 
 
-def hosts(*takes_rows: bool) -> "partial[Host]":
+def hosts(*takes_rows: bool) -> "partial[EngineHost]":
     """Hosts of engines, in this order."""
     kinds = iter(takes_rows)
-    return partial(lambda engine: Host(engine, prompt_embeds=next(kinds)))
+    return partial(lambda engine: EngineHost(engine, prompt_embeds=next(kinds)))
 
 
 @pytest.fixture
@@ -48,27 +48,27 @@ async def mixed(settings: EngineSettings) -> AsyncIterator[DirectPlane]:
     await plane.close()
 
 
-def work(prompt: Prompt) -> Work:
-    return Work(id=str(next(_numbers)), prompt=prompt, sampling=Sampling(max_tokens=2))
+def make_request(prompt: Prompt) -> Request:
+    return Request(id=str(next(_numbers)), prompt=prompt, sampling=Sampling(max_tokens=2))
 
 
 async def finish(router: Router, prompt: Prompt) -> str | None:
-    last: Delta | None = None
-    async for deltas in await send(router, work(prompt)):
-        last = deltas[-1]
+    last: Output | None = None
+    async for outputs in await send(router, make_request(prompt)):
+        last = outputs[-1]
     assert last is not None
     assert last.error is None
     return last.finish_reason
 
 
-async def test_works_with_rows_go_where_they_are_taken_and_others_everywhere(mixed: DirectPlane) -> None:
+async def test_requests_with_rows_go_where_they_are_taken_and_others_everywhere(mixed: DirectPlane) -> None:
     router = Router(mixed, secret=SECRET)
     # Whichever worker was seen last, the model takes them.
     assert router.card("m").prompt_embeds is None
     assert [await finish(router, ROWS) for _ in range(12)] == ["length"] * 12
-    streams = [await send(router, work(TEXT)) for _ in range(8)]
+    streams = [await send(router, make_request(TEXT)) for _ in range(8)]
     loads = router.loads()
-    assert sorted(load.works for load in loads.values()) == [2, 2, 2, 2]
+    assert sorted(load.requests for load in loads.values()) == [2, 2, 2, 2]
     for stream in streams:
         async for _ in stream:
             pass
@@ -77,18 +77,18 @@ async def test_works_with_rows_go_where_they_are_taken_and_others_everywhere(mix
 async def test_a_worker_refuses_rows_that_are_sent_to_it_all_the_same(settings: EngineSettings) -> None:
     engine = EchoEngine(settings, SECRET)
     await engine.start()
-    host = Host(engine, prompt_embeds=False)
+    host = EngineHost(engine, prompt_embeds=False)
     assert host.card.prompt_embeds == EMBEDS_OFF
     assert engine.card.prompt_embeds is None
-    deltas: list[Delta] = []
-    host.generate(work(ROWS), deltas.append)
-    assert [delta.finish_reason for delta in deltas] == ["error"]
-    assert deltas[0].error is not None
-    error = deltas[0].error.to_error()
+    outputs: list[Output] = []
+    host.generate(make_request(ROWS), outputs.append)
+    assert [output.finish_reason for output in outputs] == ["error"]
+    assert outputs[0].error is not None
+    error = outputs[0].error.to_error()
     assert isinstance(error, EmbeddingsError)
     assert "You must set --enable-prompt-embeds" in error.message
     answers: list[object] = []
-    host.embed(EmbedWork(id="e", prompts=(TEXT, ROWS)), answers.append)
+    host.embed(EmbedRequest(id="e", prompts=(TEXT, ROWS)), answers.append)
     (vectors,) = answers
     assert isinstance(vectors.error.to_error(), EmbeddingsError)  # type: ignore[attr-defined]
     await engine.close()

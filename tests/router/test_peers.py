@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from inlay.protocol.routing import FrontendLoad, WorkerLoad
 from inlay.router.key_table import Keys
 from inlay.router.kv_index import KvIndex, keys_of
-from inlay.router.member import Member
+from inlay.router.member import PoolMember
 from inlay.router.peers import FORGOTTEN_SECONDS, WHOLE_SECONDS, Peers
 from tests.router.standing import Standing
 
@@ -21,7 +21,7 @@ class Frontend:
         self.learned: dict[str, WorkerLoad] = {}
         self.routed: list[tuple[str, list[int]]] = []
         self.peers = Peers(group.published.append, self._learn, self._route, name=name, clock=group.time)
-        self.members = {id_: Member(Standing(id_), KvIndex()) for id_ in WORKERS}
+        self.members = {id_: PoolMember(Standing(id_), KvIndex()) for id_ in WORKERS}
         for seat, member in enumerate(self.members.values()):
             member.seat = seat
             self.peers.watch(member)
@@ -57,7 +57,7 @@ class Group:
 
 
 def _as_tuple(load: WorkerLoad) -> tuple[int, int, int]:
-    return load.works, load.prefill, load.decode
+    return load.requests, load.prefill, load.decode
 
 
 steps = st.tuples(
@@ -69,8 +69,8 @@ steps = st.tuples(
 @given(st.lists(steps, max_size=30))
 def test_once_everybody_has_said_everything_all_agree(taken: list[tuple[str, str, int, int, bool]]) -> None:
     group = Group("a", "b", "c")
-    for name, worker, works, prefill, lost in taken:
-        group.frontends[name].members[worker].own = WorkerLoad(works, prefill, 0)
+    for name, worker, requests, prefill, lost in taken:
+        group.frontends[name].members[worker].own = WorkerLoad(requests, prefill, 0)
         group.tell(name, lost=lost)
     for name in "abcabc":
         group.tell(name, after=WHOLE_SECONDS / 2 + 0.1)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay.router.policies import Kv, LeastLoaded, Policy, PowerOfTwo, RoundRobin, View, Weights, policy_of
-from inlay.router.sessions import hash_of, home
+from inlay.router.sessions import hash_of, rendezvous_hash
 from inlay.router.settings import RouterSettings
 
 WEIGHTS = Weights(1, 1)
@@ -77,7 +77,7 @@ def idle(cached: list[int], length: int) -> View:
     return View(np.arange(len(cached)), none, none, np.array(cached, np.int64), length)
 
 
-def test_a_work_goes_where_its_prefix_is_until_that_worker_has_too_much_to_do() -> None:
+def test_a_request_goes_where_its_prefix_is_until_that_worker_has_too_much_to_do() -> None:
     policy: Policy = Kv(Random(1), WEIGHTS)
     view = idle([0, 512, 0], 600)
     assert policy.choose(view) == 1
@@ -104,19 +104,19 @@ HASHES = np.array([hash_of(f"worker-{n}") for n in range(10)], np.uint64)
 
 
 def test_a_session_stays_when_other_workers_come_and_go() -> None:
-    works = np.zeros(10, np.int64)
-    homes = {str(n): home(str(n), HASHES, works, 0.25) for n in range(200)}
+    requests = np.zeros(10, np.int64)
+    homes = {str(n): rendezvous_hash(str(n), HASHES, requests, 0.25) for n in range(200)}
     assert set(homes.values()) == set(range(10))
     fewer = np.delete(HASHES, 3)
     for session, before in homes.items():
-        after = home(session, fewer, works[:9], 0.25)
+        after = rendezvous_hash(session, fewer, requests[:9], 0.25)
         if before != 3:
             assert after == (before if before < 3 else before - 1)
 
 
 @given(st.lists(st.integers(0, 50), min_size=10, max_size=10), st.text(min_size=1), st.floats(0, 2))
 def test_no_session_stays_with_a_worker_that_has_more_than_its_share(
-    works: list[int], session: str, slack: float
+    requests: list[int], session: str, slack: float
 ) -> None:
-    chosen = home(session, HASHES, np.array(works, np.int64), slack)
-    assert works[chosen] < (1 + slack) * (sum(works) + 1) / 10 + 1
+    chosen = rendezvous_hash(session, HASHES, np.array(requests, np.int64), slack)
+    assert requests[chosen] < (1 + slack) * (sum(requests) + 1) / 10 + 1

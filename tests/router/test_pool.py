@@ -1,4 +1,4 @@
-"""A pool chooses only among those that may have a work, and knows what each was sent and has under way."""
+"""A pool chooses only among those that may have a request, and knows what each was sent and has under way."""
 
 from random import Random
 
@@ -13,7 +13,7 @@ from inlay.protocol.routing import WorkerLoad
 from inlay.protocol.work import Adapter, ModelCard
 from inlay.router.key_table import Keys
 from inlay.router.kv_index import keys_of
-from inlay.router.member import BRIDGED_SECONDS, Member
+from inlay.router.member import BRIDGED_SECONDS, PoolMember
 from inlay.router.policies import policy_of
 from inlay.router.pool import Pool
 from inlay.router.settings import RouterSettings
@@ -33,10 +33,10 @@ class Made:
         self.workers = [Standing(f"w{n}", card) for n, card in enumerate(cards)]
         self.take()
 
-    def take(self) -> list[Member]:
+    def take(self) -> list[PoolMember]:
         return self.pool.take(self.workers, lambda _: IDLE)
 
-    def member(self, number: int) -> Member:
+    def member(self, number: int) -> PoolMember:
         return self.pool.members[f"w{number}"]
 
     def chosen(self, length: int = 160, keys: Keys | None = None, **how: object) -> str | None:
@@ -74,13 +74,13 @@ def test_nobody_is_chosen_who_sleeps_lacks_the_adapter_takes_no_rows_or_is_full(
     workers: list[tuple[ModelCard, int]], adapter: bool, rows: bool, session: str | None, policy: str
 ) -> None:
     made = Made(*(one for one, _ in workers), router_policy=policy)
-    for number, (_, works) in enumerate(workers):
-        made.pool.change(made.member(number), works=works)
+    for number, (_, requests) in enumerate(workers):
+        made.pool.change(made.member(number), requests=requests)
     may = {
         f"w{number}"
-        for number, (one, works) in enumerate(workers)
+        for number, (one, requests) in enumerate(workers)
         if not one.asleep
-        and works < 8
+        and requests < 8
         and (not adapter or one.adapters)
         and (not rows or one.prompt_embeds is None)
     }
@@ -99,7 +99,7 @@ def test_of_those_named_only_and_never_those_to_avoid() -> None:
 
 def test_who_is_full_is_chosen_only_when_that_does_not_matter() -> None:
     made = Made(CARD, router_worker_backlog=0)
-    made.pool.change(made.member(0), works=4)
+    made.pool.change(made.member(0), requests=4)
     assert made.chosen() is None
     assert made.chosen(full_too=True) == "w0"
 
@@ -159,18 +159,18 @@ def test_those_who_stay_keep_what_they_have_when_others_come_and_go() -> None:
     made = Made(CARD, CARD, CARD)
     keys = blocks(1)
     made.pool.sent(made.member(2), keys)
-    made.pool.change(made.member(2), works=1, prefill=160)
+    made.pool.change(made.member(2), requests=1, prefill=160)
     gone = made.member(0)
-    made.pool.change(gone, works=1, decode=5)
+    made.pool.change(gone, requests=1, decode=5)
     made.workers = [Standing("new"), *made.workers[1:]]
     assert [member.id for member in made.take()] == ["new"]
     assert made.pool._cached(keys).tolist() == [0, 0, 160]
     assert made.member(2).load == WorkerLoad(1, 160, 0)
-    made.pool.change(gone, works=-1, decode=-5)  # its last work ends after it has left
+    made.pool.change(gone, requests=-1, decode=-5)  # its last request ends after it has left
     assert [member.load for member in made.pool.members.values()] == [IDLE, IDLE, WorkerLoad(1, 160, 0)]
 
 
-def test_other_frontends_works_count() -> None:
+def test_other_frontends_requests_count() -> None:
     made = Made(CARD, CARD)
     made.pool.set_others(made.member(0), WorkerLoad(1, 1000, 0))
     assert all(made.chosen() == "w1" for _ in range(5))
@@ -178,12 +178,12 @@ def test_other_frontends_works_count() -> None:
     made.pool.set_others(made.member(1), WorkerLoad(8, 0, 0))
     # All other frontends' clients count as one, so that one of this has half.
     for number in (0, 1):
-        made.pool.change(made.member(number), works=3, client="own")
+        made.pool.change(made.member(number), requests=3, client="own")
         assert made.chosen(client="own") is not None
-        made.pool.change(made.member(number), works=1, client="own")
+        made.pool.change(made.member(number), requests=1, client="own")
     assert made.chosen(client="own") is None
     assert made.chosen(client="new") is not None
-    made.pool.change(made.member(0), works=-4, client="own")
+    made.pool.change(made.member(0), requests=-4, client="own")
     made.pool.set_others(made.member(0), IDLE)
     assert made.chosen() == "w0"
 
@@ -197,16 +197,16 @@ def test_where_all_are_full_a_client_is_let_in_up_to_its_share(
     given_works: list[tuple[int, str, int]], client: str
 ) -> None:
     made = Made(CARD, CARD, CARD)
-    works: list[dict[str, int]] = [{}, {}, {}]
+    requests: list[dict[str, int]] = [{}, {}, {}]
     for number, name, count in given_works:
-        made.pool.change(made.member(number), works=count, client=name)
-        works[number][name] = works[number].get(name, 0) + count
-    free = {n for n in range(3) if sum(works[n].values()) < 8}
-    within = {n for n in range(3) if (works[n].get(client, 0) + 1) * len({*works[n], client}) <= 8}
+        made.pool.change(made.member(number), requests=count, client=name)
+        requests[number][name] = requests[number].get(name, 0) + count
+    free = {n for n in range(3) if sum(requests[n].values()) < 8}
+    within = {n for n in range(3) if (requests[n].get(client, 0) + 1) * len({*requests[n], client}) <= 8}
     chosen = {made.chosen(client=client) for _ in range(5)} - {None}
     assert chosen <= {f"w{n}" for n in free or within}
     assert bool(chosen) == bool(free or within)
     for number, name, count in reversed(given_works):
-        made.pool.change(made.member(number), works=-count, client=name)
+        made.pool.change(made.member(number), requests=-count, client=name)
     assert not made.pool._works_of
     assert not made.pool._clients.any()

@@ -1,4 +1,4 @@
-"""A work whose worker is lost goes on elsewhere, and nobody can tell from the answer."""
+"""A request whose worker is lost goes on elsewhere, and nobody can tell from the answer."""
 
 import asyncio
 import json
@@ -18,17 +18,17 @@ from inlay.engine.torch.engine import TorchEngine
 from inlay.errors import DeadlineExceededError, ErrorFrame, InvalidRequestError, OverloadedError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.protocol.work import (
-    Delta,
     Emit,
     Engine,
     Exactness,
     Grammar,
+    Output,
     PromptLogprobs,
+    Request,
     Sampling,
     Stream,
     TokenLogprobs,
     Usage,
-    Work,
 )
 from inlay.router import Router, resume
 from tests.models import tiny
@@ -61,23 +61,23 @@ class Answer:
 async def read(stream: Stream, each: Callable[[int], None] = lambda seen: None) -> Answer:
     """Read to the end; `each` is called with the number of ids so far whenever some came."""
     answer = Answer([], [], None, None, None, [], set())
-    async for deltas in stream:
-        for delta in deltas:
-            assert delta.offset == len(answer.ids) or not delta.token_ids
-            answer.ids += delta.token_ids
-            answer.logprobs += delta.logprobs
-            answer.finish = delta.finish_reason or answer.finish
-            answer.stop = delta.stop_token_id if delta.finish_reason else None
-            answer.usage = delta.usage or answer.usage
-            answer.attempts.add(delta.attempt)
-            if delta.prompt_logprobs is not None:
-                answer.prompt_logprobs.append(delta.prompt_logprobs)
+    async for outputs in stream:
+        for output in outputs:
+            assert output.offset == len(answer.ids) or not output.token_ids
+            answer.ids += output.token_ids
+            answer.logprobs += output.logprobs
+            answer.finish = output.finish_reason or answer.finish
+            answer.stop = output.stop_token_id if output.finish_reason else None
+            answer.usage = output.usage or answer.usage
+            answer.attempts.add(output.attempt)
+            if output.prompt_logprobs is not None:
+                answer.prompt_logprobs.append(output.prompt_logprobs)
         each(len(answer.ids))
     return answer
 
 
 class Killer:
-    """Cuts the connection of whichever worker is at a work, at chosen numbers of ids."""
+    """Cuts the connection of whichever worker is at a request, at chosen numbers of ids."""
 
     def __init__(self, plane: DirectPlane, at: Sequence[int]) -> None:
         self._plane = plane
@@ -136,12 +136,12 @@ async def test_an_answer_whose_workers_die_is_the_answer_of_an_undisturbed_one(
         sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
     plane = await DirectPlane.around(*(TorchEngine(torch_settings, SECRET) for _ in range(3)))
     router = Router(plane, random=First())
-    whole = await read(await send(router, Work(id="whole", prompt=prompt(kind), sampling=sampling)))
+    whole = await read(await send(router, Request(id="whole", prompt=prompt(kind), sampling=sampling)))
     assert len(whole.ids) > 8
     draw = random.Random(f"{name} {kind}")
     killer = Killer(plane, draw.sample(range(1, len(whole.ids) - 1), 2))
     disturbed = await read(
-        await send(router, Work(id="disturbed", prompt=prompt(kind), sampling=sampling)), killer
+        await send(router, Request(id="disturbed", prompt=prompt(kind), sampling=sampling)), killer
     )
     assert killer.killed == 2
     assert disturbed.attempts == {0, 1, 2}
@@ -169,33 +169,33 @@ class Scripted(EchoEngine):
     def __init__(self, settings: EngineSettings, **changes: object) -> None:
         super().__init__(settings, SECRET)
         self._changes = changes
-        self.seen: list[Work] = []
-        self.fail: Callable[[Work, Delta], Delta | None] = lambda work, delta: delta
+        self.seen: list[Request] = []
+        self.fail: Callable[[Request, Output], Output | None] = lambda request, output: output
 
     async def start(self) -> None:
         await super().start()
         self._card = msgspec.structs.replace(self.card, **self._changes)
 
-    def generate(self, work: Work, emit: Emit) -> None:
-        self.seen.append(work)
+    def generate(self, request: Request, emit: Emit) -> None:
+        self.seen.append(request)
 
-        def told(delta: Delta) -> None:
-            changed = self.fail(work, delta)
+        def told(output: Output) -> None:
+            changed = self.fail(request, output)
             if changed is not None:
                 emit(changed)
-                if changed is not delta:
-                    self._running.pop(work.id, None)
+                if changed is not output:
+                    self._running.pop(request.id, None)
 
-        super().generate(work, told)
+        super().generate(request, told)
 
 
-def gives_up_after(count: int, error: ErrorFrame | None = None) -> Callable[[Work, Delta], Delta]:
+def gives_up_after(count: int, error: ErrorFrame | None = None) -> Callable[[Request, Output], Output]:
     frame = error or ErrorFrame.of(OverloadedError("the engine is gone", retry_after=1))
 
-    def told(work: Work, delta: Delta) -> Delta:
-        if delta.offset - len(work.prior_output) < count:
-            return delta
-        return Delta(work.id, work.attempt, delta.offset, finish_reason="error", error=frame)
+    def told(request: Request, output: Output) -> Output:
+        if output.offset - len(request.prior_output) < count:
+            return output
+        return Output(request.id, request.attempt, output.offset, finish_reason="error", error=frame)
 
     return told
 
@@ -216,9 +216,9 @@ async def around() -> AsyncIterator[Around]:
         await plane.close()
 
 
-def echo_work(max_tokens: int = 12, **fields: object) -> Work:
+def make_echo_request(max_tokens: int = 12, **fields: object) -> Request:
     sampling = Sampling(max_tokens=max_tokens, **fields.pop("sampling", {}))  # type: ignore[arg-type]
-    return Work(id="w", prompt=Prompt.of(Tokens([1, 2, 3, 4, 5])), sampling=sampling, **fields)  # type: ignore[arg-type]
+    return Request(id="w", prompt=Prompt.of(Tokens([1, 2, 3, 4, 5])), sampling=sampling, **fields)  # type: ignore[arg-type]
 
 
 async def test_what_was_shown_goes_with_the_next_attempt_and_comes_once(
@@ -228,23 +228,23 @@ async def test_what_was_shown_goes_with_the_next_attempt_and_comes_once(
     engines[0].fail = gives_up_after(3)
     engines[1].fail = gives_up_after(4)
     router, _ = await around(*engines)
-    answer = await read(await send(router, echo_work()))
+    answer = await read(await send(router, make_echo_request()))
     assert answer.ids == [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2]
     assert answer.usage == Usage(5, 12)
     sent = [engine.seen[0] for engine in engines]
-    assert [(work.attempt, len(work.prior_output)) for work in sent] == [(0, 0), (1, 3), (2, 7)]
-    assert all(work.sampling == sent[0].sampling for work in sent)
+    assert [(request.attempt, len(request.prior_output)) for request in sent] == [(0, 0), (1, 3), (2, 7)]
+    assert all(request.sampling == sent[0].sampling for request in sent)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_the_log_says_where_a_work_goes_on(
+async def test_the_log_says_where_a_request_goes_on(
     echo_settings: EngineSettings, around: Around, caplog: pytest.LogCaptureFixture, workers: int
 ) -> None:
     engines = [Scripted(echo_settings) for _ in range(workers)]
     give_up = gives_up_after(3)
-    engines[0].fail = lambda work, delta: delta if work.attempt else give_up(work, delta)
+    engines[0].fail = lambda request, output: output if request.attempt else give_up(request, output)
     router, plane = await around(*engines)
-    assert len((await read(await send(router, echo_work()))).ids) == 12
+    assert len((await read(await send(router, make_echo_request()))).ids) == 12
     ids = [worker.id for worker in plane.workers()]
     (said,) = [record.getMessage() for record in caplog.records if "goes on at" in record.getMessage()]
     assert f"goes on at {ids[-1]}{' again' if workers == 1 else ''} after 3 tokens" in said
@@ -255,7 +255,7 @@ async def test_a_worker_that_gives_up_by_itself_is_as_good_as_lost(
 ) -> None:
     engines = [Scripted(echo_settings) for _ in range(2)]
     router, _ = await around(*engines)
-    stream = await send(router, echo_work(2000))
+    stream = await send(router, make_echo_request(2000))
     aborting = iter([True])
 
     def abort(seen: int) -> None:
@@ -267,10 +267,10 @@ async def test_a_worker_that_gives_up_by_itself_is_as_good_as_lost(
     assert answer.attempts == {0, 1}
 
 
-async def test_a_cancelled_work_is_not_sent_again(echo_settings: EngineSettings, around: Around) -> None:
+async def test_a_cancelled_request_is_not_sent_again(echo_settings: EngineSettings, around: Around) -> None:
     engines = [Scripted(echo_settings) for _ in range(2)]
     router, plane = await around(*engines)
-    stream = await send(router, echo_work(50_000))
+    stream = await send(router, make_echo_request(50_000))
 
     def leave(seen: int) -> None:
         stream.cancel()
@@ -287,11 +287,11 @@ async def test_a_bad_request_is_refused_by_the_first_worker_and_asked_of_no_othe
     engines = [Scripted(echo_settings) for _ in range(3)]
     router, _ = await around(*engines)
     with pytest.raises(InvalidRequestError, match="maximum context length"):
-        await read(await send(router, echo_work(1_000_000)))
+        await read(await send(router, make_echo_request(1_000_000)))
     assert sum(len(engine.seen) for engine in engines) == 1
 
 
-async def test_a_work_that_shows_nothing_is_not_tried_for_ever(
+async def test_a_request_that_shows_nothing_is_not_tried_for_ever(
     echo_settings: EngineSettings, around: Around
 ) -> None:
     engines = [Scripted(echo_settings) for _ in range(6)]
@@ -299,11 +299,11 @@ async def test_a_work_that_shows_nothing_is_not_tried_for_ever(
         engine.fail = gives_up_after(0)
     router, _ = await around(*engines)
     with pytest.raises(OverloadedError, match="the engine is gone"):
-        await read(await send(router, echo_work()))
-    assert sum(len(engine.seen) for engine in engines) == resume.MAX_BARREN
+        await read(await send(router, make_echo_request()))
+    assert sum(len(engine.seen) for engine in engines) == resume.MAX_EMPTY_ATTEMPTS
 
 
-async def test_a_work_that_is_the_death_of_its_workers_is_not_that_of_the_fleet(
+async def test_a_request_that_is_the_death_of_its_workers_is_not_that_of_the_fleet(
     echo_settings: EngineSettings, around: Around
 ) -> None:
     engines = [Scripted(echo_settings) for _ in range(12)]
@@ -311,7 +311,7 @@ async def test_a_work_that_is_the_death_of_its_workers_is_not_that_of_the_fleet(
         engine.fail = gives_up_after(1)
     router, _ = await around(*engines)
     with pytest.raises(OverloadedError, match="the engine is gone"):
-        await read(await send(router, echo_work(100)))
+        await read(await send(router, make_echo_request(100)))
     assert sum(len(engine.seen) for engine in engines) == resume.MAX_ATTEMPTS
 
 
@@ -323,7 +323,9 @@ async def test_an_answer_that_cannot_go_on_exactly_ends_with_an_error_and_is_nev
     router, _ = await around(*engines)
     seen: list[int] = []
     with pytest.raises(OverloadedError, match="does not continue greedy, logprobs exactly"):
-        await read(await send(router, echo_work(sampling={"temperature": 0.0, "logprobs": 1})), seen.append)
+        await read(
+            await send(router, make_echo_request(sampling={"temperature": 0.0, "logprobs": 1})), seen.append
+        )
     assert seen[-1] == 3
     assert not engines[1].seen
 
@@ -334,7 +336,7 @@ async def test_an_answer_not_begun_may_start_anew_on_any_engine_of_the_pool(
     engines = [Scripted(echo_settings, resuming={}), Scripted(echo_settings, resuming={}, engine="other")]
     engines[0].fail = gives_up_after(0)
     router, _ = await around(*engines)
-    assert (await read(await send(router, echo_work()))).ids[:3] == [1, 2, 3]
+    assert (await read(await send(router, make_echo_request()))).ids[:3] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -349,20 +351,20 @@ async def test_an_answer_goes_on_only_where_it_would_have_been_the_same(
     monkeypatch.setattr(resume, "WAIT_SECONDS", 0.3)
     engines = [Scripted(echo_settings), Scripted(echo_settings, **change)]
     router, plane = await around(*engines)
-    first = await send(router, echo_work(50_000))
+    first = await send(router, make_echo_request(50_000))
     (begun,) = [n for n, engine in enumerate(engines) if plane._links[n]._streams]
     with pytest.raises(OverloadedError, match="gone"):
         await read(first, lambda seen: plane.worker_ends[begun].close())
     assert not engines[1 - begun].seen
 
 
-async def test_when_the_only_worker_is_gone_the_work_waits_for_the_next(
+async def test_when_the_only_worker_is_gone_the_request_waits_for_the_next(
     echo_settings: EngineSettings, around: Around
 ) -> None:
     engines = [Scripted(echo_settings) for _ in range(2)]
     router, plane = await around(*engines)
     late = plane._links.pop()
-    stream = await send(router, echo_work(15_000))
+    stream = await send(router, make_echo_request(15_000))
     loop = asyncio.get_running_loop()
 
     def kill(seen: int) -> None:
@@ -382,7 +384,7 @@ async def test_a_later_attempt_has_the_time_that_is_left(
     engines = [Scripted(echo_settings) for _ in range(2)]
     engines[0].fail = gives_up_after(3)
     router, _ = await around(*engines)
-    await read(await send(router, echo_work(deadline=60.0)))
+    await read(await send(router, make_echo_request(deadline=60.0)))
     deadline = engines[1].seen[0].deadline
     assert deadline is not None
     assert 0 < deadline < 60.0
@@ -390,7 +392,7 @@ async def test_a_later_attempt_has_the_time_that_is_left(
 
 async def test_a_deadline_passes_while_nobody_is_there(echo_settings: EngineSettings, around: Around) -> None:
     router, plane = await around(Scripted(echo_settings))
-    stream = await send(router, echo_work(90_000, deadline=0.5))
+    stream = await send(router, make_echo_request(90_000, deadline=0.5))
     with pytest.raises(DeadlineExceededError):
         await read(stream, lambda seen: plane.worker_ends[0].close())
 
@@ -401,16 +403,16 @@ async def test_what_was_cached_is_what_the_first_worker_had(
     engines = [Scripted(echo_settings) for _ in range(2)]
     for cached, engine in zip((4, 5), engines, strict=True):
 
-        def counted(work: Work, delta: Delta, cached: int = cached) -> Delta | None:
-            if delta.usage is not None:
+        def counted(request: Request, output: Output, cached: int = cached) -> Output | None:
+            if output.usage is not None:
                 msgspec.structs.force_setattr(
-                    delta, "usage", msgspec.structs.replace(delta.usage, cached_tokens=cached)
+                    output, "usage", msgspec.structs.replace(output.usage, cached_tokens=cached)
                 )
-            return gives_up_after(3)(work, delta) if cached == 4 else delta
+            return gives_up_after(3)(request, output) if cached == 4 else output
 
         engine.fail = counted
     router, _ = await around(*engines)
-    assert (await read(await send(router, echo_work()))).usage == Usage(5, 12, 4)
+    assert (await read(await send(router, make_echo_request()))).usage == Usage(5, 12, 4)
 
 
 async def test_a_prompt_is_told_of_once_however_often_it_is_computed(
@@ -418,19 +420,19 @@ async def test_a_prompt_is_told_of_once_however_often_it_is_computed(
 ) -> None:
     engines = [Scripted(echo_settings) for _ in range(2)]
 
-    def half(work: Work, delta: Delta) -> Delta | None:
-        scores = delta.prompt_logprobs
+    def half(request: Request, output: Output) -> Output | None:
+        scores = output.prompt_logprobs
         if scores is None:
-            return gives_up_after(0)(work, delta)
+            return gives_up_after(0)(request, output)
         told = PromptLogprobs(1, scores.ids[:8], scores.logprobs[:8], scores.ranks[:8])
         engines[0].fail = gives_up_after(0)
-        msgspec.structs.force_setattr(delta, "prompt_logprobs", told)
-        msgspec.structs.force_setattr(delta, "token_ids", ())
-        return delta
+        msgspec.structs.force_setattr(output, "prompt_logprobs", told)
+        msgspec.structs.force_setattr(output, "token_ids", ())
+        return output
 
     engines[0].fail = half
     router, _ = await around(*engines)
-    answer = await read(await send(router, echo_work(sampling={"prompt_logprobs": 0})))
+    answer = await read(await send(router, make_echo_request(sampling={"prompt_logprobs": 0})))
     assert [(scores.start, len(scores)) for scores in answer.prompt_logprobs] == [(1, 2), (3, 2)]
     assert b"".join(scores.ids for scores in answer.prompt_logprobs) == np.arange(2, 6, dtype="<i4").tobytes()
 
@@ -442,6 +444,9 @@ async def test_nothing_counts_as_load_when_all_has_ended(
     engines[0].fail = gives_up_after(2)
     router, _ = await around(*engines)
     await asyncio.gather(
-        *[read(await send(router, msgspec.structs.replace(echo_work(50), id=str(n)))) for n in range(9)]
+        *[
+            read(await send(router, msgspec.structs.replace(make_echo_request(50), id=str(n))))
+            for n in range(9)
+        ]
     )
     assert set(router.loads().values()) <= {IDLE}

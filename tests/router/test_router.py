@@ -11,7 +11,7 @@ from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.errors import NotFoundError, OverloadedError
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.work import Command, Sampling, Stream, Work
+from inlay.protocol.work import Command, Request, Sampling, Stream
 from inlay.router import Router
 from tests.plane.direct import DirectPlane
 from tests.router.sending import IDLE, send
@@ -34,8 +34,8 @@ async def plane(settings: EngineSettings) -> AsyncIterator[DirectPlane]:
     await plane.close()
 
 
-def work(id_: str, max_tokens: int = 5) -> Work:
-    return Work(id=id_, prompt=Prompt.of(Tokens([1])), sampling=Sampling(max_tokens=max_tokens))
+def make_request(id_: str, max_tokens: int = 5) -> Request:
+    return Request(id=id_, prompt=Prompt.of(Tokens([1])), sampling=Sampling(max_tokens=max_tokens))
 
 
 async def finish(stream: Stream) -> int:
@@ -49,12 +49,12 @@ async def test_a_model_is_found_by_its_name_and_by_its_aliases(plane: DirectPlan
     with pytest.raises(NotFoundError, match=r"`other` does not exist; served: `m`, `alias`$"):
         router.card("other")
     with pytest.raises(NotFoundError):
-        await send(router, work("x"), "other")
+        await send(router, make_request("x"), "other")
 
 
-async def test_works_go_to_the_worker_with_the_least_under_way(plane: DirectPlane) -> None:
+async def test_requests_go_to_the_worker_with_the_least_under_way(plane: DirectPlane) -> None:
     router = Router(plane)
-    streams = [await send(router, work(str(n), 1000)) for n in range(9)]
+    streams = [await send(router, make_request(str(n), 1000)) for n in range(9)]
     counts = Counter[int]()
     for index, worker in enumerate(plane.workers()):
         reply = await worker.call(Command("stats"))
@@ -69,7 +69,7 @@ async def test_works_go_to_the_worker_with_the_least_under_way(plane: DirectPlan
 
 async def test_a_cancelled_stream_no_longer_counts(plane: DirectPlane) -> None:
     router = Router(plane)
-    stream = await send(router, work("c", 50_000))
+    stream = await send(router, make_request("c", 50_000))
     stream.cancel()
     assert set(router.loads().values()) == {IDLE}
     await finish(stream)
@@ -85,5 +85,5 @@ async def test_a_model_whose_workers_are_gone_is_overloaded_not_unknown(settings
         await plane.changed()
     assert router.card("m").name == "m"
     with pytest.raises(OverloadedError, match="No worker"):
-        await send(router, work("x"))
+        await send(router, make_request("x"))
     await plane.close()

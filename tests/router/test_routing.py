@@ -1,4 +1,4 @@
-"""Works go where their prefix is, wait when all are full, and never go where they must not."""
+"""Requests go where their prefix is, wait when all are full, and never go where they must not."""
 
 import asyncio
 from collections import Counter
@@ -15,7 +15,7 @@ from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.errors import DeadlineExceededError, NotFoundError, OverloadedError, RateLimitedError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.protocol.work import Adapter, Delta, Emit, Limits, ModelCard, Sampling, Stream, Work
+from inlay.protocol.work import Adapter, Emit, Limits, ModelCard, Output, Request, Sampling, Stream
 from inlay.router import Router
 from inlay.router.settings import RouterSettings
 from tests.plane.direct import DirectPlane
@@ -30,25 +30,25 @@ class Held(EchoEngine):
     def __init__(self, settings: EngineSettings, **card: object) -> None:
         super().__init__(settings, SECRET)
         self._changes = card
-        self.seen: list[Work] = []
-        self._held: dict[str, tuple[Work, Emit]] = {}
+        self.seen: list[Request] = []
+        self._held: dict[str, tuple[Request, Emit]] = {}
 
     @property
     def card(self) -> ModelCard:
         return msgspec.structs.replace(super().card, **self._changes)
 
-    def generate(self, work: Work, emit: Emit) -> None:
-        self.seen.append(work)
-        self._held[work.id] = (work, emit)
+    def generate(self, request: Request, emit: Emit) -> None:
+        self.seen.append(request)
+        self._held[request.id] = (request, emit)
 
-    def abort(self, work_id: str) -> None:
-        held = self._held.pop(work_id, None)
+    def abort(self, request_id: str) -> None:
+        held = self._held.pop(request_id, None)
         if held is not None:
-            held[1](Delta(work_id, held[0].attempt, 0, finish_reason="abort"))
+            held[1](Output(request_id, held[0].attempt, 0, finish_reason="abort"))
 
     def let_go(self) -> None:
-        work, emit = self._held.pop(next(iter(self._held)))
-        super().generate(work, emit)
+        request, emit = self._held.pop(next(iter(self._held)))
+        super().generate(request, emit)
 
 
 @dataclass
@@ -66,8 +66,8 @@ class Fleet:
         return Router(self.plane, RouterSettings.model_validate(settings), secret=SECRET, random=First())
 
     def where(self) -> dict[str, int]:
-        """Which engine has seen each work."""
-        return {work.id: number for number, engine in enumerate(self.engines) for work in engine.seen}
+        """Which engine has seen each request."""
+        return {request.id: number for number, engine in enumerate(self.engines) for request in engine.seen}
 
     async def until_seen(self, number: int) -> None:
         async with asyncio.timeout(20):
@@ -95,13 +95,13 @@ def rows(family: int, length: int) -> Prompt:
     return Prompt.of(Rows(Buffer(bytes([family]) * 16 * length), "float32", (length, 4)), Tokens([1] * 16))
 
 
-def work(id_: str, prompt: Prompt | None = None, **more: object) -> Work:
-    made = Work(id=id_, prompt=prompt or text(1, 32), sampling=Sampling(max_tokens=2, ignore_eos=True))
+def make_request(id_: str, prompt: Prompt | None = None, **more: object) -> Request:
+    made = Request(id=id_, prompt=prompt or text(1, 32), sampling=Sampling(max_tokens=2, ignore_eos=True))
     return msgspec.structs.replace(made, **more)
 
 
 async def finish(stream: Stream) -> int:
-    return sum([len(delta.token_ids) async for deltas in stream for delta in deltas])
+    return sum([len(output.token_ids) async for outputs in stream for output in outputs])
 
 
 SMALL = Limits(max_model_len=10_000, max_num_seqs=1)
@@ -112,7 +112,7 @@ async def test_a_prompt_goes_where_a_like_one_went_be_it_text_or_rows(fleet: Fle
     assert callable(make)
     router = await fleet.router({}, {}, {})
     for number in range(9):
-        stream = await send(router, work(str(number), make(number % 3)))
+        stream = await send(router, make_request(str(number), make(number % 3)))
         await fleet.until_seen(number + 1)
         fleet.engines[fleet.where()[str(number)]].let_go()
         await finish(stream)
@@ -123,19 +123,19 @@ async def test_a_prompt_goes_where_a_like_one_went_be_it_text_or_rows(fleet: Fle
 
 async def test_decisions_and_the_blocks_that_were_found_are_counted(fleet: Fleet) -> None:
     router = await fleet.router({}, {})
-    streams = [await send(router, work(str(number), rows(1, 304))) for number in range(3)]
-    streams.append(await send(router, work("else", text(2, 160))))
-    assert router.tally.decisions == {("m", False): 4}
+    streams = [await send(router, make_request(str(number), rows(1, 304))) for number in range(3)]
+    streams.append(await send(router, make_request("else", text(2, 160))))
+    assert router.stats.decisions == {("m", False): 4}
     # Blocks of 16: three times 19 of rows and one of text, and ten; all but the first prompt of rows were found.
-    assert router.tally.looked_up == {"m": 3 * 20 + 10}
-    assert router.tally.hits == {"m": 2 * 20}
+    assert router.stats.looked_up == {"m": 3 * 20 + 10}
+    assert router.stats.hits == {"m": 2 * 20}
     for stream in streams:
         stream.cancel()
 
 
 async def test_a_prefix_is_left_for_a_worker_with_less_to_do(fleet: Fleet) -> None:
     router = await fleet.router({}, {})
-    streams = [await send(router, work(str(n), text(1, 320, n))) for n in range(6)]
+    streams = [await send(router, make_request(str(n), text(1, 320, n))) for n in range(6)]
     await fleet.until_seen(6)
     assert set(Counter(fleet.where().values()).values()) != {6}
     for stream in streams:
@@ -145,23 +145,23 @@ async def test_a_prefix_is_left_for_a_worker_with_less_to_do(fleet: Fleet) -> No
 
 async def test_what_is_cached_is_not_counted_as_work(fleet: Fleet) -> None:
     router = await fleet.router({}, {})
-    first = await send(router, work("a", text(1, 320)))
+    first = await send(router, make_request("a", text(1, 320)))
     assert {load.prefill for load in router.loads().values()} == {320, 0}
     await fleet.until_seen(1)
     fleet.engines[0].let_go()
     await finish(first)
-    second = await send(router, work("b", text(1, 336)))
+    second = await send(router, make_request("b", text(1, 336)))
     assert {load.prefill for load in router.loads().values()} == {32, 0}
     second.cancel()
 
 
 async def test_choices_of_one_prompt_go_to_one_worker_and_compute_it_once(fleet: Fleet) -> None:
     router = await fleet.router({}, {}, {})
-    streams = await router.send("m", [work(str(n), text(1, 64)) for n in range(5)])
+    streams = await router.send("m", [make_request(str(n), text(1, 64)) for n in range(5)])
     await fleet.until_seen(5)
     assert len(set(fleet.where().values())) == 1
     (load,) = [load for load in router.loads().values() if load != IDLE]
-    assert (load.works, load.prefill) == (5, 64)
+    assert (load.requests, load.prefill) == (5, 64)
     for stream in streams:
         stream.cancel()
     assert set(router.loads().values()) == {IDLE}
@@ -170,7 +170,7 @@ async def test_choices_of_one_prompt_go_to_one_worker_and_compute_it_once(fleet:
 async def test_a_session_goes_to_one_worker_whatever_its_prompts(fleet: Fleet) -> None:
     router = await fleet.router({}, {}, {}, {})
     for number in range(40):
-        stream = await send(router, work(str(number), text(number, 64)), session=f"s{number % 8}")
+        stream = await send(router, make_request(str(number), text(number, 64)), session=f"s{number % 8}")
         await fleet.until_seen(number + 1)
         stream.cancel()
     homes = {n: {fleet.where()[str(k)] for k in range(n, 40, 8)} for n in range(8)}
@@ -178,25 +178,25 @@ async def test_a_session_goes_to_one_worker_whatever_its_prompts(fleet: Fleet) -
     assert len(set.union(*homes.values())) > 1
 
 
-async def test_a_work_for_an_adapter_goes_where_it_is(fleet: Fleet) -> None:
+async def test_a_request_for_an_adapter_goes_where_it_is(fleet: Fleet) -> None:
     adapter = Adapter(name="a", content_id="0" * 32, path="a")
     router = await fleet.router({"adapters": (adapter,)}, {}, {})
-    streams = [await send(router, work(str(n), text(n, 64), adapter="a")) for n in range(6)]
-    assert [load.works for load in router.loads().values()] == [6, 0, 0]
+    streams = [await send(router, make_request(str(n), text(n, 64), adapter="a")) for n in range(6)]
+    assert [load.requests for load in router.loads().values()] == [6, 0, 0]
     with pytest.raises(NotFoundError, match="`b` does not exist"):
-        await send(router, work("x", adapter="b"))
+        await send(router, make_request("x", adapter="b"))
     for stream in streams:
         stream.cancel()
 
 
-async def test_works_wait_in_the_router_when_all_are_full_and_go_where_there_is_room_first(
+async def test_requests_wait_in_the_router_when_all_are_full_and_go_where_there_is_room_first(
     fleet: Fleet,
 ) -> None:
     router = await fleet.router({"limits": SMALL}, {"limits": SMALL}, router_worker_backlog=0)
-    placed = [await send(router, work(str(n))) for n in range(2)]
+    placed = [await send(router, make_request(str(n))) for n in range(2)]
     await fleet.until_seen(2)
     assert set(fleet.where().values()) == {0, 1}
-    waiting = [asyncio.create_task(send(router, work(f"w{n}", priority=-n))) for n in range(3)]
+    waiting = [asyncio.create_task(send(router, make_request(f"w{n}", priority=-n))) for n in range(3)]
     await asyncio.sleep(0)
     assert router.num_waiting == 3
     assert router.waiting() == {"m": 3}
@@ -218,8 +218,8 @@ async def test_works_wait_in_the_router_when_all_are_full_and_go_where_there_is_
 
 async def test_a_client_that_leaves_while_it_waits_takes_no_room(fleet: Fleet) -> None:
     router = await fleet.router({"limits": SMALL}, router_worker_backlog=0)
-    first = await send(router, work("first"))
-    waiting = asyncio.create_task(send(router, work("waiting")))
+    first = await send(router, make_request("first"))
+    waiting = asyncio.create_task(send(router, make_request("waiting")))
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -232,15 +232,17 @@ async def test_a_client_that_leaves_while_it_waits_takes_no_room(fleet: Fleet) -
 
 async def test_a_full_queue_is_503_and_a_clients_own_part_429(fleet: Fleet) -> None:
     router = await fleet.router({"limits": SMALL}, router_worker_backlog=0, router_queue_size=4)
-    first = await send(router, work("first"))
-    waiting = [asyncio.create_task(router.send("m", [work(str(n), client="mine")])) for n in range(2)]
+    first = await send(router, make_request("first"))
+    waiting = [asyncio.create_task(router.send("m", [make_request(str(n), client="mine")])) for n in range(2)]
     await asyncio.sleep(0)
     with pytest.raises(RateLimitedError, match="share of 2"):
-        await router.send("m", [work("x", client="mine")])
-    waiting += [asyncio.create_task(router.send("m", [work(f"o{n}", client=str(n))])) for n in range(2)]
+        await router.send("m", [make_request("x", client="mine")])
+    waiting += [
+        asyncio.create_task(router.send("m", [make_request(f"o{n}", client=str(n))])) for n in range(2)
+    ]
     await asyncio.sleep(0)
     with pytest.raises(OverloadedError, match="limit of 4") as caught:
-        await router.send("m", [work("y", client="new")])
+        await router.send("m", [make_request("y", client="new")])
     assert caught.value.retry_after is not None
     for task in waiting:
         task.cancel()
@@ -250,9 +252,9 @@ async def test_a_full_queue_is_503_and_a_clients_own_part_429(fleet: Fleet) -> N
 
 async def test_time_spent_waiting_is_taken_from_the_deadline(fleet: Fleet) -> None:
     router = await fleet.router({"limits": SMALL}, router_worker_backlog=0)
-    first = await send(router, work("first"))
-    late = asyncio.create_task(send(router, work("late", deadline=0.001)))
-    in_time = asyncio.create_task(send(router, work("in time", deadline=1000.0)))
+    first = await send(router, make_request("first"))
+    late = asyncio.create_task(send(router, make_request("late", deadline=0.001)))
+    in_time = asyncio.create_task(send(router, make_request("in time", deadline=1000.0)))
     await asyncio.sleep(0.01)
     first.cancel()
     with pytest.raises(DeadlineExceededError):
@@ -265,10 +267,10 @@ async def test_time_spent_waiting_is_taken_from_the_deadline(fleet: Fleet) -> No
     stream.cancel()
 
 
-async def test_works_that_wait_for_a_worker_that_dies_are_told(fleet: Fleet) -> None:
+async def test_requests_that_wait_for_a_worker_that_dies_are_told(fleet: Fleet) -> None:
     router = await fleet.router({"limits": SMALL}, router_worker_backlog=0)
-    first = await send(router, work("first"))
-    waiting = asyncio.create_task(send(router, work("waiting")))
+    first = await send(router, make_request("first"))
+    waiting = asyncio.create_task(send(router, make_request("waiting")))
     await asyncio.sleep(0)
     assert fleet.plane is not None
     fleet.plane.worker_ends[0].close()
@@ -281,21 +283,21 @@ async def test_one_worker_needs_no_chain(fleet: Fleet) -> None:
     router = await fleet.router({})
     pool = router._pool("m")
     assert not pool.asks_for_chain(None)
-    stream = await send(router, work("x", text(1, 1600)))
+    stream = await send(router, make_request("x", text(1, 1600)))
     stream.cancel()
     assert pool.index.num_sets == 1
 
 
-async def test_a_client_with_all_places_does_not_keep_anothers_works_from_the_engine(fleet: Fleet) -> None:
+async def test_a_client_with_all_places_does_not_keep_anothers_requests_from_the_engine(fleet: Fleet) -> None:
     router = await fleet.router({"limits": Limits(max_model_len=10_000, max_num_seqs=4)})
-    greedy = await router.send("m", [work(f"a{n}", client="a") for n in range(16)])
-    more = asyncio.create_task(router.send("m", [work("a16", client="a")]))
+    greedy = await router.send("m", [make_request(f"a{n}", client="a") for n in range(16)])
+    more = asyncio.create_task(router.send("m", [make_request("a16", client="a")]))
     await fleet.until_seen(16)
-    # Places and as many again are 8 works, of which each of two clients has half, and each of four a quarter.
-    others = [await router.send("m", [work(f"b{n}", client="b")]) for n in range(4)]
-    waiting = asyncio.create_task(router.send("m", [work("b4", client="b")]))
+    # Places and as many again are 8 requests, of which each of two clients has half, and each of four a quarter.
+    others = [await router.send("m", [make_request(f"b{n}", client="b")]) for n in range(4)]
+    waiting = asyncio.create_task(router.send("m", [make_request("b4", client="b")]))
     await fleet.until_seen(20)
-    others += [await router.send("m", [work(f"{client}0", client=client)]) for client in "cd"]
+    others += [await router.send("m", [make_request(f"{client}0", client=client)]) for client in "cd"]
     await fleet.until_seen(22)
     assert router.num_waiting == 2
     # As one of its own ends, a client within its share goes on; the one beyond it does not.
@@ -311,10 +313,10 @@ async def test_a_client_with_all_places_does_not_keep_anothers_works_from_the_en
     assert router.num_waiting == 0
 
 
-async def test_one_client_alone_has_all_works_a_worker_may_have_and_then_waits(fleet: Fleet) -> None:
+async def test_one_client_alone_has_all_requests_a_worker_may_have_and_then_waits(fleet: Fleet) -> None:
     router = await fleet.router({"limits": Limits(max_model_len=10_000, max_num_seqs=4)})
-    streams = [await send(router, work(str(n), client="a")) for n in range(8)]
-    waiting = asyncio.create_task(send(router, work("w", client="a")))
+    streams = [await send(router, make_request(str(n), client="a")) for n in range(8)]
+    waiting = asyncio.create_task(send(router, make_request("w", client="a")))
     await asyncio.sleep(0)
     assert router.num_waiting == 1
     for stream in streams:

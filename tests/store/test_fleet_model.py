@@ -59,8 +59,8 @@ class FleetAgainstDict(RuleBasedStateMachine):
         self.fleet = Frontends(self.server, self.clock)
         self.pair = [self.run(self.joined(number)) for number in range(2)]
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.runner.run(work)
+    def run(self, request: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(request)
 
     async def joined(self, number: int) -> Frontend:
         return await self.fleet.frontend(memory_bytes=self.memory[number], max_bytes=self.max_bytes)

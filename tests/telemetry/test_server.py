@@ -122,16 +122,16 @@ def test_a_request_is_a_tree_of_spans_from_http_to_the_engine(told: Told) -> Non
     }  # fmt: skip
     service, http = found["POST /v1/completions"]
     assert (service, http.parent_span_id.hex()) == ("inlay-frontend", PARENT)
-    service, work = found["inlay.work"]
-    assert (service, work.parent_span_id) == ("inlay-worker", http.span_id)
+    service, request = found["inlay.work"]
+    assert (service, request.parent_span_id) == ("inlay-worker", http.span_id)
     assert found["inlay.prepare"][1].parent_span_id == http.span_id
     stages = [found[f"inlay.{name}"][1] for name in ("queue", "prefill", "decode")]
-    assert all(stage.parent_span_id == work.span_id for stage in stages)
-    assert http.start_time_unix_nano <= work.start_time_unix_nano == stages[0].start_time_unix_nano
+    assert all(stage.parent_span_id == request.span_id for stage in stages)
+    assert http.start_time_unix_nano <= request.start_time_unix_nano == stages[0].start_time_unix_nano
     for before, after in pairwise(stages):
         assert before.end_time_unix_nano == after.start_time_unix_nano
     assert stages[-1].end_time_unix_nano <= http.end_time_unix_nano
-    values = {item.key: item.value for item in work.attributes}
+    values = {item.key: item.value for item in request.attributes}
     assert values["gen_ai.usage.output_tokens"].int_value == 12
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from inlay.telemetry import Tracing
-from inlay.telemetry.logs import JsonLines, TextLines, tell
+from inlay.telemetry.logs import JsonLines, TextLines, log_fields
 from tests.telemetry.collector import collecting
 
 
@@ -32,7 +32,7 @@ def written(logger: logging.Logger, formatter: logging.Formatter) -> io.StringIO
 
 def test_a_line_is_one_object_whatever_is_in_it(logger: logging.Logger) -> None:
     stream = written(logger, JsonLines())
-    tell(logger, logging.INFO, 'a "request"\nof two lines', {"id": "1\n2", "ms": 1.5})
+    log_fields(logger, logging.INFO, 'a "request"\nof two lines', {"id": "1\n2", "ms": 1.5})
     (line,) = stream.getvalue().splitlines()
     found = json.loads(line)
     assert (found["message"], found["id"], found["ms"]) == ('a "request"\nof two lines', "1\n2", 1.5)
@@ -53,7 +53,7 @@ def test_an_exception_is_in_its_line(logger: logging.Logger) -> None:
 
 def test_text_has_fields_after_the_message(logger: logging.Logger) -> None:
     stream = written(logger, TextLines("%(levelname)s %(message)s"))
-    tell(logger, logging.INFO, "request", {"id": "r", "ms": 2})
+    log_fields(logger, logging.INFO, "request", {"id": "r", "ms": 2})
     logger.info("plain %d", 1)
     assert stream.getvalue().splitlines() == ["INFO request id=r ms=2", "INFO plain 1"]
 

@@ -2,11 +2,11 @@
 
 from inlay.engine.echo import EchoEngine
 from inlay.errors import EngineError, InvalidRequestError, NotFoundError
-from inlay.protocol.work import Adapter, Emit, Work
+from inlay.protocol.work import Adapter, Emit, Request
 
 
 class AdaptingEcho(EchoEngine):
-    """`Adapts` without any weights.
+    """`AdapterEngine` without any weights.
 
     Attributes:
         held: adapters by the name the worker gives them.
@@ -41,15 +41,15 @@ class AdaptingEcho(EchoEngine):
     async def unload_adapter(self, name: str) -> None:
         if name not in self.held:
             raise NotFoundError(f"no adapter {name}")
-        if any(running.work.adapter == name for running in self._running.values()):
+        if any(running.request.adapter == name for running in self._running.values()):
             raise AssertionError(f"{name} is in use")
         self._fail("unload_adapter")
         del self.held[name]
 
-    def generate(self, work: Work, emit: Emit) -> None:
-        if work.adapter is not None and work.adapter not in self.held:
-            raise AssertionError(f"{work.adapter} is not there")
-        super().generate(work, emit)
+    def generate(self, request: Request, emit: Emit) -> None:
+        if request.adapter is not None and request.adapter not in self.held:
+            raise AssertionError(f"{request.adapter} is not there")
+        super().generate(request, emit)
 
     def _fail(self, what: str) -> None:
         if what in self.failing:

@@ -15,10 +15,10 @@ from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError, InvalidRequestError, NotFoundError
 from inlay.prompt import Prompt, Rows, Tokens
-from inlay.protocol.work import Command, Delta, ModelCard, Sampling, Work
-from inlay.worker.adapter_orders import Order, check_adapters, parse_modules
-from inlay.worker.adapters import Adapters
-from inlay.worker.host import Host, host_of
+from inlay.protocol.work import Command, ModelCard, Output, Request, Sampling
+from inlay.worker.adapter_orders import LoadAdapterRequest, check_adapters, parse_modules
+from inlay.worker.adapters import AdapterRegistry
+from inlay.worker.host import EngineHost, host_of
 from inlay.worker.supervisor import restoring
 from tests.worker.echoing import AdaptingEcho
 
@@ -70,48 +70,48 @@ async def engine(settings: EngineSettings) -> AsyncIterator[AdaptingEcho]:
 
 
 @pytest.fixture
-async def adapters(engine: AdaptingEcho, settings: EngineSettings) -> AsyncIterator[Adapters]:
+async def adapters(engine: AdaptingEcho, settings: EngineSettings) -> AsyncIterator[AdapterRegistry]:
     library = AdapterLibrary(["file:///"], cache_dir=None, cache_bytes=1 << 20, max_bytes=1 << 23)
-    adapters = Adapters(engine, library, SECRET, most=settings.cpu_loras, drain_seconds=5)
+    adapters = AdapterRegistry(engine, library, SECRET, most=settings.cpu_loras, drain_seconds=5)
     yield adapters
     await adapters.close()
 
 
 class Client:
-    """One work and what it is told."""
+    """One request and what it is told."""
 
-    def __init__(self, host: Host, name: str, adapter: str | None, max_tokens: int = 50_000) -> None:
-        self.deltas: list[Delta] = []
+    def __init__(self, host: EngineHost, name: str, adapter: str | None, max_tokens: int = 50_000) -> None:
+        self.deltas: list[Output] = []
         self.ended = asyncio.Event()
         prompt = Prompt.of(Tokens([1, 2, 3]))
         sampling = Sampling(max_tokens=max_tokens, ignore_eos=True)
-        host.generate(Work(id=name, prompt=prompt, sampling=sampling, adapter=adapter), self._take)
+        host.generate(Request(id=name, prompt=prompt, sampling=sampling, adapter=adapter), self._take)
 
-    def _take(self, delta: Delta) -> None:
-        self.deltas.append(delta)
-        if delta.finish_reason is not None:
+    def _take(self, output: Output) -> None:
+        self.deltas.append(output)
+        if output.finish_reason is not None:
             self.ended.set()
 
-    async def last(self) -> Delta:
+    async def last(self) -> Output:
         await asyncio.wait_for(self.ended.wait(), 30)
         return self.deltas[-1]
 
 
-def names(adapters: Adapters) -> list[str]:
+def names(adapters: AdapterRegistry) -> list[str]:
     return [adapter.name for adapter in adapters.ready]
 
 
-def states(adapters: Adapters) -> dict[str, str]:
+def states(adapters: AdapterRegistry) -> dict[str, str]:
     return {status.name: status.state for status in adapters.statuses()}
 
 
 async def test_what_is_loaded_is_in_the_card_at_once_and_gone_from_it_at_once(
-    engine: AdaptingEcho, adapters: Adapters, tmp_path: Path
+    engine: AdaptingEcho, adapters: AdapterRegistry, tmp_path: Path
 ) -> None:
-    host = Host(engine, adapters)
+    host = EngineHost(engine, adapters)
     cards: list[ModelCard] = []
     host.watch(cards.append)
-    found = await adapters.load(Order("a", str(write_lora(tmp_path / "a"))))
+    found = await adapters.load(LoadAdapterRequest("a", str(write_lora(tmp_path / "a"))))
     assert (found.kind, found.rank, len(found.content_id)) == ("lora", 2, 32)
     await adapters.unload("a")
     assert [[adapter.name for adapter in card.adapters] for card in cards] == [[], ["a"], []]
@@ -119,16 +119,18 @@ async def test_what_is_loaded_is_in_the_card_at_once_and_gone_from_it_at_once(
 
 
 async def test_the_same_name_ordered_twice_at_once_is_loaded_once(
-    engine: AdaptingEcho, adapters: Adapters, tmp_path: Path
+    engine: AdaptingEcho, adapters: AdapterRegistry, tmp_path: Path
 ) -> None:
-    order = Order("a", str(write_lora(tmp_path / "a")))
+    order = LoadAdapterRequest("a", str(write_lora(tmp_path / "a")))
     answers = await asyncio.gather(*(adapters.load(order) for _ in range(8)))
     assert len({id(answer) for answer in answers}) == 1
     assert engine.loads == 1
 
 
-async def test_one_who_leaves_while_it_loads_takes_it_from_nobody(adapters: Adapters, tmp_path: Path) -> None:
-    order = Order("a", str(write_lora(tmp_path / "a")))
+async def test_one_who_leaves_while_it_loads_takes_it_from_nobody(
+    adapters: AdapterRegistry, tmp_path: Path
+) -> None:
+    order = LoadAdapterRequest("a", str(write_lora(tmp_path / "a")))
     first = asyncio.create_task(adapters.load(order))
     second = asyncio.create_task(adapters.load(order))
     await asyncio.sleep(0)
@@ -137,35 +139,35 @@ async def test_one_who_leaves_while_it_loads_takes_it_from_nobody(adapters: Adap
 
 
 async def test_a_name_that_is_taken_is_a_collision_whatever_state_it_is_in(
-    adapters: Adapters, tmp_path: Path
+    adapters: AdapterRegistry, tmp_path: Path
 ) -> None:
     one, other = write_lora(tmp_path / "a"), write_lora(tmp_path / "b", seed=2)
-    loading = asyncio.create_task(adapters.load(Order("a", str(one))))
+    loading = asyncio.create_task(adapters.load(LoadAdapterRequest("a", str(one))))
     await asyncio.sleep(0)
     with pytest.raises(InvalidRequestError, match="is being loaded from"):
-        await adapters.load(Order("a", str(other)))
+        await adapters.load(LoadAdapterRequest("a", str(other)))
     await loading
     for path in (one, other):
         with pytest.raises(InvalidRequestError, match="has already been loaded"):
-            await adapters.load(Order("a", str(path)))
+            await adapters.load(LoadAdapterRequest("a", str(path)))
     for name in ("m", "alias"):
         with pytest.raises(InvalidRequestError, match="conflicts with a served base model"):
-            await adapters.load(Order(name, str(one)))
+            await adapters.load(LoadAdapterRequest(name, str(one)))
     with pytest.raises(InvalidRequestError, match="is for the base model 'other'"):
-        await adapters.load(Order("c", str(one), base="other"))
+        await adapters.load(LoadAdapterRequest("c", str(one), base="other"))
 
 
 @pytest.mark.parametrize("name", ["", "x" * 257, "a\nb", "a\x00"])
-async def test_a_name_must_be_one(adapters: Adapters, tmp_path: Path, name: str) -> None:
+async def test_a_name_must_be_one(adapters: AdapterRegistry, tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidRequestError, match="printable characters"):
-        await adapters.load(Order(name, str(write_lora(tmp_path / "a"))))
+        await adapters.load(LoadAdapterRequest(name, str(write_lora(tmp_path / "a"))))
 
 
-async def test_unloading_refuses_new_works_lets_running_ones_end_and_then_frees(
-    engine: AdaptingEcho, adapters: Adapters, tmp_path: Path
+async def test_unloading_refuses_new_requests_lets_running_ones_end_and_then_frees(
+    engine: AdaptingEcho, adapters: AdapterRegistry, tmp_path: Path
 ) -> None:
-    host = Host(engine, adapters)
-    await adapters.load(Order("a", str(write_lora(tmp_path / "a"))))
+    host = EngineHost(engine, adapters)
+    await adapters.load(LoadAdapterRequest("a", str(write_lora(tmp_path / "a"))))
     running = Client(host, "1", "a", 3000)
     unloading = asyncio.create_task(adapters.unload("a"))
     await asyncio.sleep(0)
@@ -182,11 +184,11 @@ async def test_unloading_refuses_new_works_lets_running_ones_end_and_then_frees(
     assert not adapters.statuses()
 
 
-async def test_works_that_do_not_end_in_time_are_aborted(
-    engine: AdaptingEcho, adapters: Adapters, tmp_path: Path
+async def test_requests_that_do_not_end_in_time_are_aborted(
+    engine: AdaptingEcho, adapters: AdapterRegistry, tmp_path: Path
 ) -> None:
-    host = Host(engine, adapters)
-    await adapters.load(Order("a", str(write_lora(tmp_path / "a"))))
+    host = EngineHost(engine, adapters)
+    await adapters.load(LoadAdapterRequest("a", str(write_lora(tmp_path / "a"))))
     running, base = Client(host, "1", "a"), Client(host, "2", None)
     await adapters.unload("a", 0)
     assert (await running.last()).finish_reason == "abort"
@@ -195,10 +197,10 @@ async def test_works_that_do_not_end_in_time_are_aborted(
 
 
 async def test_unloading_twice_at_once_gives_both_the_same_answer(
-    engine: AdaptingEcho, adapters: Adapters, tmp_path: Path
+    engine: AdaptingEcho, adapters: AdapterRegistry, tmp_path: Path
 ) -> None:
-    host = Host(engine, adapters)
-    await adapters.load(Order("a", str(write_lora(tmp_path / "a"))))
+    host = EngineHost(engine, adapters)
+    await adapters.load(LoadAdapterRequest("a", str(write_lora(tmp_path / "a"))))
     Client(host, "1", "a", 500)
     await asyncio.gather(adapters.unload("a"), adapters.unload("a"))
     with pytest.raises(NotFoundError, match="cannot be found"):
@@ -206,9 +208,9 @@ async def test_unloading_twice_at_once_gives_both_the_same_answer(
 
 
 async def test_unloading_what_is_loading_waits_for_it(
-    engine: AdaptingEcho, adapters: Adapters, tmp_path: Path
+    engine: AdaptingEcho, adapters: AdapterRegistry, tmp_path: Path
 ) -> None:
-    loading = asyncio.create_task(adapters.load(Order("a", str(write_lora(tmp_path / "a")))))
+    loading = asyncio.create_task(adapters.load(LoadAdapterRequest("a", str(write_lora(tmp_path / "a")))))
     await asyncio.sleep(0)
     await adapters.unload("a")
     assert (await loading).name == "a"
@@ -218,9 +220,9 @@ async def test_unloading_what_is_loading_waits_for_it(
 
 @pytest.mark.parametrize("failure", ["load_adapter", "refuses", "traces"])
 async def test_an_engine_that_fails_to_load_is_left_with_nothing(
-    engine: AdaptingEcho, adapters: Adapters, tmp_path: Path, failure: str
+    engine: AdaptingEcho, adapters: AdapterRegistry, tmp_path: Path, failure: str
 ) -> None:
-    order = Order("a", str(write_lora(tmp_path / "a")))
+    order = LoadAdapterRequest("a", str(write_lora(tmp_path / "a")))
     engine.leaves_traces = failure == "traces"
     engine.failing.add("load_adapter" if engine.leaves_traces else failure)
     with pytest.raises(InvalidRequestError if failure == "refuses" else EngineError):
@@ -233,9 +235,9 @@ async def test_an_engine_that_fails_to_load_is_left_with_nothing(
 
 
 async def test_what_the_engine_cannot_free_is_failed_and_can_be_unloaded_again(
-    engine: AdaptingEcho, adapters: Adapters, tmp_path: Path
+    engine: AdaptingEcho, adapters: AdapterRegistry, tmp_path: Path
 ) -> None:
-    await adapters.load(Order("a", str(write_lora(tmp_path / "a"))))
+    await adapters.load(LoadAdapterRequest("a", str(write_lora(tmp_path / "a"))))
     engine.failing.add("unload_adapter")
     with pytest.raises(EngineError, match="could not be freed: unload_adapter failed; unload it again"):
         await adapters.unload("a")
@@ -248,12 +250,14 @@ async def test_what_the_engine_cannot_free_is_failed_and_can_be_unloaded_again(
 
 
 async def test_another_content_takes_a_names_place_while_the_first_still_runs(
-    engine: AdaptingEcho, adapters: Adapters, tmp_path: Path
+    engine: AdaptingEcho, adapters: AdapterRegistry, tmp_path: Path
 ) -> None:
-    host = Host(engine, adapters)
-    first = await adapters.load(Order("a", str(write_lora(tmp_path / "a"))))
+    host = EngineHost(engine, adapters)
+    first = await adapters.load(LoadAdapterRequest("a", str(write_lora(tmp_path / "a"))))
     running = Client(host, "1", "a")
-    second = await adapters.load(Order("a", str(write_lora(tmp_path / "b", seed=2)), in_place=True))
+    second = await adapters.load(
+        LoadAdapterRequest("a", str(write_lora(tmp_path / "b", seed=2)), in_place=True)
+    )
     assert second.content_id != first.content_id
     assert [adapter.content_id for adapter in adapters.ready] == [second.content_id]
     assert len(engine.held) == 2
@@ -266,50 +270,50 @@ async def test_another_content_takes_a_names_place_while_the_first_still_runs(
 
 
 async def test_the_same_content_in_place_changes_nothing(
-    engine: AdaptingEcho, adapters: Adapters, tmp_path: Path
+    engine: AdaptingEcho, adapters: AdapterRegistry, tmp_path: Path
 ) -> None:
-    order = Order("a", str(write_lora(tmp_path / "a")), in_place=True)
+    order = LoadAdapterRequest("a", str(write_lora(tmp_path / "a")), in_place=True)
     first = await adapters.load(order)
     assert await adapters.load(order) is first
     assert engine.loads == 1
 
 
 async def test_a_content_that_will_not_do_leaves_the_one_before_in_its_place(
-    engine: AdaptingEcho, adapters: Adapters, tmp_path: Path
+    engine: AdaptingEcho, adapters: AdapterRegistry, tmp_path: Path
 ) -> None:
-    first = await adapters.load(Order("a", str(write_lora(tmp_path / "a"))))
+    first = await adapters.load(LoadAdapterRequest("a", str(write_lora(tmp_path / "a"))))
     bad = write_lora(tmp_path / "bad", use_dora=True)
     with pytest.raises(InvalidRequestError, match="use_dora"):
-        await adapters.load(Order("a", str(bad), in_place=True))
+        await adapters.load(LoadAdapterRequest("a", str(bad), in_place=True))
     assert adapters.ready == (first,)
 
 
 async def test_there_is_room_for_so_many_and_for_one_to_take_anothers_place(
-    engine: AdaptingEcho, adapters: Adapters, tmp_path: Path
+    engine: AdaptingEcho, adapters: AdapterRegistry, tmp_path: Path
 ) -> None:
     for index, name in enumerate("abc"):
-        await adapters.load(Order(name, str(write_lora(tmp_path / name, seed=index))))
+        await adapters.load(LoadAdapterRequest(name, str(write_lora(tmp_path / name, seed=index))))
     with pytest.raises(InvalidRequestError, match=r"room for 3 adapters \(--max-cpu-loras\)"):
-        await adapters.load(Order("d", str(write_lora(tmp_path / "d", seed=9))))
-    await adapters.load(Order("a", str(tmp_path / "d"), in_place=True))
+        await adapters.load(LoadAdapterRequest("d", str(write_lora(tmp_path / "d", seed=9))))
+    await adapters.load(LoadAdapterRequest("a", str(tmp_path / "d"), in_place=True))
     await adapters.unload("b")
-    await adapters.load(Order("e", str(tmp_path / "b")))
+    await adapters.load(LoadAdapterRequest("e", str(tmp_path / "b")))
     assert names(adapters) == ["a", "c", "e"]
 
 
 async def test_trained_rows_stand_before_every_prompt_on_any_engine(
-    engine: AdaptingEcho, adapters: Adapters, tmp_path: Path
+    engine: AdaptingEcho, adapters: AdapterRegistry, tmp_path: Path
 ) -> None:
-    found = await adapters.load(Order("p", str(write_prompt(tmp_path / "p"))))
+    found = await adapters.load(LoadAdapterRequest("p", str(write_prompt(tmp_path / "p"))))
     assert (found.kind, found.num_positions) == ("prompt", 3)
     assert not engine.held
-    work = Work(id="1", prompt=Prompt.of(Tokens([7, 8])), sampling=Sampling(max_tokens=5), adapter="p")
-    seen = adapters.enter(work, lambda _: None).work
+    request = Request(id="1", prompt=Prompt.of(Tokens([7, 8])), sampling=Sampling(max_tokens=5), adapter="p")
+    seen = adapters.enter(request, lambda _: None).request
     rows, tokens = seen.prompt.segments
     assert isinstance(rows, Rows)
     assert (seen.adapter, len(rows), tokens) == (None, 3, Tokens([7, 8]))
     assert rows.digests is not None
-    last = await Client(Host(engine, adapters), "2", "p", 1).last()
+    last = await Client(EngineHost(engine, adapters), "2", "p", 1).last()
     assert last.usage is not None
     assert last.usage.prompt_tokens == 6
 
@@ -322,14 +326,14 @@ async def test_trained_rows_stand_before_every_prompt_on_any_engine(
     ],
 )
 async def test_rows_that_the_model_cannot_take_are_refused(
-    adapters: Adapters, tmp_path: Path, options: dict[str, int], match: str
+    adapters: AdapterRegistry, tmp_path: Path, options: dict[str, int], match: str
 ) -> None:
     with pytest.raises(InvalidRequestError, match=match):
-        await adapters.load(Order("p", str(write_prompt(tmp_path / "p", **options))))
+        await adapters.load(LoadAdapterRequest("p", str(write_prompt(tmp_path / "p", **options))))
     assert not adapters.statuses()
 
 
-async def test_the_modules_named_at_the_start_are_there_before_the_first_work(
+async def test_the_modules_named_at_the_start_are_there_before_the_first_request(
     engine: AdaptingEcho, settings: EngineSettings, tmp_path: Path
 ) -> None:
     modules = [
@@ -354,9 +358,9 @@ def test_a_module_that_says_too_little_or_too_much_is_refused(module: str) -> No
 
 
 async def test_commands_load_list_and_unload(
-    engine: AdaptingEcho, adapters: Adapters, tmp_path: Path
+    engine: AdaptingEcho, adapters: AdapterRegistry, tmp_path: Path
 ) -> None:
-    host = Host(engine, adapters)
+    host = EngineHost(engine, adapters)
     path = str(write_lora(tmp_path / "a"))
     loaded = await host.call(Command("load_adapter", {"lora_name": "a", "lora_path": path}))
     assert loaded.value == {"content_id": adapters.ready[0].content_id}
@@ -372,23 +376,23 @@ async def test_commands_load_list_and_unload(
 
 
 async def test_a_lora_for_a_model_of_other_sizes_never_reaches_the_engine(
-    engine: AdaptingEcho, adapters: Adapters, tmp_path: Path
+    engine: AdaptingEcho, adapters: AdapterRegistry, tmp_path: Path
 ) -> None:
     name = "model.layers.0.self_attn.q_proj.weight"
     save_file({name: np.ones((HIDDEN, HIDDEN * 2), np.float32)}, tmp_path / "model.safetensors")
     with pytest.raises(InvalidRequestError, match="made for another model"):
-        await adapters.load(Order("a", str(write_lora(tmp_path / "a"))))
+        await adapters.load(LoadAdapterRequest("a", str(write_lora(tmp_path / "a"))))
     assert engine.loads == 0
     assert not adapters.statuses()
 
 
 async def test_a_worker_that_takes_anothers_place_has_its_adapters(
-    engine: AdaptingEcho, adapters: Adapters, settings: EngineSettings, tmp_path: Path
+    engine: AdaptingEcho, adapters: AdapterRegistry, settings: EngineSettings, tmp_path: Path
 ) -> None:
     modules = [f"a={write_lora(tmp_path / 'a')}"]
-    await adapters.load(Order("a", str(tmp_path / "a")))
-    await adapters.load(Order("p", str(write_prompt(tmp_path / "p"))))
-    before = Host(engine, adapters).card
+    await adapters.load(LoadAdapterRequest("a", str(tmp_path / "a")))
+    await adapters.load(LoadAdapterRequest("p", str(write_prompt(tmp_path / "p"))))
+    before = EngineHost(engine, adapters).card
     successor = AdaptingEcho(settings, SECRET)
     await successor.start()
     host = await host_of(successor, settings.model_copy(update={"lora_modules": modules}), SECRET)

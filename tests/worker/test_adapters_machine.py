@@ -15,10 +15,10 @@ from inlay.adapter.library import AdapterLibrary
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InlayError
-from inlay.protocol.work import Delta, ModelCard
-from inlay.worker.adapter_orders import Order
-from inlay.worker.adapters import Adapters
-from inlay.worker.host import Host
+from inlay.protocol.work import ModelCard, Output
+from inlay.worker.adapter_orders import LoadAdapterRequest
+from inlay.worker.adapters import AdapterRegistry
+from inlay.worker.host import EngineHost
 from tests.worker.echoing import AdaptingEcho
 from tests.worker.test_adapters import Client, write_lora, write_prompt
 
@@ -61,8 +61,8 @@ class AdaptersMachine(RuleBasedStateMachine):
         self.engine = AdaptingEcho(engine, Secret(bytes(32)))
         self.run(self.engine.start())
         library = AdapterLibrary(["file:///"], cache_dir=None, cache_bytes=1 << 20, max_bytes=1 << 20)
-        self.adapters = Adapters(self.engine, library, Secret(bytes(32)), most=MOST, drain_seconds=60)
-        self.host = Host(self.engine, self.adapters)
+        self.adapters = AdapterRegistry(self.engine, library, Secret(bytes(32)), most=MOST, drain_seconds=60)
+        self.host = EngineHost(self.engine, self.adapters)
         self.card: ModelCard
         self.host.watch(self.heard)
         self.clients: list[Client] = []
@@ -80,7 +80,7 @@ class AdaptersMachine(RuleBasedStateMachine):
 
     @rule(name=NAMES, path=PATHS, in_place=strategies.booleans(), waits=strategies.booleans())
     def load(self, name: str, path: str, in_place: bool, waits: bool) -> None:
-        order = Order(name, str(self.root / path), in_place=in_place)
+        order = LoadAdapterRequest(name, str(self.root / path), in_place=in_place)
         task = self.loop.create_task(self.adapters.load(order))
         self.under_way.append(task)
         if waits:
@@ -155,7 +155,7 @@ class AdaptersMachine(RuleBasedStateMachine):
         try:
             self.run(asyncio.wait_for(self.end(), 60))
             for client in self.clients:
-                last: Delta = client.deltas[-1]
+                last: Output = client.deltas[-1]
                 assert last.finish_reason is not None
             for task in self.under_way:
                 error = task.exception()

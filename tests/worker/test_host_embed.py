@@ -4,27 +4,27 @@ from inlay.digest import Secret
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.embedding import EmbedWork, EmitVectors, Vectors
+from inlay.protocol.embedding import EmbedOutput, EmbedRequest, EmitEmbedOutput
 from inlay.protocol.work import Command
-from inlay.worker.host import Host
+from inlay.worker.host import EngineHost
 from tests.plane.conftest import echo_settings
 
 __all__ = ["echo_settings"]
 
-WORK = EmbedWork(id="one", prompts=(Prompt.of(Tokens([1, 2])),))
+WORK = EmbedRequest(id="one", prompts=(Prompt.of(Tokens([1, 2])),))
 
 
 class Broken(EchoEngine):
-    def embed(self, work: EmbedWork, emit: EmitVectors) -> None:
+    def embed(self, request: EmbedRequest, emit: EmitEmbedOutput) -> None:
         raise ZeroDivisionError
 
 
-async def answer_of(engine: EchoEngine, *commands: Command) -> Vectors:
+async def answer_of(engine: EchoEngine, *commands: Command) -> EmbedOutput:
     await engine.start()
-    host = Host(engine)
+    host = EngineHost(engine)
     for command in commands:
         await host.call(command)
-    found: list[Vectors] = []
+    found: list[EmbedOutput] = []
     host.embed(WORK, found.append)
     (answer,) = found
     return answer

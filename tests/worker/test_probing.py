@@ -7,8 +7,8 @@ import pytest
 from inlay.digest import Secret
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
-from inlay.worker.probing import Probing
-from inlay.worker.sleeping import Sleeping, UnderWay
+from inlay.worker.probing import EngineProber
+from inlay.worker.sleeping import RunningRequests, SleepControl
 from tests.models import tiny
 
 
@@ -29,9 +29,9 @@ class Held(EchoEngine):
 @pytest.mark.parametrize("turns", range(6))
 async def test_a_worker_that_ends_while_its_engine_answers_a_probe_probes_no_more(turns: int) -> None:
     engine = Held()
-    sleeping = Sleeping(engine, UnderWay(), enabled=False, tell=lambda: None)
+    sleeping = SleepControl(engine, RunningRequests(), enabled=False, tell=lambda: None)
     probing = asyncio.create_task(
-        Probing(engine, sleeping, interval=600, timeout=600, tell=lambda: None).run()
+        EngineProber(engine, sleeping, interval=600, timeout=600, tell=lambda: None).run()
     )
     await engine.asked.wait()
     engine.let_go.set()

@@ -12,9 +12,9 @@ from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.errors import ContextLengthError, InvalidRequestError, OverloadedError
 from inlay.prompt import Buffer, Prompt, Tokens
-from inlay.protocol.embedding import EmbedWork, Vectors
+from inlay.protocol.embedding import EmbedOutput, EmbedRequest
 from inlay.protocol.routing import KEY_SIZE, KvEvents, KvSnapshot, Stored
-from inlay.protocol.work import Command, Delta, ModelCard, Sampling, Work
+from inlay.protocol.work import Command, ModelCard, Output, Request, Sampling
 from inlay.worker import Relay, relay
 from tests.plane.caching import CachingHost
 from tests.plane.direct import DirectPlane
@@ -51,40 +51,40 @@ class Followed:
         await asyncio.gather(self._task, return_exceptions=True)
 
 
-def work(max_tokens: int) -> Work:
-    return Work(id="w", prompt=Prompt.of(Tokens([1, 2])), sampling=Sampling(max_tokens=max_tokens))
+def make_request(max_tokens: int) -> Request:
+    return Request(id="w", prompt=Prompt.of(Tokens([1, 2])), sampling=Sampling(max_tokens=max_tokens))
 
 
-async def until_end(deltas: "asyncio.Queue[Delta]") -> list[Delta]:
-    told = [await deltas.get()]
+async def until_end(outputs: "asyncio.Queue[Output]") -> list[Output]:
+    told = [await outputs.get()]
     while told[-1].finish_reason is None:
-        told.append(await deltas.get())
+        told.append(await outputs.get())
     return told
 
 
-async def test_works_are_passed_on_until_their_end_and_can_be_stopped(plane: DirectPlane) -> None:
+async def test_requests_are_passed_on_until_their_end_and_can_be_stopped(plane: DirectPlane) -> None:
     async with Followed(plane) as followed:
         assert (await followed.cards.get()).name == "m"
-        deltas: asyncio.Queue[Delta] = asyncio.Queue()
-        followed.relay.generate(work(3), deltas.put_nowait)
-        assert [id_ for delta in await until_end(deltas) for id_ in delta.token_ids] == [1, 2, 1]
-        followed.relay.generate(work(10_000), deltas.put_nowait)
-        await deltas.get()
+        outputs: asyncio.Queue[Output] = asyncio.Queue()
+        followed.relay.generate(make_request(3), outputs.put_nowait)
+        assert [id_ for output in await until_end(outputs) for id_ in output.token_ids] == [1, 2, 1]
+        followed.relay.generate(make_request(10_000), outputs.put_nowait)
+        await outputs.get()
         followed.relay.abort("w")
-        assert (await until_end(deltas))[-1].finish_reason == "abort"
+        assert (await until_end(outputs))[-1].finish_reason == "abort"
         assert not followed.relay._streams
 
 
 async def test_what_the_worker_refuses_is_refused_in_its_words(plane: DirectPlane) -> None:
     async with Followed(plane) as followed:
         await followed.cards.get()
-        deltas: asyncio.Queue[Delta] = asyncio.Queue()
-        followed.relay.generate(work(100_000), deltas.put_nowait)
-        (refusal,) = await until_end(deltas)
+        outputs: asyncio.Queue[Output] = asyncio.Queue()
+        followed.relay.generate(make_request(100_000), outputs.put_nowait)
+        (refusal,) = await until_end(outputs)
         assert refusal.error is not None
         assert isinstance(refusal.error.to_error(), ContextLengthError)
-        vectors: asyncio.Queue[Vectors] = asyncio.Queue()
-        long = EmbedWork(id="e", prompts=(Prompt.of(Tokens([1] * 30_000)),))
+        vectors: asyncio.Queue[EmbedOutput] = asyncio.Queue()
+        long = EmbedRequest(id="e", prompts=(Prompt.of(Tokens([1] * 30_000)),))
         followed.relay.embed(long, vectors.put_nowait)
         answer = await vectors.get()
         assert answer.error is not None
@@ -94,16 +94,16 @@ async def test_what_the_worker_refuses_is_refused_in_its_words(plane: DirectPlan
 async def test_when_the_worker_is_gone_everything_says_so(plane: DirectPlane) -> None:
     async with Followed(plane) as followed:
         await followed.cards.get()
-        deltas: asyncio.Queue[Delta] = asyncio.Queue()
-        followed.relay.generate(work(10_000), deltas.put_nowait)
-        await deltas.get()
+        outputs: asyncio.Queue[Output] = asyncio.Queue()
+        followed.relay.generate(make_request(10_000), outputs.put_nowait)
+        await outputs.get()
         plane.worker_ends[0].close()
-        lost = (await until_end(deltas))[-1]
+        lost = (await until_end(outputs))[-1]
         assert lost.error is not None
         assert isinstance(lost.error.to_error(), OverloadedError)
         await followed.gone.wait()
-        followed.relay.generate(work(1), deltas.put_nowait)
-        (refused,) = await until_end(deltas)
+        followed.relay.generate(make_request(1), outputs.put_nowait)
+        (refused,) = await until_end(outputs)
         assert refused.error is not None
         assert refused.error.message == relay.NOBODY
         reply = await followed.relay.call(Command("stats"))

@@ -20,8 +20,8 @@ from inlay.errors import InvalidRequestError, OverloadedError
 from inlay.plane.local import Arena, Channel, LocalPlane
 from inlay.plane.messages import FromWorker
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.protocol.work import Command, Sampling, Work
-from inlay.worker import Backoff, Supervisor, Tied, WorkerProcess, spawn
+from inlay.protocol.work import Command, Request, Sampling
+from inlay.worker import Backoff, RestartGroup, Supervisor, WorkerProcess, spawn
 from inlay.worker.interpreter import Interpreter
 from tests import adapters
 from tests.models import tiny
@@ -78,14 +78,14 @@ async def until_ready(plane: LocalPlane, ready: bool = True) -> None:
 async def test_a_worker_that_dies_comes_back_as_another(tmp_path: Path) -> None:
     starts = Starts(tmp_path)
     async with supervised(starts, Backoff(0.01)) as plane:
-        assert plane.missing() == {}
+        assert plane.unavailable() == {}
         first = plane.workers()[0]
         arena: weakref.ref[Arena] = weakref.ref(starts.processes[0].channel.arena)
         os.kill(starts.processes[0].pid, signal.SIGKILL)
         await until_ready(plane, ready=False)
         await until_ready(plane)
         assert plane.workers()[0].id != first.id
-        assert plane.missing() == {}
+        assert plane.unavailable() == {}
         assert (await plane.workers()[0].call(Command("probe"))).error is None
         del first
         starts.processes.clear()
@@ -95,7 +95,7 @@ async def test_a_worker_that_dies_comes_back_as_another(tmp_path: Path) -> None:
     assert not any(map(psutil.pid_exists, starts.pids))
 
 
-async def test_the_rows_of_works_that_failed_with_a_worker_are_gone_when_the_next_is_there(
+async def test_the_rows_of_requests_that_failed_with_a_worker_are_gone_when_the_next_is_there(
     tmp_path: Path,
 ) -> None:
     starts = Starts(tmp_path)
@@ -104,8 +104,8 @@ async def test_the_rows_of_works_that_failed_with_a_worker_are_gone_when_the_nex
     async with supervised(starts, Backoff(0.01)) as plane:
 
         async def answer(rows: Rows) -> None:
-            work = Work(id="1", prompt=Prompt.of(rows), sampling=Sampling(max_tokens=4))
-            async for _ in plane.workers()[0].send(work):
+            request = Request(id="1", prompt=Prompt.of(rows), sampling=Sampling(max_tokens=4))
+            async for _ in plane.workers()[0].send(request):
                 pass
 
         os.kill(starts.pids[0], signal.SIGSTOP)
@@ -131,7 +131,7 @@ async def test_starts_that_fail_are_further_and_further_apart(tmp_path: Path) ->
         (tmp_path / "config.json").unlink()
         os.kill(starts.processes[0].pid, signal.SIGKILL)
         await starts.reached(5)
-        assert "no model at" in plane.missing()["worker"]
+        assert "no model at" in plane.unavailable()["worker"]
         Starts(tmp_path)
         await until_ready(plane)
     gaps = [after - before for before, after in zip(starts.times, starts.times[1:], strict=False)]
@@ -208,7 +208,9 @@ async def test_the_next_worker_has_the_adapters_and_the_sleep_of_the_one_before(
     # The first card it shows.
     assert (worker.card.adapters, worker.card.asleep) == (before.adapters[:1], 1)
     assert (await worker.call(Command("wake_up"), 60)).value == {"awake": True}
-    asked = Work(id="w", prompt=Prompt.of(Tokens((5, 6, 7))), sampling=Sampling(max_tokens=3), adapter="fine")
+    asked = Request(
+        id="w", prompt=Prompt.of(Tokens((5, 6, 7))), sampling=Sampling(max_tokens=3), adapter="fine"
+    )
     answered = [delta async for deltas in worker.send(asked) for delta in deltas]
     assert sum(len(delta.token_ids) for delta in answered) > 0
     task.cancel()
@@ -217,7 +219,7 @@ async def test_the_next_worker_has_the_adapters_and_the_sleep_of_the_one_before(
 
 
 async def test_workers_that_are_tied_end_together_and_are_started_again_together(tmp_path: Path) -> None:
-    plane, together, several = LocalPlane(), Tied(), [Starts(tmp_path) for _ in range(3)]
+    plane, together, several = LocalPlane(), RestartGroup(), [Starts(tmp_path) for _ in range(3)]
     tasks = [
         asyncio.create_task(Supervisor(plane, starts, backoff=Backoff(0.01), tied=together).run())
         for starts in several

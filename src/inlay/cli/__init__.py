@@ -1,8 +1,8 @@
 """The command line: `inlay serve`, `inlay demo`, `inlay embeds`."""
 
-from inlay.cli.interrupts import without_a_word
+from inlay.cli.interrupts import default_sigint
 
-with without_a_word():
+with default_sigint():
     from inlay.cli.main import main
 
 __all__ = ["main"]

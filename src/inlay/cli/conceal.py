@@ -8,7 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from inlay.cli.options import Options
-from inlay.cli.reading import Words
+from inlay.cli.reading import ParsedArgs
 
 _ARG_START, _ARG_END = 47, 48
 """Fields of /proc/PID/stat, counted from 0: where the process's arguments lie (proc_pid_stat(5))."""
@@ -16,7 +16,7 @@ _ARG_START, _ARG_END = 47, 48
 _HIDDEN = b"*"
 
 
-def conceal(options: Options, words: Words) -> None:
+def scrub_argv(options: Options, words: ParsedArgs) -> None:
     """Forget secrets where others could find them: among the process's arguments, and in the environment children get.
 
     On Linux the arguments are overwritten where the kernel reads them for `ps`; elsewhere they stay, as flags do.

@@ -7,7 +7,7 @@ from inlay.engine.ranks import with_ranks
 from inlay.engine.settings import EngineSettings
 
 
-def with_words(engine: EngineSettings, rest: Sequence[str], *meant: str) -> EngineSettings:
+def with_engine_args(engine: EngineSettings, rest: Sequence[str], *meant: str) -> EngineSettings:
     """The settings with all the engine is to be told.
 
     Args:

@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 
 import inlay
 from inlay.cli.console import Console
-from inlay.cli.loop import run_until_told
+from inlay.cli.loop import run_until_signal
 from inlay.cli.settings import FleetFrontendSettings
 from inlay.digest import Secret
 from inlay.frontend import build_app
@@ -28,7 +28,7 @@ def run(settings: FleetFrontendSettings) -> int:
         InlayError: the address is taken, NATS is out of reach, or the namespace has another secret.
     """
     configure(settings.telemetry.log_format)
-    return run_until_told(_host(settings, Console(sys.stdout, sys.stderr)))
+    return run_until_signal(_host(settings, Console(sys.stdout, sys.stderr)))
 
 
 async def _host(settings: FleetFrontendSettings, console: Console) -> None:

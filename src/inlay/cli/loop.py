@@ -9,7 +9,7 @@ import uvloop
 from inlay.cli.signals import EXIT_INTERRUPTED, on_signals
 
 
-def run_until_told(main: Coroutine[Any, Any, None]) -> int:
+def run_until_signal(main: Coroutine[Any, Any, None]) -> int:
     """Run `main` in an event loop of its own, cancelled by the first SIGINT or SIGTERM unless it handles them otherwise.
 
     Returns:
@@ -30,4 +30,4 @@ async def _interruptible(main: Coroutine[Any, Any, None]) -> None:
     await main
 
 
-__all__ = ["run_until_told"]
+__all__ = ["run_until_signal"]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import inlay
 from inlay.cli.command import Command, FileError, UsageError
 from inlay.cli.commands import COMMANDS, known_variables
-from inlay.cli.conceal import conceal
+from inlay.cli.conceal import scrub_argv
 from inlay.cli.console import Console
 from inlay.cli.reading import parse, read
 from inlay.cli.signals import EXIT_INTERRUPTED
@@ -66,7 +66,7 @@ def _run(command: Command, words: Sequence[str], environ: Mapping[str, str], con
         console.out(usage(command))
         return 0
     settings = read(command, parsed, environ, known_variables())
-    conceal(command.options, parsed)
+    scrub_argv(command.options, parsed)
     return command.run(settings, parsed.rest)
 
 

@@ -25,7 +25,7 @@ _HELP_FLAGS = ("--help", "-h")
 
 
 @dataclass(frozen=True)
-class Given:
+class RawValue:
     """A raw value and the words that name its source: `--port`, `INLAY_PORT`, `port in serve.yaml`."""
 
     value: object
@@ -33,7 +33,7 @@ class Given:
 
 
 @dataclass
-class Words:
+class ParsedArgs:
     """A command line, taken apart but not yet checked.
 
     Attributes:
@@ -44,7 +44,7 @@ class Words:
         unknown: flags that the command does not have.
     """
 
-    given: dict[str, Given] = field(default_factory=dict)
+    given: dict[str, RawValue] = field(default_factory=dict)
     unknown: list[Unknown] = field(default_factory=list)
     config: str | None = None
     rest: list[str] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Words:
 
 
 def read(
-    command: Command, words: Words, environ: Mapping[str, str], known_variables: Collection[str]
+    command: Command, words: ParsedArgs, environ: Mapping[str, str], known_variables: Collection[str]
 ) -> BaseModel:
     """The settings of `command`.
 
@@ -78,13 +78,13 @@ def read(
     return _checked(command, given)
 
 
-def parse(command: Command, argv: Sequence[str]) -> Words:
+def parse(command: Command, argv: Sequence[str]) -> ParsedArgs:
     """Take a command line apart.
 
     Raises:
         UsageError: a missing value, a word too many.
     """
-    words = Words()
+    words = ParsedArgs()
     before, words.rest = _split(argv)
     flags = {option.flag: option for option in command.options.flags}
     flags |= {f"-{option.short}": option for option in command.options.flags if option.short}
@@ -97,7 +97,7 @@ def parse(command: Command, argv: Sequence[str]) -> Words:
             if not places:
                 raise UsageError(f"unexpected word {word!r}")
             option = places.pop(0)
-            words.given[option.name] = Given(word, option.flag)
+            words.given[option.name] = RawValue(word, option.flag)
             continue
         written, joined, value = word.partition("=")
         name = written.replace("_", "-")
@@ -113,7 +113,7 @@ def parse(command: Command, argv: Sequence[str]) -> Words:
         if switch is not None and switch.kind == "switch":
             if joined:
                 raise UsageError(f"{name} takes no value, got {value!r}")
-            words.given[switch.name] = Given(not name.startswith("--no-"), name)
+            words.given[switch.name] = RawValue(not name.startswith("--no-"), name)
             continue
         found = flags.get(name)
         if found is None:
@@ -126,7 +126,7 @@ def parse(command: Command, argv: Sequence[str]) -> Words:
             index += 0 if joined else len(following)
             _extend(words.given, found, name, following)
         else:
-            words.given[found.name] = Given(_one(name, following), name)
+            words.given[found.name] = RawValue(_one(name, following), name)
             index += not joined
     if words.rest and not command.rest:
         raise UsageError(f"takes no further arguments, got {' '.join(words.rest)!r} after --")
@@ -135,14 +135,14 @@ def parse(command: Command, argv: Sequence[str]) -> Words:
 
 def from_environment(
     options: Options, environ: Mapping[str, str], known: Collection[str]
-) -> dict[str, Given]:
+) -> dict[str, RawValue]:
     """What the environment sets, by field name.
 
     Raises:
         UsageError: an `INLAY_*` variable nobody reads, or an empty one.
     """
     variables = options.variables
-    given: dict[str, Given] = {}
+    given: dict[str, RawValue] = {}
     ours = [name for name in sorted(environ) if name.startswith(ENVIRONMENT_PREFIX)]
     unknown = [name for name in ours if name not in known and name != CONFIG_VARIABLE]
     if unknown:
@@ -156,17 +156,17 @@ def from_environment(
         if not value:
             raise UsageError(f"{name} is set but empty: unset it or give it a value")
         option = variables[name]
-        given[option.name] = Given(value.split() if option.kind == "list" else value, name)
+        given[option.name] = RawValue(value.split() if option.kind == "list" else value, name)
     return given
 
 
-def from_file(options: Options, path: Path) -> dict[str, Given]:
+def from_file(options: Options, path: Path) -> dict[str, RawValue]:
     """What a YAML or TOML file sets, by field name.
 
     Raises:
         UsageError: the file cannot be read, is not a flat table, or has an unknown key.
     """
-    given: dict[str, Given] = {}
+    given: dict[str, RawValue] = {}
     unknown: list[str] = []
     keys = [option.key for option in options.by_name.values()]
     for key, value in _table(path).items():
@@ -178,7 +178,7 @@ def from_file(options: Options, path: Path) -> dict[str, Given]:
         if option.name in given:
             raise UsageError(f"{path}: {option.key} is given twice")
         wanted_list = option.kind == "list" and not isinstance(value, list)
-        given[option.name] = Given([value] if wanted_list else value, f"{option.key} in {path}")
+        given[option.name] = RawValue([value] if wanted_list else value, f"{option.key} in {path}")
     if unknown:
         raise UsageError(f"{path}: {'; '.join(unknown)}")
     return given
@@ -231,12 +231,12 @@ def _one(name: str, following: Sequence[str]) -> str:
     return following[0]
 
 
-def _extend(given: dict[str, Given], option: Option, name: str, following: Sequence[str]) -> None:
+def _extend(given: dict[str, RawValue], option: Option, name: str, following: Sequence[str]) -> None:
     if not following:
         raise UsageError(f"{name} needs at least one value")
     earlier = given.get(option.name)
     before = cast("list[str]", earlier.value) if earlier is not None else []
-    given[option.name] = Given([*before, *following], name)
+    given[option.name] = RawValue([*before, *following], name)
 
 
 def _spellings(options: Iterable[Option]) -> list[str]:
@@ -248,7 +248,7 @@ def _spellings(options: Iterable[Option]) -> list[str]:
     return names
 
 
-def _unknown_flags(command: Command, unknown: Sequence[Unknown], given: Mapping[str, Given]) -> str:
+def _unknown_flags(command: Command, unknown: Sequence[Unknown], given: Mapping[str, RawValue]) -> str:
     """Say of each flag what to write in its place."""
     positional = {f"--{option.key}": option.flag for option in command.options.positionals}
     misplaced = [flag for flag in unknown if flag.name in positional]
@@ -271,7 +271,7 @@ def _unknown(what: str, name: str, known: Iterable[str]) -> str:
     return f"unknown {what} {name}" + (f", did you mean {bare[near[0]]}?" if near else "")
 
 
-def _checked(command: Command, given: Mapping[str, Given]) -> BaseModel:
+def _checked(command: Command, given: Mapping[str, RawValue]) -> BaseModel:
     options = command.options.by_name
     values: dict[str, Any] = {option.section: {} for option in options.values() if option.section is not None}
     for name, item in given.items():
@@ -280,11 +280,11 @@ def _checked(command: Command, given: Mapping[str, Given]) -> BaseModel:
     try:
         return command.settings.model_validate(values)
     except ValidationError as error:
-        said = [_complaint(options, given, problem["loc"], problem["msg"]) for problem in error.errors()]
+        said = [format_error(options, given, problem["loc"], problem["msg"]) for problem in error.errors()]
         raise UsageError("; ".join(dict.fromkeys(said))) from error
 
 
-def _expanded(option: Option, item: Given) -> object:
+def _expanded(option: Option, item: RawValue) -> object:
     """The value, the suffix of an integer written out."""
     if not option.takes_integers or not isinstance(item.value, str):
         return item.value
@@ -294,12 +294,13 @@ def _expanded(option: Option, item: Given) -> object:
         raise UsageError(f"{item.source}: {error}, got {item.value!r}") from error
 
 
-def _complaint(
+def format_error(
     options: Mapping[str, Option],
-    given: Mapping[str, Given],
+    given: Mapping[str, RawValue],
     location: tuple[str | int, ...],
     message: str,
 ) -> str:
+    """Return one fault of a setting in the words of where it was given."""
     # A section may be called as one of its options is ("engine"), so the innermost name decides.
     option = next((options[str(part)] for part in reversed(location) if str(part) in options), None)
     message = message.removeprefix("Value error, ")

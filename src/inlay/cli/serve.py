@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import inlay
 from inlay.cli.console import Console
-from inlay.cli.engine_words import with_words
-from inlay.cli.loop import run_until_told
+from inlay.cli.engine_words import with_engine_args
+from inlay.cli.loop import run_until_signal
 from inlay.cli.model_directory import check_model
 from inlay.cli.settings import ServeSettings
 from inlay.cli.signals import on_signals
@@ -27,13 +27,13 @@ from inlay.frontend import build_app
 from inlay.frontend.address import check_address
 from inlay.frontend.serve import check, serve
 from inlay.frontend.settings import FrontendSettings
-from inlay.pace import keep_for_good
+from inlay.pace import freeze_gc
 from inlay.plane.local import LocalPlane, RoutedPlane
 from inlay.protocol.embedding import EmbeddingCard
 from inlay.protocol.work import ModelCard, Task
 from inlay.router import Router
 from inlay.telemetry import Tracing, configure
-from inlay.worker import Supervisor, Tied, starting
+from inlay.worker import RestartGroup, Supervisor, starting
 from inlay.worker.adapter_orders import check_adapters
 
 _ACCEPTING_SECONDS = 0.02
@@ -83,13 +83,13 @@ def _with_rest(settings: ServeSettings, rest: Sequence[str]) -> ServeSettings:
         meant.append("--enable-prompt-embeds")
     if settings.frontend.scheduling_policy == "priority":
         meant.append("--scheduling-policy priority")
-    return settings.model_copy(update={"engine": with_words(settings.engine, rest, *meant)})
+    return settings.model_copy(update={"engine": with_engine_args(settings.engine, rest, *meant)})
 
 
 def run_host(settings: ServeSettings, console: Console, when_ready: WhenReady | None = None) -> int:
     """`host` in an event loop of its own; the exit status."""
     configure(settings.telemetry.log_format)
-    return run_until_told(host(settings, console, when_ready))
+    return run_until_signal(host(settings, console, when_ready))
 
 
 async def host(settings: ServeSettings, console: Console, when_ready: WhenReady | None = None) -> None:
@@ -117,7 +117,7 @@ async def host(settings: ServeSettings, console: Console, when_ready: WhenReady 
 
     async def announce() -> None:
         running = await _ready(plane, len(ranks), frontend, await answering, stop)
-        keep_for_good()
+        freeze_gc()
         console.line(f"serving {_described(running.card, frontend)} at {running.url}")
         if when_ready is not None:
             await when_ready(running)
@@ -159,7 +159,7 @@ def _supervisors(
 ) -> list[Supervisor]:
     """One for each rank."""
     names = ["worker"] if len(ranks) == 1 else [f"worker of rank {number}" for number in range(len(ranks))]
-    together = Tied() if tied(settings.engine) else None
+    together = RestartGroup() if tied(settings.engine) else None
     return [
         Supervisor(plane, starting(rank, secret, settings.telemetry), name=name, tied=together)
         for name, rank in zip(names, ranks, strict=True)
@@ -181,7 +181,7 @@ def _beside(stop: asyncio.Event, doing: Coroutine[object, object, None]) -> "asy
 async def _ready(
     plane: LocalPlane, workers: int, frontend: FrontendSettings, url: str, stop: asyncio.Event
 ) -> Running:
-    """The server, once it takes connections and all its workers take works."""
+    """The server, once it takes connections and all its workers take requests."""
     await _accepting(frontend.host, urlsplit(url).port or frontend.port)
     while len(plane.workers()) < workers:
         await plane.changed()

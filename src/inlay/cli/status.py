@@ -61,7 +61,7 @@ async def _everybody(plane: NatsPlane, member: Member) -> None:
     """Return once those who are there have answered the roll call that the plane began with."""
     expected = await member.cards.workers()
     await asyncio.sleep(_ROLL_SECONDS)
-    while not expected <= {link.participant for link in plane.links()} | plane.missing().keys():
+    while not expected <= {link.participant for link in plane.links()} | plane.unavailable().keys():
         await plane.changed()
 
 
@@ -77,7 +77,7 @@ def fleet(plane: NatsPlane, namespace: str) -> dict[str, Any]:
     return {
         "namespace": namespace,
         "workers": [_worker(link) for link in links],
-        "missing": dict(plane.missing()),
+        "missing": dict(plane.unavailable()),
     }
 
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, NoReturn
 
 import inlay
 from inlay.cli.console import Console
-from inlay.cli.engine_words import with_words
-from inlay.cli.loop import run_until_told
+from inlay.cli.engine_words import with_engine_args
+from inlay.cli.loop import run_until_signal
 from inlay.cli.model_directory import check_model
 from inlay.cli.settings import WorkerSettings
 from inlay.cli.signals import on_signals
@@ -25,7 +25,7 @@ from inlay.plane.nats.member import Member
 from inlay.plane.nats.worker import NatsWorker
 from inlay.store.secret import read_key
 from inlay.telemetry import configure
-from inlay.worker import Relay, Supervisor, Tied, starting
+from inlay.worker import Relay, RestartGroup, Supervisor, starting
 from inlay.worker.adapter_orders import check_adapters
 
 _EMBEDS = "--enable-prompt-embeds"
@@ -39,13 +39,13 @@ def run(settings: WorkerSettings, rest: Sequence[str]) -> int:
         InlayError: NATS is out of reach, the namespace has another secret, or the engine never became ready.
     """
     meant = [_EMBEDS] if settings.enable_prompt_embeds else []
-    engine = with_words(settings.engine, rest, *meant)
+    engine = with_engine_args(settings.engine, rest, *meant)
     check_engine(engine)
     # vLLM's own flag says the same.
     embeds = settings.enable_prompt_embeds or (engine.engine == "vllm" and _EMBEDS in engine.engine_arguments)
     settings = settings.model_copy(update={"engine": engine, "enable_prompt_embeds": embeds})
     configure(settings.telemetry.log_format)
-    return run_until_told(_host(settings, Console(sys.stdout, sys.stderr)))
+    return run_until_signal(_host(settings, Console(sys.stdout, sys.stderr)))
 
 
 async def _host(settings: WorkerSettings, console: Console) -> None:
@@ -53,7 +53,7 @@ async def _host(settings: WorkerSettings, console: Console) -> None:
     check_model(settings.engine)
     own = None if settings.secret_file is None else Secret(read_key(settings.secret_file))
     ranks = ranks_of(settings.engine, os.environ)
-    together = Tied() if tied(settings.engine) else None
+    together = RestartGroup() if tied(settings.engine) else None
     async with AsyncExitStack() as undo:
         places = [await _place(settings, rank, own, together, console, undo) for rank in ranks]
         stop, at_once = asyncio.Event(), asyncio.Event()
@@ -87,7 +87,7 @@ async def _place(
     settings: WorkerSettings,
     rank: Rank,
     own: Secret | None,
-    together: Tied | None,
+    together: RestartGroup | None,
     console: Console,
     undo: AsyncExitStack,
 ) -> _Place:

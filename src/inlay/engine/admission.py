@@ -1,4 +1,4 @@
-"""What is refused before it costs anything: works that could never run here, or would fail in the middle of a step."""
+"""What is refused before it costs anything: requests that could never run here, or would fail in the middle of a step."""
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from typing import Protocol
 
 from inlay.errors import EmbeddingsError, InvalidRequestError, NotFoundError
 from inlay.prompt import Prompt, Rows, Tokens
-from inlay.protocol.work import GrammarKind, ModelCard, Sampling, Work
+from inlay.protocol.work import GrammarKind, ModelCard, Request, Sampling
 
 
-class Bounds(Protocol):
+class LengthLimits(Protocol):
     """How much fits into an engine."""
 
-    def check(self, work: Work) -> None:
-        """Raise `ContextLengthError` or another `InvalidRequestError` where `work` never could."""
+    def check(self, request: Request) -> None:
+        """Raise `ContextLengthError` or another `InvalidRequestError` where `request` never could."""
         ...
 
 
@@ -66,22 +66,22 @@ class PromptAdmission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission(PromptAdmission):
-    """The facts a work is held against. One bad work must never fail the step it shares with others.
+    """The facts a request is held against. One bad work must never fail the step it shares with others.
 
     Attributes:
         bounds: what fits.
         max_logprobs: alternatives a token.
         grammars: the kinds of grammar an output can be held to.
-        adapters: names of those a work may be for now.
+        adapters: names of those a request may be for now.
     """
 
-    bounds: Bounds
+    bounds: LengthLimits
     max_logprobs: int
     grammars: tuple[GrammarKind, ...]
     adapters: Container[str] = ()
 
     @classmethod
-    def of(cls, card: ModelCard, bounds: Bounds, *, adapters: Container[str] = ()) -> "Admission":
+    def of(cls, card: ModelCard, bounds: LengthLimits, *, adapters: Container[str] = ()) -> "Admission":
         """What `card` says of an engine into which `bounds` fits."""
         return cls(
             bounds=bounds,
@@ -94,8 +94,8 @@ class Admission(PromptAdmission):
             adapters=adapters,
         )
 
-    def check(self, work: Work) -> None:
-        """Return if `work` can run.
+    def check(self, request: Request) -> None:
+        """Return if `request` can run.
 
         Raises:
             ContextLengthError: too long, alone or with its output.
@@ -103,15 +103,15 @@ class Admission(PromptAdmission):
             NotFoundError: no such adapter.
             InvalidRequestError: anything else that cannot be served.
         """
-        if work.adapter is not None and work.adapter not in self.adapters:
-            raise NotFoundError(f"the adapter {work.adapter!r} does not exist", param="model")
-        self.bounds.check(work)
-        self.check_prompt(work.prompt)
-        self._check_ids(work.prior_output, "prior_output")
-        sampling = work.sampling
-        if len(work.prior_output) > sampling.max_tokens:
+        if request.adapter is not None and request.adapter not in self.adapters:
+            raise NotFoundError(f"the adapter {request.adapter!r} does not exist", param="model")
+        self.bounds.check(request)
+        self.check_prompt(request.prompt)
+        self._check_ids(request.prior_output, "prior_output")
+        sampling = request.sampling
+        if len(request.prior_output) > sampling.max_tokens:
             raise InvalidRequestError(
-                f"the earlier output has {len(work.prior_output)} tokens, and max_tokens is {sampling.max_tokens}",
+                f"the earlier output has {len(request.prior_output)} tokens, and max_tokens is {sampling.max_tokens}",
                 param="max_tokens",
             )
         self._check_sampling(sampling)
@@ -126,7 +126,7 @@ class Admission(PromptAdmission):
             asked = getattr(sampling, name)
             if asked is not None and not 0 <= asked <= self.max_logprobs:
                 raise InvalidRequestError(f"{name} may be 0 to {self.max_logprobs}, got {asked}", param=name)
-        if sampling.prompt_logprobs is not None and work.prompt.has_rows:
+        if sampling.prompt_logprobs is not None and request.prompt.has_rows:
             raise InvalidRequestError(
                 "prompt_logprobs are not possible with prompt_embeds: rows have no token ids",
                 param="prompt_logprobs",
@@ -162,4 +162,4 @@ class Admission(PromptAdmission):
             raise InvalidRequestError("bad_words must not hold an empty word", param="bad_words")
 
 
-__all__ = ["Admission", "Bounds", "PromptAdmission"]
+__all__ = ["Admission", "LengthLimits", "PromptAdmission"]

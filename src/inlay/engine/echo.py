@@ -20,26 +20,26 @@ from inlay.digest import Secret, row_digests
 from inlay.engine.settings import EngineSettings
 from inlay.errors import ContextLengthError, DeadlineExceededError, ErrorFrame, InvalidRequestError
 from inlay.prompt import ROW_DIGEST_SIZE, Buffer, Prompt, Rows, Tokens
-from inlay.protocol.embedding import EmbeddingCard, EmbedWork, EmitVectors, Vectors
+from inlay.protocol.embedding import EmbeddingCard, EmbedOutput, EmbedRequest, EmitEmbedOutput
 from inlay.protocol.work import (
-    Delta,
     Emit,
     Exactness,
     Limits,
     ModelCard,
+    Output,
     PromptLogprobs,
+    Request,
     Sampling,
     Stats,
     Task,
     TokenLogprobs,
     Usage,
-    Work,
 )
 
 
 @dataclass(slots=True)
 class _Running:
-    work: Work
+    request: Request
     emit: Emit
     ids: "cycle[int]"
     emitted: int
@@ -47,7 +47,7 @@ class _Running:
 
 
 class EchoEngine:
-    """`inlay.protocol.work.Engine` that repeats the prompt: one token for every work under way each turn of the loop."""
+    """`inlay.protocol.work.Engine` that repeats the prompt: one token for every request under way each turn of the loop."""
 
     def __init__(self, settings: EngineSettings, secret: Secret) -> None:
         self._settings = settings
@@ -102,27 +102,27 @@ class EchoEngine:
 
     async def close(self) -> None:
         """Abort everything."""
-        for work_id in list(self._running):
-            self.abort(work_id)
+        for request_id in list(self._running):
+            self.abort(request_id)
         if self._stepping is not None:
             self._stepping.cancel()
 
-    def generate(self, work: Work, emit: Emit) -> None:
-        """Admit `work`. Raises `ContextLengthError` when it does not fit, `InvalidRequestError` for an empty prompt."""
-        length, limit = len(work.prompt), self.card.limits.max_model_len
+    def generate(self, request: Request, emit: Emit) -> None:
+        """Admit `request`. Raises `ContextLengthError` when it does not fit, `InvalidRequestError` for an empty prompt."""
+        length, limit = len(request.prompt), self.card.limits.max_model_len
         if not length:
             raise InvalidRequestError("the prompt has no positions", param="prompt")
-        if length + work.sampling.max_tokens > limit:
+        if length + request.sampling.max_tokens > limit:
             raise ContextLengthError(
                 f"This model's maximum context length is {limit} tokens; the prompt has {length} and "
-                f"{work.sampling.max_tokens} more were asked for."
+                f"{request.sampling.max_tokens} more were asked for."
             )
-        told = _told(work)
-        if not work.sampling.max_tokens:
+        told = _told(request)
+        if not request.sampling.max_tokens:
             emit(
-                Delta(
-                    work.id,
-                    work.attempt,
+                Output(
+                    request.id,
+                    request.attempt,
                     0,
                     finish_reason="length",
                     usage=Usage(length, 0),
@@ -130,30 +130,30 @@ class EchoEngine:
                 )
             )
             return
-        ids = cycle(_answer(work.prompt, self._secret, self.card.vocab_size))
-        skipped = len(work.prior_output)
+        ids = cycle(_answer(request.prompt, self._secret, self.card.vocab_size))
+        skipped = len(request.prior_output)
         next(islice(ids, skipped, skipped), None)  # a resumed answer goes on where it stopped
-        deadline = None if work.deadline is None else time.monotonic() + work.deadline
-        self._running[work.id] = _Running(work, emit, ids, skipped, deadline)
+        deadline = None if request.deadline is None else time.monotonic() + request.deadline
+        self._running[request.id] = _Running(request, emit, ids, skipped, deadline)
         self._prompted += length
         self._schedule()
 
-    def embed(self, work: EmbedWork, emit: EmitVectors) -> None:
-        """Answer `work` at once. Raises `ContextLengthError` when a prompt does not fit."""
+    def embed(self, request: EmbedRequest, emit: EmitEmbedOutput) -> None:
+        """Answer `request` at once. Raises `ContextLengthError` when a prompt does not fit."""
         limit, size = self.card.limits.max_model_len, self.card.hidden_size
-        longest = max(map(len, work.prompts), default=0)
+        longest = max(map(len, request.prompts), default=0)
         if longest > limit:
             raise ContextLengthError(
                 f"This model's maximum context length is {limit} tokens; the longest input has {longest}.",
                 param="input",
             )
-        answers = (_answer(prompt, self._secret, self.card.vocab_size) for prompt in work.prompts)
+        answers = (_answer(prompt, self._secret, self.card.vocab_size) for prompt in request.prompts)
         rows = [
             np.random.default_rng([len(ids), *ids]).standard_normal(size, dtype=np.float32) for ids in answers
         ]
         data = Buffer(np.stack(rows).data) if rows else Buffer(b"")
-        self._prompted += work.positions
-        emit(Vectors(work.id, work.attempt, data, size, work.positions))
+        self._prompted += request.positions
+        emit(EmbedOutput(request.id, request.attempt, data, size, request.positions))
 
     def _schedule(self) -> None:
         if self._stepping is None and self._running:
@@ -171,9 +171,9 @@ class EchoEngine:
         self._schedule()
 
     def _emit_one(self, running: _Running) -> None:
-        work, sampling = running.work, running.work.sampling
+        request, sampling = running.request, running.request.sampling
         id_ = next(running.ids)
-        first = running.emitted == len(work.prior_output)
+        first = running.emitted == len(request.prior_output)
         running.emitted += 1
         self._generated += 1
         stops = running.emitted >= sampling.min_tokens and (
@@ -181,38 +181,38 @@ class EchoEngine:
         )
         ended = stops or running.emitted >= sampling.max_tokens
         if ended:
-            del self._running[work.id]
+            del self._running[request.id]
         running.emit(
-            Delta(
-                work.id,
-                work.attempt,
+            Output(
+                request.id,
+                request.attempt,
                 running.emitted - 1,
                 (id_,),
                 () if sampling.logprobs is None else (TokenLogprobs(0.0, _alternatives(id_, sampling)),),
                 ("stop" if stops else "length") if ended else None,
                 id_ if stops else None,
-                Usage(len(work.prompt), running.emitted) if first or ended else None,
-                prompt_logprobs=_told(work) if first and not work.prior_output else None,
+                Usage(len(request.prompt), running.emitted) if first or ended else None,
+                prompt_logprobs=_told(request) if first and not request.prior_output else None,
             )
         )
 
     def _end(self, running: _Running, error: DeadlineExceededError | None = None) -> None:
-        work = running.work
-        self._running.pop(work.id, None)
+        request = running.request
+        self._running.pop(request.id, None)
         running.emit(
-            Delta(
-                work.id,
-                work.attempt,
+            Output(
+                request.id,
+                request.attempt,
                 running.emitted,
                 finish_reason="error" if error is not None else "abort",
-                usage=Usage(len(work.prompt), running.emitted),
+                usage=Usage(len(request.prompt), running.emitted),
                 error=None if error is None else ErrorFrame.of(error),
             )
         )
 
-    def abort(self, work_id: str) -> None:
-        """Stop a work; its last delta says "abort"."""
-        running = self._running.get(work_id)
+    def abort(self, request_id: str) -> None:
+        """Stop a request; its last output says "abort"."""
+        running = self._running.get(request_id)
         if running is not None:
             self._end(running)
 
@@ -244,11 +244,11 @@ def _alternatives(id_: int, sampling: Sampling) -> tuple[tuple[int, float], ...]
     return ((id_, 0.0),) if sampling.logprobs else ()
 
 
-def _told(work: Work) -> PromptLogprobs | None:
+def _told(request: Request) -> PromptLogprobs | None:
     """Every token of a prompt is certain here."""
-    if work.sampling.prompt_logprobs is None:
+    if request.sampling.prompt_logprobs is None:
         return None
-    ids = array("i", work.prompt.token_ids()[1:])
+    ids = array("i", request.prompt.token_ids()[1:])
     return PromptLogprobs(1, ids.tobytes(), bytes(4 * len(ids)), array("i", [1] * len(ids)).tobytes())
 
 

@@ -46,7 +46,7 @@ def blocks_of(prompt: Prompt, secret: Secret, block_size: int, embeds: memoryvie
     """The blocks of a prompt with rows. Reads all embeddings once; from any thread.
 
     Args:
-        prompt: in the model's activation dtype, with the earlier output of a work that is resumed.
+        prompt: in the model's activation dtype, with the earlier output of a request that is resumed.
         secret: of the namespace.
         block_size: positions of the engine's pages.
         embeds: bytes of what the engine is given for all positions: rows, and zeros in the place of tokens.

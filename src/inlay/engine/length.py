@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from inlay.errors import ContextLengthError, InvalidRequestError
-from inlay.protocol.work import Work
+from inlay.protocol.work import Request
 
 
 @dataclass(frozen=True, slots=True)
-class LengthBounds:
+class MaxModelLen:
     """Prompt and output together have a longest length.
 
     Attributes:
@@ -18,9 +18,9 @@ class LengthBounds:
     max_model_len: int
     engine: str
 
-    def check(self, work: Work) -> None:
-        """Raise `ContextLengthError` or another `InvalidRequestError` where `work` never could run."""
-        prompt, wanted = len(work.prompt), work.sampling.max_tokens
+    def check(self, request: Request) -> None:
+        """Raise `ContextLengthError` or another `InvalidRequestError` where `request` never could run."""
+        prompt, wanted = len(request.prompt), request.sampling.max_tokens
         if not prompt:
             raise InvalidRequestError("a prompt needs at least one position, got none", param="prompt")
         if prompt + max(1, wanted) > self.max_model_len:
@@ -28,10 +28,10 @@ class LengthBounds:
                 f"the maximum context length is {self.max_model_len} positions; got a prompt of {prompt} and "
                 f"max_tokens of {wanted}, together {prompt + wanted}"
             )
-        if work.prompt.atomic_bounds():
+        if request.prompt.atomic_bounds():
             raise InvalidRequestError(
                 f"{self.engine} may cut a prompt anywhere; this one has rows that must stay together"
             )
 
 
-__all__ = ["LengthBounds"]
+__all__ = ["MaxModelLen"]

@@ -6,7 +6,7 @@ from itertools import count
 
 from inlay.errors import EngineError
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.work import Delta, Generates, Sampling, Work
+from inlay.protocol.work import GenerateEngine, Output, Request, Sampling
 
 FIRST = -(2**31) - 1
 """A priority before every client's."""
@@ -14,30 +14,30 @@ FIRST = -(2**31) - 1
 _numbers = count()
 
 
-async def probe(engine: Generates) -> float:
+async def probe(engine: GenerateEngine) -> float:
     """Run one token through the model; the seconds it took.
 
     Raises:
         EngineError: the engine has failed, or failed now.
     """
     started = time.monotonic()
-    done: asyncio.Future[Delta] = asyncio.get_running_loop().create_future()
+    done: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
 
-    def emit(delta: Delta) -> None:
-        if delta.finish_reason is not None and not done.done():
-            done.set_result(delta)
+    def emit(output: Output) -> None:
+        if output.finish_reason is not None and not done.done():
+            done.set_result(output)
 
-    work = Work(
+    request = Request(
         id=f"probe-{next(_numbers)}",
         prompt=Prompt.of(Tokens((0,))),
         sampling=Sampling(max_tokens=1, temperature=0.0),
         priority=FIRST,
     )
-    engine.generate(work, emit)
+    engine.generate(request, emit)
     try:
         last = await done
     finally:
-        engine.abort(work.id)
+        engine.abort(request.id)
     if not last.token_ids:
         raise EngineError(last.error.message if last.error else "the engine closed during the probe")
     return time.monotonic() - started

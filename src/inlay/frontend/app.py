@@ -39,7 +39,7 @@ from inlay.frontend.generation.chat import chat_completions
 from inlay.frontend.generation.completions import completions
 from inlay.frontend.metrics.engine_health import Health
 from inlay.frontend.openapi import Operation
-from inlay.frontend.record import begin_span, tell_of
+from inlay.frontend.record import begin_span, log_request
 from inlay.frontend.responses.route import responses
 from inlay.frontend.routes import adapters, admin, health, info, models, pages, tokenize, uploads
 from inlay.frontend.routes.health import Status, Version
@@ -80,7 +80,7 @@ from inlay.protocol.openai.tokenize import (
     TokenizeResponse,
 )
 from inlay.router import Router
-from inlay.store import Prompts, PromptStore
+from inlay.store import PromptStore, StoredPrompts
 from inlay.telemetry import Tracing
 
 Handler: TypeAlias = Callable[[Call], Awaitable[None]]
@@ -349,7 +349,7 @@ class App:
             route = scope.get("inlay.route", "other")
             if not isinstance(failed, ClientGone):
                 server.metrics.answered(route, status)
-            tell_of(call, route, status, failed or call.failed)
+            log_request(call, route, status, failed or call.failed)
             # An error holds the frames it went through, this one and the request's among them: kept here, all of them would
             # live, uncounted, until a collection finds them.
             failed = call.failed = None
@@ -382,13 +382,13 @@ def build_app(
     settings: FrontendSettings,
     *,
     secret: Secret,
-    store: PromptStore | Prompts | None = None,
+    store: PromptStore | StoredPrompts | None = None,
     tracing: Tracing | None = None,
 ) -> App:
     """The HTTP side of inlay, as an ASGI app.
 
     Args:
-        router: knows the models and takes works; its plane is started and closed by the caller.
+        router: knows the models and takes requests; its plane is started and closed by the caller.
         settings: of the frontend.
         secret: of the namespace; row digests are made with it, so it must be the workers' own.
         store: of uploaded embeddings, made with the same secret and closed with the app; None where there are no references.

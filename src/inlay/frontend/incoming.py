@@ -10,16 +10,16 @@ from inlay.errors import EmbeddingsError
 from inlay.frontend.bodies import lift
 from inlay.frontend.bodies.body import (
     JSON,
-    Media,
+    ContentType,
     body_limit,
-    check_media,
+    check_content_type,
+    content_type_of,
     declared_length,
-    media_of,
     read_pieces,
     read_whole,
     receive_body,
 )
-from inlay.frontend.bodies.lift import Lifted, Parsed
+from inlay.frontend.bodies.lift import ExtractedBody, Parsed
 from inlay.frontend.bodies.memory import Memory
 from inlay.frontend.bodies.multipart import MULTIPART, Form
 from inlay.frontend.server import Call
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Incoming(Generic[T]):
+class ParsedRequest(Generic[T]):
     """A request as it came.
 
     Attributes:
@@ -48,7 +48,7 @@ class Incoming(Generic[T]):
 
 async def read_request(
     call: Call, decoder: msgspec.json.Decoder[T], tensors_in: Callable[[T], Sequence[str]]
-) -> Incoming[T]:
+) -> ParsedRequest[T]:
     """A request with all it came with, JSON or multipart.
 
     Args:
@@ -62,23 +62,23 @@ async def read_request(
         InlayError: as `inlay.frontend.bodies.body.receive_body`.
     """
     server = call.server
-    media = media_of(call.scope["headers"])
-    check_media(media, JSON, MULTIPART)
+    media = content_type_of(call.scope["headers"])
+    check_content_type(media, JSON, MULTIPART)
     parts: Mapping[str, Buffer] | None = None
-    body: Lifted | bytes
+    body: ExtractedBody | bytes
     if media.kind == JSON:
         body = await call.body(server.room)
         size = len(body)
     else:
         form = await _read_form(call, media)
         body, parts, size = form.request, form.parts, form.size
-        call.intake.whole(map(len, parts.values()))
+        call.memory.check_total(map(len, parts.values()))
     parsed = await server.prepare(
-        len(body), lift.parse, body, decoder, tensors_in, limits=server.embeds.limits, intake=call.intake
+        len(body), lift.parse, body, decoder, tensors_in, limits=server.embeds.limits, intake=call.memory
     )
     del body
-    call.intake.body_freed(kept=sum(map(len, (parts or {}).values())))
-    return Incoming(parsed, size, parts)
+    call.memory.body_freed(kept=sum(map(len, (parts or {}).values())))
+    return ParsedRequest(parsed, size, parts)
 
 
 async def read_json(call: Call, decoder: msgspec.json.Decoder[T], *, empty: T | None = None) -> T:
@@ -88,7 +88,7 @@ async def read_json(call: Call, decoder: msgspec.json.Decoder[T], *, empty: T | 
     if empty is not None and not len(body):
         return empty
     parsed: Parsed[T] = await server.prepare(
-        len(body), lift.parse, body, decoder, _nothing, limits=server.embeds.limits, intake=call.intake
+        len(body), lift.parse, body, decoder, _nothing, limits=server.embeds.limits, intake=call.memory
     )
     return parsed.request
 
@@ -97,7 +97,7 @@ def _nothing(_: object) -> Sequence[str]:
     return ()
 
 
-async def _read_form(call: Call, media: Media) -> Form:
+async def _read_form(call: Call, media: ContentType) -> Form:
     server = call.server
     server.embeds.require_enabled()
     limits, settings, headers = server.embeds.limits, server.settings, call.scope["headers"]
@@ -126,7 +126,7 @@ async def read_tensor(call: Call) -> Buffer:
         InlayError: as `inlay.frontend.bodies.body.receive_body`.
     """
     server = call.server
-    check_media(media_of(call.scope["headers"]), OCTETS)
+    check_content_type(content_type_of(call.scope["headers"]), OCTETS)
     fits = body_limit(server.settings)
     limits = server.embeds.limits
 

@@ -21,7 +21,7 @@ class Deadline(NamedTuple):
     error: InlayError
 
 
-class Lifeline:
+class RequestScope:
     """`async with`: the block ends with `ClientGone` when `receive` tells of a disconnect, or with what `end` was given.
 
     Args:
@@ -52,7 +52,7 @@ class Lifeline:
             continue
         self.end(ClientGone())
 
-    async def __aenter__(self) -> "Lifeline":
+    async def __aenter__(self) -> "RequestScope":
         self._task = asyncio.current_task()
         self._inflight.lines.add(self)
         self._watcher = asyncio.create_task(self._watch())
@@ -89,7 +89,7 @@ class Inflight:
         self._limit = limit
         self.count = 0
         self.draining = False
-        self.lines: set[Lifeline] = set()
+        self.lines: set[RequestScope] = set()
 
     def __enter__(self) -> "Inflight":
         """Admit a request. Raises `OverloadedError` when there are too many, or the server drains."""

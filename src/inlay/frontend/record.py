@@ -7,7 +7,7 @@ import time
 from inlay.errors import InlayError
 from inlay.frontend.errors import ClientGone
 from inlay.frontend.server import Call
-from inlay.telemetry.logs import tell
+from inlay.telemetry.logs import log_fields
 from inlay.telemetry.tracing import Value
 
 _log = logging.getLogger("inlay.requests")
@@ -25,11 +25,11 @@ def begin_span(call: Call, route: str) -> None:
         call.span = tracing.begin(f"{call.scope['method']} {route}", parent, "server", time.time_ns())
 
 
-def tell_of(call: Call, route: str, status: int, error: BaseException | None) -> None:
+def log_request(call: Call, route: str, status: int, error: BaseException | None) -> None:
     """Log a request that is over, and end its span."""
     fields = _fields(call, route, status, error)
     if call.server.settings.log_requests:
-        tell(_log, logging.DEBUG if call.quiet else logging.INFO, "request", fields)
+        log_fields(_log, logging.DEBUG if call.quiet else logging.INFO, "request", fields)
     if call.span is not None:
         _end_span(call, fields, error)
 

@@ -6,19 +6,19 @@ from typing import Any
 
 from inlay.errors import InvalidRequestError, NotFoundError
 from inlay.frontend.bodies.embeds import Embeddings
-from inlay.frontend.bodies.sources import Source, check_source
-from inlay.frontend.incoming import Incoming
+from inlay.frontend.bodies.sources import TensorSource, check_source
+from inlay.frontend.incoming import ParsedRequest
 from inlay.frontend.server import Call
 from inlay.prompt import Rows
 from inlay.protocol.work import ModelCard
-from inlay.store import Prompts, StoredPrompt
+from inlay.store import StoredPrompt, StoredPrompts
 from inlay.tensors.tensor import quoted
 
 SWEEP_SECONDS = 10.0
 """How often the store is looked through for what has expired."""
 
 
-def store_of(call: Call) -> Prompts:
+def store_for(call: Call) -> StoredPrompts:
     """The store.
 
     Raises:
@@ -33,7 +33,7 @@ def store_of(call: Call) -> Prompts:
 
 
 async def embeddings_of(
-    call: Call, incoming: Incoming[Any], sources: Sequence[Source], card: ModelCard
+    call: Call, incoming: ParsedRequest[Any], sources: Sequence[TensorSource], card: ModelCard
 ) -> Embeddings:
     """All embeddings of a request.
 
@@ -65,7 +65,9 @@ async def embeddings_of(
     )
 
 
-async def stored_rows(call: Call, sources: Sequence[Source], card: ModelCard) -> dict[str, tuple[Rows, ...]]:
+async def stored_rows(
+    call: Call, sources: Sequence[TensorSource], card: ModelCard
+) -> dict[str, tuple[Rows, ...]]:
     """The rows of every reference among `sources`, by id. Those a model has used before are looked up, not computed.
 
     Args:
@@ -87,10 +89,10 @@ async def stored_rows(call: Call, sources: Sequence[Source], card: ModelCard) ->
             wanted.setdefault(source.ref, source.param)
     if not wanted:
         return {}
-    store, target, tenant = store_of(call), call.server.embeds.target(card), call.tenant.id
+    store, target, tenant = store_for(call), call.server.embeds.target(card), call.tenant.id
 
     def look(stored: StoredPrompt) -> None:
-        call.intake.whole([stored.bytes])
+        call.memory.check_total([stored.bytes])
 
     found: dict[str, tuple[Rows, ...]] = {}
     for ref, param in wanted.items():
@@ -101,7 +103,7 @@ async def stored_rows(call: Call, sources: Sequence[Source], card: ModelCard) ->
     return found
 
 
-async def sweep(store: Prompts) -> None:
+async def sweep(store: StoredPrompts) -> None:
     """Remove what has expired, from time to time, until cancelled."""
     while True:
         await asyncio.sleep(SWEEP_SECONDS)

@@ -22,7 +22,7 @@ from inlay.frontend.references import sweep
 from inlay.frontend.renderers import read_template
 from inlay.frontend.settings import FrontendSettings
 from inlay.frontend.tls import Tls
-from inlay.pace import switch_often
+from inlay.pace import set_switch_interval
 
 _log = logging.getLogger(__name__)
 ASGI: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -187,7 +187,7 @@ async def serve(
         InvalidRequestError: an address cannot be listened on, or the certificate not be used.
     """
     keep_freed_memory()
-    switch_often()
+    set_switch_interval()
     liveness.clock()
     async with AsyncExitStack() as stack:
         stack.callback(app.server.close)

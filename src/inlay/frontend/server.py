@@ -17,8 +17,8 @@ from inlay.errors import DeadlineExceededError
 from inlay.frontend.bodies.admission import ByteBudget, Reservation
 from inlay.frontend.bodies.body import Receive, Scope, Send, header, read_body
 from inlay.frontend.bodies.embeds import EmbedsReader
-from inlay.frontend.bodies.intake import Intake
-from inlay.frontend.bodies.lift import Lifted
+from inlay.frontend.bodies.intake import RequestMemory
+from inlay.frontend.bodies.lift import ExtractedBody
 from inlay.frontend.bodies.limits import EmbedsLimits
 from inlay.frontend.bodies.memory import Room, private
 from inlay.frontend.callers.auth import ANYONE, Caller, Tenant
@@ -34,10 +34,10 @@ from inlay.frontend.metrics.worker import WorkerMetrics
 from inlay.frontend.renderers import Renderers
 from inlay.frontend.settings import FrontendSettings
 from inlay.frontend.tasks import check_task
-from inlay.pace import background
+from inlay.pace import mark_background
 from inlay.protocol.work import ModelCard, Task
 from inlay.router import Router, ServedModel
-from inlay.store import OwnPrompts, Prompts, PromptStore
+from inlay.store import LocalStoredPrompts, PromptStore, StoredPrompts
 from inlay.telemetry import Span, Tracing
 
 OFFLOAD_BYTES = 16 * 1024
@@ -68,12 +68,12 @@ class Server:
         router: Router,
         settings: FrontendSettings,
         secret: Secret,
-        store: PromptStore | Prompts | None = None,
+        store: PromptStore | StoredPrompts | None = None,
         tracing: Tracing | None = None,
     ) -> None:
         self.router = router
         self.settings = settings
-        self.store = OwnPrompts(store) if isinstance(store, PromptStore) else store
+        self.store = LocalStoredPrompts(store) if isinstance(store, PromptStore) else store
         self.secret = secret
         self.tracing = tracing
         self.created = int(time.time())
@@ -84,7 +84,7 @@ class Server:
         self.metrics = Metrics(lambda: self.budget.used, lambda: self.inflight.count)
         self.engines = EngineMetrics(router.ready)
         self.metrics.registry.register(self.engines)
-        self.metrics.registry.register(WorkerMetrics(router.ready, router.missing))
+        self.metrics.registry.register(WorkerMetrics(router.ready, router.unavailable))
         self.metrics.registry.register(RouterMetrics(router))
         if self.store is not None:
             self.metrics.registry.register(StoreMetrics(self.store))
@@ -94,7 +94,7 @@ class Server:
         self.embeds = EmbedsReader(settings.enable_prompt_embeds, self.limits, secret, self.metrics)
         self.renderers = Renderers(settings.chat_template)
         self._pool = ThreadPoolExecutor(
-            min(4, os.cpu_count() or 1), thread_name_prefix="inlay-prepare", initializer=background
+            min(4, os.cpu_count() or 1), thread_name_prefix="inlay-prepare", initializer=mark_background
         )
 
     def card(self, model: str | None) -> ModelCard:
@@ -134,7 +134,7 @@ class Server:
         return private(num_bytes) if shared is None else shared
 
     async def prepare(self, size: int, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run `work`, CPU work on a request of `size` bytes, where it does not hold up others."""
+        """Run `request`, CPU work on a request of `size` bytes, where it does not hold up others."""
         if size < OFFLOAD_BYTES:
             return work(*args, **kwargs)
         loop = asyncio.get_running_loop()
@@ -162,7 +162,7 @@ class Call:
         body_read: nothing of the body is left on the connection.
         quiet: it is of no interest to those who read logs: a probe, or the metrics.
         times: what is counted of it, once that has begun.
-        sent: `time.perf_counter` when its works were sent.
+        sent: `time.perf_counter` when its requests were sent.
         span: of the request, where spans are made.
         failed: what ended its stream after the answer had begun.
     """
@@ -183,13 +183,13 @@ class Call:
     sent: float | None = None
     span: Span | None = None
     failed: BaseException | None = None
-    _intake: Intake | None = None
+    _intake: RequestMemory | None = None
 
     def header(self, name: bytes) -> bytes | None:
         """The first header of that name, in lower case, if there is one."""
         return header(self.scope["headers"], name)
 
-    async def body(self, room: Room = private) -> Lifted:
+    async def body(self, room: Room = private) -> ExtractedBody:
         """The whole body; arguments and errors as `inlay.frontend.bodies.body.read_body`."""
         body = await read_body(
             self.scope, self.receive, self.server.settings, self.reservation, self.server.limits, room
@@ -199,10 +199,10 @@ class Call:
         return body
 
     @property
-    def intake(self) -> Intake:
+    def memory(self) -> RequestMemory:
         """Counts what becomes of the body, once it has been read."""
         if self._intake is None:
-            self._intake = Intake(self.reservation, self.server.limits)
+            self._intake = RequestMemory(self.reservation, self.server.limits)
         return self._intake
 
     @property

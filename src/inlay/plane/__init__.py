@@ -1,1 +1,1 @@
-"""Carries works to workers and deltas back; knows nothing of HTTP, models or engines."""
+"""Carries works to workers and outputs back; knows nothing of HTTP, models or engines."""

@@ -1,28 +1,28 @@
-"""What has come of one work's answer and was not read yet."""
+"""What has come of one request's answer and was not read yet."""
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 
 from inlay.errors import InlayError
-from inlay.protocol.work import Delta
+from inlay.protocol.work import Output
 
 
-class DeltaQueue:
-    """Deltas in the order they came, for one reader.
+class OutputQueue:
+    """Outputs in the order they came, for one reader.
 
     Attributes:
         waiting: those it has not read.
     """
 
     def __init__(self) -> None:
-        self.waiting: deque[Delta] = deque()
+        self.waiting: deque[Output] = deque()
         self._changed = asyncio.Event()
         self._error: InlayError | None = None
 
-    def put(self, delta: Delta) -> None:
-        """Have the reader see `delta`."""
-        self.waiting.append(delta)
+    def put(self, output: Output) -> None:
+        """Have the reader see `output`."""
+        self.waiting.append(output)
         self._changed.set()
 
     def fail(self, error: InlayError) -> None:
@@ -30,22 +30,22 @@ class DeltaQueue:
         self._error = error
         self._changed.set()
 
-    async def __aiter__(self) -> AsyncIterator[Sequence[Delta]]:
-        """All that waits, each time something does; ends after a delta with a finish reason.
+    async def __aiter__(self) -> AsyncIterator[Sequence[Output]]:
+        """All that waits, each time something does; ends after an output with a finish reason.
 
         Raises:
-            InlayError: a delta carried it, or `fail` was given it.
+            InlayError: an output carried it, or `fail` was given it.
         """
         while True:
             await self._changed.wait()
             self._changed.clear()
-            batch: list[Delta] = []
+            batch: list[Output] = []
             while self.waiting:
-                delta = self.waiting.popleft()
-                if delta.error is not None:
-                    self._error = delta.error.to_error()
+                output = self.waiting.popleft()
+                if output.error is not None:
+                    self._error = output.error.to_error()
                     break
-                batch.append(delta)
+                batch.append(output)
             if batch:
                 yield batch
                 if batch[-1].finish_reason is not None:
@@ -54,4 +54,4 @@ class DeltaQueue:
                 raise self._error
 
 
-__all__ = ["DeltaQueue"]
+__all__ = ["OutputQueue"]

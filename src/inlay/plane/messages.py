@@ -5,9 +5,9 @@ from typing import TypeAlias
 import msgspec
 
 from inlay.errors import ErrorFrame
-from inlay.protocol.embedding import EmbedWork, Vectors
+from inlay.protocol.embedding import EmbedOutput, EmbedRequest
 from inlay.protocol.routing import KvEvents, KvSnapshot
-from inlay.protocol.work import Command, Delta, ModelCard, Reply, Work
+from inlay.protocol.work import Command, ModelCard, Output, Reply, Request
 
 
 class Boot(msgspec.Struct, frozen=True, tag="boot", array_like=True):
@@ -29,21 +29,21 @@ class Boot(msgspec.Struct, frozen=True, tag="boot", array_like=True):
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):
-    """Do this work."""
+    """Do this request."""
 
-    work: Work
+    request: Request
 
 
 class Embed(msgspec.Struct, frozen=True, tag="embed", array_like=True):
-    """Make vectors of this work."""
+    """Make vectors of this request."""
 
-    work: EmbedWork
+    request: EmbedRequest
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
-    """Stop that work; its last delta, or its answer, still comes."""
+    """Stop that request; its last output, or its answer, still comes."""
 
-    work_id: str
+    request_id: str
 
 
 class Call(msgspec.Struct, frozen=True, tag="call", array_like=True):
@@ -57,14 +57,14 @@ class WatchCache(msgspec.Struct, frozen=True, tag="watch-cache", array_like=True
     """Tell from now on what changes in the cache."""
 
 
-class AskCache(msgspec.Struct, frozen=True, tag="ask-cache", array_like=True):
+class GetCache(msgspec.Struct, frozen=True, tag="ask-cache", array_like=True):
     """Tell all that is cached; the answer carries the same number."""
 
     number: int
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
-    """The worker can be sent work, as the card says; sent again whenever that has changed."""
+    """The worker can be sent request, as the card says; sent again whenever that has changed."""
 
     card: ModelCard
 
@@ -75,16 +75,16 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
     error: ErrorFrame
 
 
-class Deltas(msgspec.Struct, frozen=True, tag="deltas", array_like=True):
+class Outputs(msgspec.Struct, frozen=True, tag="deltas", array_like=True):
     """All that the engine said since the last message."""
 
-    deltas: tuple[Delta, ...]
+    outputs: tuple[Output, ...]
 
 
 class Embedded(msgspec.Struct, frozen=True, tag="embedded", array_like=True):
-    """A work's vectors, or why there are none."""
+    """A request's vectors, or why there are none."""
 
-    vectors: Vectors
+    output: EmbedOutput
 
 
 class Answer(msgspec.Struct, frozen=True, tag="answer", array_like=True):
@@ -94,7 +94,7 @@ class Answer(msgspec.Struct, frozen=True, tag="answer", array_like=True):
     reply: Reply
 
 
-class CacheTold(msgspec.Struct, frozen=True, tag="cache-told", array_like=True):
+class CacheChanged(msgspec.Struct, frozen=True, tag="cache-told", array_like=True):
     """What changed in the cache."""
 
     events: KvEvents
@@ -108,5 +108,5 @@ class Cache(msgspec.Struct, frozen=True, tag="cache", array_like=True):
     error: ErrorFrame | None = None
 
 
-ToWorker: TypeAlias = Boot | Submit | Embed | Cancel | Call | WatchCache | AskCache
-FromWorker: TypeAlias = Ready | Failed | Deltas | Embedded | Answer | CacheTold | Cache
+ToWorker: TypeAlias = Boot | Submit | Embed | Cancel | Call | WatchCache | GetCache
+FromWorker: TypeAlias = Ready | Failed | Outputs | Embedded | Answer | CacheChanged | Cache

@@ -7,21 +7,21 @@ from typing import Generic, TypeVar
 from inlay import liveness
 from inlay.errors import ErrorFrame, InlayError, InvalidRequestError
 from inlay.plane.messages import Cache
-from inlay.protocol.routing import KvSnapshot, TellsCache
+from inlay.protocol.routing import CacheEventSource, KvSnapshot
 
 T = TypeVar("T")
 
 NO_CACHE = "the worker tells of no cache"
 
 
-class Questions(Generic[T]):
+class PendingCalls(Generic[T]):
     """Those of one kind that have not been answered."""
 
     def __init__(self, numbers: Iterator[int]) -> None:
         self._numbers = numbers
         self._waiting: dict[int, asyncio.Future[T]] = {}
 
-    async def ask(self, send: Callable[[int], None], within: float) -> T:
+    async def call(self, send: Callable[[int], None], within: float) -> T:
         """The answer to what `send` sends, given the question's number.
 
         Raises:
@@ -38,7 +38,7 @@ class Questions(Generic[T]):
         finally:
             del self._waiting[number]
 
-    def answer(self, number: int, answer: "T | InlayError") -> None:
+    def resolve(self, number: int, answer: "T | InlayError") -> None:
         """Take an answer, or why there is none; one that nobody waits for any more is ignored."""
         waiting = self._waiting.get(number)
         if waiting is None or waiting.done():
@@ -51,19 +51,19 @@ class Questions(Generic[T]):
     def fail(self, error: InlayError) -> None:
         """Answer all with `error`."""
         for number in list(self._waiting):
-            self.answer(number, error)
+            self.resolve(number, error)
 
 
-def told(cache: Cache) -> "KvSnapshot | InlayError":
+def snapshot_of(cache: Cache) -> "KvSnapshot | InlayError":
     """What a worker answers of its cache."""
     if cache.snapshot is not None:
         return cache.snapshot
     return InvalidRequestError(NO_CACHE) if cache.error is None else cache.error.to_error()
 
 
-async def tell(number: int, handler: object) -> Cache:
+async def answer_cache(number: int, handler: object) -> Cache:
     """A worker's answer when it is asked for all it has cached."""
-    if not isinstance(handler, TellsCache):
+    if not isinstance(handler, CacheEventSource):
         return Cache(number)
     try:
         return Cache(number, await handler.kv_snapshot())

@@ -1,1 +1,1 @@
-"""What is said between the parts: `openai` by clients, `work` to workers, `frames` as bytes."""
+"""What is said between the parts: `openai` by clients, `request` to workers, `frames` as bytes."""

@@ -26,7 +26,7 @@ Feature: TypeAlias = Literal[
     "logprob_token_ids",
     "thinking_token_budget",
 ]
-"""What a work may ask for beyond a plain continuation of its prompt."""
+"""What a request may ask for beyond a plain continuation of its prompt."""
 
 Prompts: TypeAlias = Literal["any", "rows", "mixed"]
 """With which prompts: any, those with rows, or those with rows and tokens."""

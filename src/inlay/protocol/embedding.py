@@ -13,18 +13,18 @@ from inlay.errors import ErrorFrame
 from inlay.prompt import Buffer, Prompt
 
 
-class EmbedWork(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Texts, or pairs of texts, to be embedded or scored together; one answer holds the vectors of all.
 
     Attributes:
-        id: unique among the works in flight of a frontend.
-        attempt: counts up when the work is sent again; answers of older attempts are dropped.
+        id: unique among the requests in flight of a frontend.
+        attempt: counts up when the request is sent again; answers of older attempts are dropped.
         prompts: the texts with the special tokens around them; rows are in the model's activation dtype.
         second_from: of each prompt that is a pair, the position from which on it is the second text (token type 1); empty where
             they are no pairs.
         adapter: name of the adapter, or None.
         salt: the tenant, where tenants share nothing.
-        deadline: seconds the work may still take when it is sent, or None.
+        deadline: seconds the request may still take when it is sent, or None.
         priority: lower is sooner, as in vLLM.
     """
 
@@ -43,19 +43,19 @@ class EmbedWork(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return sum(map(len, self.prompts))
 
 
-class Vectors(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """The answer to an `EmbedWork`, in one piece.
+class EmbedOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """The answer to an `EmbedRequest`, in one piece.
 
     Attributes:
-        work_id: of the work.
-        attempt: of the work.
-        data: float32 [prompts of the work, size], C order, little endian, all finite; empty with an error.
+        request_id: of the request.
+        attempt: of the request.
+        data: float32 [prompts of the request, size], C order, little endian, all finite; empty with an error.
         size: elements of a vector; of a scoring model, its labels, as logits.
         prompt_tokens: positions computed.
         error: why there are none.
     """
 
-    work_id: str
+    request_id: str
     attempt: int
     data: Buffer
     size: int = 0
@@ -63,7 +63,7 @@ class Vectors(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     error: ErrorFrame | None = None
 
 
-EmitVectors: TypeAlias = Callable[[Vectors], None]
+EmitEmbedOutput: TypeAlias = Callable[[EmbedOutput], None]
 """Takes an answer on the event loop the engine was started on; must not block."""
 
 
@@ -96,11 +96,11 @@ class EmbeddingCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 @runtime_checkable
-class Embeds(Protocol):
+class EmbeddingEngine(Protocol):
     """An engine of `Task.EMBED` or `Task.SCORE`."""
 
-    def embed(self, work: EmbedWork, emit: EmitVectors) -> None:
-        """Admit `work`. Exactly one answer goes to `emit`, also after `Engine.abort`.
+    def embed(self, request: EmbedRequest, emit: EmitEmbedOutput) -> None:
+        """Admit `request`. Exactly one answer goes to `emit`, also after `Engine.abort`.
 
         Raises:
             InvalidRequestError: it can never run here; nothing was admitted.

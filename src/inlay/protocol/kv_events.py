@@ -98,11 +98,11 @@ decode = msgspec.msgpack.Decoder(EventBatch).decode
 
 
 @runtime_checkable
-class TellsBlocks(Protocol):
+class BlockEventSource(Protocol):
     """An engine that can tell in blocks of the routing chain what it has cached."""
 
     def watch_blocks(self, tell: Callable[[tuple[KvEvent, ...]], None]) -> bool:
-        """From now on call `tell` with what changes, in order, on the event loop. Once, before the first work.
+        """From now on call `tell` with what changes, in order, on the event loop. Once, before the first request.
 
         False where it will not, as it was started.
         """
@@ -113,13 +113,13 @@ __all__ = [
     "END_OF_REPLAY",
     "SEQUENCE_SIZE",
     "AllBlocksCleared",
+    "BlockEventSource",
     "BlockHash",
     "BlockRemoved",
     "BlockStored",
     "Event",
     "EventBatch",
     "ExtraKeys",
-    "TellsBlocks",
     "decode",
     "encode",
 ]

@@ -1,4 +1,4 @@
-"""Whether a work asks for what an engine refuses: checked before it is sent, and again by the engine."""
+"""Whether a request asks for what an engine refuses: checked before it is sent, and again by the engine."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -6,65 +6,69 @@ import msgspec
 
 from inlay.errors import InvalidRequestError
 from inlay.protocol.capabilities import Feature, Prompts, Refusal
-from inlay.protocol.work import Work
+from inlay.protocol.work import Request
 
 
 class _Meaning(msgspec.Struct, frozen=True):
-    asked: Callable[[Work], bool]
+    asked: Callable[[Request], bool]
     param: str
     words: str
 
 
-def _penalised(work: Work) -> bool:
+def _penalised(request: Request) -> bool:
     """Whether penalties look at what was put out before."""
-    sampling = work.sampling
+    sampling = request.sampling
     return bool(sampling.presence_penalty or sampling.frequency_penalty)
 
 
 _MEANINGS: Mapping[Feature, _Meaning] = {
-    "adapter": _Meaning(lambda work: work.adapter is not None, "model", "an adapter"),
-    "grammar": _Meaning(lambda work: work.sampling.grammar is not None, "grammar", "structured output"),
+    "adapter": _Meaning(lambda request: request.adapter is not None, "model", "an adapter"),
+    "grammar": _Meaning(lambda request: request.sampling.grammar is not None, "grammar", "structured output"),
     "grammar_after": _Meaning(
-        lambda work: work.sampling.grammar is not None and bool(work.sampling.grammar.after),
+        lambda request: request.sampling.grammar is not None and bool(request.sampling.grammar.after),
         "grammar",
         "structured output that begins after the model's reasoning",
     ),
     "prompt_logprobs": _Meaning(
-        lambda work: work.sampling.prompt_logprobs is not None, "prompt_logprobs", "prompt_logprobs"
+        lambda request: request.sampling.prompt_logprobs is not None, "prompt_logprobs", "prompt_logprobs"
     ),
-    "bad_words": _Meaning(lambda work: bool(work.sampling.bad_words), "bad_words", "bad_words"),
+    "bad_words": _Meaning(lambda request: bool(request.sampling.bad_words), "bad_words", "bad_words"),
     "allowed_token_ids": _Meaning(
-        lambda work: work.sampling.allowed_token_ids is not None, "allowed_token_ids", "allowed_token_ids"
+        lambda request: request.sampling.allowed_token_ids is not None,
+        "allowed_token_ids",
+        "allowed_token_ids",
     ),
-    "min_tokens": _Meaning(lambda work: work.sampling.min_tokens > 0, "min_tokens", "min_tokens"),
-    "min_p": _Meaning(lambda work: work.sampling.min_p > 0.0, "min_p", "min_p"),
+    "min_tokens": _Meaning(lambda request: request.sampling.min_tokens > 0, "min_tokens", "min_tokens"),
+    "min_p": _Meaning(lambda request: request.sampling.min_p > 0.0, "min_p", "min_p"),
     "repetition_penalty": _Meaning(
-        lambda work: work.sampling.repetition_penalty != 1.0, "repetition_penalty", "repetition_penalty"
+        lambda request: request.sampling.repetition_penalty != 1.0, "repetition_penalty", "repetition_penalty"
     ),
     "presence_penalty": _Meaning(
-        lambda work: work.sampling.presence_penalty != 0.0, "presence_penalty", "presence_penalty"
+        lambda request: request.sampling.presence_penalty != 0.0, "presence_penalty", "presence_penalty"
     ),
     "frequency_penalty": _Meaning(
-        lambda work: work.sampling.frequency_penalty != 0.0, "frequency_penalty", "frequency_penalty"
+        lambda request: request.sampling.frequency_penalty != 0.0, "frequency_penalty", "frequency_penalty"
     ),
     "prior_output_with_grammar": _Meaning(
-        lambda work: bool(work.prior_output) and work.sampling.grammar is not None,
+        lambda request: bool(request.prior_output) and request.sampling.grammar is not None,
         "grammar",
         "to go on with structured output that another worker began",
     ),
     "prior_output_with_penalties": _Meaning(
-        lambda work: bool(work.prior_output) and _penalised(work),
+        lambda request: bool(request.prior_output) and _penalised(request),
         "presence_penalty",
         "to go on with an output that another worker began under presence_penalty or frequency_penalty",
     ),
     "temperature_above_2": _Meaning(
-        lambda work: work.sampling.temperature > 2.0, "temperature", "a temperature above 2"
+        lambda request: request.sampling.temperature > 2.0, "temperature", "a temperature above 2"
     ),
     "logprob_token_ids": _Meaning(
-        lambda work: bool(work.sampling.logprob_token_ids), "logprob_token_ids", "logprob_token_ids"
+        lambda request: bool(request.sampling.logprob_token_ids), "logprob_token_ids", "logprob_token_ids"
     ),
     "thinking_token_budget": _Meaning(
-        lambda work: work.sampling.thinking is not None, "thinking_token_budget", "thinking_token_budget"
+        lambda request: request.sampling.thinking is not None,
+        "thinking_token_budget",
+        "thinking_token_budget",
     ),
 }
 
@@ -75,12 +79,12 @@ _WITH: Mapping[Prompts, str] = {
 }
 
 
-def check(refusals: Iterable[Refusal], work: Work, engine: str) -> None:
-    """Return if `work` asks for nothing that is refused.
+def check(refusals: Iterable[Refusal], request: Request, engine: str) -> None:
+    """Return if `request` asks for nothing that is refused.
 
     Args:
         refusals: of the engine that is to run it.
-        work: what is asked.
+        request: what is asked.
         engine: its name and version, for the message.
 
     Raises:
@@ -88,7 +92,7 @@ def check(refusals: Iterable[Refusal], work: Work, engine: str) -> None:
     """
     for refusal in refusals:
         meaning = _MEANINGS[refusal.feature]
-        if _applies(refusal.prompts, work) and meaning.asked(work):
+        if _applies(refusal.prompts, request) and meaning.asked(request):
             raise InvalidRequestError(
                 f"{meaning.words}{_WITH[refusal.prompts]} is not supported by the engine of this model ({engine}): "
                 f"{refusal.reason}",
@@ -96,8 +100,8 @@ def check(refusals: Iterable[Refusal], work: Work, engine: str) -> None:
             )
 
 
-def _applies(prompts: Prompts, work: Work) -> bool:
+def _applies(prompts: Prompts, request: Request) -> bool:
     if prompts == "any":
         return True
-    has_rows = work.prompt.has_rows
-    return has_rows if prompts == "rows" else has_rows and bool(work.prompt.token_ids())
+    has_rows = request.prompt.has_rows
+    return has_rows if prompts == "rows" else has_rows and bool(request.prompt.token_ids())

@@ -1,7 +1,7 @@
 """What routers are told: the routing chain of a prompt, which of it a worker has cached, and what frontends have sent where.
 
 The routing chain names the prefixes of a prompt at multiples of `inlay.digest.BLOCK_SIZE` positions, whatever an engine's pages
-are. A worker makes the chain of each work it admits with `routing_chain`, remembers which of its engine's pages hold which
+are. A worker makes the chain of each request it admits with `routing_chain`, remembers which of its engine's pages hold which
 part of it, and tells of the chain alone; so a router needs no other key than the one it makes of a prompt itself.
 """
 
@@ -15,7 +15,7 @@ from inlay.prompt import Buffer, Prompt
 from inlay.protocol.work import ModelCard
 
 KEY_SIZE = 8
-"""Bytes of a block digest that routing looks at. Were two blocks in 2**64 to meet, a work would go where less of it is cached."""
+"""Bytes of a block digest that routing looks at. Were two blocks in 2**64 to meet, a request would go where less of it is cached."""
 
 
 def keys_of(digests: Iterable[bytes]) -> bytes:
@@ -39,7 +39,7 @@ def routing_chain(
         card: of the model; only what its pool shares is looked at.
         secret: of the namespace.
         adapter: `Adapter.content_id`, or None.
-        salt: of the work.
+        salt: of the request.
         output: token ids that follow the prompt.
     """
     if prompt.has_rows and not card.shares_text_prefix:
@@ -99,12 +99,12 @@ class WorkerLoad(msgspec.Struct, frozen=True, array_like=True):
     """What one frontend has under way at one worker.
 
     Attributes:
-        works: sequences.
+        requests: sequences.
         prefill: positions that are still to be computed of prompts, as far as it knows.
         decode: positions of prompts and outputs of the sequences that are being decoded.
     """
 
-    works: int = 0
+    requests: int = 0
     prefill: int = 0
     decode: int = 0
 
@@ -121,7 +121,7 @@ class FrontendLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         whole: every worker that is not named has nothing of this frontend's.
         loads: by id of the worker; in a message that is not whole, those that changed.
         routed: by id of the worker, routing keys of prompts it was sent since the last message; of workers that tell no events.
-        leaving: the frontend ends, and forgets all of its works.
+        leaving: the frontend ends, and forgets all of its requests.
     """
 
     frontend: str
@@ -150,8 +150,8 @@ class RoutingFeed(Protocol):
 
 
 @runtime_checkable
-class TellsCache(Protocol):
-    """A `WorkHandler` whose engine tells what it has cached; its card says `kv_events`."""
+class CacheEventSource(Protocol):
+    """A `RequestHandler` whose engine tells what it has cached; its card says `kv_events`."""
 
     def watch_cache(self, tell: Callable[[KvEvents], None]) -> None:
         """From now on call `tell` with what changes, in order, on the event loop."""

@@ -14,7 +14,7 @@ from inlay.errors import EngineError, ErrorFrame
 from inlay.prompt import Prompt
 from inlay.protocol.capabilities import Exactness as Exactness
 from inlay.protocol.capabilities import Refusal
-from inlay.protocol.embedding import EmbeddingCard, EmbedWork, EmitVectors, Vectors
+from inlay.protocol.embedding import EmbeddingCard, EmbedOutput, EmbedRequest, EmitEmbedOutput
 from inlay.protocol.grammar import MAX_GRAMMAR as MAX_GRAMMAR
 from inlay.protocol.grammar import Grammar as Grammar
 from inlay.protocol.grammar import GrammarKind as GrammarKind
@@ -52,7 +52,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         grammar: what the output must match, or None; only of a kind in the card's `grammars`.
         bad_words: runs of token ids of which none may be completed in the output.
         allowed_token_ids: the only ids that may be chosen, or None for all. The end tokens are allowed only when named.
-        prompt_logprobs: alternatives a prompt position, None for none; only where all of the prompt is tokens. A work with
+        prompt_logprobs: alternatives a prompt position, None for none; only where all of the prompt is tokens. A request with
             `prior_output` has been told of its prompt before and is not told again.
         logprob_token_ids: ids whose logprobs stand, in this order, in the place of the most likely ones'.
         thinking: when the model's reasoning is ended for it, or None.
@@ -80,17 +80,17 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     thinking: ThinkingBudget | None = None
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One sequence to be generated.
 
     Attributes:
-        id: unique among the works in flight of a frontend.
-        attempt: counts up when the work is sent again; answers of older attempts are dropped.
+        id: unique among the requests in flight of a frontend.
+        attempt: counts up when the request is sent again; answers of older attempts are dropped.
         prompt: rows are in the model's activation dtype and carry their digests.
         prior_output: ids an earlier attempt has already shown; they stay output for penalties, limits and usage.
         adapter: name of the adapter, or None.
         salt: separates prefix caches; the tenant or the client's `cache_salt`.
-        deadline: seconds the work may still take when it is sent, or None.
+        deadline: seconds the request may still take when it is sent, or None.
         priority: lower is sooner, as in vLLM.
         trace: W3C `traceparent` of the span it belongs to, where that is recorded.
         client: whose it is, as its frontend tells clients apart: who makes an engine wait takes turns with the others. None where unknown.
@@ -141,7 +141,7 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
 class Usage(msgspec.Struct, frozen=True, array_like=True):
     """Positions counted by the engine; `cached_tokens` is what of the prompt came from the prefix cache.
 
-    `queued_seconds` is how long the work waited for its first step, where the engine says so.
+    `queued_seconds` is how long the request waited for its first step, where the engine says so.
     """
 
     prompt_tokens: int
@@ -150,23 +150,23 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     queued_seconds: float = 0.0
 
 
-class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """A piece of a work's output.
+class Output(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """A piece of a request's output.
 
     Attributes:
-        work_id: of the work.
-        attempt: of the work.
+        request_id: of the request.
+        attempt: of the request.
         offset: output index of the first id here, resumed ones counted.
         token_ids: the new ids. An end or stop token that ended the output is the last of them, counted in usage.
         logprobs: one for each id, when asked for.
-        finish_reason: set on the last delta; with "error", `error` says why.
+        finish_reason: set on the last output; with "error", `error` says why.
         stop_token_id: the id that ended the output, when one did; it is also the last of `token_ids`.
-        usage: set on the first and on the last delta.
-        error: why the work failed.
+        usage: set on the first and on the last output.
+        error: why the request failed.
         prompt_logprobs: of the next prompt positions, when asked for; all of them have come with or before the first id.
     """
 
-    work_id: str
+    request_id: str
     attempt: int
     offset: int
     token_ids: tuple[int, ...] = ()
@@ -178,8 +178,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     prompt_logprobs: PromptLogprobs | None = None
 
 
-Emit: TypeAlias = Callable[[Delta], None]
-"""Takes a delta on the event loop the engine was started on; must not block."""
+Emit: TypeAlias = Callable[[Output], None]
+"""Takes an output on the event loop the engine was started on; must not block."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -231,11 +231,11 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
         resuming: exactness by feature: "greedy", "sampling", "penalties", "logprobs", "grammar".
         grammars: the kinds of grammar the engine can hold an output to; none when it cannot.
         shares_text_prefix: whether text-only and mixed prompts share cached prefixes.
-        seeds: whether the seed of a work decides what is drawn.
+        seeds: whether the seed of a request decides what is drawn.
         refusals: what it cannot do safely, or at all.
         kv_events: whether the worker tells which blocks it has cached, as `inlay.protocol.routing` says.
         adapters: those that are loaded; it changes while a worker runs.
-        asleep: the level of its sleep, 0 while it is awake; only an awake worker is sent works.
+        asleep: the level of its sleep, 0 while it is awake; only an awake worker is sent requests.
         probe: the last one of its engine; None before the first, while it sleeps, and where it is not probed.
         secret_fingerprint: of the namespace's root secret.
         embedding: of a model that makes vectors or scores.
@@ -274,7 +274,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Engine(Protocol):
-    """What every engine is, whatever it can do; `Generates` and the others say that.
+    """What every engine is, whatever it can do; `GenerateEngine` and the others say that.
 
     Every method is called on the event loop of the worker, none of them may block it.
     """
@@ -292,8 +292,8 @@ class Engine(Protocol):
         """Abort everything and free all memory."""
         ...
 
-    def abort(self, work_id: str) -> None:
-        """Stop a work and free its memory within one step. Unknown ids are ignored. Emits a last delta, "abort"."""
+    def abort(self, request_id: str) -> None:
+        """Stop a request and free its memory within one step. Unknown ids are ignored. Emits a last output, "abort"."""
         ...
 
     async def probe(self) -> float:
@@ -306,11 +306,11 @@ class Engine(Protocol):
 
 
 @runtime_checkable
-class Generates(Engine, Protocol):
+class GenerateEngine(Engine, Protocol):
     """An engine of `Task.GENERATE`."""
 
-    def generate(self, work: Work, emit: Emit) -> None:
-        """Admit `work`. Its deltas go to `emit` in order of offset, the last with a finish reason.
+    def generate(self, request: Request, emit: Emit) -> None:
+        """Admit `request`. Its outputs go to `emit` in order of offset, the last with a finish reason.
 
         Raises:
             InvalidRequestError: it can never run here; nothing was admitted.
@@ -318,13 +318,13 @@ class Generates(Engine, Protocol):
         ...
 
     async def reset_prefix_cache(self) -> int:
-        """Forget every cached block no running work uses; the number forgotten."""
+        """Forget every cached block no running request uses; the number forgotten."""
         ...
 
 
 @runtime_checkable
-class Fails(Protocol):
-    """An engine that knows when it has failed for good: every work has ended with an error, and its worker is to end too."""
+class FailingEngine(Protocol):
+    """An engine that knows when it has failed for good: every request has ended with an error, and its worker is to end too."""
 
     async def failed(self) -> EngineError:
         """Return why, once it has."""
@@ -332,27 +332,27 @@ class Fails(Protocol):
 
 
 @runtime_checkable
-class Adapts(Protocol):
+class AdapterEngine(Protocol):
     """An engine whose adapters come and go. Who may load what, and when one may go, its worker decides."""
 
     async def load_adapter(self, adapter: Adapter, directory: str) -> None:
-        """Make `adapter`, whose checked files are in `directory`, usable by works that name it; all or nothing. `max_cpu_loras` and one more have room.
+        """Make `adapter`, whose checked files are in `directory`, usable by requests that name it; all or nothing. `max_cpu_loras` and one more have room.
 
         Raises `InvalidRequestError` where it does not fit the model, or there is no room for one more.
         """
         ...
 
     async def unload_adapter(self, name: str) -> None:
-        """Free an adapter no work uses any more."""
+        """Free an adapter no request uses any more."""
         ...
 
 
 @runtime_checkable
-class Sleeps(Protocol):
-    """An engine that can give its memory back while nobody needs it. No work is under way when it is told to."""
+class SleepingEngine(Protocol):
+    """An engine that can give its memory back while nobody needs it. No request is under way when it is told to."""
 
     def check_sleep(self, level: int) -> None:
-        """Raise `InvalidRequestError` for a level it cannot sleep at, before any work is ended for it."""
+        """Raise `InvalidRequestError` for a level it cannot sleep at, before any request is ended for it."""
         ...
 
     async def sleep(self, level: int) -> None:
@@ -379,19 +379,19 @@ class Reply(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Stream(Protocol):
-    """One work under way, as the frontend sees it."""
+    """One request under way, as the frontend sees it."""
 
-    def __aiter__(self) -> AsyncIterator[Sequence[Delta]]:
-        """Deltas as they come, all that have arrived at a time; ends after the one with a finish reason.
+    def __aiter__(self) -> AsyncIterator[Sequence[Output]]:
+        """Outputs as they come, all that have arrived at a time; ends after the one with a finish reason.
 
         Raises:
-            OverloadedError: the worker is gone; the work may be sent again elsewhere.
-            InvalidRequestError: the worker refused the work.
+            OverloadedError: the worker is gone; the request may be sent again elsewhere.
+            InvalidRequestError: the worker refused the request.
         """
         ...
 
     def cancel(self) -> None:
-        """Stop the work; needs no answer. Safe to call again and after the end."""
+        """Stop the request; needs no answer. Safe to call again and after the end."""
         ...
 
 
@@ -408,12 +408,12 @@ class Worker(Protocol):
         """What it announced."""
         ...
 
-    def send(self, work: Work) -> Stream:
-        """Send a work. Rows go as raw buffers; works whose prompts share memory share it on the way where the plane can."""
+    def send(self, request: Request) -> Stream:
+        """Send a request. Rows go as raw buffers; requests whose prompts share memory share it on the way where the plane can."""
         ...
 
-    async def embed(self, work: EmbedWork) -> Vectors:
-        """Send a work and wait for its answer; whoever stops waiting cancels it. Raises as `Stream` does, and what the answer says."""
+    async def embed(self, request: EmbedRequest) -> EmbedOutput:
+        """Send a request and wait for its answer; whoever stops waiting cancels it. Raises as `Stream` does, and what the answer says."""
         ...
 
     async def call(self, command: Command, within: float = 30.0) -> Reply:
@@ -422,7 +422,7 @@ class Worker(Protocol):
 
 
 class Plane(Protocol):
-    """Carries works to workers and deltas back. The frontend's side."""
+    """Carries works to workers and outputs back. The frontend's side."""
 
     async def start(self) -> None:
         """Connect, and begin to learn of workers."""
@@ -436,7 +436,7 @@ class Plane(Protocol):
         """The workers that are ready now."""
         ...
 
-    def missing(self) -> Mapping[str, str]:
+    def unavailable(self) -> Mapping[str, str]:
         """The workers that should be there and are not ready, by whatever name, and why."""
         ...
 
@@ -448,29 +448,29 @@ class Plane(Protocol):
         ...
 
     def room(self, num_bytes: int) -> memoryview | None:
-        """Writable memory of which a buffer in a work is not copied on its way, or None where there is none.
+        """Writable memory of which a buffer in a request is not copied on its way, or None where there is none.
 
-        It is free again once neither a view of it nor a work that was sent with one is left.
+        It is free again once neither a view of it nor a request that was sent with one is left.
         """
         ...
 
 
-class WorkHandler(Protocol):
+class RequestHandler(Protocol):
     """What a plane's worker side drives: `inlay.worker` implements it around an engine."""
 
     def watch(self, announce: Callable[[ModelCard], None]) -> None:
         """Call `announce` with the card, now and whenever it has changed."""
         ...
 
-    def generate(self, work: Work, emit: Emit) -> None:
-        """As `Generates.generate`."""
+    def generate(self, request: Request, emit: Emit) -> None:
+        """As `GenerateEngine.generate`."""
         ...
 
-    def embed(self, work: EmbedWork, emit: EmitVectors) -> None:
-        """As `Embeds.embed`, but what is refused is an answer too."""
+    def embed(self, request: EmbedRequest, emit: EmitEmbedOutput) -> None:
+        """As `EmbeddingEngine.embed`, but what is refused is an answer too."""
         ...
 
-    def abort(self, work_id: str) -> None:
+    def abort(self, request_id: str) -> None:
         """As `Engine.abort`."""
         ...
 

@@ -16,7 +16,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 """Roles of every chat; templates may name further ones."""
 
 
-class Marks:
+class PlaceholderMarks:
     """Texts that stand for rows while a template is rendered, and one for the place where the last message ends.
 
     They are digits alone, which trimming, escaping, changing case and writing as JSON all leave as they are, and 133 random
@@ -99,7 +99,7 @@ class Marks:
 
 def template_messages(
     messages: Sequence[Mapping[str, Any]],
-    marks: Marks,
+    marks: PlaceholderMarks,
     *,
     num_rows: int,
     reads: Callable[[str], Reads],
@@ -175,7 +175,7 @@ def template_messages(
     return result
 
 
-def _texts(parts: Sequence[Any], where: str, marks: Marks, indices: list[int]) -> list[str]:
+def _texts(parts: Sequence[Any], where: str, marks: PlaceholderMarks, indices: list[int]) -> list[str]:
     """The texts of a list of parts, embeddings as marks glued to their neighbours; appends the rows named to `indices`."""
     texts: list[str] = []
     glue = False
@@ -237,7 +237,7 @@ def _open_arguments(call: Any, where: str) -> Any:
     return {**call, "function": {**function, "arguments": value}}
 
 
-def _mark_end(message: dict[str, Any], marks: Marks) -> None:
+def _mark_end(message: dict[str, Any], marks: PlaceholderMarks) -> None:
     content = message.get("content")
     if isinstance(content, str):
         message["content"] = content + marks.end
@@ -249,4 +249,4 @@ def _mark_end(message: dict[str, Any], marks: Marks) -> None:
         )
 
 
-__all__ = ["Marks", "template_messages"]
+__all__ = ["PlaceholderMarks", "template_messages"]

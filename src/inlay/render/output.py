@@ -118,7 +118,7 @@ PLAIN = OutputFormat()
 
 
 @dataclass(slots=True)
-class Output:
+class ParsedOutput:
     """What deltas say together.
 
     Attributes:
@@ -132,8 +132,8 @@ class Output:
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
 
     @classmethod
-    def of(cls, deltas: Iterable[OutputDelta]) -> "Output":
-        """Put `deltas` together."""
+    def of(cls, deltas: Iterable[OutputDelta]) -> "ParsedOutput":
+        """Put `outputs` together."""
         content: list[str] = []
         reasoning: list[str] = []
         calls: dict[int, list[ToolCallDelta]] = {}
@@ -156,10 +156,10 @@ __all__ = [
     "Begins",
     "ContentDelta",
     "ContentParser",
-    "Output",
     "OutputDelta",
     "OutputFormat",
     "OutputParser",
+    "ParsedOutput",
     "ReasoningDelta",
     "ReasoningIds",
     "ToolCallDelta",

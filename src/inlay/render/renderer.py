@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from inlay.errors import ContextLengthError, InvalidRequestError
 from inlay.prompt import Prompt, Rows, Segment, Tokens
-from inlay.render.conversation import Marks, template_messages
+from inlay.render.conversation import PlaceholderMarks, template_messages
 from inlay.render.detokenizer import (
     ByteLevelDetokenizer,
     Detokenizer,
@@ -193,7 +193,7 @@ class Renderer:
                 param="chat_template_kwargs",
             )
         template = self._templates.choose(tools=bool(tools))
-        marks = Marks(len(rows))
+        marks = PlaceholderMarks(len(rows))
         prepared = template_messages(
             messages,
             marks,
@@ -326,7 +326,7 @@ class _RowsTokenizer:
         self._id = self._tokenizer.token_to_id(self._text)
 
     def prompt(
-        self, text: str, marks: Marks, rows: Sequence[Rows], *, keep: int | None, side: Side
+        self, text: str, marks: PlaceholderMarks, rows: Sequence[Rows], *, keep: int | None, side: Side
     ) -> Prompt:
         """The prompt of a rendered text, with `rows` in the places of their marks; of its one end, `keep` positions or more."""
         whole = marks.replace(text, self._text)

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer
 from inlay.errors import InvalidRequestError
 
 
-class Loaded(NamedTuple):
+class LoadedTokenizer(NamedTuple):
     """A tokenizer, and the special tokens by the names templates know them by ("bos_token")."""
 
     tokenizer: Tokenizer
@@ -22,7 +22,7 @@ class Loaded(NamedTuple):
     config: dict[str, Any]
 
 
-def load_tokenizer(directory: Path) -> Loaded:
+def load_tokenizer(directory: Path) -> LoadedTokenizer:
     """Read the tokenizer of a model directory.
 
     Raises:
@@ -51,7 +51,7 @@ def load_tokenizer(directory: Path) -> Loaded:
         raise InvalidRequestError(
             f"{directory / 'tokenizer_config.json'} describes added tokens wrongly: {error!r}", param="model"
         ) from error
-    return Loaded(tokenizer, special_tokens, config)
+    return LoadedTokenizer(tokenizer, special_tokens, config)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -98,4 +98,4 @@ def _add_missing(tokenizer: Tokenizer, config: dict[str, Any], special_tokens: d
     tokenizer.add_tokens([token for content, token in missing.items() if content not in known])
 
 
-__all__ = ["Loaded", "load_tokenizer"]
+__all__ = ["LoadedTokenizer", "load_tokenizer"]

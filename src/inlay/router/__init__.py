@@ -1,4 +1,4 @@
-"""Which worker gets a work."""
+"""Which worker gets a request."""
 
 from typing import TYPE_CHECKING
 

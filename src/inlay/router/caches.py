@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from inlay.errors import InlayError
 from inlay.protocol.routing import KEY_SIZE, KvEvents, KvSnapshot, Removed, Stored
 from inlay.router.kv_index import keys_of
-from inlay.router.member import Member
+from inlay.router.member import PoolMember
 from inlay.router.pool import Pool
 
 _log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class _Followed:
 
     __slots__ = ("asking", "member", "pool", "sequence", "waiting")
 
-    def __init__(self, pool: Pool, member: Member) -> None:
+    def __init__(self, pool: Pool, member: PoolMember) -> None:
         self.pool = pool
         self.member = member
         self.sequence: int | None = None
@@ -35,7 +35,7 @@ class _Followed:
         self.asking: asyncio.Task[None] | None = None
 
 
-class Caches:
+class CacheTracker:
     """Keeps what workers told in the indexes of their pools.
 
     Args:
@@ -46,7 +46,7 @@ class Caches:
         self._snapshot = snapshot
         self._followed: dict[str, _Followed] = {}
 
-    def follow(self, pool: Pool, member: Member) -> None:
+    def follow(self, pool: Pool, member: PoolMember) -> None:
         """A new worker: ask what it has, if it tells."""
         for id_ in [id_ for id_, known in self._followed.items() if known.member.seat is None]:
             self._stop(self._followed.pop(id_))

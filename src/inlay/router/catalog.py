@@ -80,7 +80,7 @@ class Catalog:
         pool = PoolKey.of(card)
         return [worker for worker in self._workers() if PoolKey.of(worker.card) == pool]
 
-    def alike(self, card: ModelCard, adapter: str | None, *, rows: bool = False) -> list[Worker]:
+    def equivalent_workers(self, card: ModelCard, adapter: str | None, *, rows: bool = False) -> list[Worker]:
         """The ready workers that would answer as the one with this card does; with `rows`, those that take a prompt with rows."""
         content = None if adapter is None else content_of(card, adapter)
         return [

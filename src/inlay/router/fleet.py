@@ -10,9 +10,9 @@ from random import Random
 from inlay import liveness
 from inlay.protocol.routing import RoutingFeed, WorkerLoad
 from inlay.protocol.work import ModelCard, Plane, Worker
-from inlay.router.caches import Caches
+from inlay.router.caches import CacheTracker
 from inlay.router.key_table import Keys
-from inlay.router.member import Member
+from inlay.router.member import PoolMember
 from inlay.router.peers import Peers
 from inlay.router.policies import policy_of
 from inlay.router.pool import Pool, PoolKey
@@ -49,13 +49,13 @@ class Fleet:
         self._peers = (
             None if feed is None else Peers(feed.publish, self._set_others, self._routed, clock=liveness.now)
         )
-        self._caches = None if feed is None else Caches(feed.kv_snapshot)
+        self._caches = None if feed is None else CacheTracker(feed.kv_snapshot)
         self._changed: Callable[[], None] = lambda: None
         self._watching: asyncio.Task[None] | None = None
         self._stale = True
 
     def start(self, changed: Callable[[], None]) -> None:
-        """Listen to what is told, if the plane carries it. `changed` is called when there may be room for more works."""
+        """Listen to what is told, if the plane carries it. `changed` is called when there may be room for more requests."""
         self._changed = changed
         self._watching = asyncio.create_task(self._watch())
         if self._feed is not None and self._peers is not None and self._caches is not None:
@@ -133,7 +133,7 @@ class Fleet:
         """What all frontends have under way at each worker, by its id."""
         return {id_: member.load for pool in self._pools.values() for id_, member in pool.members.items()}
 
-    def sent(self, pool: Pool, member: Member, keys: Keys) -> None:
+    def sent(self, pool: Pool, member: PoolMember, keys: Keys) -> None:
         """A worker was sent a prompt of these blocks."""
         pool.sent(member, keys)
         if self._peers is not None:
@@ -147,7 +147,7 @@ class Fleet:
         if pool is None:
             return
         member = pool.members[worker_id]
-        fewer = load.works < member.others.works
+        fewer = load.requests < member.others.requests
         pool.set_others(member, load)
         if fewer:
             self._changed()

@@ -2,16 +2,16 @@
 
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from inlay.protocol.work import Delta, Stream
-from inlay.router.member import Member
+from inlay.protocol.work import Output, Stream
+from inlay.router.member import PoolMember
 from inlay.router.pool import Pool
 
 _GROWS_BY = 16
 """Output tokens after which a sequence counts as longer: not each is worth the arithmetic."""
 
 
-class Charge:
-    """A work's part of its worker's load.
+class LoadReservation:
+    """A request's part of its worker's load.
 
     Args:
         pool: of the worker.
@@ -27,7 +27,7 @@ class Charge:
     def __init__(
         self,
         pool: Pool,
-        member: Member,
+        member: PoolMember,
         *,
         prefill: int,
         length: int,
@@ -42,14 +42,14 @@ class Charge:
         self._decode = 0
         self._new = 0
         self._client = client
-        pool.change(member, works=1, prefill=prefill, client=client)
+        pool.change(member, requests=1, prefill=prefill, client=client)
 
-    def take(self, deltas: Sequence[Delta]) -> None:
+    def take(self, outputs: Sequence[Output]) -> None:
         """The worker has said so much."""
         if self._ended is None:
             return
-        for delta in deltas:
-            self._new += len(delta.token_ids)
+        for output in outputs:
+            self._new += len(output.token_ids)
         if not self._decode and self._new:
             self._decode = self._length
             self._pool.change(self._member, prefill=-self._prefill, decode=self._length)
@@ -65,7 +65,7 @@ class Charge:
         if ended is not None:
             self._pool.change(
                 self._member,
-                works=-1,
+                requests=-1,
                 prefill=-self._prefill,
                 decode=-self._decode,
                 client=self._client,
@@ -73,21 +73,21 @@ class Charge:
             ended(self._client)
 
 
-class Followed:
+class TrackedStream:
     """A stream that counts until it has ended, however it ends."""
 
     __slots__ = ("_charge", "_stream")
 
-    def __init__(self, stream: Stream, charge: Charge) -> None:
+    def __init__(self, stream: Stream, charge: LoadReservation) -> None:
         self._stream = stream
         self._charge = charge
 
-    async def __aiter__(self) -> AsyncIterator[Sequence[Delta]]:
+    async def __aiter__(self) -> AsyncIterator[Sequence[Output]]:
         """As `inlay.protocol.work.Stream`."""
         try:
-            async for deltas in self._stream:
-                self._charge.take(deltas)
-                yield deltas
+            async for outputs in self._stream:
+                self._charge.take(outputs)
+                yield outputs
         finally:
             self._charge.end()
 

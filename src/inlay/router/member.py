@@ -15,7 +15,7 @@ BRIDGED_SECONDS = 10.0
 _NOTHING = WorkerLoad()
 
 
-class Member:
+class PoolMember:
     """A worker of a pool.
 
     What it has cached is known in three holdings of the pool's index. `told` is what its events said. `young` and `old` are what it was
@@ -61,7 +61,9 @@ class Member:
     def load(self) -> WorkerLoad:
         """What all frontends have under way there."""
         own, others = self.own, self.others
-        return WorkerLoad(own.works + others.works, own.prefill + others.prefill, own.decode + others.decode)
+        return WorkerLoad(
+            own.requests + others.requests, own.prefill + others.prefill, own.decode + others.decode
+        )
 
     def capacity(self, backlog: float) -> int:
         """Works it may have at a time, `backlog` times as many waiting as running."""
@@ -70,7 +72,7 @@ class Member:
     @property
     def clients(self) -> int:
         """Clients that have works there as far as is known; those of all other frontends count as one."""
-        return self.num_clients + (self.others.works > 0)
+        return self.num_clients + (self.others.requests > 0)
 
     @property
     def takes_rows(self) -> bool:

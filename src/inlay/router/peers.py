@@ -9,7 +9,7 @@ from contextlib import suppress
 from inlay.protocol.routing import FrontendLoad, WorkerLoad
 from inlay.router.key_table import Keys
 from inlay.router.kv_index import keys_of
-from inlay.router.member import Member
+from inlay.router.member import PoolMember
 
 TELL_SECONDS = 0.25
 """How often changes are told."""
@@ -62,7 +62,7 @@ class Peers:
         self._clock = clock
         self._peers: dict[str, _Peer] = {}
         self._sums: dict[str, WorkerLoad] = {}
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, PoolMember] = {}
         self._told: dict[str, WorkerLoad] = {}
         self._routed: dict[str, list[bytes]] = {}
         self._routed_bytes = 0
@@ -87,11 +87,11 @@ class Peers:
         """What all others together have at a worker."""
         return self._sums.get(worker_id, _NOTHING)
 
-    def watch(self, member: Member) -> None:
-        """This frontend sends works to a worker."""
+    def watch(self, member: PoolMember) -> None:
+        """This frontend sends requests to a worker."""
         self._members[member.id] = member
 
-    def sent(self, member: Member, keys: Keys) -> None:
+    def sent(self, member: PoolMember, keys: Keys) -> None:
         """A worker was sent a prompt of these blocks."""
         if not member.card.kv_events and self._routed_bytes + keys.nbytes <= _MOST_ROUTED:
             self._routed.setdefault(member.id, []).append(keys.astype("<u8").tobytes())
@@ -128,7 +128,7 @@ class Peers:
             return
         known = self.load(worker_id)
         now = WorkerLoad(
-            known.works + load.works - before.works,
+            known.requests + load.requests - before.requests,
             known.prefill + load.prefill - before.prefill,
             known.decode + load.decode - before.decode,
         )

@@ -21,7 +21,7 @@ class Weights(NamedTuple):
 
 
 class View(NamedTuple):
-    """The workers that may get a work, at least one; arrays have an element for each.
+    """The workers that may get a request, at least one; arrays have an element for each.
 
     Attributes:
         seats: what tells them apart, ascending.
@@ -107,7 +107,7 @@ class PowerOfTwo:
 
 
 class Kv:
-    """The one where the work is expected to cost least.
+    """The one where the request is expected to cost least.
 
     Cost is what each has under way, and of this prompt the positions that the worker has not cached, at the price of positions to be
     computed. The form is Dynamo's router's (overlap weight times prefill blocks, plus decode blocks), which weighs both alike; here a

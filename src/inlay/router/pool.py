@@ -1,4 +1,4 @@
-"""The workers that can do each other's works: what each has under way and cached, and which of them is next."""
+"""The workers that can do each other's requests: what each has under way and cached, and which of them is next."""
 
 import heapq
 import time
@@ -15,10 +15,10 @@ from inlay.protocol.routing import WorkerLoad
 from inlay.protocol.work import ModelCard, Worker
 from inlay.router.key_table import Keys
 from inlay.router.kv_index import KvIndex
-from inlay.router.member import Member
+from inlay.router.member import PoolMember
 from inlay.router.model import content_of
 from inlay.router.policies import Policy, Positions, View
-from inlay.router.sessions import Hashes, home
+from inlay.router.sessions import Hashes, rendezvous_hash
 from inlay.router.settings import RouterSettings
 
 
@@ -38,7 +38,7 @@ class PoolKey(NamedTuple):
 class Chosen(NamedTuple):
     """The worker for a prompt, and the positions of it that it has cached as far as is known."""
 
-    member: Member
+    member: PoolMember
     cached: int
 
 
@@ -58,23 +58,23 @@ class Pool:
         self._policy = policy
         self._settings = settings
         self._clock = clock
-        self._members: dict[str, Member] = {}
-        self._seated: list[Member] = []
-        self._turning: list[tuple[float, int, Member]] = []
+        self._members: dict[str, PoolMember] = {}
+        self._seated: list[PoolMember] = []
+        self._turning: list[tuple[float, int, PoolMember]] = []
         self._numbers = count()
         self._able: dict[tuple[str | None, bool], Positions] = {}
-        self._works_of: dict[str | None, Counter[Member]] = {}
+        self._works_of: dict[str | None, Counter[PoolMember]] = {}
         self._seat()
 
     def __len__(self) -> int:
         return len(self._members)
 
     @property
-    def members(self) -> Mapping[str, Member]:
+    def members(self) -> Mapping[str, PoolMember]:
         """By id of the worker."""
         return self._members
 
-    def take(self, workers: Sequence[Worker], others: Callable[[str], WorkerLoad]) -> list[Member]:
+    def take(self, workers: Sequence[Worker], others: Callable[[str], WorkerLoad]) -> list[PoolMember]:
         """These are the workers now, with the cards they have now; those that are new.
 
         Args:
@@ -82,11 +82,11 @@ class Pool:
             others: what the other frontends have under way at a worker.
         """
         before, self._members = self._members, {}
-        new: list[Member] = []
+        new: list[PoolMember] = []
         for worker in workers:
             member = before.pop(worker.id, None)
             if member is None:
-                member = Member(worker, self.index)
+                member = PoolMember(worker, self.index)
                 member.others = others(worker.id)
                 new.append(member)
             elif member.card.asleep < worker.card.asleep:
@@ -107,7 +107,7 @@ class Pool:
         self._capacity: Positions = np.array([member.capacity(backlog) for member in members], np.int64)
         self._hashes: Hashes = np.array([member.hash for member in members], np.uint64)
         loads = [member.load for member in members]
-        self._works: Positions = np.array([load.works for load in loads], np.int64)
+        self._num_requests: Positions = np.array([load.requests for load in loads], np.int64)
         self._clients: Positions = np.array([member.clients for member in members], np.int64)
         self._prefill: Positions = np.array([load.prefill for load in loads], np.int64)
         self._decode: Positions = np.array([load.decode for load in loads], np.int64)
@@ -159,7 +159,7 @@ class Pool:
         return bool(self._seated) and all(member.card.asleep for member in self._seated)
 
     def can_serve(self, adapter: str | None, *, rows: bool = False) -> bool:
-        """Whether any of its workers could be sent a work now, had it room."""
+        """Whether any of its workers could be sent a request now, had it room."""
         return len(self._seats_able(adapter, rows)) > 0
 
     def asks_for_chain(self, adapter: str | None, *, rows: bool = False) -> bool:
@@ -181,7 +181,7 @@ class Pool:
     ) -> Chosen | None:
         """The worker for a prompt, or None where none can take it now.
 
-        A worker that has all the works it may have takes those of a client that has less than its share
+        A worker that has all the requests it may have takes those of a client that has less than its share
         there: whose sequences run is its engine's to say, and it knows only of those that it has.
 
         Args:
@@ -198,7 +198,7 @@ class Pool:
         seats = self._seats_able(adapter, rows)
         if not full_too:
             able = seats
-            seats = able[self._works[able] < self._capacity[able]]
+            seats = able[self._num_requests[able] < self._capacity[able]]
             if not len(seats):
                 seats = self._within_share(able, client)
         if only is not None:
@@ -212,7 +212,7 @@ class Pool:
             chosen = 0
         elif session is not None:
             slack = self._settings.router_session_slack
-            chosen = home(session, self._hashes[seats], self._works[seats], slack)
+            chosen = rendezvous_hash(session, self._hashes[seats], self._num_requests[seats], slack)
         else:
             chosen = self._policy.choose(
                 View(seats, self._prefill[seats], self._decode[seats], cached, length)
@@ -220,15 +220,15 @@ class Pool:
         return Chosen(self._seated[int(seats[chosen])], 0 if cached is None else int(cached[chosen]))
 
     def _within_share(self, seats: Positions, client: str | None) -> Positions:
-        """Those of the seats where a client has less than its share of the works that a worker may have.
+        """Those of the seats where a client has less than its share of the requests that a worker may have.
 
-        Each client with works there has an equal share, and so has this one. Of the other frontends'
+        Each client with requests there has an equal share, and so has this one. Of the other frontends'
         clients no more is known than that there are any: they count as one.
         """
         own = np.zeros(len(self._seated), np.int64)
-        for member, works in self._works_of.get(client, {}).items():
+        for member, requests in self._works_of.get(client, {}).items():
             if member.seat is not None:
-                own[member.seat] = works
+                own[member.seat] = requests
         clients = self._clients + (own == 0)
         within: Positions = seats[((own + 1) * clients <= self._capacity)[seats]]
         return within
@@ -245,13 +245,13 @@ class Pool:
 
     # What becomes known.
 
-    def sent(self, member: Member, keys: Keys) -> None:
+    def sent(self, member: PoolMember, keys: Keys) -> None:
         """A worker was sent a prompt of these blocks."""
         if member.sent(keys, self._clock(), self._settings.router_cache_ttl):
             self._look_again(member)
         self.renumbered(member)
 
-    def _look_again(self, member: Member) -> None:
+    def _look_again(self, member: PoolMember) -> None:
         if member.turns_at is not None:
             heapq.heappush(self._turning, (member.turns_at, next(self._numbers), member))
 
@@ -263,56 +263,56 @@ class Pool:
                 self._look_again(member)
             self.renumbered(member)
 
-    def renumbered(self, member: Member) -> None:
+    def renumbered(self, member: PoolMember) -> None:
         """A member's holdings may have other numbers."""
         if member.seat is not None:
             self._holders[:, member.seat] = (member.told, member.young, member.old)
 
     def change(
         self,
-        member: Member,
-        works: int = 0,
+        member: PoolMember,
+        requests: int = 0,
         prefill: int = 0,
         decode: int = 0,
         *,
         client: str | None = None,
     ) -> None:
         """Add to the load that this frontend has at a worker; the requests are one client's."""
-        if works:
-            self._change_client(member, client, works)
+        if requests:
+            self._change_client(member, client, requests)
         own = member.own
-        member.own = WorkerLoad(own.works + works, own.prefill + prefill, own.decode + decode)
-        self._add(member, works, prefill, decode)
+        member.own = WorkerLoad(own.requests + requests, own.prefill + prefill, own.decode + decode)
+        self._add(member, requests, prefill, decode)
 
-    def _change_client(self, member: Member, client: str | None, works: int) -> None:
+    def _change_client(self, member: PoolMember, client: str | None, requests: int) -> None:
         of_client = self._works_of.setdefault(client, Counter())
         before = of_client[member]
-        of_client[member] += works
+        of_client[member] += requests
         if not of_client[member]:
             del of_client[member]
         if not of_client:
             del self._works_of[client]
-        member.num_clients += (before + works > 0) - (before > 0)
+        member.num_clients += (before + requests > 0) - (before > 0)
         self._count_clients(member)
 
-    def _count_clients(self, member: Member) -> None:
+    def _count_clients(self, member: PoolMember) -> None:
         if member.seat is not None:
             self._clients[member.seat] = member.clients
 
-    def set_others(self, member: Member, load: WorkerLoad) -> None:
+    def set_others(self, member: PoolMember, load: WorkerLoad) -> None:
         """What the other frontends have under way at a worker is so much."""
         before, member.others = member.others, load
         self._count_clients(member)
         self._add(
             member,
-            load.works - before.works,
+            load.requests - before.requests,
             load.prefill - before.prefill,
             load.decode - before.decode,
         )
 
-    def _add(self, member: Member, works: int, prefill: int, decode: int) -> None:
+    def _add(self, member: PoolMember, requests: int, prefill: int, decode: int) -> None:
         seat = member.seat
         if seat is not None:
-            self._works[seat] += works
+            self._num_requests[seat] += requests
             self._prefill[seat] += prefill
             self._decode[seat] += decode

@@ -1,8 +1,8 @@
-"""A work followed to its end over as many workers as it takes.
+"""A request followed to its end over as many workers as it takes.
 
 What has been shown is never shown again and never changed: the next attempt carries it as `prior_output`, and is made
 only where the worker's card says that the features in use continue exactly, or but for rounding. Before anything has been
-shown, a work may start anew anywhere.
+shown, a request may start anew anywhere.
 """
 
 import asyncio
@@ -13,25 +13,25 @@ import msgspec
 
 from inlay import liveness
 from inlay.errors import DeadlineExceededError, EngineError, InlayError, NotFoundError, OverloadedError
-from inlay.protocol.deltas import after, joined, untold
-from inlay.protocol.work import Delta, Exactness, ModelCard, PromptLogprobs, Stream, Usage, Work, Worker
+from inlay.protocol.deltas import coalesce, drop_known, trim_to_offset
+from inlay.protocol.work import Exactness, ModelCard, Output, PromptLogprobs, Request, Stream, Usage, Worker
 
 log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 8
-"""Attempts at one work in all. A work that is the death of its workers must not be that of the fleet."""
-MAX_BARREN = 3
+"""Attempts at one request in all. A request that is the death of its workers must not be that of the fleet."""
+MAX_EMPTY_ATTEMPTS = 3
 """Attempts in a row that showed nothing new."""
 WAIT_SECONDS = 10.0
 """How long to wait for a worker when the last one is gone and there is no other."""
 _LOOK_SECONDS = 0.1
 _PAUSE_SECONDS = 0.5
-"""Before a work goes to a worker again that has lost it once."""
+"""Before a request goes to a worker again that has lost it once."""
 
 
-def features(work: Work) -> list[str]:
-    """What of an engine the output of `work` depends on, as `ModelCard.resuming` names it."""
-    sampling = work.sampling
+def features(request: Request) -> list[str]:
+    """What of an engine the output of `request` depends on, as `ModelCard.resuming` names it."""
+    sampling = request.sampling
     used = ["greedy" if sampling.temperature == 0 else "sampling"]
     penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
     if penalties != (1.0, 0.0, 0.0) or sampling.bad_words or sampling.min_tokens:
@@ -43,10 +43,10 @@ def features(work: Work) -> list[str]:
     return used
 
 
-def inexact(work: Work, card: ModelCard) -> list[str]:
-    """The features of `work` that an engine does not continue exactly, or but for rounding."""
+def inexact(request: Request, card: ModelCard) -> list[str]:
+    """The features of `request` that an engine does not continue exactly, or but for rounding."""
     continued = (Exactness.EXACT, Exactness.ROUNDED)
-    return [name for name in features(work) if card.resuming.get(name) not in continued]
+    return [name for name in features(request) if card.resuming.get(name) not in continued]
 
 
 class Sent:
@@ -59,10 +59,10 @@ class Sent:
 
 
 class ResumingStream:
-    """`inlay.protocol.work.Stream` over every attempt at a work.
+    """`inlay.protocol.work.Stream` over every attempt at a request.
 
     Args:
-        work: the first attempt, which has been sent.
+        request: the first attempt, which has been sent.
         sent: it.
         workers: those of its pool that are ready now and could take it.
         send: sends a further attempt to one of the workers it is given.
@@ -70,35 +70,35 @@ class ResumingStream:
 
     def __init__(
         self,
-        work: Work,
+        request: Request,
         sent: Sent,
         *,
         workers: Callable[[], Sequence[Worker]],
-        send: Callable[[Sequence[Worker], Work], Sent],
+        send: Callable[[Sequence[Worker], Request], Sent],
     ) -> None:
-        self._first = self._work = work
+        self._first = self._request = request
         self._sent = sent
         self._workers = workers
         self._send = send
         self._began = asyncio.get_running_loop().time()
         self._cancelled = False
         self._failed_on: set[str] = set()
-        self._barren = 0
-        self._shown = list(work.prior_output)
+        self._empty_attempts = 0
+        self._shown = list(request.prior_output)
         self._told = 1
         self._cached: int | None = None
 
     def cancel(self) -> None:
-        """Stop the work; needs no answer."""
+        """Stop the request; needs no answer."""
         self._cancelled = True
         self._sent.stream.cancel()
 
-    async def __aiter__(self) -> AsyncIterator[Sequence[Delta]]:
+    async def __aiter__(self) -> AsyncIterator[Sequence[Output]]:
         ended = False
         while not ended:
             try:
-                async for deltas in self._sent.stream:
-                    batch, error = self._kept_of(deltas)
+                async for outputs in self._sent.stream:
+                    batch, error = self._kept_of(outputs)
                     if batch:
                         ended = batch[-1].finish_reason is not None
                         yield batch
@@ -110,49 +110,49 @@ class ResumingStream:
                     return
                 await self._resume(error)
 
-    def _kept_of(self, deltas: Sequence[Delta]) -> tuple[list[Delta], InlayError | None]:
+    def _kept_of(self, outputs: Sequence[Output]) -> tuple[list[Output], InlayError | None]:
         """(what is to be shown, what ends the attempt after it)."""
-        batch: list[Delta] = []
-        for delta in joined(deltas):
+        batch: list[Output] = []
+        for output in coalesce(outputs):
             try:
-                kept = self._kept(delta)
+                kept = self._kept(output)
             except InlayError as error:
                 return batch, error
             if kept is not None:
                 batch.append(kept)
         return batch, None
 
-    def _aborted(self) -> Delta:
-        return Delta(self._work.id, self._work.attempt, len(self._shown), finish_reason="abort")
+    def _aborted(self) -> Output:
+        return Output(self._request.id, self._request.attempt, len(self._shown), finish_reason="abort")
 
-    def _kept(self, delta: Delta) -> Delta | None:
-        """What of a delta has not been shown.
+    def _kept(self, output: Output) -> Output | None:
+        """What of an output has not been shown.
 
         Raises:
-            OverloadedError: the worker gave the work up by itself.
+            OverloadedError: the worker gave the request up by itself.
             EngineError: ids are missing before it.
         """
-        if delta.attempt != self._work.attempt:
+        if output.attempt != self._request.attempt:
             return None
-        if delta.finish_reason == "abort" and not self._cancelled:
+        if output.finish_reason == "abort" and not self._cancelled:
             raise OverloadedError("the worker gave the request up", retry_after=1)
-        if delta.offset > len(self._shown):
-            raise EngineError(f"the worker left out {delta.offset - len(self._shown)} tokens")
-        if delta.offset < len(self._shown):
-            delta = after(delta, len(self._shown))
-        self._shown += delta.token_ids
-        scores = self._untold(delta.prompt_logprobs)
-        usage = self._as_first(delta.usage)
-        if scores is not delta.prompt_logprobs or usage is not delta.usage:
-            delta = msgspec.structs.replace(delta, prompt_logprobs=scores, usage=usage)
-        if delta.token_ids or scores is not None:
-            self._barren = 0
-        return delta
+        if output.offset > len(self._shown):
+            raise EngineError(f"the worker left out {output.offset - len(self._shown)} tokens")
+        if output.offset < len(self._shown):
+            output = trim_to_offset(output, len(self._shown))
+        self._shown += output.token_ids
+        scores = self._unseen_prompt_logprobs(output.prompt_logprobs)
+        usage = self._as_first(output.usage)
+        if scores is not output.prompt_logprobs or usage is not output.usage:
+            output = msgspec.structs.replace(output, prompt_logprobs=scores, usage=usage)
+        if output.token_ids or scores is not None:
+            self._empty_attempts = 0
+        return output
 
-    def _untold(self, scores: PromptLogprobs | None) -> PromptLogprobs | None:
+    def _unseen_prompt_logprobs(self, scores: PromptLogprobs | None) -> PromptLogprobs | None:
         if scores is None:
             return None
-        rest = untold(scores, self._told)
+        rest = drop_known(scores, self._told)
         self._told = max(self._told, scores.start + len(scores))
         return rest
 
@@ -170,9 +170,9 @@ class ResumingStream:
 
     async def _resume(self, error: OverloadedError) -> None:
         """Send what is left to another worker, or to the same once it is back. Raises `error` when that cannot be."""
-        self._barren += 1
-        attempt = self._work.attempt + 1
-        if self._barren >= MAX_BARREN or attempt - self._first.attempt >= MAX_ATTEMPTS:
+        self._empty_attempts += 1
+        attempt = self._request.attempt + 1
+        if self._empty_attempts >= MAX_EMPTY_ATTEMPTS or attempt - self._first.attempt >= MAX_ATTEMPTS:
             raise error
         lacking = inexact(self._first, self._sent.card) if self._shown else []
         if lacking:
@@ -183,12 +183,12 @@ class ResumingStream:
             ) from error
         self._failed_on.add(self._sent.worker.id)
         workers = await self._wait_for_workers(error)
-        self._work = msgspec.structs.replace(
+        self._request = msgspec.structs.replace(
             self._first, attempt=attempt, prior_output=tuple(self._shown), deadline=self._remaining()
         )
         last = self._sent.worker.id
         try:
-            self._sent = self._send(workers, self._work)
+            self._sent = self._send(workers, self._request)
         except (NotFoundError, OverloadedError):
             raise error from None
         here = self._sent.worker.id
@@ -204,7 +204,7 @@ class ResumingStream:
             self._sent.stream.cancel()
 
     def _remaining(self) -> float | None:
-        """Seconds the work may still take. Raises `DeadlineExceededError` when there are none."""
+        """Seconds the request may still take. Raises `DeadlineExceededError` when there are none."""
         if self._first.deadline is None:
             return None
         remaining = self._first.deadline - (asyncio.get_running_loop().time() - self._began)

@@ -1,4 +1,4 @@
-"""Chooses a worker for each work and follows it to its end."""
+"""Chooses a worker for each request and follows it to its end."""
 
 import asyncio
 import time
@@ -11,22 +11,22 @@ import msgspec
 
 from inlay.digest import BLOCK_SIZE, Secret
 from inlay.errors import DeadlineExceededError, OverloadedError
-from inlay.protocol.embedding import EmbedWork, Vectors
+from inlay.protocol.embedding import EmbedOutput, EmbedRequest
 from inlay.protocol.health import Reaches
 from inlay.protocol.routing import WorkerLoad, routing_chain
-from inlay.protocol.work import Adapter, ModelCard, Plane, Stream, Work, Worker
+from inlay.protocol.work import Adapter, ModelCard, Plane, Request, Stream, Worker
 from inlay.router.catalog import Catalog
 from inlay.router.fleet import Fleet
-from inlay.router.followed import Charge, Followed
+from inlay.router.followed import LoadReservation, TrackedStream
 from inlay.router.key_table import Keys
 from inlay.router.kv_index import keys_of
-from inlay.router.member import Member
+from inlay.router.member import PoolMember
 from inlay.router.model import ServedModel
 from inlay.router.pool import Pool
 from inlay.router.resume import ResumingStream, Sent
 from inlay.router.settings import RouterSettings
-from inlay.router.tally import Tally
-from inlay.router.waiting import WaitingRoom
+from inlay.router.tally import RouterStats
+from inlay.router.waiting import AdmissionQueue
 
 ASLEEP_RETRY_AFTER = 5.0
 """Seconds after which to ask again for a model that is asleep: waking takes about that long."""
@@ -41,14 +41,14 @@ _Line: TypeAlias = tuple[str, str | None, bool]
 
 
 class _Placed(NamedTuple):
-    """A work, as it was sent, and what it answers."""
+    """A request, as it was sent, and what it answers."""
 
-    work: Work
+    request: Request
     sent: Sent
 
 
 class Router:
-    """Sends works to the workers of a plane.
+    """Sends requests to the workers of a plane.
 
     Args:
         plane: knows the workers.
@@ -74,14 +74,14 @@ class Router:
         self._secret = secret
         self._clock = clock
         self._fleet = Fleet(plane, settings, random or Random(), clock)
-        self._catalog = Catalog(self._fleet.workers, plane.missing)
-        self._waiting: WaitingRoom[_Line, list[_Placed]] = WaitingRoom(settings, _cancel, clock)
+        self._catalog = Catalog(self._fleet.workers, plane.unavailable)
+        self._waiting: AdmissionQueue[_Line, list[_Placed]] = AdmissionQueue(settings, _cancel, clock)
         self._watching: asyncio.Task[None] | None = None
-        self.tally = Tally()
+        self.stats = RouterStats()
 
     async def start(self) -> None:
         """Listen to what workers and other frontends tell, where the plane carries it."""
-        self._fleet.start(self._waiting.call)
+        self._fleet.start(self._waiting.wake)
 
     async def close(self) -> None:
         """Tell the other frontends that nothing is under way here any more, and stop listening."""
@@ -90,14 +90,14 @@ class Router:
 
     @property
     def num_waiting(self) -> int:
-        """Works that wait because all workers are full."""
-        return self._waiting.num_works
+        """Requests that wait because all workers are full."""
+        return self._waiting.num_requests
 
     def waiting(self) -> dict[str, int]:
         """The same by the model that they were sent to."""
         found: Counter[str] = Counter()
-        for (name, *_), works in self._waiting.lines.items():
-            found[name] += works
+        for (name, *_), requests in self._waiting.queues.items():
+            found[name] += requests
         return found
 
     def loads(self) -> dict[str, WorkerLoad]:
@@ -127,9 +127,9 @@ class Router:
         """The adapters that some worker of a model can use now; while none is ready, those there were."""
         return self._catalog.adapters(card)
 
-    def missing(self) -> Mapping[str, str]:
+    def unavailable(self) -> Mapping[str, str]:
         """As `inlay.protocol.work.Plane.missing`."""
-        return self._plane.missing()
+        return self._plane.unavailable()
 
     def unreachable(self) -> str | None:
         """As `inlay.protocol.health.Reaches`; None where the plane is never cut off."""
@@ -161,19 +161,19 @@ class Router:
     async def send(
         self,
         name: str,
-        works: Sequence[Work],
+        requests: Sequence[Request],
         *,
         session: str | None = None,
     ) -> list[Stream]:
-        """Send works of one prompt to one worker of the model with this name of its own or alias, when there is room at one.
+        """Send requests of one prompt to one worker of the model with this name of its own or alias, when there is room at one.
 
-        Clients take turns; one with less than its share at a worker need not wait for others' works to end.
+        Clients take turns; one with less than its share at a worker need not wait for others' requests to end.
 
         When that worker is gone before the end, others of its pool go on, as `inlay.router.resume` says.
 
         Args:
             name: of the model.
-            works: equal but for id, seed and the like; at least one.
+            requests: equal but for id, seed and the like; at least one.
             session: that they belong to: those of one session go to one worker, if it has not much more to do than others.
 
         Returns:
@@ -183,11 +183,11 @@ class Router:
             NotFoundError: no such model, or none of its workers has the adapter.
             OverloadedError: no worker of it is ready, all are asleep, or too much waits for one.
             RateLimitedError: too much of the client's waits.
-            DeadlineExceededError: the works' time was over before there was room.
+            DeadlineExceededError: the requests' time was over before there was room.
         """
         base = self._catalog.base(name)
         pool = self._fleet.pool(base)
-        first = works[0]
+        first = requests[0]
         rows = pool.needs_rows(first.prompt)
         self._check(name, pool, first.adapter, rows)
         keys = await self._keys(pool, first)
@@ -195,74 +195,80 @@ class Router:
 
         def place() -> list[_Placed] | None:
             self._check(name, pool, first.adapter, rows)
-            return self._place(pool, works, keys, session, self._clock() - came)
+            return self._place(pool, requests, keys, session, self._clock() - came)
 
         line = (base.name, first.adapter, rows)
         placed = None if self._waiting.waits(line, first.client) else place()
         if placed is None:
-            placed = await self._wait(line, place, works)
+            placed = await self._wait(line, place, requests)
         return [
-            ResumingStream(work, sent, workers=self._alike(sent.card, work), send=self._go_on)
-            for work, sent in placed
+            ResumingStream(
+                request, sent, workers=self._equivalent_workers(sent.card, request), send=self._resend
+            )
+            for request, sent in placed
         ]
 
     async def _wait(
         self,
         line: _Line,
         place: Callable[[], list[_Placed] | None],
-        works: Sequence[Work],
+        requests: Sequence[Request],
     ) -> list[_Placed]:
         if self._watching is None and not self._fleet.watching:
             self._watching = asyncio.create_task(self._watch())
         try:
             return await self._waiting.wait(
-                line, place, num_works=len(works), client=works[0].client, priority=works[0].priority
+                line,
+                place,
+                num_requests=len(requests),
+                client=requests[0].client,
+                priority=requests[0].priority,
             )
         finally:
             self._stop_watching()
 
-    def _alike(self, card: ModelCard, work: Work) -> Callable[[], Sequence[Worker]]:
-        adapter, rows = work.adapter, work.prompt.has_rows
-        return lambda: self._catalog.alike(card, adapter, rows=rows)
+    def _equivalent_workers(self, card: ModelCard, request: Request) -> Callable[[], Sequence[Worker]]:
+        adapter, rows = request.adapter, request.prompt.has_rows
+        return lambda: self._catalog.equivalent_workers(card, adapter, rows=rows)
 
-    def _go_on(self, workers: Sequence[Worker], work: Work) -> Sent:
+    def _resend(self, workers: Sequence[Worker], request: Request) -> Sent:
         """Send a further attempt to one of some workers, without waiting: it has had its turn.
 
         Raises:
             OverloadedError: they are gone.
         """
         pool = self._pool(workers[0].card.name)
-        chain = self._chain(pool, work)
+        chain = self._chain(pool, request)
         keys = None if chain is None else chain()
-        placed = self._place(pool, [work], keys, None, 0, only=[worker.id for worker in workers])
+        placed = self._place(pool, [request], keys, None, 0, only=[worker.id for worker in workers])
         if placed is None:
             raise OverloadedError(f"No worker of the model `{workers[0].card.name}` is ready.", retry_after=1)
         return placed[0].sent
 
-    async def embed(self, name: str, work: EmbedWork) -> Vectors:
-        """Have a worker of the model clients call `name` make the vectors of `work`; one that is full or gone is passed over.
+    async def embed(self, name: str, request: EmbedRequest) -> EmbedOutput:
+        """Have a worker of the model clients call `name` make the vectors of `request`; one that is full or gone is passed over.
 
         Raises:
             NotFoundError: no such model.
             OverloadedError: no worker of it is ready, all are asleep, or none has room.
-            InlayError: the work was refused or failed.
+            InlayError: the request was refused or failed.
         """
         pool = self._pool(name)
-        rows = any(map(pool.needs_rows, work.prompts))
-        self._check(name, pool, work.adapter, rows)
+        rows = any(map(pool.needs_rows, request.prompts))
+        self._check(name, pool, request.adapter, rows)
         error = self.unready()
         avoid: set[str] = set()
-        length = work.positions
+        length = request.positions
         while True:
             # What makes vectors says itself when it is full: it gathers works of many requests into one step.
-            chosen = pool.choose(length, None, adapter=work.adapter, rows=rows, avoid=avoid, full_too=True)
+            chosen = pool.choose(length, None, adapter=request.adapter, rows=rows, avoid=avoid, full_too=True)
             if chosen is None:
                 raise error
             member = chosen.member
-            attempt = work.attempt + len(avoid)
-            charge = Charge(pool, member, prefill=length, length=length, ended=self._ended)
+            attempt = request.attempt + len(avoid)
+            charge = LoadReservation(pool, member, prefill=length, length=length, ended=self._ended)
             try:
-                return await member.worker.embed(msgspec.structs.replace(work, attempt=attempt))
+                return await member.worker.embed(msgspec.structs.replace(request, attempt=attempt))
             except OverloadedError as full:
                 error = full
                 avoid.add(member.id)
@@ -274,7 +280,7 @@ class Router:
         return self._fleet.pool(self._catalog.base(name))
 
     def _check(self, name: str, pool: Pool, adapter: str | None, rows: bool) -> None:
-        """Raise unless some worker could take a work now, had it room."""
+        """Raise unless some worker could take a request now, had it room."""
         if pool.can_serve(adapter, rows=rows):
             return
         if pool.asleep:
@@ -283,44 +289,44 @@ class Router:
             raise self._catalog.unknown(adapter)
         raise OverloadedError(f"No worker of the model `{name}` is ready.", retry_after=1)
 
-    async def _keys(self, pool: Pool, work: Work) -> Keys | None:
+    async def _keys(self, pool: Pool, request: Request) -> Keys | None:
         """The blocks of a prompt, where it matters what is cached where."""
-        chain = self._chain(pool, work)
+        chain = self._chain(pool, request)
         if chain is None:
             return None
-        return chain() if len(work.prompt) < _LONG else await asyncio.to_thread(chain)
+        return chain() if len(request.prompt) < _LONG else await asyncio.to_thread(chain)
 
-    def _chain(self, pool: Pool, work: Work) -> Callable[[], Keys] | None:
-        """What makes the blocks of a work, where it matters what is cached where."""
+    def _chain(self, pool: Pool, request: Request) -> Callable[[], Keys] | None:
+        """What makes the blocks of a request, where it matters what is cached where."""
         secret, card = self._secret, pool.card
         if (
             secret is None
             or card is None
-            or not pool.asks_for_chain(work.adapter, rows=pool.needs_rows(work.prompt))
+            or not pool.asks_for_chain(request.adapter, rows=pool.needs_rows(request.prompt))
         ):
             return None
-        adapter = None if work.adapter is None else pool.content_id(work.adapter)
+        adapter = None if request.adapter is None else pool.content_id(request.adapter)
         return lambda: keys_of(
             routing_chain(
-                work.prompt, card, secret, adapter=adapter, salt=work.salt, output=work.prior_output
+                request.prompt, card, secret, adapter=adapter, salt=request.salt, output=request.prior_output
             )
         )
 
     def _place(
         self,
         pool: Pool,
-        works: Sequence[Work],
+        requests: Sequence[Request],
         keys: Keys | None,
         session: str | None,
         waited: float,
         *,
         only: Collection[str] | None = None,
     ) -> list[_Placed] | None:
-        """Send the works now; None where no worker has room. Whoever turns out to be gone is passed over.
+        """Send the requests now; None where no worker has room. Whoever turns out to be gone is passed over.
 
         With `only`, they go to one of these, whether it has room or not.
         """
-        first = works[0]
+        first = requests[0]
         length = len(first.prompt) + len(first.prior_output)
         gone: set[str] = set()
         while True:
@@ -339,36 +345,42 @@ class Router:
                 return None
             member = chosen.member
             try:
-                placed = self._sent(pool, member, works, length, length - chosen.cached, waited)
+                placed = self._send_to(pool, member, requests, length, length - chosen.cached, waited)
             except OverloadedError:
                 gone.add(member.id)
                 continue
             model = member.card.name
-            self.tally.chose(model, len(placed), further=only is not None)
+            self.stats.add_decision(model, len(placed), further=only is not None)
             if keys is not None:
-                self.tally.looked(model, len(keys), chosen.cached // BLOCK_SIZE)
+                self.stats.add_lookup(model, len(keys), chosen.cached // BLOCK_SIZE)
                 self._fleet.sent(pool, member, keys)
             return placed
 
-    def _sent(
-        self, pool: Pool, member: Member, works: Sequence[Work], length: int, prefill: int, waited: float
+    def _send_to(
+        self,
+        pool: Pool,
+        member: PoolMember,
+        requests: Sequence[Request],
+        length: int,
+        prefill: int,
+        waited: float,
     ) -> list[_Placed]:
-        """Send the works to a worker. Raises `OverloadedError` when it is gone; nothing is under way there then."""
+        """Send the requests to a worker. Raises `OverloadedError` when it is gone; nothing is under way there then."""
         placed: list[_Placed] = []
         try:
-            for work in works:
-                work = _later(work, waited)
-                stream = member.worker.send(work)
+            for request in requests:
+                request = _with_waited_deadline(request, waited)
+                stream = member.worker.send(request)
                 # The prompt is computed once for all of them.
-                charge = Charge(
+                charge = LoadReservation(
                     pool,
                     member,
                     prefill=0 if placed else prefill,
                     length=length,
                     ended=self._ended,
-                    client=work.client,
+                    client=request.client,
                 )
-                placed.append(_Placed(work, Sent(member.worker, Followed(stream, charge))))
+                placed.append(_Placed(request, Sent(member.worker, TrackedStream(stream, charge))))
         except BaseException:
             _cancel(placed)
             raise
@@ -376,12 +388,12 @@ class Router:
 
     def _ended(self, client: str | None) -> None:
         self._waiting.ended()
-        if self._waiting.num_works:
-            self._waiting.call()
+        if self._waiting.num_requests:
+            self._waiting.wake()
             self._waiting.call_client(client)
 
     def _stop_watching(self) -> None:
-        if self._watching is not None and not self._waiting.num_works:
+        if self._watching is not None and not self._waiting.num_requests:
             self._watching.cancel()
             self._watching = None
 
@@ -390,16 +402,16 @@ class Router:
         while True:
             await self._plane.changed()
             self._fleet.refresh()
-            self._waiting.call()
+            self._waiting.wake()
 
 
-def _later(work: Work, waited: float) -> Work:
-    """A work that has waited so many seconds. Raises `DeadlineExceededError` when its time is over."""
-    if work.deadline is None or not waited:
-        return work
-    if work.deadline <= waited:
-        raise DeadlineExceededError(f"all workers were full for the {work.deadline:g} s that were left")
-    return msgspec.structs.replace(work, deadline=work.deadline - waited)
+def _with_waited_deadline(request: Request, waited: float) -> Request:
+    """A request that has waited so many seconds. Raises `DeadlineExceededError` when its time is over."""
+    if request.deadline is None or not waited:
+        return request
+    if request.deadline <= waited:
+        raise DeadlineExceededError(f"all workers were full for the {request.deadline:g} s that were left")
+    return msgspec.structs.replace(request, deadline=request.deadline - waited)
 
 
 def _cancel(placed: Sequence[_Placed]) -> None:

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class RouterSettings(BaseModel):
-    """Which worker gets a work, and how many works may wait for one."""
+    """Which worker gets a request, and how many requests may wait for one."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -1,4 +1,4 @@
-"""Where works wait while all workers that could do them are full."""
+"""Where requests wait while all workers that could do them are full."""
 
 import asyncio
 import math
@@ -41,7 +41,7 @@ class _Rate:
 class _Ticket(Generic[L, P]):
     """Someone who waits."""
 
-    __slots__ = ("client", "line", "num_works", "number", "place", "placed", "priority", "waits")
+    __slots__ = ("client", "num_requests", "number", "place", "placed", "priority", "queue", "waits")
 
     def __init__(
         self,
@@ -49,22 +49,22 @@ class _Ticket(Generic[L, P]):
         number: int,
         place: Callable[[], P | None],
         *,
-        num_works: int,
+        num_requests: int,
         client: Hashable,
         priority: int,
     ) -> None:
-        self.line = line
+        self.queue = line
         self.number = number
         self.place = place
-        self.num_works = num_works
+        self.num_requests = num_requests
         self.client = client
         self.priority = priority
         self.waits = True
         self.placed: asyncio.Future[P] = asyncio.get_running_loop().create_future()
 
 
-class WaitingRoom(Generic[L, P]):
-    """Bounded lines of works, one for each kind of place they may have; whoever is placed gets a `P`.
+class AdmissionQueue(Generic[L, P]):
+    """Bounded lines of requests, one for each kind of place they may have; whoever is placed gets a `P`.
 
     Args:
         settings: of the router.
@@ -81,20 +81,20 @@ class WaitingRoom(Generic[L, P]):
         self._settings = settings
         self._undo = undo
         self._lines: dict[L, FairQueue[_Ticket[L, P]]] = {}
-        self._works_of: Counter[Hashable] = Counter()
-        self._works_in: Counter[L] = Counter()
+        self._requests_of: Counter[Hashable] = Counter()
+        self._requests_in: Counter[L] = Counter()
         self._ended = _Rate(clock)
         self._numbers = count()
 
     @property
-    def num_works(self) -> int:
-        """Works that wait."""
-        return self._works_of.total()
+    def num_requests(self) -> int:
+        """Requests that wait."""
+        return self._requests_of.total()
 
     @property
-    def lines(self) -> dict[L, int]:
-        """Works that wait in each line where any do."""
-        return dict(self._works_in)
+    def queues(self) -> dict[L, int]:
+        """Requests that wait in each line where any do."""
+        return dict(self._requests_in)
 
     def waits(self, line: L, client: Hashable) -> bool:
         """Return True if a request of a client waits in a queue."""
@@ -105,7 +105,7 @@ class WaitingRoom(Generic[L, P]):
         line: L,
         place: Callable[[], P | None],
         *,
-        num_works: int,
+        num_requests: int,
         client: Hashable,
         priority: int,
     ) -> P:
@@ -114,7 +114,7 @@ class WaitingRoom(Generic[L, P]):
         Args:
             line: those in one line want the same kind of place.
             place: takes one; None where there is none.
-            num_works: that want it.
+            num_requests: that want it.
             client: clients take turns.
             priority: lower is sooner.
 
@@ -123,13 +123,13 @@ class WaitingRoom(Generic[L, P]):
             OverloadedError: too much waits, or it has waited too long.
             InlayError: of `place`.
         """
-        self._check(num_works, client)
+        self._check(num_requests, client)
         ticket = _Ticket(
-            line, next(self._numbers), place, num_works=num_works, client=client, priority=priority
+            line, next(self._numbers), place, num_requests=num_requests, client=client, priority=priority
         )
         self._lines.setdefault(line, FairQueue()).push(ticket, client, priority)
-        self._works_of[client] += num_works
-        self._works_in[line] += num_works
+        self._requests_of[client] += num_requests
+        self._requests_in[line] += num_requests
         timeout = self._settings.router_queue_timeout
         timer = (
             None
@@ -148,25 +148,25 @@ class WaitingRoom(Generic[L, P]):
             if timer is not None:
                 timer.cancel()
 
-    def _check(self, num_works: int, client: Hashable) -> None:
-        size, waiting = self._settings.router_queue_size, self.num_works
+    def _check(self, num_requests: int, client: Hashable) -> None:
+        size, waiting = self._settings.router_queue_size, self.num_requests
         share = max(1, size // 2)
-        own = self._works_of[client]
-        if own and own + num_works > share and waiting + num_works <= size:
+        own = self._requests_of[client]
+        if own and own + num_requests > share and waiting + num_requests <= size:
             raise RateLimitedError(
-                f"{own} of your requests' choices wait for a worker; {num_works} more would pass your share of {share}",
+                f"{own} of your requests' choices wait for a worker; {num_requests} more would pass your share of {share}",
                 retry_after=self.retry_after(),
             )
-        if waiting + num_works > size and (waiting or not size):
+        if waiting + num_requests > size and (waiting or not size):
             raise OverloadedError(
-                f"all workers are full and {waiting} choices wait; {num_works} more would pass the limit of {size}",
+                f"all workers are full and {waiting} choices wait; {num_requests} more would pass the limit of {size}",
                 retry_after=self.retry_after(),
             )
 
     def retry_after(self) -> float:
         """Seconds until what waits has been placed, going by the last seconds; whole, from 1 to 60."""
         rate = self._ended.count()
-        return min(_LONGEST_RETRY, max(1.0, math.ceil((self.num_works + 1) / rate))) if rate else 1.0
+        return min(_LONGEST_RETRY, max(1.0, math.ceil((self.num_requests + 1) / rate))) if rate else 1.0
 
     def _expire(self, ticket: _Ticket[L, P], timeout: float) -> None:
         if not ticket.placed.done():
@@ -177,26 +177,26 @@ class WaitingRoom(Generic[L, P]):
 
     def _leave(self, ticket: _Ticket[L, P]) -> None:
         if ticket.waits:
-            queue = self._lines[ticket.line]
+            queue = self._lines[ticket.queue]
             queue.remove(ticket, ticket.client, ticket.priority)
             self._left(ticket, queue)
 
     def _left(self, ticket: _Ticket[L, P], queue: FairQueue[_Ticket[L, P]]) -> None:
         ticket.waits = False
         if not queue:
-            del self._lines[ticket.line]
-        self._works_in[ticket.line] -= ticket.num_works
-        if not self._works_in[ticket.line]:
-            del self._works_in[ticket.line]
-        self._works_of[ticket.client] -= ticket.num_works
-        if not self._works_of[ticket.client]:
-            del self._works_of[ticket.client]
+            del self._lines[ticket.queue]
+        self._requests_in[ticket.queue] -= ticket.num_requests
+        if not self._requests_in[ticket.queue]:
+            del self._requests_in[ticket.queue]
+        self._requests_of[ticket.client] -= ticket.num_requests
+        if not self._requests_of[ticket.client]:
+            del self._requests_of[ticket.client]
 
-    def ended(self, num_works: int = 1) -> None:
+    def ended(self, num_requests: int = 1) -> None:
         """Works have ended; what that makes room for is told by `call`."""
-        self._ended.count(num_works)
+        self._ended.count(num_requests)
 
-    def call(self) -> None:
+    def wake(self) -> None:
         """There may be room: place whoever's turn it is, for as long as there is."""
         stuck: set[L] = set()
         while True:
@@ -205,7 +205,7 @@ class WaitingRoom(Generic[L, P]):
                 return
             ticket, queue = min(heads, key=lambda head: (head[0].priority, head[0].number))
             if not self._place(ticket):
-                stuck.add(ticket.line)
+                stuck.add(ticket.queue)
             elif ticket.waits:
                 queue.take()
                 self._left(ticket, queue)

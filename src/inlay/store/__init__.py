@@ -6,19 +6,19 @@ from inlay.lazy import exported
 
 if TYPE_CHECKING:
     from inlay.store.entry import StoredPrompt, Target
-    from inlay.store.prompts import OwnPrompts, Prompts
+    from inlay.store.prompts import LocalStoredPrompts, StoredPrompts
     from inlay.store.secret import load_secret, read_key
     from inlay.store.settings import FleetStoreSettings, StoreSettings
     from inlay.store.store import PromptStore, StoreStats
 
 __all__ = [
     "FleetStoreSettings",
-    "OwnPrompts",
+    "LocalStoredPrompts",
     "PromptStore",
-    "Prompts",
     "StoreSettings",
     "StoreStats",
     "StoredPrompt",
+    "StoredPrompts",
     "Target",
     "load_secret",
     "read_key",

@@ -10,7 +10,7 @@ from inlay.store.background import Background
 from inlay.store.directory import Directory, Found
 from inlay.store.entry import Entry, StoredFile
 from inlay.store.file_format import DamagedFileError
-from inlay.store.ledger import Ledger
+from inlay.store.ledger import StoreIndex
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class DiskTier:
         InvalidRequestError: the directory cannot be read.
     """
 
-    def __init__(self, directory: Directory, ledger: Ledger, lock: threading.Lock, now: float) -> None:
+    def __init__(self, directory: Directory, ledger: StoreIndex, lock: threading.Lock, now: float) -> None:
         self._directory = directory
         self._ledger = ledger
         self._lock = lock

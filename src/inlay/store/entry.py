@@ -117,7 +117,7 @@ _Check: TypeAlias = tuple[int, str, str | None]
 
 
 class Entry:
-    """What is kept of one stored prompt. Changed by `Ledger` alone, under the store's lock.
+    """What is kept of one stored prompt. Changed by `StoreIndex` alone, under the store's lock.
 
     Attributes:
         description: what the tensor is.

@@ -17,7 +17,7 @@ from inlay.errors import BodyTooLargeError, NotFoundError, OverloadedError
 from inlay.prompt import Buffer, Rows
 from inlay.store.entry import Description, Entry, StoredPrompt, Target, cost
 from inlay.store.file_format import DamagedFileError, FileFormat, LockedFileError
-from inlay.store.flights import TaskFlights
+from inlay.store.flights import AsyncSingleFlight
 from inlay.store.ledger import LONGEST_WAIT
 from inlay.store.names import Key, Names
 from inlay.store.prompts import Threads, nothing
@@ -35,7 +35,7 @@ from inlay.store.shared import (
     name_of,
     room,
 )
-from inlay.store.shares import Shares
+from inlay.store.shares import TenantQuotas
 from inlay.store.store import PromptStore, StoreStats, missing
 from inlay.tensors import Tensor, prompts_of
 
@@ -99,10 +99,10 @@ class FleetStore:
         self._threads = Threads()
         self._reaper = Reaper(shared, secrets.token_hex(8), clock, liveness.now)
         self._reap_at = 0.0
-        self._shares = Shares(shared, limits.max_per_tenant_bytes, min(limits.ttl, LONGEST_WAIT), clock)
+        self._shares = TenantQuotas(shared, limits.max_per_tenant_bytes, min(limits.ttl, LONGEST_WAIT), clock)
         self._making_room = asyncio.Lock()
         self._writing = 0
-        self._fetching: TaskFlights[Key, Entry] = TaskFlights()
+        self._fetching: AsyncSingleFlight[Key, Entry] = AsyncSingleFlight()
         self._later_tasks: set[asyncio.Task[object]] = set()
         self._misses = self._evictions = self._fetches = self._shared_bytes = 0
 
@@ -407,9 +407,9 @@ class FleetStore:
         self._later(self._verify(description.key))
         return entry
 
-    def _later(self, work: Coroutine[Any, Any, object]) -> None:
+    def _later(self, request: Coroutine[Any, Any, object]) -> None:
         """Do what nobody waits for; what fails is done by the reaper, or at the next use."""
-        task = asyncio.create_task(work)
+        task = asyncio.create_task(request)
         self._later_tasks.add(task)
         task.add_done_callback(self._done_later)
 

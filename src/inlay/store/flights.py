@@ -10,7 +10,7 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
-class Flights(Generic[K, T]):
+class SingleFlight(Generic[K, T]):
     """Work under way in threads, by key."""
 
     __slots__ = ("_lock", "_under_way")
@@ -19,8 +19,8 @@ class Flights(Generic[K, T]):
         self._lock = threading.Lock()
         self._under_way: dict[K, Future[T]] = {}
 
-    def run(self, key: K, work: Callable[[], T]) -> T:
-        """The result of `work`, run here or by the thread that came first with an equal key; its errors likewise."""
+    def run(self, key: K, request: Callable[[], T]) -> T:
+        """The result of `request`, run here or by the thread that came first with an equal key; its errors likewise."""
         with self._lock:
             flight = self._under_way.get(key)
             leads = flight is None
@@ -29,7 +29,7 @@ class Flights(Generic[K, T]):
         if not leads:
             return flight.result()
         try:
-            result = work()
+            result = request()
         except BaseException as error:
             flight.set_exception(error)
             raise
@@ -51,7 +51,7 @@ class _TaskFlight(Generic[T]):
         self.waiting = 0
 
 
-class TaskFlights(Generic[K, T]):
+class AsyncSingleFlight(Generic[K, T]):
     """Work under way in one event loop, by key. It is cancelled when the last that waits for it leaves."""
 
     __slots__ = ("_under_way",)
@@ -62,14 +62,14 @@ class TaskFlights(Generic[K, T]):
     def __len__(self) -> int:
         return len(self._under_way)
 
-    async def run(self, key: K, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The result of `work`, or of that of whoever came first with an equal key; its errors likewise.
+    async def run(self, key: K, request: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The result of `request`, or of that of whoever came first with an equal key; its errors likewise.
 
-        Who is the last to be cancelled returns when the work has ended, so what it held for it is held until then.
+        Who is the last to be cancelled returns when the request has ended, so what it held for it is held until then.
         """
         flight = self._under_way.get(key)
         if flight is None:
-            flight = self._under_way[key] = _TaskFlight(asyncio.create_task(work()))
+            flight = self._under_way[key] = _TaskFlight(asyncio.create_task(request()))
         flight.waiting += 1
         try:
             # Whoever leaves must not take it from the others.

@@ -38,7 +38,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_entries: int
 
 
-class Ledger:
+class StoreIndex:
     """The entries and the bytes they hold.
 
     Attributes:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, Protocol, TypeVar
 
-from inlay.pace import background
+from inlay.pace import mark_background
 from inlay.prompt import Buffer, Rows
 from inlay.store.entry import StoredPrompt, Target
 from inlay.store.store import PromptStore, StoreStats
@@ -21,7 +21,7 @@ def nothing(num_bytes: int) -> None:
     """For callers that count no bytes."""
 
 
-class Prompts(Protocol):
+class StoredPrompts(Protocol):
     """Stored prompts, each for the tenant that uploaded it. Errors are those of `inlay.store.PromptStore`.
 
     `hold` is called with bytes that are about to be needed beside what the store counts itself, and may refuse them by raising.
@@ -75,13 +75,13 @@ class Threads:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(
-            min(4, os.cpu_count() or 1), thread_name_prefix="inlay-stored", initializer=background
+            min(4, os.cpu_count() or 1), thread_name_prefix="inlay-stored", initializer=mark_background
         )
 
-    async def run(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """What `work` returns, run in one of them. Who is cancelled waits for its end, so that nothing is taken away from it."""
+    async def run(self, request: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """What `request` returns, run in one of them. Who is cancelled waits for its end, so that nothing is taken away from it."""
         loop = asyncio.get_running_loop()
-        job = loop.run_in_executor(self._pool, functools.partial(work, *args, **kwargs))
+        job = loop.run_in_executor(self._pool, functools.partial(request, *args, **kwargs))
         try:
             return await asyncio.shield(job)
         except asyncio.CancelledError:
@@ -93,7 +93,7 @@ class Threads:
         self._pool.shutdown(wait=False)
 
 
-class OwnPrompts:
+class LocalStoredPrompts:
     """The prompts of a frontend's own store. Closed with it."""
 
     def __init__(self, store: PromptStore) -> None:

@@ -11,7 +11,7 @@ from inlay.store.names import Key
 from inlay.store.shared import Shared, listed
 
 
-class Shares:
+class TenantQuotas:
     """Shares of tenants, in bytes as `inlay.store.entry.cost` counts them.
 
     Of uploads under way only those of this frontend are known.

@@ -22,8 +22,8 @@ from inlay.store.directory import Directory
 from inlay.store.disk import DiskTier
 from inlay.store.entry import PAGE, Description, Entry, StoredPrompt, Target, cost, views
 from inlay.store.file_format import FileFormat
-from inlay.store.flights import Flights
-from inlay.store.ledger import Ledger, Limits
+from inlay.store.flights import SingleFlight
+from inlay.store.ledger import Limits, StoreIndex
 from inlay.store.names import Key, Names
 from inlay.store.sealing import Sealer
 from inlay.tensors import Tensor, prompts_of, to_rows
@@ -120,11 +120,11 @@ class PromptStore:
         self._clock = clock
         self._ttl = ttl
         self._lock = threading.Lock()
-        self._uploads: Flights[Key, Entry] = Flights()
-        self._uses: Flights[tuple[Entry, Target], tuple[Rows, ...]] = Flights()
+        self._uploads: SingleFlight[Key, Entry] = SingleFlight()
+        self._uses: SingleFlight[tuple[Entry, Target], tuple[Rows, ...]] = SingleFlight()
         self._closed = False
         self._hits = self._loads = self._misses = 0
-        self._ledger = Ledger(
+        self._ledger = StoreIndex(
             Limits(
                 memory_bytes=memory_bytes,
                 disk_bytes=disk_bytes,

@@ -48,9 +48,9 @@ def configure(form: Literal["text", "json"]) -> None:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 
-def tell(logger: logging.Logger, level: int, message: str, fields: Mapping[str, object]) -> None:
+def log_fields(logger: logging.Logger, level: int, message: str, fields: Mapping[str, object]) -> None:
     """Log `message` with `fields`: in JSON members of the object, in text after it as `name=value`."""
     logger.log(level, message, extra={FIELDS: fields})
 
 
-__all__ = ["FIELDS", "JsonLines", "TextLines", "configure", "tell"]
+__all__ = ["FIELDS", "JsonLines", "TextLines", "configure", "log_fields"]

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from inlay.pace import give_way
+from inlay.pace import yield_gil
 from inlay.prompt import DTYPE_SIZES
 from inlay.tensors.tensor import BITS_DTYPES, NUMPY_DTYPES
 
@@ -43,7 +43,7 @@ def largest_magnitude(bits: Bits) -> int:
         negative = int(bits[start : start + step].max()) & without_sign
         positive = int(signed[start : start + step].max())
         largest = max(largest, negative, positive)
-        give_way()
+        yield_gil()
     return largest
 
 
@@ -87,7 +87,7 @@ def cast(bits: Bits, source: str, target: str) -> Bits:
         else:
             # Every index is in range; "wrap" only spares numpy the test.
             np.take(table, piece, out=out_piece, mode="wrap")
-        give_way()
+        yield_gil()
     return out
 
 

@@ -2,6 +2,6 @@
 
 from inlay.worker.process import WorkerProcess, spawn, starting
 from inlay.worker.relay import Relay
-from inlay.worker.supervisor import Backoff, Supervisor, Tied
+from inlay.worker.supervisor import Backoff, RestartGroup, Supervisor
 
-__all__ = ["Backoff", "Relay", "Supervisor", "Tied", "WorkerProcess", "spawn", "starting"]
+__all__ = ["Backoff", "Relay", "RestartGroup", "Supervisor", "WorkerProcess", "spawn", "starting"]

@@ -13,7 +13,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError, NotFoundError
 
 
-class Order(NamedTuple):
+class LoadAdapterRequest(NamedTuple):
     """What is to be loaded.
 
     Attributes:
@@ -30,12 +30,12 @@ class Order(NamedTuple):
     in_place: bool = False
     base: str | None = None
 
-    def is_same(self, other: "Order") -> bool:
+    def is_same(self, other: "LoadAdapterRequest") -> bool:
         """Whether both give the same adapter the same name."""
         return self[:3] == other[:3]
 
 
-def order_of(arguments: Mapping[str, str | int | float | bool | None]) -> Order:
+def load_request_of(arguments: Mapping[str, str | int | float | bool | None]) -> LoadAdapterRequest:
     """The order that a command "load_adapter" carries.
 
     Raises:
@@ -45,7 +45,7 @@ def order_of(arguments: Mapping[str, str | int | float | bool | None]) -> Order:
     if not isinstance(name, str) or not isinstance(path, str) or not name or not path:
         raise InvalidRequestError("Both 'lora_name' and 'lora_path' must be provided.", param="lora_name")
     sha256, base = arguments.get("sha256"), arguments.get("base_model_name")
-    return Order(
+    return LoadAdapterRequest(
         name,
         path,
         sha256 if isinstance(sha256, str) else None,
@@ -61,7 +61,7 @@ class _Module(msgspec.Struct, forbid_unknown_fields=True):
     sha256: str | None = None
 
 
-def parse_modules(modules: Iterable[str]) -> list[Order]:
+def parse_modules(modules: Iterable[str]) -> list[LoadAdapterRequest]:
     """The orders that `--lora-modules` gives: `name=path`, or an object as JSON.
 
     Raises:
@@ -93,7 +93,7 @@ def check_adapters(settings: EngineSettings) -> None:
             ) from error
 
 
-def _check_files(order: Order, settings: EngineSettings, allowed: AllowedSources) -> None:
+def _check_files(order: LoadAdapterRequest, settings: EngineSettings, allowed: AllowedSources) -> None:
     where = parse(order.address)
     directory = Path(where.path)
     if where.scheme != "file" or not (
@@ -116,7 +116,7 @@ def _check_files(order: Order, settings: EngineSettings, allowed: AllowedSources
         check_fits(files, shapes_of(model))
 
 
-def _parsed(module: str) -> Order:
+def _parsed(module: str) -> LoadAdapterRequest:
     if module.lstrip().startswith("{"):
         try:
             said = msgspec.json.decode(module, type=_Module)
@@ -125,11 +125,11 @@ def _parsed(module: str) -> Order:
                 f"a LoRA module as JSON has name and path, and may have base_model_name and sha256: {error}; got {module[:80]!r}",
                 param="lora_modules",
             ) from error
-        return Order(said.name, said.path, said.sha256, base=said.base_model_name)
+        return LoadAdapterRequest(said.name, said.path, said.sha256, base=said.base_model_name)
     name, equals, path = module.partition("=")
     if not name or not equals or not path:
         raise InvalidRequestError(f"a LoRA module is name=path, got {module[:80]!r}", param="lora_modules")
-    return Order(name, path)
+    return LoadAdapterRequest(name, path)
 
 
-__all__ = ["Order", "check_adapters", "order_of", "parse_modules"]
+__all__ = ["LoadAdapterRequest", "check_adapters", "load_request_of", "parse_modules"]

@@ -4,8 +4,8 @@
        └─> gone               └─> failed ──> (unloaded again) draining
 
 An adapter takes works only while it is ready, and is in the worker's card exactly then; so nobody can be told of one that is not
-there. Loading a name twice at once loads it once. To unload, the name goes first, so that new works are refused or sent elsewhere;
-then running works get until the deadline, and are aborted; then its memory is freed. What fails on the way in leaves nothing. What the engine
+there. Loading a name twice at once loads it once. To unload, the name goes first, so that new requests are refused or sent elsewhere;
+then running requests get until the deadline, and are aborted; then its memory is freed. What fails on the way in leaves nothing. What the engine
 fails to free stays, failed and without a name to be asked by, until it is unloaded again.
 
 The engine knows an adapter by name and content, so another content may take a name's place while the first still runs.
@@ -27,17 +27,17 @@ from inlay.adapter.library import Opened
 from inlay.digest import Secret, row_digests
 from inlay.errors import EngineError, InlayError, InvalidRequestError, NotFoundError
 from inlay.prompt import Buffer, Prompt, Rows
-from inlay.protocol.work import Adapter, Adapts, Delta, Emit, Engine, Work
+from inlay.protocol.work import Adapter, AdapterEngine, Emit, Engine, Output, Request
 from inlay.tensors.rows import to_rows
 from inlay.tensors.tensor import Tensor
-from inlay.worker.adapter_orders import Order
+from inlay.worker.adapter_orders import LoadAdapterRequest
 
 log = logging.getLogger(__name__)
 
 State = Literal["loading", "ready", "draining", "failed"]
 
 ABORT_SECONDS = 60.0
-"""What an engine gets to end works that were aborted; a step may be long."""
+"""What an engine gets to end requests that were aborted; a step may be long."""
 
 MAX_NAME = 256
 
@@ -54,11 +54,11 @@ class Library(Protocol):
         ...
 
 
-class Status(msgspec.Struct, frozen=True, kw_only=True):
+class AdapterStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One adapter as `GET /v1/loras` shows it.
 
     Attributes:
-        running: works under way.
+        running: running requests.
         reason: why it failed.
     """
 
@@ -73,25 +73,25 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
 
 
-class Admitted(NamedTuple):
+class AdmittedRequest(NamedTuple):
     """A work as its engine is to see it, and who is told of it. `leave` when the engine did not take it."""
 
-    work: Work
+    request: Request
     emit: Emit
     leave: Callable[[], None]
 
 
-class _Held:
+class _LoadedAdapter:
     """One adapter from the order to its end."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: LoadAdapterRequest) -> None:
         self.order = order
         self.state: State = "loading"
         self.adapter: Adapter | None = None
         self.opened: Opened | None = None
         self.rows: Rows | None = None
         self.reason: str | None = None
-        self.works: dict[object, str] = {}
+        self.requests: dict[object, str] = {}
         self.idle = asyncio.Event()
         self.idle.set()
 
@@ -100,15 +100,15 @@ class _Held:
         """What its engine calls it."""
         return f"{self.order.name}@{'' if self.adapter is None else self.adapter.content_id}"
 
-    def enter(self, work_id: str) -> Callable[[], None]:
-        """What is to be called when the work has ended; more than once does no harm."""
+    def enter(self, request_id: str) -> Callable[[], None]:
+        """What is to be called when the request has ended; more than once does no harm."""
         stay = object()
-        self.works[stay] = work_id
+        self.requests[stay] = request_id
         self.idle.clear()
 
         def leave() -> None:
-            self.works.pop(stay, None)
-            if not self.works:
+            self.requests.pop(stay, None)
+            if not self.requests:
                 self.idle.set()
 
         return leave
@@ -117,11 +117,11 @@ class _Held:
         if self.opened is not None:
             self.opened.close()
 
-    def status(self) -> Status:
+    def status(self) -> AdapterStatus:
         adapter = self.adapter
         if adapter is None:
-            return Status(name=self.order.name, path=self.order.address, state=self.state)
-        return Status(
+            return AdapterStatus(name=self.order.name, path=self.order.address, state=self.state)
+        return AdapterStatus(
             name=adapter.name,
             path=adapter.path,
             state=self.state,
@@ -129,12 +129,12 @@ class _Held:
             content_id=adapter.content_id,
             rank=adapter.rank,
             num_positions=adapter.num_positions,
-            running=len(self.works),
+            running=len(self.requests),
             reason=self.reason,
         )
 
 
-class Adapters:
+class AdapterRegistry:
     """Loads, lends and unloads adapters. Everything is called on the engine's event loop.
 
     Args:
@@ -142,7 +142,7 @@ class Adapters:
         library: where they come from.
         secret: of the namespace.
         most: adapters at a time; while one takes another's place there may be one more.
-        drain_seconds: what running works get when their adapter is unloaded.
+        drain_seconds: what running requests get when their adapter is unloaded.
     """
 
     def __init__(
@@ -153,9 +153,9 @@ class Adapters:
         self._secret = secret
         self._most = most
         self._drain_seconds = drain_seconds
-        self._ready: dict[str, _Held] = {}
-        self._loading: dict[str, tuple[_Held, asyncio.Task[Adapter]]] = {}
-        self._leaving: dict[_Held, asyncio.Task[None]] = {}
+        self._ready: dict[str, _LoadedAdapter] = {}
+        self._loading: dict[str, tuple[_LoadedAdapter, asyncio.Task[Adapter]]] = {}
+        self._leaving: dict[_LoadedAdapter, asyncio.Task[None]] = {}
         self._changed: Callable[[], None] = lambda: None
 
     def watch(self, changed: Callable[[], None]) -> None:
@@ -164,15 +164,15 @@ class Adapters:
 
     @property
     def ready(self) -> tuple[Adapter, ...]:
-        """Those that take works, for the card."""
+        """Those that take requests, for the card."""
         return tuple(held.adapter for held in self._ready.values() if held.adapter is not None)
 
-    def statuses(self) -> list[Status]:
+    def statuses(self) -> list[AdapterStatus]:
         """All of them, whatever their state."""
         loading = (held for held, _ in self._loading.values())
         return [held.status() for held in (*self._ready.values(), *loading, *self._leaving)]
 
-    async def load(self, order: Order) -> Adapter:
+    async def load(self, order: LoadAdapterRequest) -> Adapter:
         """Load what is ordered. Whoever orders the same while it is loading gets the same answer.
 
         Raises:
@@ -189,7 +189,7 @@ class Adapters:
                 )
             return await asyncio.shield(task)
         self._check(order)
-        held = _Held(order)
+        held = _LoadedAdapter(order)
         task = asyncio.create_task(self._load(held))
         self._loading[order.name] = held, task
         task.add_done_callback(_heard)
@@ -201,7 +201,7 @@ class Adapters:
 
         Args:
             name: of the adapter.
-            drain_seconds: what its running works get; what was set for all unless given.
+            drain_seconds: what its running requests get; what was set for all unless given.
 
         Raises:
             NotFoundError: there is none.
@@ -224,27 +224,27 @@ class Adapters:
             task = self._leave(held, seconds) if held.state == "failed" else self._leaving[held]
             await asyncio.shield(task)
 
-    def enter(self, work: Work, emit: Emit) -> Admitted:
-        """Let a work that names an adapter use it until its last delta. Raises `NotFoundError`."""
-        held = self._ready.get(work.adapter or "")
+    def enter(self, request: Request, emit: Emit) -> AdmittedRequest:
+        """Let a request that names an adapter use it until its last output. Raises `NotFoundError`."""
+        held = self._ready.get(request.adapter or "")
         if held is None:
             raise NotFoundError(
-                f"The model `{work.adapter}` does not exist", param="model", code="model_not_found"
+                f"The model `{request.adapter}` does not exist", param="model", code="model_not_found"
             )
         if held.rows is None:
-            seen = msgspec.structs.replace(work, adapter=held.key)
+            seen = msgspec.structs.replace(request, adapter=held.key)
         else:
-            prompt = Prompt.of(held.rows, *work.prompt.segments)
-            seen = msgspec.structs.replace(work, adapter=None, prompt=prompt)
+            prompt = Prompt.of(held.rows, *request.prompt.segments)
+            seen = msgspec.structs.replace(request, adapter=None, prompt=prompt)
 
-        leave = held.enter(work.id)
+        leave = held.enter(request.id)
 
-        def told(delta: Delta) -> None:
-            if delta.finish_reason is not None:
+        def told(output: Output) -> None:
+            if output.finish_reason is not None:
                 leave()
-            emit(delta)
+            emit(output)
 
-        return Admitted(seen, told, leave)
+        return AdmittedRequest(seen, told, leave)
 
     async def close(self) -> None:
         """Stop what is under way; the engine is closed by whoever started it."""
@@ -257,7 +257,7 @@ class Adapters:
             held.close()
         await asyncio.to_thread(self._library.close)
 
-    def _check(self, order: Order) -> None:
+    def _check(self, order: LoadAdapterRequest) -> None:
         card, name = self._engine.card, order.name
         if not name or len(name) > MAX_NAME or not name.isprintable():
             raise InvalidRequestError(
@@ -285,7 +285,7 @@ class Adapters:
                 param="lora_name",
             )
 
-    async def _load(self, held: _Held) -> Adapter:
+    async def _load(self, held: _LoadedAdapter) -> Adapter:
         order = held.order
         try:
             opened = held.opened = await asyncio.to_thread(self._library.open, order.address, order.sha256)
@@ -324,9 +324,9 @@ class Adapters:
         if isinstance(opened.files, LoraFiles):
             check_fits(opened.files, shapes_of(Path(self._engine.card.path)))
 
-    async def _into_engine(self, held: _Held, adapter: Adapter, opened: Opened) -> None:
+    async def _into_engine(self, held: _LoadedAdapter, adapter: Adapter, opened: Opened) -> None:
         engine = self._engine
-        if not isinstance(engine, Adapts):
+        if not isinstance(engine, AdapterEngine):
             raise InvalidRequestError(
                 f"the engine {engine.card.engine} takes no LoRA adapters, only trained prompts"
             )
@@ -363,16 +363,16 @@ class Adapters:
             )
         return msgspec.structs.replace(rows, digests=row_digests(rows, self._secret))
 
-    def _leave(self, held: _Held, seconds: float) -> asyncio.Task[None]:
+    def _leave(self, held: _LoadedAdapter, seconds: float) -> asyncio.Task[None]:
         held.state, held.reason = "draining", None
         task = self._leaving[held] = asyncio.create_task(self._drain(held, seconds))
         task.add_done_callback(_heard)
         return task
 
-    async def _drain(self, held: _Held, seconds: float) -> None:
+    async def _drain(self, held: _LoadedAdapter, seconds: float) -> None:
         try:
             await self._empty(held, seconds)
-            if held.rows is None and isinstance(self._engine, Adapts):
+            if held.rows is None and isinstance(self._engine, AdapterEngine):
                 await self._engine.unload_adapter(held.key)
         except Exception as error:
             held.state = "failed"
@@ -385,27 +385,27 @@ class Adapters:
         held.close()
         log.info("unloaded adapter %r", held.order.name)
 
-    async def _empty(self, held: _Held, seconds: float) -> None:
-        """Return when no work uses an adapter; those that still do after `seconds` are aborted."""
-        if not held.works:
+    async def _empty(self, held: _LoadedAdapter, seconds: float) -> None:
+        """Return when no request uses an adapter; those that still do after `seconds` are aborted."""
+        if not held.requests:
             return
         with suppress(TimeoutError):
             async with liveness.timeout(seconds):
                 await held.idle.wait()
             return
-        log.warning("adapter %r is unloaded: aborting %d requests", held.order.name, len(held.works))
-        for work_id in tuple(held.works.values()):
-            self._engine.abort(work_id)
+        log.warning("adapter %r is unloaded: aborting %d requests", held.order.name, len(held.requests))
+        for request_id in tuple(held.requests.values()):
+            self._engine.abort(request_id)
         try:
             async with liveness.timeout(ABORT_SECONDS):
                 await held.idle.wait()
         except TimeoutError:
             raise EngineError(
-                f"{len(held.works)} aborted requests did not end within {ABORT_SECONDS:g} s"
+                f"{len(held.requests)} aborted requests did not end within {ABORT_SECONDS:g} s"
             ) from None
 
 
-def _described(order: Order, opened: Opened) -> Adapter:
+def _described(order: LoadAdapterRequest, opened: Opened) -> Adapter:
     files = opened.files
     if isinstance(files, LoraFiles):
         return Adapter(
@@ -426,4 +426,4 @@ def _heard(task: "asyncio.Task[Adapter] | asyncio.Task[None]") -> None:
         task.exception()
 
 
-__all__ = ["Adapters", "Admitted", "Library", "State", "Status"]
+__all__ = ["AdapterRegistry", "AdapterStatus", "AdmittedRequest", "Library", "State"]

@@ -20,23 +20,23 @@ from inlay.errors import (
 )
 from inlay.prompt import Buffer, Prompt
 from inlay.protocol.capabilities import EMBEDS_OFF
-from inlay.protocol.embedding import Embeds, EmbedWork, EmitVectors, Vectors
-from inlay.protocol.kv_events import TellsBlocks
+from inlay.protocol.embedding import EmbeddingEngine, EmbedOutput, EmbedRequest, EmitEmbedOutput
+from inlay.protocol.kv_events import BlockEventSource
 from inlay.protocol.routing import KvEvents, KvSnapshot
-from inlay.protocol.work import Command, Delta, Emit, Engine, Generates, ModelCard, Reply, Work
+from inlay.protocol.work import Command, Emit, Engine, GenerateEngine, ModelCard, Output, Reply, Request
 from inlay.telemetry import Tracing
-from inlay.worker.adapter_orders import order_of, parse_modules
-from inlay.worker.adapters import Adapters
+from inlay.worker.adapter_orders import load_request_of, parse_modules
+from inlay.worker.adapters import AdapterRegistry
 from inlay.worker.kv_feed import KvFeed
-from inlay.worker.probing import Probing
-from inlay.worker.sleeping import Sleeping, UnderWay
+from inlay.worker.probing import EngineProber
+from inlay.worker.sleeping import RunningRequests, SleepControl
 from inlay.worker.spans import traced
 
 log = logging.getLogger(__name__)
 
 
-class Host:
-    """`inlay.protocol.work.WorkHandler` around an engine: refusals become error deltas, commands become calls.
+class EngineHost:
+    """`inlay.protocol.work.RequestHandler` around an engine: refusals become error outputs, commands become calls.
 
     Args:
         engine: started.
@@ -44,14 +44,14 @@ class Host:
         sleep_mode: whether the engine may be put to sleep.
         probe_interval: seconds between probes of the engine, 0 for none.
         probe_timeout: seconds after which an engine that does not answer one is stuck.
-        tracing: makes spans of works that belong to one, or None.
+        tracing: makes spans of requests that belong to one, or None.
         prompt_embeds: whether works may have rows; those of adapters do in any case.
     """
 
     def __init__(
         self,
         engine: Engine,
-        adapters: Adapters | None = None,
+        adapters: AdapterRegistry | None = None,
         *,
         sleep_mode: bool = False,
         probe_interval: float = 0,
@@ -64,12 +64,12 @@ class Host:
         self._adapters = adapters
         self._draining = False
         self._announce: Callable[[ModelCard], None] | None = None
-        self._works = UnderWay()
+        self._requests = RunningRequests()
         self._tracing = tracing
         self._feed = KvFeed()
-        self._tells = isinstance(engine, TellsBlocks) and engine.watch_blocks(self._feed.take)
-        self._sleeping = Sleeping(engine, self._works, enabled=sleep_mode, tell=self._tell)
-        self._probing = Probing(
+        self._tells = isinstance(engine, BlockEventSource) and engine.watch_blocks(self._feed.take)
+        self._sleeping = SleepControl(engine, self._requests, enabled=sleep_mode, tell=self._tell)
+        self._probing = EngineProber(
             engine, self._sleeping, interval=probe_interval, timeout=probe_timeout, tell=self._tell
         )
         if adapters is not None:
@@ -77,7 +77,7 @@ class Host:
 
     @property
     def card(self) -> ModelCard:
-        """The engine's, with the adapters that take works, its sleep, how it is, and whether rows are taken."""
+        """The engine's, with the adapters that take requests, its sleep, how it is, and whether rows are taken."""
         level = self._sleeping.level
         card = replace(self._engine.card, asleep=level, probe=None if level else self._probing.last)
         card = replace(card, kv_events=self._tells)
@@ -86,11 +86,11 @@ class Host:
         return card if self._adapters is None else replace(card, adapters=self._adapters.ready)
 
     def watch_cache(self, tell: Callable[[KvEvents], None]) -> None:
-        """As `inlay.protocol.routing.TellsCache`."""
+        """As `inlay.protocol.routing.CacheEventSource`."""
         self._feed.watch(tell)
 
     async def kv_snapshot(self) -> KvSnapshot:
-        """As `inlay.protocol.routing.TellsCache`. Raises `InvalidRequestError` for an engine that tells nothing."""
+        """As `inlay.protocol.routing.CacheEventSource`. Raises `InvalidRequestError` for an engine that tells nothing."""
         if not self._tells:
             raise InvalidRequestError("the worker tells of no cache")
         return self._feed.snapshot()
@@ -104,55 +104,57 @@ class Host:
         if self._announce is not None:
             self._announce(self.card)
 
-    def generate(self, work: Work, emit: Emit) -> None:
-        """Admit `work`, or emit the one delta that says why not."""
-        emit = self._works.deltas(work.id, emit)
-        if self._tracing is not None and work.trace is not None:
-            emit = traced(self._tracing, work, emit, self._engine.card.engine)
+    def generate(self, request: Request, emit: Emit) -> None:
+        """Admit `request`, or emit the one output that says why not."""
+        emit = self._requests.track_outputs(request.id, emit)
+        if self._tracing is not None and request.trace is not None:
+            emit = traced(self._tracing, request, emit, self._engine.card.engine)
         try:
             self._check_open()
-            self._check_rows(work.prompt)
-            if not isinstance(self._engine, Generates):
+            self._check_rows(request.prompt)
+            if not isinstance(self._engine, GenerateEngine):
                 raise InvalidRequestError(f"the model `{self._engine.card.name}` does not generate text")
-            if work.adapter is None:
-                self._engine.generate(work, emit)
+            if request.adapter is None:
+                self._engine.generate(request, emit)
             else:
-                self._generate_adapted(self._engine, self._lending(), work, emit)
+                self._generate_adapted(self._engine, self._lending(), request, emit)
         except InlayError as error:
-            emit(_refusal(work, error))
+            emit(_refusal(request, error))
         except Exception:
             # The engine must not take the plane down with it: the caller hears of it, the log keeps the trace.
-            log.exception("work %s was not admitted", work.id)
-            emit(_refusal(work, EngineError("the engine failed to admit the request")))
+            log.exception("work %s was not admitted", request.id)
+            emit(_refusal(request, EngineError("the engine failed to admit the request")))
 
-    def _generate_adapted(self, engine: Generates, adapters: Adapters, work: Work, emit: Emit) -> None:
-        admitted = adapters.enter(work, emit)
+    def _generate_adapted(
+        self, engine: GenerateEngine, adapters: AdapterRegistry, request: Request, emit: Emit
+    ) -> None:
+        admitted = adapters.enter(request, emit)
         try:
-            engine.generate(admitted.work, admitted.emit)
+            engine.generate(admitted.request, admitted.emit)
         except BaseException:
             admitted.leave()
             raise
 
-    def _lending(self) -> Adapters:
+    def _lending(self) -> AdapterRegistry:
         if self._adapters is None:
             raise InvalidRequestError("this worker takes no adapters", param="model")
         return self._adapters
 
-    def embed(self, work: EmbedWork, emit: EmitVectors) -> None:
-        """Admit `work`, or emit the answer that says why not."""
-        emit = self._works.vectors(work.id, emit)
+    def embed(self, request: EmbedRequest, emit: EmitEmbedOutput) -> None:
+        """Admit `request`, or emit the answer that says why not."""
+        emit = self._requests.track_embed_output(request.id, emit)
         try:
             self._check_open()
-            for prompt in work.prompts:
+            for prompt in request.prompts:
                 self._check_rows(prompt)
-            if not isinstance(self._engine, Embeds):
+            if not isinstance(self._engine, EmbeddingEngine):
                 raise InvalidRequestError(f"the model `{self._engine.card.name}` does not make embeddings")
-            self._engine.embed(work, emit)
+            self._engine.embed(request, emit)
         except InlayError as error:
-            emit(_no_vectors(work, error))
+            emit(_no_vectors(request, error))
         except Exception:
-            log.exception("work %s was not admitted", work.id)
-            emit(_no_vectors(work, EngineError("the engine failed to admit the request")))
+            log.exception("work %s was not admitted", request.id)
+            emit(_no_vectors(request, EngineError("the engine failed to admit the request")))
 
     def _check_open(self) -> None:
         if self._draining:
@@ -165,9 +167,9 @@ class Host:
                 f"The model `{self._engine.card.name}` takes no prompt_embeds: {EMBEDS_OFF}"
             )
 
-    def abort(self, work_id: str) -> None:
-        """Stop a work."""
-        self._engine.abort(work_id)
+    def abort(self, request_id: str) -> None:
+        """Stop a request."""
+        self._engine.abort(request_id)
 
     async def call(self, command: Command) -> Reply:
         """Run a command."""
@@ -208,7 +210,9 @@ class Host:
     async def _run(self, command: Command) -> dict[str, str | int | float | bool | None]:
         match command.name:
             case "reset_prefix_cache":
-                blocks = await self._engine.reset_prefix_cache() if isinstance(self._engine, Generates) else 0
+                blocks = (
+                    await self._engine.reset_prefix_cache() if isinstance(self._engine, GenerateEngine) else 0
+                )
                 return {"blocks": blocks}
             case "probe":
                 return {"seconds": await self._engine.probe()}
@@ -219,7 +223,7 @@ class Host:
                 return stats
             case "load_adapter":
                 self._sleeping.check_awake()
-                adapter = await self._lending().load(order_of(command.arguments))
+                adapter = await self._lending().load(load_request_of(command.arguments))
                 return {"content_id": adapter.content_id}
             case "unload_adapter":
                 name, seconds = command.arguments.get("lora_name"), command.arguments.get("drain_timeout")
@@ -239,14 +243,18 @@ class Host:
                 raise InvalidRequestError(f"a worker knows no command {unknown!r}")
 
 
-def _refusal(work: Work, error: InlayError) -> Delta:
-    return Delta(
-        work.id, work.attempt, len(work.prior_output), finish_reason="error", error=ErrorFrame.of(error)
+def _refusal(request: Request, error: InlayError) -> Output:
+    return Output(
+        request.id,
+        request.attempt,
+        len(request.prior_output),
+        finish_reason="error",
+        error=ErrorFrame.of(error),
     )
 
 
-def _no_vectors(work: EmbedWork, error: InlayError) -> Vectors:
-    return Vectors(work.id, work.attempt, Buffer(b""), error=ErrorFrame.of(error))
+def _no_vectors(request: EmbedRequest, error: InlayError) -> EmbedOutput:
+    return EmbedOutput(request.id, request.attempt, Buffer(b""), error=ErrorFrame.of(error))
 
 
 async def host_of(
@@ -256,7 +264,7 @@ async def host_of(
     tracing: Tracing | None = None,
     *,
     prompt_embeds: bool = True,
-) -> Host:
+) -> EngineHost:
     """A host for a started engine, with the adapters that its settings name.
 
     Args:
@@ -275,12 +283,12 @@ async def host_of(
         cache_bytes=settings.lora_cache_bytes,
         max_bytes=settings.max_lora_bytes,
     )
-    adapters = Adapters(
+    adapters = AdapterRegistry(
         engine, library, secret, most=settings.cpu_loras, drain_seconds=settings.lora_drain_timeout
     )
     for order in parse_modules(settings.lora_modules):
         await adapters.load(order)
-    return Host(
+    return EngineHost(
         engine,
         adapters,
         sleep_mode=settings.enable_sleep_mode,

@@ -10,7 +10,7 @@ from inlay import liveness
 from inlay.errors import EngineError, InlayError
 from inlay.protocol.health import Probe
 from inlay.protocol.work import Engine
-from inlay.worker.sleeping import Sleeping
+from inlay.worker.sleeping import SleepControl
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ _SLACK = 10.0
 """Seconds a probe may come late where the machine is busy before it tells of a worker that is stuck."""
 
 
-class Probing:
+class EngineProber:
     """Probes of one engine.
 
     Args:
@@ -33,7 +33,13 @@ class Probing:
     """
 
     def __init__(
-        self, engine: Engine, sleeping: Sleeping, *, interval: float, timeout: float, tell: Callable[[], None]
+        self,
+        engine: Engine,
+        sleeping: SleepControl,
+        *,
+        interval: float,
+        timeout: float,
+        tell: Callable[[], None],
     ) -> None:
         self._engine = engine
         self._sleeping = sleeping

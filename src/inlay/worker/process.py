@@ -15,10 +15,10 @@ from inlay.digest import Secret
 from inlay.engine.ranks import Rank
 from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError, ErrorFrame, InlayError
-from inlay.pace import keep_for_good
+from inlay.pace import freeze_gc
 from inlay.plane.local import RESERVED, Arena, Channel, serve
 from inlay.plane.messages import Boot, Failed, FromWorker, ToWorker
-from inlay.protocol.work import Command, Fails
+from inlay.protocol.work import Command, FailingEngine
 from inlay.telemetry import TelemetrySettings, Tracing, configure
 from inlay.worker.host import host_of
 from inlay.worker.interpreter import Interpreter, interpreter
@@ -195,7 +195,7 @@ async def run(socket_fd: int, arena_fd: int, arena_bytes: int) -> int:
         log.exception("the engine did not start")
         return await _fail(channel, EngineError(f"the engine did not start: {type(error).__name__}: {error}"))
     await host.restore(boot.restore)
-    keep_for_good()
+    freeze_gc()
     try:
         await host.first_probe()
         await _until_first(serve(channel, host), stop.wait(), _failed(runner), host.probe())
@@ -240,7 +240,7 @@ async def _until_first(*doing: Coroutine[object, object, object]) -> None:
 
 async def _failed(runner: engine.Engine) -> None:
     """Raise the reason once the engine has failed for good."""
-    if not isinstance(runner, Fails):
+    if not isinstance(runner, FailingEngine):
         await asyncio.Event().wait()
     else:
         raise await runner.failed()

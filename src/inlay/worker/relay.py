@@ -13,10 +13,10 @@ from inlay.errors import (
     OverloadedError,
 )
 from inlay.prompt import Buffer
-from inlay.protocol.deltas import joined
-from inlay.protocol.embedding import EmbedWork, EmitVectors, Vectors
-from inlay.protocol.routing import KvEvents, KvSnapshot, TellsCache
-from inlay.protocol.work import Command, Delta, Emit, ModelCard, Plane, Reply, Stream, Work, Worker
+from inlay.protocol.deltas import coalesce
+from inlay.protocol.embedding import EmbedOutput, EmbedRequest, EmitEmbedOutput
+from inlay.protocol.routing import CacheEventSource, KvEvents, KvSnapshot
+from inlay.protocol.work import Command, Emit, ModelCard, Output, Plane, Reply, Request, Stream, Worker
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ _CALL_SECONDS = 600.0
 
 
 class Relay:
-    """`inlay.protocol.work.WorkHandler` around whichever worker a local plane has now.
+    """`inlay.protocol.work.RequestHandler` around whichever worker a local plane has now.
 
     Args:
         plane: of one worker, which may be another after a while.
@@ -62,20 +62,20 @@ class Relay:
                     news
                     and told.kv_events
                     and self._tell_cache is not None
-                    and isinstance(worker, TellsCache)
+                    and isinstance(worker, CacheEventSource)
                 ):
                     worker.watch_cache(self._tell_cache)
             await self._plane.changed()
 
     def watch_cache(self, tell: Callable[[KvEvents], None]) -> None:
-        """As `TellsCache.watch_cache`, of every worker there will be."""
+        """As `CacheEventSource.watch_cache`, of every worker there will be."""
         self._tell_cache = tell
 
     async def kv_snapshot(self) -> KvSnapshot:
-        """As `TellsCache.kv_snapshot`. Raises `InvalidRequestError` where the worker tells of no cache."""
+        """As `CacheEventSource.kv_snapshot`. Raises `InvalidRequestError` where the worker tells of no cache."""
         if self._worker is None:
             raise OverloadedError(NOBODY, retry_after=1)
-        if not isinstance(self._worker, TellsCache):
+        if not isinstance(self._worker, CacheEventSource):
             raise InvalidRequestError("the worker tells of no cache")
         return await self._worker.kv_snapshot()
 
@@ -96,59 +96,59 @@ class Relay:
                     log.debug("nothing to guard: %s", error.message)
             await asyncio.sleep(_GUARD_SECONDS)
 
-    def generate(self, work: Work, emit: Emit) -> None:
-        """As `Generates.generate`; what is refused is a delta too."""
+    def generate(self, request: Request, emit: Emit) -> None:
+        """As `GenerateEngine.generate`; what is refused is an output too."""
         try:
             if self._worker is None:
                 raise OverloadedError(NOBODY, retry_after=1)
-            stream = self._worker.send(work)
+            stream = self._worker.send(request)
         except InlayError as error:
-            emit(_failed(work, len(work.prior_output), error))
+            emit(_failed(request, len(request.prior_output), error))
             return
-        self._streams[work.id] = stream
-        self._run(self._pass_on(work, stream, emit))
+        self._streams[request.id] = stream
+        self._run(self._pass_on(request, stream, emit))
 
-    async def _pass_on(self, work: Work, stream: Stream, emit: Emit) -> None:
-        offset = len(work.prior_output)
+    async def _pass_on(self, request: Request, stream: Stream, emit: Emit) -> None:
+        offset = len(request.prior_output)
         try:
-            async for deltas in stream:
+            async for outputs in stream:
                 # What waited together crosses the network together: a piece of a stream costs as much with one id as with a hundred.
-                for delta in joined(deltas):
-                    offset = delta.offset + len(delta.token_ids)
-                    emit(delta)
+                for output in coalesce(outputs):
+                    offset = output.offset + len(output.token_ids)
+                    emit(output)
         except InlayError as error:
-            emit(_failed(work, offset, error))
+            emit(_failed(request, offset, error))
         except Exception:
             # Whoever waits must hear of it; the log keeps the trace.
-            log.exception("the answer to %s was not passed on", work.id)
-            emit(_failed(work, offset, EngineError("the worker failed to pass the answer on")))
+            log.exception("the answer to %s was not passed on", request.id)
+            emit(_failed(request, offset, EngineError("the worker failed to pass the answer on")))
         finally:
-            self._streams.pop(work.id, None)
+            self._streams.pop(request.id, None)
 
-    def embed(self, work: EmbedWork, emit: EmitVectors) -> None:
-        """As `Embeds.embed`; what is refused is an answer too."""
-        task = self._run(self._embed(work, emit))
-        self._embeddings[work.id] = task
-        task.add_done_callback(lambda _: self._embeddings.pop(work.id, None))
+    def embed(self, request: EmbedRequest, emit: EmitEmbedOutput) -> None:
+        """As `EmbeddingEngine.embed`; what is refused is an answer too."""
+        task = self._run(self._embed(request, emit))
+        self._embeddings[request.id] = task
+        task.add_done_callback(lambda _: self._embeddings.pop(request.id, None))
 
-    async def _embed(self, work: EmbedWork, emit: EmitVectors) -> None:
+    async def _embed(self, request: EmbedRequest, emit: EmitEmbedOutput) -> None:
         try:
             if self._worker is None:
                 raise OverloadedError(NOBODY, retry_after=1)
-            emit(await self._worker.embed(work))
+            emit(await self._worker.embed(request))
         except InlayError as error:
-            emit(_no_vectors(work, error))
+            emit(_no_vectors(request, error))
         except asyncio.CancelledError:
-            emit(_no_vectors(work, OverloadedError("the request was given up")))
+            emit(_no_vectors(request, OverloadedError("the request was given up")))
             raise
 
-    def abort(self, work_id: str) -> None:
+    def abort(self, request_id: str) -> None:
         """As `Engine.abort`."""
-        stream = self._streams.get(work_id)
+        stream = self._streams.get(request_id)
         if stream is not None:
             stream.cancel()
-        elif work_id in self._embeddings:
-            self._embeddings[work_id].cancel()
+        elif request_id in self._embeddings:
+            self._embeddings[request_id].cancel()
 
     async def call(self, command: Command) -> Reply:
         """Run a command; failures are a `Reply` with an error."""
@@ -166,9 +166,9 @@ class Relay:
         return task
 
 
-def _failed(work: Work, offset: int, error: InlayError) -> Delta:
-    return Delta(work.id, work.attempt, offset, finish_reason="error", error=ErrorFrame.of(error))
+def _failed(request: Request, offset: int, error: InlayError) -> Output:
+    return Output(request.id, request.attempt, offset, finish_reason="error", error=ErrorFrame.of(error))
 
 
-def _no_vectors(work: EmbedWork, error: InlayError) -> Vectors:
-    return Vectors(work.id, work.attempt, Buffer(b""), error=ErrorFrame.of(error))
+def _no_vectors(request: EmbedRequest, error: InlayError) -> EmbedOutput:
+    return EmbedOutput(request.id, request.attempt, Buffer(b""), error=ErrorFrame.of(error))

@@ -7,27 +7,27 @@ from typing import Literal, TypeAlias
 
 from inlay import liveness
 from inlay.errors import EngineError, InvalidRequestError, OverloadedError
-from inlay.protocol.embedding import EmitVectors, Vectors
-from inlay.protocol.work import Command, Delta, Emit, Engine, Sleeps
+from inlay.protocol.embedding import EmbedOutput, EmitEmbedOutput
+from inlay.protocol.work import Command, Emit, Engine, Output, SleepingEngine
 
 log = logging.getLogger(__name__)
 
 Mode: TypeAlias = Literal["abort", "wait"]
-"""What becomes of the works under way, as vLLM calls it: they are aborted at once, or when they have not ended in time."""
+"""What becomes of the running requests, as vLLM calls it: they are aborted at once, or when they have not ended in time."""
 
 MODES: tuple[Mode, ...] = ("abort", "wait")
 LEVELS = (1, 2)
 TAGS = ("weights", "kv_cache")
 WAIT_SECONDS = 30.0
 ABORT_SECONDS = 60.0
-"""What an engine gets to end works that were aborted; a step may be long."""
+"""What an engine gets to end requests that were aborted; a step may be long."""
 
 
-class UnderWay:
-    """The works an engine has not ended yet.
+class RunningRequests:
+    """The requests an engine has not ended yet.
 
     Attributes:
-        ids: of these works.
+        ids: of these requests.
     """
 
     def __init__(self) -> None:
@@ -35,33 +35,33 @@ class UnderWay:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def deltas(self, work_id: str, emit: Emit) -> Emit:
-        """Count a work; `emit` for it, which notices its end. What is not admitted after all ends with a delta too."""
-        self._enter(work_id)
+    def track_outputs(self, request_id: str, emit: Emit) -> Emit:
+        """Count a request; `emit` for it, which notices its end. What is not admitted after all ends with an output too."""
+        self._enter(request_id)
 
-        def noticing(delta: Delta) -> None:
-            if delta.finish_reason is not None:
-                self._leave(work_id)
-            emit(delta)
+        def noticing(output: Output) -> None:
+            if output.finish_reason is not None:
+                self._leave(request_id)
+            emit(output)
 
         return noticing
 
-    def vectors(self, work_id: str, emit: EmitVectors) -> EmitVectors:
-        """As `deltas`, of a work that is answered at once."""
-        self._enter(work_id)
+    def track_embed_output(self, request_id: str, emit: EmitEmbedOutput) -> EmitEmbedOutput:
+        """As `outputs`, of a request that is answered at once."""
+        self._enter(request_id)
 
-        def noticing(vectors: Vectors) -> None:
-            self._leave(work_id)
+        def noticing(vectors: EmbedOutput) -> None:
+            self._leave(request_id)
             emit(vectors)
 
         return noticing
 
-    def _enter(self, work_id: str) -> None:
-        self.ids.add(work_id)
+    def _enter(self, request_id: str) -> None:
+        self.ids.add(request_id)
         self._idle.clear()
 
-    def _leave(self, work_id: str) -> None:
-        self.ids.discard(work_id)
+    def _leave(self, request_id: str) -> None:
+        self.ids.discard(request_id)
         if not self.ids:
             self._idle.set()
 
@@ -75,40 +75,42 @@ class UnderWay:
         return True
 
 
-class Sleeping:
+class SleepControl:
     """One engine's sleep. Commands are followed one after another.
 
     Args:
         engine: started, and awake.
-        works: those it has under way.
+        requests: those it has under way.
         enabled: whether it may sleep at all.
         tell: called whenever `level` has changed.
 
     Attributes:
-        level: of its sleep, from when it takes no more works until it is wholly awake; 0 otherwise.
+        level: of its sleep, from when it takes no more requests until it is wholly awake; 0 otherwise.
         turn: held while the engine falls asleep or wakes.
     """
 
-    def __init__(self, engine: Engine, works: UnderWay, *, enabled: bool, tell: Callable[[], None]) -> None:
+    def __init__(
+        self, engine: Engine, requests: RunningRequests, *, enabled: bool, tell: Callable[[], None]
+    ) -> None:
         self._engine = engine
-        self._works = works
+        self._requests = requests
         self._enabled = enabled
         self._tell = tell
         self.turn = asyncio.Lock()
         self.level = 0
 
     def check_awake(self) -> None:
-        """Raise `OverloadedError` unless works are taken."""
+        """Raise `OverloadedError` unless requests are taken."""
         if self.level:
             raise OverloadedError("the worker is asleep", retry_after=1)
 
     async def sleep(self, level: int, mode: str, wait: float) -> int:
-        """Take no more works, see those under way end, and let the engine sleep; the level it sleeps at.
+        """Take no more requests, see those under way end, and let the engine sleep; the level it sleeps at.
 
         Args:
             level: 1 or 2; one that sleeps falls deeper but not less deep.
             mode: one of `MODES`.
-            wait: seconds after which works are aborted that were waited for.
+            wait: seconds after which requests are aborted that were waited for.
 
         Raises:
             InvalidRequestError: a mode that is not known, or an engine that may not or cannot sleep, or not at this level.
@@ -133,17 +135,17 @@ class Sleeping:
         return level
 
     async def _see_end(self, mode: str, wait: float) -> None:
-        if mode == "wait" and await self._works.none(wait):
+        if mode == "wait" and await self._requests.none(wait):
             return
-        for work_id in tuple(self._works.ids):
-            self._engine.abort(work_id)
-        if not await self._works.none(ABORT_SECONDS):
+        for request_id in tuple(self._requests.ids):
+            self._engine.abort(request_id)
+        if not await self._requests.none(ABORT_SECONDS):
             raise EngineError(
-                f"{len(self._works.ids)} works did not end within {ABORT_SECONDS:g} s of being aborted"
+                f"{len(self._requests.ids)} works did not end within {ABORT_SECONDS:g} s of being aborted"
             )
 
     async def wake_up(self, tags: Sequence[str]) -> bool:
-        """Wake what `tags` name, all if none; whether the engine is wholly awake, and takes works.
+        """Wake what `tags` name, all if none; whether the engine is wholly awake, and takes requests.
 
         Raises:
             InvalidRequestError: a tag that is not known, or an engine that may not or cannot sleep.
@@ -172,10 +174,10 @@ class Sleeping:
         tags = str(given.get("tags") or "").split(",")
         return {"awake": await self.wake_up([tag for tag in tags if tag])}
 
-    def _sleeper(self) -> Sleeps:
+    def _sleeper(self) -> SleepingEngine:
         if not self._enabled:
             raise InvalidRequestError("You must set --enable-sleep-mode to put a worker to sleep")
-        if not isinstance(self._engine, Sleeps):
+        if not isinstance(self._engine, SleepingEngine):
             raise InvalidRequestError(f"the {self._engine.card.engine} engine cannot sleep")
         return self._engine
 

@@ -54,7 +54,7 @@ class Supervisor:
         *,
         backoff: Backoff = Backoff(),
         name: str = "worker",
-        tied: "Tied | None" = None,
+        tied: "RestartGroup | None" = None,
     ) -> None:
         self._plane = plane
         self._start = start
@@ -82,7 +82,7 @@ class Supervisor:
         Raises:
             InlayError: the first process never became ready, so none would.
         """
-        self._plane.miss(self._name, "it is loading")
+        self._plane.set_unavailable(self._name, "it is loading")
         delay = self._backoff.first
         while True:
             seconds, reason = await self._live()
@@ -91,9 +91,9 @@ class Supervisor:
             if seconds > self._backoff.stable:
                 delay = self._backoff.first
             log.error("%s; it is started again in %g s", reason, delay)
-            self._plane.miss(self._name, f"{reason}; it is being started again")
+            self._plane.set_unavailable(self._name, f"{reason}; it is being started again")
             await asyncio.sleep(delay)
-            # What failed holds, in circles, works whose rows lie in the memory that was shared with it, and so all of that.
+            # What failed holds, in circles, requests whose rows lie in the memory that was shared with it, and so all of that.
             gc.collect()
             delay = min(2 * delay, self._backoff.most)
 
@@ -111,7 +111,7 @@ class Supervisor:
             await link.wait_settled()
             if link.ready:
                 ready_at = clock()
-                self._plane.miss(self._name, None)
+                self._plane.set_unavailable(self._name, None)
                 await link.wait_gone()
         finally:
             self.card = link.last_card or self.card
@@ -124,7 +124,7 @@ class Supervisor:
         return (0.0 if ready_at is None else clock() - ready_at), reason
 
 
-class Tied:
+class RestartGroup:
     """Workers none of which can go on without the others: when one process dies all end, and all are started again.
 
     Attributes:

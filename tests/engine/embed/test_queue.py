@@ -3,20 +3,20 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.engine.embed.queue import Queue
+from inlay.engine.embed.queue import BatchQueue
 
-works = st.lists(
+requests = st.lists(
     st.tuples(st.lists(st.integers(1, 300), min_size=1, max_size=20), st.integers(-1, 1)),
     min_size=1,
     max_size=8,
 )
 
 
-@given(works, st.integers(16, 512), st.sets(st.integers(0, 7)))
-def test_every_prompt_comes_exactly_once_unless_its_work_was_removed(
+@given(requests, st.integers(16, 512), st.sets(st.integers(0, 7)))
+def test_every_prompt_comes_exactly_once_unless_its_request_was_removed(
     waiting: list[tuple[list[int], int]], budget: int, removed: set[int]
 ) -> None:
-    queue = Queue(budget)
+    queue = BatchQueue(budget)
     for number, (lengths, priority) in enumerate(waiting):
         queue.add(str(number), lengths, priority=priority)
     assert queue.positions == sum(sum(lengths) for lengths, _ in waiting)
@@ -27,7 +27,7 @@ def test_every_prompt_comes_exactly_once_unless_its_work_was_removed(
         assert [item.length for item in batch] == sorted((item.length for item in batch), reverse=True)
         longest = batch[0].length
         assert sum(item.length for item in batch) <= max(budget // 2 + 1, longest) * 2
-        seen += [(item.work_id, item.index, item.length) for item in batch]
+        seen += [(item.request_id, item.index, item.length) for item in batch]
     assert queue.positions == len(queue) == 0
     assert sorted(seen) == sorted(
         (str(number), index, length)
@@ -38,37 +38,37 @@ def test_every_prompt_comes_exactly_once_unless_its_work_was_removed(
 
 
 def test_a_few_texts_are_in_the_next_batch_however_many_came_before_them() -> None:
-    queue = Queue(1024)
+    queue = BatchQueue(1024)
     queue.add("large", [100] * 1000)
     queue.next_batch()
     queue.add("small", [20, 400])
     batch = queue.next_batch()
-    assert {item.index for item in batch if item.work_id == "small"} == {0, 1}
-    assert sum(item.length for item in batch if item.work_id == "large") >= 500
+    assert {item.index for item in batch if item.request_id == "small"} == {0, 1}
+    assert sum(item.length for item in batch if item.request_id == "large") >= 500
 
 
-def test_many_small_works_do_not_stop_a_large_one() -> None:
-    queue = Queue(1024)
+def test_many_small_requests_do_not_stop_a_large_one() -> None:
+    queue = BatchQueue(1024)
     queue.add("large", [100] * 50)
     batches = 0
-    while any(work == "large" for work in queue._works):
+    while any(request == "large" for request in queue._requests):
         for number in range(60):
             queue.add(f"small {batches} {number}", [30])
-        assert sum(item.length for item in queue.next_batch() if item.work_id == "large") >= 500
+        assert sum(item.length for item in queue.next_batch() if item.request_id == "large") >= 500
         batches += 1
     assert batches == 10
 
 
 def test_a_long_text_behind_many_short_ones_is_not_passed_over() -> None:
-    queue = Queue(512)
+    queue = BatchQueue(512)
     queue.add("many", [50] * 1000)
     queue.add("long", [2000])
-    assert "long" in {item.work_id for item in queue.next_batch()}
+    assert "long" in {item.request_id for item in queue.next_batch()}
 
 
 def test_a_lower_priority_number_goes_first() -> None:
-    queue = Queue(64)
+    queue = BatchQueue(64)
     queue.add("later", [60] * 3)
     queue.add("middle", [60] * 2)
     queue.add("sooner", [60] * 4, priority=-1)
-    assert "sooner" in {item.work_id for item in queue.next_batch()}
+    assert "sooner" in {item.request_id for item in queue.next_batch()}

@@ -12,7 +12,7 @@ from transformers import BertConfig, BertForSequenceClassification, BertModel
 from inlay.engine.embed import encoder as encoder_module
 from inlay.engine.embed.attention import IMPLEMENTATION, PackedAttention
 from inlay.engine.embed.encoder import Encoder
-from inlay.engine.embed.tiled import Parts, Shape, TiledEncoder, library, tile
+from inlay.engine.embed.tiled import LayerSizes, Parts, TiledEncoder, library, tile
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.native import build
 from inlay.errors import EngineError
@@ -75,7 +75,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 @pytest.mark.parametrize(("parts", "threads"), [(1, 1), (2, 1), (3, 1), (1, 2), (3, 3)], indirect=["threads"])
 def test_layers_over_tiles_give_what_torch_gives(loops: ctypes.CDLL, parts: Parts, threads: int) -> None:
     model = bert()
-    tiled = TiledEncoder(model.encoder, Shape(64, 96, 2, 1e-5), parts, loops)
+    tiled = TiledEncoder(model.encoder, LayerSizes(64, 96, 2, 1e-5), parts, loops)
     for lengths in (LENGTHS, (5,), (3, 13, 16), (1, 30), (130,), (260, 258)):
         x = states(lengths)
         expected = run(model.encoder, x, lengths)
@@ -85,7 +85,7 @@ def test_layers_over_tiles_give_what_torch_gives(loops: ctypes.CDLL, parts: Part
 
 def test_heads_of_64_and_many_layers_are_the_same(loops: ctypes.CDLL) -> None:
     model = bert(hidden_size=128, intermediate_size=160, num_hidden_layers=4)
-    tiled = TiledEncoder(model.encoder, Shape(128, 160, 2, 1e-5), 3, loops)
+    tiled = TiledEncoder(model.encoder, LayerSizes(128, 160, 2, 1e-5), 3, loops)
     x = states((70, 9), 128)
     assert torch.allclose(run(tiled, x, (70, 9)), run(model.encoder, x, (70, 9)), atol=2e-5)
 
@@ -94,7 +94,7 @@ def test_heads_of_64_and_many_layers_are_the_same(loops: ctypes.CDLL) -> None:
 def test_a_sequence_that_is_not_finite_harms_no_neighbour(
     loops: ctypes.CDLL, parts: Parts, poison: float
 ) -> None:
-    tiled = TiledEncoder(bert().encoder, Shape(64, 96, 2, 1e-5), parts, loops)
+    tiled = TiledEncoder(bert().encoder, LayerSizes(64, 96, 2, 1e-5), parts, loops)
     x = states((20, 11, 7))
     clean = run(tiled, x, (20, 11, 7))
     x[:, 20:31] = poison
@@ -105,7 +105,7 @@ def test_a_sequence_that_is_not_finite_harms_no_neighbour(
 
 
 def test_a_sequence_is_the_same_alone_and_among_others(loops: ctypes.CDLL) -> None:
-    tiled = TiledEncoder(bert().encoder, Shape(64, 96, 2, 1e-5), 3, loops)
+    tiled = TiledEncoder(bert().encoder, LayerSizes(64, 96, 2, 1e-5), 3, loops)
     x = states((40, 23, 9))
     among = run(tiled, x, (40, 23, 9))
     assert torch.allclose(run(tiled, x[:, 40:63], (23,)), among[40:63], atol=1e-5)
@@ -114,7 +114,7 @@ def test_a_sequence_is_the_same_alone_and_among_others(loops: ctypes.CDLL) -> No
 def test_float32_in_three_parts_is_as_exact_as_a_float32_product(loops: ctypes.CDLL) -> None:
     model = bert()
     x = states((64, 50))
-    tiled = run(TiledEncoder(model.encoder, Shape(64, 96, 2, 1e-5), 3, loops), x, (64, 50))
+    tiled = run(TiledEncoder(model.encoder, LayerSizes(64, 96, 2, 1e-5), 3, loops), x, (64, 50))
     plain = run(model.encoder, x, (64, 50))
     exact = run(model.double().encoder, x.double(), (64, 50))
     assert (tiled - exact).abs().max() < 4 * (plain - exact).abs().max()
@@ -141,7 +141,7 @@ def test_an_encoder_that_is_not_what_it_seems_stays_as_it_is() -> None:
 def test_states_that_do_not_fit_their_lengths_are_refused() -> None:
     loops = library()
     assert loops is not None
-    tiled = TiledEncoder(bert().encoder, Shape(64, 96, 2, 1e-5), 1, loops)
+    tiled = TiledEncoder(bert().encoder, LayerSizes(64, 96, 2, 1e-5), 1, loops)
     with pytest.raises(EngineError, match="9 positions were given for sequences of 12"):
         run(tiled, states((9,)), (7, 5))
 

@@ -3,12 +3,12 @@
 from typing import Any
 
 from inlay.digest import Chain, Secret, root_digest
-from inlay.engine.torch.cache.bounds import Bounds
+from inlay.engine.torch.cache.bounds import EngineLimits
 from inlay.engine.torch.cache_events import CacheEvents
-from inlay.engine.torch.scheduler import Plan, Scheduler, Span
+from inlay.engine.torch.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
 from inlay.engine.torch.sequence import Sequence
 from inlay.prompt import Buffer, Prompt, Rows, Segment, Tokens
-from inlay.protocol.work import Sampling, Work
+from inlay.protocol.work import Request, Sampling
 
 SECRET = Secret(bytes(32))
 POISON = 99
@@ -18,7 +18,7 @@ POISON = 99
 END = 7
 """A token that ends an output."""
 
-Flight = list[tuple[Span, bool]]
+Flight = list[tuple[ScheduledChunk, bool]]
 """What a plan has computed, and whether what came out is bad."""
 
 
@@ -26,7 +26,7 @@ def rows(*values: int, atomic: bool = False) -> Rows:
     return Rows(Buffer(bytes(values)), "float8_e4m3fn", (len(values), 1), atomic=atomic)
 
 
-def bounds(**changes: Any) -> Bounds:
+def bounds(**changes: Any) -> EngineLimits:
     values: dict[str, Any] = {
         "max_model_len": 256,
         "max_num_seqs": 4,
@@ -34,7 +34,7 @@ def bounds(**changes: Any) -> Bounds:
         "page_size": 16,
         "num_pages": 16,
     }
-    return Bounds(**(values | changes))
+    return EngineLimits(**(values | changes))
 
 
 def pages_of(sequence: Sequence) -> list[int]:
@@ -49,7 +49,7 @@ class Simulation:
 
     def __init__(
         self,
-        limits: Bounds,
+        limits: EngineLimits,
         *,
         prefix_caching: bool = True,
         overlap: bool = False,
@@ -76,7 +76,7 @@ class Simulation:
         self.lateness = lateness
         self.flight: Flight = []
         self.chosen: dict[Sequence, int] = {}
-        self.retracted: set[Span] = set()
+        self.retracted: set[ScheduledChunk] = set()
         self.again: set[Sequence] = set()
         self.choices = 0
         self.scheduler = Scheduler(limits, prefix_caching=prefix_caching, events=events, max_loras=max_loras)
@@ -96,7 +96,7 @@ class Simulation:
         adapter: str | None = None,
         client: str | None = None,
     ) -> Sequence:
-        work = Work(
+        request = Request(
             id=str(self.arrivals),
             prompt=Prompt.of(*segments),
             sampling=Sampling(max_tokens=max_tokens),
@@ -105,11 +105,11 @@ class Simulation:
             adapter=adapter,
             client=client,
         )
-        self.bounds.check(work)
+        self.bounds.check(request)
         root = root_digest(SECRET, weights_id="w", dtype="float32", salt=salt, adapter=adapter)
         chain = Chain(root, SECRET)
         groups = len(self.bounds.windows)
-        sequence = Sequence(work, arrival=self.arrivals, chain=chain, page_groups=groups)
+        sequence = Sequence(request, arrival=self.arrivals, chain=chain, page_groups=groups)
         self.arrivals += 1
         self.scheduler.admit(sequence)
         self.live.append(sequence)
@@ -133,7 +133,7 @@ class Simulation:
             elif isinstance(segment, Rows):
                 kind = bytes(segment.data.view) if segment.atomic else "row"
                 found.extend((kind, value) for value in bytes(segment.data.view))
-        return [*found, self.chosen[sequence]] if sequence.pending else found
+        return [*found, self.chosen[sequence]] if sequence.has_pending_token else found
 
     def named(self, sequence: Sequence, group: int, index: int) -> list[int]:
         """The page that the cache knows for a page index of `sequence`, if it does."""
@@ -141,17 +141,17 @@ class Simulation:
         page = None if digest is None else self.scheduler.cache.find(digest, group)
         return [] if page is None else [page]
 
-    def step(self) -> Plan:
+    def step(self) -> SchedulerOutput:
         """Plan and run; read the results, with `overlap` those of the step before."""
         before, self.flight = self.flight, []
-        plan = Plan(())
+        plan = SchedulerOutput(())
         if not (before and self.scheduler.blocked):
             for page in self.scheduler.table.take_dirty():
                 self.tainted.discard(page)
                 self.slots[page] = [None] * self.bounds.page_size
             plan = self.scheduler.schedule()
             self.check(plan, before)
-        flight = [(span, self.run(span)) for span in plan.spans]
+        flight = [(span, self.run(span)) for span in plan.chunks]
         self.read(before)
         for span, _ in flight:
             if span.samples and span.sequence in self.live:
@@ -162,7 +162,7 @@ class Simulation:
             self.read(flight)
         return plan
 
-    def choose(self, span: Span) -> None:
+    def choose(self, span: ScheduledChunk) -> None:
         """What comes after a span, if anything does."""
         self.choices += 1
         if self.lateness and self.choices % 7 == 0:
@@ -172,9 +172,9 @@ class Simulation:
             return
         number = sum(map(hash, self.items(span.sequence)))
         self.chosen[span.sequence] = END if self.ends and number % 11 == 0 else number % 2
-        span.sequence.pending = True
+        span.sequence.has_pending_token = True
 
-    def run(self, span: Span) -> bool:
+    def run(self, span: ScheduledChunk) -> bool:
         """Write what a span computes; whether what comes out is bad."""
         sequence = span.sequence
         items = self.items(sequence)
@@ -182,7 +182,12 @@ class Simulation:
             assert not self.tainted & set(run.since(self.bounds.pages_for(span.start)))
             for position in range(span.start, span.start + span.count):
                 index, slot = divmod(position, self.bounds.page_size)
-                content = (group, sequence.work.salt, sequence.work.adapter, tuple(items[: position + 1]))
+                content = (
+                    group,
+                    sequence.request.salt,
+                    sequence.request.adapter,
+                    tuple(items[: position + 1]),
+                )
                 self.slots[run.pages[index - run.first]][slot] = content
         return span.samples and POISON in items
 
@@ -200,7 +205,7 @@ class Simulation:
         for span, bad in flight:
             if bad:
                 self.taint(span.sequence)
-                self.scheduler.condemn(span)
+                self.scheduler.invalidate(span)
         for span, bad in flight:
             sequence = span.sequence
             if bad:
@@ -212,30 +217,30 @@ class Simulation:
             self.retracted.discard(span)
             self.scheduler.commit(span, retracted=retracted)
             if span.samples:
-                self.scheduler.prove(span)
+                self.scheduler.mark_verified(span)
             if span.samples and not retracted:
                 sequence.append(self.chosen.pop(sequence))
-                if sequence.ending((END,)) is not None:
+                if sequence.finish_reason((END,)) is not None:
                     self.live.remove(sequence)
                     self.ended.append(sequence)
                     self.scheduler.finish(sequence)
 
-    def check(self, plan: Plan, before: Flight) -> None:
+    def check(self, plan: SchedulerOutput, before: Flight) -> None:
         limits = self.bounds
-        assert sum(span.count for span in plan.spans) <= limits.max_num_batched_tokens
-        assert len(plan.spans) <= limits.max_num_seqs
-        assert len({span.sequence for span in plan.spans}) == len(plan.spans)
-        adapters = {span.sequence.work.adapter for span in plan.spans} - {None}
+        assert sum(span.count for span in plan.chunks) <= limits.max_num_batched_tokens
+        assert len(plan.chunks) <= limits.max_num_seqs
+        assert len({span.sequence for span in plan.chunks}) == len(plan.chunks)
+        adapters = {span.sequence.request.adapter for span in plan.chunks} - {None}
         assert self.max_loras is None or len(adapters) <= self.max_loras
-        assert before or bool(plan.spans) == bool(self.live)
-        for span in plan.spans:
+        assert before or bool(plan.chunks) == bool(self.live)
+        for span in plan.chunks:
             sequence, stop = span.sequence, span.start + span.count
             unread = sum(other.count for other, _ in before if other.sequence is sequence)
             assert span.count > 0
-            assert stop == sequence.computed
-            assert stop <= sequence.length + sequence.pending
+            assert stop == sequence.num_computed_tokens
+            assert stop <= sequence.length + sequence.has_pending_token
             assert stop < len(sequence.prompt) + sequence.sampling.max_tokens
-            assert span.samples == (stop == sequence.length + sequence.pending)
+            assert span.samples == (stop == sequence.length + sequence.has_pending_token)
             assert not any(first < stop < end for first, end in sequence.atomic)
             items = self.items(sequence)
             for group, (run, window) in enumerate(zip(sequence.pages, limits.windows, strict=True)):
@@ -243,7 +248,12 @@ class Simulation:
                 seen = span.start if window is None else min(span.start, window - 1)
                 for position in range(span.start - seen, span.start):
                     index, slot = divmod(position, limits.page_size)
-                    content = (group, sequence.work.salt, sequence.work.adapter, tuple(items[: position + 1]))
+                    content = (
+                        group,
+                        sequence.request.salt,
+                        sequence.request.adapter,
+                        tuple(items[: position + 1]),
+                    )
                     assert index >= run.first
                     assert self.slots[run.pages[index - run.first]][slot] == content
                 # From where it writes on, its pages are its own.
@@ -266,15 +276,19 @@ class Simulation:
         for sequence in self.live:
             unread = [span for span, _ in self.flight if span.sequence is sequence]
             again = sequence in self.again
-            assert unread or sequence.computed < sequence.length
+            assert unread or sequence.num_computed_tokens < sequence.length
             for run, window in zip(sequence.pages, self.bounds.windows, strict=True):
-                ends = [self.bounds.pages_for(sequence.computed + extra) for extra in range(1 + again)]
+                ends = [
+                    self.bounds.pages_for(sequence.num_computed_tokens + extra) for extra in range(1 + again)
+                ]
                 assert run.end in ends
                 if window is not None:
                     seen = window - 1 + sum(span.count for span in unread)
                     assert len(run.pages) <= seen / self.bounds.page_size + 2
             assert len({page for run in sequence.pages for page in run.pages}) == len(pages_of(sequence))
-            assert again or not any(first < sequence.computed < end for first, end in sequence.atomic)
+            assert again or not any(
+                first < sequence.num_computed_tokens < end for first, end in sequence.atomic
+            )
         for sequences in (scheduler.running, scheduler.waiting):
             assert sequences == sorted(sequences, key=lambda sequence: sequence.order)
         assert all(not pages_of(sequence) for sequence in scheduler.waiting)

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from inlay.engine.torch.adapter_turns import STARVED, TURN, AdapterTurns
 from inlay.engine.torch.sequence import Sequence
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.work import Sampling, Work
+from inlay.protocol.work import Request, Sampling
 
 
 def asking(*names: str | None, priorities: dict[str, int] | None = None) -> list[Sequence]:
     """A sequence for each of the names, in order of arrival."""
     return [
         Sequence(
-            Work(
+            Request(
                 id=str(arrival),
                 prompt=Prompt.of(Tokens([1])),
                 sampling=Sampling(max_tokens=1),

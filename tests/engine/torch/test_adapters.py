@@ -10,13 +10,13 @@ import torch
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.adapter_turns import TURN
 from inlay.engine.torch.engine import TorchEngine
-from inlay.engine.torch.lora import BASE, LoraBank, Low, Selection
+from inlay.engine.torch.lora import BASE, LoraBank, LowRankPair, Selection
 from inlay.engine.torch.native import kernels
 from inlay.errors import EngineError, InvalidRequestError, NotFoundError
 from inlay.prompt import Prompt, Tokens
 from tests import adapters
 from tests.engine.adapter_conformance import AdapterConformance, Adapting, load
-from tests.engine.conformance import SECRET, Receiver, ids, run, work
+from tests.engine.conformance import SECRET, Receiver, ids, make_request, run
 from tests.models import make, tiny
 
 
@@ -83,7 +83,7 @@ async def test_linears_of_other_shapes_take_adapters_too(family: str, tmp_path: 
     try:
         await load(engine, "a", path)
         prompt = Prompt.of(Tokens(ids(1, 20)))
-        (found,) = await run(engine, work("1", prompt, adapter="a"))
+        (found,) = await run(engine, make_request("1", prompt, adapter="a"))
         assert found.output == adapters.greedy(directory, path, prompt, 8)
     finally:
         await engine.close()
@@ -112,19 +112,19 @@ async def test_more_adapters_than_a_step_has_room_for_take_turns_and_change_noth
             await load(engine, name, path)
         prompt = Prompt.of(Tokens(ids(1, 20)))
         count = 2 * TURN + 3
-        works = [work(name, prompt, count, adapter=name) for name in paths]
-        found = await run(engine, *works, work("base", prompt, count))
+        requests = [make_request(name, prompt, count, adapter=name) for name in paths]
+        found = await run(engine, *requests, make_request("base", prompt, count))
         for name, one in zip(paths, found, strict=False):
             assert one.output == adapters.greedy(directory, paths[name], prompt, count), name
         await engine.unload_adapter("a4")
         await load(engine, "a4", paths["a5"])
-        (other,) = await run(engine, work("again", prompt, 8, adapter="a4"))
+        (other,) = await run(engine, make_request("again", prompt, 8, adapter="a4"))
         assert other.output == adapters.greedy(directory, paths["a5"], prompt, 8)
     finally:
         await engine.close()
 
 
-async def test_long_outputs_do_not_hold_up_a_work_for_another_adapter(tmp_path: Path) -> None:
+async def test_long_outputs_do_not_hold_up_a_request_for_another_adapter(tmp_path: Path) -> None:
     directory = tiny("llama")
     engine = TorchEngine(settings_of(directory, max_loras=1), SECRET)
     await engine.start()
@@ -132,11 +132,11 @@ async def test_long_outputs_do_not_hold_up_a_work_for_another_adapter(tmp_path: 
         for n, name in enumerate("ab"):
             await load(engine, name, adapters.make_lora(tmp_path / name, directory, seed=n))
         prompt = Prompt.of(Tokens(ids(1, 20)))
-        long = work("long", prompt, 400, adapter="a")
+        long = make_request("long", prompt, 400, adapter="a")
         beside = Receiver(long)
         engine.generate(long, beside)
         await beside.begun()
-        (found,) = await run(engine, work("short", prompt, 4, adapter="b"))
+        (found,) = await run(engine, make_request("short", prompt, 4, adapter="b"))
         assert len(found.output) == 4
         # It had waited for the end of a turn, and not of an output.
         assert len(beside.output) < 400
@@ -163,7 +163,7 @@ async def test_an_adapter_in_use_does_not_go(tmp_path: Path) -> None:
     await engine.start()
     try:
         await load(engine, "a", adapters.make_lora(tmp_path, directory))
-        one = work("1", Prompt.of(Tokens(ids(1, 20))), 100, adapter="a")
+        one = make_request("1", Prompt.of(Tokens(ids(1, 20))), 100, adapter="a")
         receiver = Receiver(one)
         engine.generate(one, receiver)
         await receiver.begun()
@@ -186,7 +186,7 @@ async def test_in_bfloat16_an_adapter_changes_the_output_as_in_pefts_model(tmp_p
         await load(engine, "a", path)
         prompts = [Prompt.of(Tokens(ids(seed, 20))) for seed in range(6)]
         found = await asyncio.gather(
-            *(run(engine, work(str(n), prompt, 1, adapter="a")) for n, prompt in enumerate(prompts))
+            *(run(engine, make_request(str(n), prompt, 1, adapter="a")) for n, prompt in enumerate(prompts))
         )
         expected = [adapters.greedy(directory, path, prompt, 1) for prompt in prompts]
         assert sum(one.output == other for (one,), other in zip(found, expected, strict=True)) >= 5
@@ -226,7 +226,8 @@ def test_the_native_kernel_adds_what_products_add(dtype: torch.dtype, threads: i
     slow = bank.adapt(linear, linear.weight, ["v", "w"], sizes)
     for rank in (5, 1, 3):
         x, y = (
-            Low(torch.randn(rank, 40, dtype=dtype), torch.randn(rank, size, dtype=dtype)) for size in sizes
+            LowRankPair(torch.randn(rank, 40, dtype=dtype), torch.randn(rank, size, dtype=dtype))
+            for size in sizes
         )
         bank.put({"x": x, "y": y, "v": x, "w": y})
     before = torch.get_num_threads()
@@ -248,8 +249,8 @@ def test_what_is_not_finite_stays_with_its_own_position(native: bool) -> None:
     linear = torch.nn.Linear(4, 5, bias=False)
     linear.weight.requires_grad_(False)
     adapted = bank.adapt(linear, linear.weight, ["x"], [5], kernels() if native else None)
-    first = bank.put({"x": Low(torch.full((1, 4), 3e38), torch.ones(1, 5))})
-    second = bank.put({"x": Low(torch.ones(2, 4), torch.ones(2, 5))})
+    first = bank.put({"x": LowRankPair(torch.full((1, 4), 3e38), torch.ones(1, 5))})
+    second = bank.put({"x": LowRankPair(torch.ones(2, 4), torch.ones(2, 5))})
     x = torch.ones(3, 4)
     with torch.inference_mode(), bank.selected(Selection.of((first, BASE, second), (1, 1, 1), 3, x.device)):
         found = adapted(x)
@@ -263,9 +264,9 @@ def test_a_slot_that_was_emptied_adds_nothing_to_whoever_comes_after() -> None:
     linear = torch.nn.Linear(4, 5, bias=False)
     linear.weight.requires_grad_(False)
     adapted = bank.adapt(linear, linear.weight, ["x", "y"], [2, 3])
-    slot = bank.put({"x": Low(torch.ones(2, 4), torch.ones(2, 2))})
+    slot = bank.put({"x": LowRankPair(torch.ones(2, 4), torch.ones(2, 2))})
     bank.remove(slot)
-    slot = bank.put({"y": Low(torch.ones(1, 4), torch.ones(1, 3))})
+    slot = bank.put({"y": LowRankPair(torch.ones(1, 4), torch.ones(1, 3))})
     x = torch.ones(1, 4)
     with torch.inference_mode(), bank.selected(Selection.of((slot,), (1,), 1, x.device)):
         found = adapted(x)
@@ -276,7 +277,7 @@ def test_a_module_that_is_not_there_leaves_no_slot_behind() -> None:
     bank = LoraBank(slots=1, rank=2)
     linear = torch.nn.Linear(4, 5)
     bank.adapt(linear, linear.weight.detach(), ["x"], [5])
-    low = Low(torch.ones(2, 4), torch.ones(2, 5))
+    low = LowRankPair(torch.ones(2, 4), torch.ones(2, 5))
     with pytest.raises(EngineError, match="could not be put"):
         bank.put({"x": low, "z": low})
     assert bank.free == 1

@@ -18,7 +18,7 @@ from inlay.engine.torch.attention.native import NativeAttention
 from inlay.engine.torch.attention.paged import IMPLEMENTATION, PagedAttention, Scoring
 from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.attention.varlen import VarlenAttention
-from inlay.engine.torch.batch import Batch, Stretch
+from inlay.engine.torch.batch import Batch, BatchItem
 from inlay.engine.torch.cache.page_groups import PageGroup, first_page
 from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.native import kernels
@@ -71,7 +71,7 @@ class Scene:
             runs = [PageRun(next(free) for _ in range(pages)) for _ in range(2)]
             own, first = runs[1].pages, first_page(window, start, PAGE)
             runs[1].pages, runs[1].first = own[first:], first
-            stretches.append(Stretch([(start, Tokens([1] * count))], start, count, runs, True))
+            stretches.append(BatchItem([(start, Tokens([1] * count))], start, count, runs, True))
             self.queries.append(torch.randn(heads * group, count, SIZE, generator=generator).to(dtype))
             self.keys.append(torch.randn(heads, start + count, SIZE, generator=generator).to(dtype))
             self.values.append(torch.randn(heads, start + count, value_size, generator=generator).to(dtype))

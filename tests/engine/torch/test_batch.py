@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.engine.torch.batch import Batch, Stretch
+from inlay.engine.torch.batch import Batch, BatchItem
 from inlay.engine.torch.cache.table import PageRun
 from inlay.errors import EngineError
 from inlay.prompt import Buffer, Field, Media, Prompt, Rows, Tokens
@@ -33,7 +33,7 @@ def test_every_position_has_its_token_its_number_and_its_slot(
         del windowed.pages[: start // page_size]
         windowed.first = start // page_size
         tokens = Tokens([1000 * start + position for position in range(start, start + count)])
-        stretches.append(Stretch([(start, tokens)], start, count, (full, windowed), samples))
+        stretches.append(BatchItem([(start, tokens)], start, count, (full, windowed), samples))
 
     batch = Batch.pack(stretches, page_size)
 
@@ -65,8 +65,8 @@ def test_rows_keep_their_bits_and_their_places(dtype: torch.dtype) -> None:
     prompt = Prompt.of(Tokens([1, 2]), rows_of(values[:3]), Tokens([3]), rows_of(values[3:]))
     batch = Batch.pack(
         [
-            Stretch([(0, Tokens([9]))], 0, 1, [PageRun([4])], True),
-            Stretch(prompt.spans(1, 8), 1, 7, [PageRun([2])], True),
+            BatchItem([(0, Tokens([9]))], 0, 1, [PageRun([4])], True),
+            BatchItem(prompt.spans(1, 8), 1, 7, [PageRun([2])], True),
         ],
         16,
     )
@@ -79,7 +79,7 @@ def test_rows_keep_their_bits_and_their_places(dtype: torch.dtype) -> None:
 def test_rows_of_two_dtypes_are_an_error() -> None:
     first, second = rows_of(torch.randn(1, 4)), rows_of(torch.randn(1, 4).bfloat16())
     with pytest.raises(EngineError, match="bfloat16, float32"):
-        Batch.pack([Stretch([(0, first), (1, second)], 0, 2, [PageRun([0])], True)], 16)
+        Batch.pack([BatchItem([(0, first), (1, second)], 0, 2, [PageRun([0])], True)], 16)
 
 
 def test_media_and_bundles_are_an_error() -> None:
@@ -92,18 +92,18 @@ def test_media_and_bundles_are_an_error() -> None:
     )
     for segment in (media, bundled):
         with pytest.raises(EngineError, match="tokens and plain rows"):
-            Batch.pack([Stretch([(0, segment)], 0, 1, [PageRun([0])], True)], 16)
+            Batch.pack([BatchItem([(0, segment)], 0, 1, [PageRun([0])], True)], 16)
 
 
 def test_too_few_pages_are_an_error() -> None:
     with pytest.raises(EngineError, match="1 pages of 16 positions do not hold 17"):
-        Batch.pack([Stretch([(16, Tokens([1]))], 16, 1, [PageRun([0])], True)], 16)
+        Batch.pack([BatchItem([(16, Tokens([1]))], 16, 1, [PageRun([0])], True)], 16)
 
 
 def test_a_batch_goes_to_a_device_as_a_whole() -> None:
     rows = rows_of(torch.ones(2, 3))
     run = PageRun([1])
-    batch = Batch.pack([Stretch([(0, Tokens([1])), (1, rows)], 0, 3, [run], True)], 16)
+    batch = Batch.pack([BatchItem([(0, Tokens([1])), (1, rows)], 0, 3, [run], True)], 16)
     assert batch.to(torch.device("cpu")) is batch
     moved = batch.to(torch.device("meta"))
     for before, after in zip(batch, moved, strict=True):

@@ -15,12 +15,12 @@ from safetensors.torch import load_file
 from inlay import demo
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.cache.bounds import Bounds
+from inlay.engine.torch.cache.bounds import EngineLimits
 from inlay.engine.torch.card import card_of
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.protocol.work import Delta, Exactness, Sampling, TokenLogprobs, Work
+from inlay.protocol.work import Exactness, Output, Request, Sampling, TokenLogprobs
 from inlay.render import Renderer
 
 NEAR = 0.25
@@ -29,7 +29,7 @@ NEAR = 0.25
 LENGTH, CUT = 250, 130
 SETTINGS = EngineSettings(model=str(demo.model_dir()), device="cpu", num_threads=1)
 
-Output = tuple[list[int], list[TokenLogprobs]]
+Continuation = tuple[list[int], list[TokenLogprobs]]
 
 
 @cache
@@ -52,43 +52,43 @@ def core(**changes: int) -> Core:
         "page_size": 16,
         "num_pages": 400,
     }
-    return Core(model(), Bounds(**(values | changes)), Secret(bytes(32)))
+    return Core(model(), EngineLimits(**(values | changes)), Secret(bytes(32)))
 
 
-def work(
+def make_request(
     name: str,
     prompt: Prompt,
     max_tokens: int = LENGTH,
     prior: Sequence[int] = (),
     client: str | None = None,
-) -> Work:
+) -> Request:
     sampling = Sampling(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, logprobs=2)
-    return Work(id=name, prompt=prompt, sampling=sampling, prior_output=tuple(prior), client=client)
+    return Request(id=name, prompt=prompt, sampling=sampling, prior_output=tuple(prior), client=client)
 
 
-def outputs(engine: Core, *works: Work) -> dict[str, Output]:
-    """Tokens and logprobs of works, which came without a gap and without a repetition."""
-    found: dict[str, Output] = {one.id: ([], []) for one in works}
-    deltas: list[Delta] = []
-    for one in works:
-        deltas += engine.admit(one)
+def outputs(engine: Core, *requests: Request) -> dict[str, Continuation]:
+    """Tokens and logprobs of requests, which came without a gap and without a repetition."""
+    found: dict[str, Continuation] = {one.id: ([], []) for one in requests}
+    outputs: list[Output] = []
+    for one in requests:
+        outputs += engine.admit(one)
     while len(engine):
-        deltas += engine.step()
-    prior = {one.id: len(one.prior_output) for one in works}
-    for delta in deltas:
-        ids, logprobs = found[delta.work_id]
-        assert delta.offset == prior[delta.work_id] + len(ids)
-        ids += delta.token_ids
-        logprobs += delta.logprobs
-    for one in works:
+        outputs += engine.step()
+    prior = {one.id: len(one.prior_output) for one in requests}
+    for output in outputs:
+        ids, logprobs = found[output.request_id]
+        assert output.offset == prior[output.request_id] + len(ids)
+        ids += output.token_ids
+        logprobs += output.logprobs
+    for one in requests:
         assert len(found[one.id][0]) == one.sampling.max_tokens - prior[one.id]
     return found
 
 
 @cache
-def alone(number: int) -> Output:
+def alone(number: int) -> Continuation:
     """The output of a prompt that nothing was computed beside."""
-    return outputs(core(), work("alone", Prompt.of(Tokens(prompts()[number]))))["alone"]
+    return outputs(core(), make_request("alone", Prompt.of(Tokens(prompts()[number]))))["alone"]
 
 
 def check(number: int, output: Sequence[int], start: int = 0) -> None:
@@ -119,29 +119,32 @@ def test_embeddings_of_the_table_are_the_text_itself() -> None:
         ids = prompts()[number]
         data = table[ids].view(torch.int16).numpy().tobytes()
         rows = Rows(Buffer(data), "bfloat16", (len(ids), model().hidden_size))
-        found = outputs(core(), work("rows", Prompt.of(rows)))["rows"]
+        found = outputs(core(), make_request("rows", Prompt.of(rows)))["rows"]
         assert found[0] == alone(number)[0]
 
 
 def test_a_batch_changes_an_output_only_where_two_tokens_are_nearly_equally_likely() -> None:
-    works = [work(str(number), Prompt.of(Tokens(ids))) for number, ids in enumerate(prompts())]
-    works += [work(f"{number} more", Prompt.of(Tokens(ids * 2)), 100) for number, ids in enumerate(prompts())]
-    found = outputs(core(), *works)
+    requests = [make_request(str(number), Prompt.of(Tokens(ids))) for number, ids in enumerate(prompts())]
+    requests += [
+        make_request(f"{number} more", Prompt.of(Tokens(ids * 2)), 100)
+        for number, ids in enumerate(prompts())
+    ]
+    found = outputs(core(), *requests)
     for number in NUMBERS:
         check(number, found[str(number)][0])
 
 
 @pytest.mark.parametrize("as_prompt", [False, True], ids=["prior output", "prompt"])
 def test_an_output_that_is_cut_goes_on_as_it_was_but_for_rounding(as_prompt: bool) -> None:
-    works = []
+    requests = []
     for number in NUMBERS:
         prior = alone(number)[0][:CUT]
         if as_prompt:
             prompt = Prompt.of(Tokens([*prompts()[number], *prior]))
-            works.append(work(str(number), prompt, LENGTH - CUT))
+            requests.append(make_request(str(number), prompt, LENGTH - CUT))
         else:
-            works.append(work(str(number), Prompt.of(Tokens(prompts()[number])), LENGTH, prior))
-    for number, one in zip(NUMBERS, works, strict=True):
+            requests.append(make_request(str(number), Prompt.of(Tokens(prompts()[number])), LENGTH, prior))
+    for number, one in zip(NUMBERS, requests, strict=True):
         check(number, outputs(core(), one)[one.id][0], CUT)
 
 
@@ -149,16 +152,16 @@ def test_an_output_that_yields_to_another_client_goes_on_as_it_was_but_for_round
     engine = core(max_num_seqs=2)
     for number in NUMBERS:
         prompt = Prompt.of(Tokens(prompts()[number]))
-        assert engine.admit(work(str(number), prompt, client="greedy")) == []
+        assert engine.admit(make_request(str(number), prompt, client="greedy")) == []
     found: dict[str, list[int]] = {str(number): [] for number in NUMBERS}
     for step in range(3 * LENGTH):
         if step in (60, 120):
-            new = work(f"new {step}", Prompt.of(Tokens(prompts()[4])), 20, client="new")
+            new = make_request(f"new {step}", Prompt.of(Tokens(prompts()[4])), 20, client="new")
             assert engine.admit(new) == []
-        for delta in engine.step():
-            output = found.setdefault(delta.work_id, [])
-            assert delta.offset == len(output)
-            output += delta.token_ids
+        for engine_output in engine.step():
+            output = found.setdefault(engine_output.request_id, [])
+            assert engine_output.offset == len(output)
+            output += engine_output.token_ids
         if not len(engine):
             break
     assert engine.stats().preemptions == 2

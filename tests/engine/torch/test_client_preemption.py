@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from inlay.engine.torch.step import Core
-from inlay.protocol.work import Delta, Work
-from tests.engine.torch.test_step import Outcome, core, prompts, run, work
+from inlay.protocol.work import Output, Request
+from tests.engine.torch.test_step import Outcome, core, make_request, prompts, run
 
 pytestmark = pytest.mark.usefixtures("overlap")
 
@@ -19,21 +19,21 @@ KINDS: tuple[dict[str, Any], ...] = (
 LENGTH = 40
 
 
-def works() -> Iterator[Work]:
-    """Works of one client: each form of a prompt, greedy, drawn and penalised."""
+def make_requests() -> Iterator[Request]:
+    """Requests of one client: each form of a prompt, greedy, drawn and penalised."""
     for number, (form, prompt) in enumerate(prompts("llama").items()):
         for kind, sampling in enumerate(KINDS):
             one = f"{form} {kind}"
-            yield work(one, prompt, LENGTH, seed=number, logprobs=1, client="greedy", **sampling)
+            yield make_request(one, prompt, LENGTH, seed=number, logprobs=1, client="greedy", **sampling)
 
 
-def told(deltas: list[Delta]) -> list[tuple[int, float]]:
-    """Tokens and logprobs; what is between the deltas is neither lost nor told twice."""
-    assert [delta.offset for delta in deltas] == [
-        sum(len(before.token_ids) for before in deltas[:n]) for n in range(len(deltas))
+def told(outputs: list[Output]) -> list[tuple[int, float]]:
+    """Tokens and logprobs; what is between the outputs is neither lost nor told twice."""
+    assert [output.offset for output in outputs] == [
+        sum(len(before.token_ids) for before in outputs[:n]) for n in range(len(outputs))
     ]
-    ids = [id_ for delta in deltas for id_ in delta.token_ids]
-    return list(zip(ids, [one.logprob for delta in deltas for one in delta.logprobs], strict=True))
+    ids = [id_ for output in outputs for id_ in output.token_ids]
+    return list(zip(ids, [one.logprob for output in outputs for one in output.logprobs], strict=True))
 
 
 @pytest.mark.parametrize(
@@ -46,24 +46,24 @@ def test_a_sequence_that_yields_to_another_client_goes_on_as_if_nothing_had_happ
     changes: dict[str, int], prefix_caching: bool
 ) -> None:
     alone = core(max_num_seqs=1, num_pages=64)
-    expected = {one.id: told(run(alone, one)[one.id].deltas) for one in works()}
+    expected = {one.id: told(run(alone, one)[one.id].deltas) for one in make_requests()}
     engine: Core = core("llama", prefix_caching=prefix_caching, **changes)
-    deltas: list[Delta] = []
-    for one in works():
-        deltas += engine.admit(one)
+    outputs: list[Output] = []
+    for one in make_requests():
+        outputs += engine.admit(one)
     newcomers = 0
     for step in range(4000):
         if not len(engine):
             break
         if step % 12 == 5 and newcomers < 12:
             prompt = prompts("llama")["c-text"]
-            new = work(f"new {newcomers}", prompt, 6, client=f"new {newcomers % 2}")
-            deltas += engine.admit(new)
+            new = make_request(f"new {newcomers}", prompt, 6, client=f"new {newcomers % 2}")
+            outputs += engine.admit(new)
             newcomers += 1
-        deltas += engine.step()
+        outputs += engine.step()
     assert len(engine) == 0
     assert engine.stats().preemptions >= 4
-    found = {name: Outcome([delta for delta in deltas if delta.work_id == name]) for name in expected}
+    found = {name: Outcome([output for output in outputs if output.request_id == name]) for name in expected}
     assert all(outcome.last.finish_reason == "length" for outcome in found.values())
     for name, outcome in found.items():
         tokens = told(outcome.deltas)

@@ -18,16 +18,16 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import decode_graphs, model
 from inlay.engine.torch.attention import choice as attention
 from inlay.engine.torch.attention.varlen import Lengths, VarlenAttention, reads_pages
-from inlay.engine.torch.batch import Batch, Stretch
-from inlay.engine.torch.cache.bounds import Bounds
+from inlay.engine.torch.batch import Batch, BatchItem
+from inlay.engine.torch.cache.bounds import EngineLimits
 from inlay.engine.torch.cache.table import PageRun
-from inlay.engine.torch.decode_graphs import DecodeGraphs, obstacle, sizes
+from inlay.engine.torch.decode_graphs import DecodeGraphs, reason_unsupported, sizes
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
 from inlay.engine.torch.weights import linear
 from inlay.engine.torch.weights.linear import FusedPart
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.work import Delta, Sampling, Work
+from inlay.protocol.work import Output, Request, Sampling
 from tests.engine import reference
 from tests.engine.torch.varlen import kernel_on_cpu
 from tests.models import FAMILIES, VOCAB_SIZE, make, tiny
@@ -64,7 +64,7 @@ def load(family: str, dtype: str = "float32") -> CausalModel:
     return CausalModel.load(EngineSettings(model=str(tiny(family, dtype)), device="cpu", num_threads=1))
 
 
-BOUNDS = Bounds(max_model_len=96, max_num_seqs=5, max_num_batched_tokens=32, page_size=16, num_pages=40)
+BOUNDS = EngineLimits(max_model_len=96, max_num_seqs=5, max_num_batched_tokens=32, page_size=16, num_pages=40)
 
 
 class Capturing:
@@ -92,17 +92,18 @@ def prompt(name: str) -> Prompt:
 
 def run(engine: Core, names: Sequence[str]) -> dict[str, list[int]]:
     """Continue prompts, of which each joins two steps after the last."""
-    deltas: list[Delta] = []
+    outputs: list[Output] = []
     waiting = list(names)
     for step in range(200):
         if waiting and step % 2 == 0:
             name = waiting.pop(0)
             sampling = Sampling(max_tokens=PROMPTS[name][1], temperature=0.0, ignore_eos=True)
-            engine.admit(Work(id=name, prompt=prompt(name), sampling=sampling))
-        deltas += engine.step()
+            engine.admit(Request(id=name, prompt=prompt(name), sampling=sampling))
+        outputs += engine.step()
     assert not len(engine)
     return {
-        name: [id_ for delta in deltas if delta.work_id == name for id_ in delta.token_ids] for name in names
+        name: [id_ for output in outputs if output.request_id == name for id_ in output.token_ids]
+        for name in names
     }
 
 
@@ -138,17 +139,17 @@ def test_a_step_that_no_graph_holds_is_computed_as_ever() -> None:
     assert graphs is not None
     rows = reference.rows_of(reference.look_up(tiny("llama"), [5]))
 
-    def fits(*stretches: Stretch) -> bool:
+    def fits(*stretches: BatchItem) -> bool:
         return graphs.fits(Batch.pack(stretches, 16))
 
     token, page = [(0, Tokens([5]))], [PageRun([1])]
-    one = Stretch(token, 0, 1, page, True)
+    one = BatchItem(token, 0, 1, page, True)
     assert fits(one)
     assert fits(*[one] * 5)
     assert not fits(*[one] * 6)
-    assert not fits(one, Stretch(token, 0, 1, page, False))
-    assert not fits(one, Stretch([(0, Tokens([5, 6]))], 0, 2, page, True))
-    assert not fits(Stretch([(0, rows)], 0, 1, page, True))
+    assert not fits(one, BatchItem(token, 0, 1, page, False))
+    assert not fits(one, BatchItem([(0, Tokens([5, 6]))], 0, 2, page, True))
+    assert not fits(BatchItem([(0, rows)], 0, 1, page, True))
 
 
 @pytest.mark.usefixtures("in_float32")
@@ -159,7 +160,7 @@ def test_what_a_graph_says_does_not_depend_on_its_size_or_on_what_ran_before() -
     runs = [PageRun([number]) for number in range(1, 6)]
 
     def batch(*spans: tuple[int, int]) -> Batch:
-        return Batch.pack([Stretch([(0, Tokens([id_]))], 0, 1, [runs[at]], True) for at, id_ in spans], 16)
+        return Batch.pack([BatchItem([(0, Tokens([id_]))], 0, 1, [runs[at]], True) for at, id_ in spans], 16)
 
     alone = [tensor.clone() for tensor in graphs.run(batch((0, 7)))]
     hidden, logits = graphs.run(batch((3, 9), (0, 7), (1, 11)))
@@ -173,7 +174,7 @@ def test_what_a_graph_says_does_not_depend_on_its_size_or_on_what_ran_before() -
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_is_captured_if_flash_attention_does_it(family: str) -> None:
     loaded = load(family, "bfloat16")
-    reason = obstacle(loaded, loaded.new_pages(4, 16), BOUNDS)
+    reason = reason_unsupported(loaded, loaded.new_pages(4, 16), BOUNDS)
     assert (reason is not None) == (family in NOT_FLASH)
     assert reason in (None, "layer 0 asks for what flash attention does not do")
 

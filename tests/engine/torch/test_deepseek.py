@@ -18,14 +18,14 @@ from transformers import AutoConfig
 
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.cache.bounds import Bounds
+from inlay.engine.torch.cache.bounds import EngineLimits
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
 from inlay.engine.torch.weights.block_fp8 import block_of, dequantised, product
 from inlay.engine.torch.weights.families import check_positions, family_of, next_token_layers
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.work import Delta, Sampling, Work
+from inlay.protocol.work import Output, Request, Sampling
 from inlay.tensors.table import EmbeddingTable
 from tests.deepseek import by_formula, plain_r1, published, tiny_r1, write
 from tests.engine import reference
@@ -57,18 +57,18 @@ def truth() -> list[int]:
 
 
 def continued(model: CausalModel, *, chunk: int = 32) -> dict[str, list[int]]:
-    bounds = Bounds(
+    bounds = EngineLimits(
         max_model_len=110, max_num_seqs=8, max_num_batched_tokens=chunk, page_size=16, num_pages=64
     )
     core = Core(model, bounds, Secret(bytes(32)), prefix_caching=True)
     sampling = Sampling(max_tokens=NEW, temperature=0.0, ignore_eos=True)
-    deltas: list[Delta] = []
+    outputs: list[Output] = []
     for name, prompt in prompts().items():
-        deltas += core.admit(Work(id=name, prompt=prompt, sampling=sampling))
+        outputs += core.admit(Request(id=name, prompt=prompt, sampling=sampling))
     while len(core):
-        deltas += core.step()
+        outputs += core.step()
     return {
-        name: [id_ for delta in deltas if delta.work_id == name for id_ in delta.token_ids]
+        name: [id_ for output in outputs if output.request_id == name for id_ in output.token_ids]
         for name in prompts()
     }
 

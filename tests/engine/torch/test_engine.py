@@ -15,8 +15,8 @@ from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
 from inlay.errors import EngineError, InvalidRequestError, OverloadedError
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.work import Delta
-from tests.engine.conformance import Receiver, ids, run, work
+from inlay.protocol.work import Output
+from tests.engine.conformance import Receiver, ids, make_request, run
 from tests.models import tiny
 
 
@@ -46,7 +46,7 @@ def prompt(seed: int = 1, count: int = 20) -> Prompt:
     return Prompt.of(Tokens(ids(seed, count)))
 
 
-async def test_each_step_wakes_the_loop_once_however_many_works_it_served(
+async def test_each_step_wakes_the_loop_once_however_many_requests_it_served(
     engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = asyncio.get_running_loop()
@@ -59,18 +59,18 @@ async def test_each_step_wakes_the_loop_once_however_many_works_it_served(
 
     before = engine.stats().steps
     monkeypatch.setattr(loop, "call_soon_threadsafe", counting)
-    receivers = await run(engine, *(work(str(n), prompt(n), max_tokens=20) for n in range(4)))
+    receivers = await run(engine, *(make_request(str(n), prompt(n), max_tokens=20) for n in range(4)))
     assert len(calls) == engine.stats().steps - before < sum(len(found.deltas) for found in receivers)
 
 
 async def test_a_receiver_that_raises_harms_no_other(
     engine: TorchEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(delta: Delta) -> None:
-        raise ValueError(f"cannot take {delta.offset}")
+    def broken(output: Output) -> None:
+        raise ValueError(f"cannot take {output.offset}")
 
-    engine.generate(work("broken", prompt(1)), broken)
-    (found,) = await run(engine, work("whole", prompt(2)))
+    engine.generate(make_request("broken", prompt(1)), broken)
+    (found,) = await run(engine, make_request("whole", prompt(2)))
     assert len(found.output) == 8
     assert "the receiver of work broken failed" in caplog.text
 
@@ -78,17 +78,17 @@ async def test_a_receiver_that_raises_harms_no_other(
 async def test_nothing_more_is_computed_for_a_receiver_that_has_missed_something(engine: TorchEngine) -> None:
     last = asyncio.get_running_loop().create_future()
 
-    def emit(delta: Delta) -> None:
-        if delta.finish_reason is None:
+    def emit(output: Output) -> None:
+        if output.finish_reason is None:
             raise RuntimeError("nobody takes it")
-        last.set_result(delta)
+        last.set_result(output)
 
-    engine.generate(work("lost", prompt(), 400), emit)
+    engine.generate(make_request("lost", prompt(), 400), emit)
     async with asyncio.timeout(60):
         ended = await last
     assert ended.finish_reason == "abort"
     assert ended.usage.completion_tokens < 400
-    (found,) = await run(engine, work("lives", prompt()))
+    (found,) = await run(engine, make_request("lives", prompt()))
     assert len(found.output) == 8
 
 
@@ -107,13 +107,13 @@ def failing_after(steps: int) -> Callable[..., Any]:
     return fail
 
 
-async def test_a_step_that_fails_ends_all_works_with_an_error_and_the_engine_says_so(
+async def test_a_step_that_fails_ends_all_requests_with_an_error_and_the_engine_says_so(
     engine: TorchEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(CausalModel, "hidden", failing_after(12))
     assert await engine.probe() > 0
-    works = [work(str(n), prompt(n), max_tokens=20, attempt=3) for n in range(3)]
-    for one, receiver in zip(works, await run(engine, *works), strict=True):
+    requests = [make_request(str(n), prompt(n), max_tokens=20, attempt=3) for n in range(3)]
+    for one, receiver in zip(requests, await run(engine, *requests), strict=True):
         assert receiver.last.error is not None, one
         assert isinstance(receiver.last.error.to_error(), EngineError)
         assert "the device fell off the bus" in receiver.last.error.message
@@ -123,7 +123,7 @@ async def test_a_step_that_fails_ends_all_works_with_an_error_and_the_engine_say
     with pytest.raises(EngineError, match="fell off the bus"):
         await engine.reset_prefix_cache()
     with pytest.raises(EngineError, match="fell off the bus"):
-        engine.generate(works[0], Receiver(works[0]))
+        engine.generate(requests[0], Receiver(requests[0]))
     assert "the engine failed" in caplog.text
     assert "fell off the bus" in (await engine.failed()).message
 
@@ -136,23 +136,23 @@ async def test_a_probe_during_the_failure_raises(
         await engine.probe()
 
 
-async def test_a_work_that_cannot_be_admitted_fails_alone(
+async def test_a_request_that_cannot_be_admitted_fails_alone(
     engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     admit = Core.admit
 
-    def picky(core: Core, one: Any, *more: Any) -> list[Delta]:
+    def picky(core: Core, one: Any, *more: Any) -> list[Output]:
         if one.id == "bad":
             raise ValueError("bad")
         return admit(core, one, *more)
 
     monkeypatch.setattr(Core, "admit", picky)
-    bad = work("bad", prompt(1))
-    told: list[Delta] = []
+    bad = make_request("bad", prompt(1))
+    told: list[Output] = []
     engine.generate(bad, told.append)
-    (found,) = await run(engine, work("good", prompt(2)))
+    (found,) = await run(engine, make_request("good", prompt(2)))
     assert found.last.finish_reason == "length"
-    assert [(delta.finish_reason, delta.offset) for delta in told] == [("error", 0)]
+    assert [(output.finish_reason, output.offset) for output in told] == [("error", 0)]
 
 
 async def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ async def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError):
         await engine.start()
     with pytest.raises(EngineError, match="not started"):
-        engine.generate(work("x", prompt()), lambda delta: None)
+        engine.generate(make_request("x", prompt()), lambda output: None)
     await engine.close()
 
 
@@ -180,12 +180,12 @@ async def test_before_it_starts_it_serves_nothing_and_closes() -> None:
     await engine.close()
 
 
-async def test_a_closed_engine_refuses_work_and_cannot_start_again() -> None:
+async def test_a_closed_engine_refuses_request_and_cannot_start_again() -> None:
     engine = create()
     await engine.start()
     await engine.close()
     with pytest.raises(OverloadedError, match="closing"):
-        engine.generate(work("x", prompt()), lambda delta: None)
+        engine.generate(make_request("x", prompt()), lambda output: None)
     with pytest.raises(EngineError, match="started before"):
         await engine.start()
 
@@ -204,9 +204,9 @@ async def test_the_card_carries_names_limits_and_defaults() -> None:
 async def test_a_probe_goes_before_all_that_waits() -> None:
     engine = create(max_num_seqs=1)
     await engine.start()
-    works = [work(str(n), prompt(n), max_tokens=100) for n in range(4)]
-    receivers = [Receiver(one) for one in works]
-    for one, receiver in zip(works, receivers, strict=True):
+    requests = [make_request(str(n), prompt(n), max_tokens=100) for n in range(4)]
+    receivers = [Receiver(one) for one in requests]
+    for one, receiver in zip(requests, receivers, strict=True):
         engine.generate(one, receiver)
     await receivers[0].begun()
     await engine.probe()

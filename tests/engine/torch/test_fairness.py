@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inlay.engine.torch.fairness import STARVED, TURN
-from inlay.engine.torch.scheduler import PATIENCE
+from inlay.engine.torch.scheduler import MAX_STARVED_STEPS
 from inlay.engine.torch.sequence import Sequence
 from inlay.prompt import Tokens
 from tests.engine.torch.simulation import Simulation, bounds, pages_of
@@ -88,7 +88,7 @@ def test_the_first_sequence_of_a_client_starts_before_the_second_of_another() ->
     late = crowd(simulation, "late", 2, max_tokens=5)
     simulation.step()
     assert running(simulation) == {"greedy": 2, "late": 2}
-    assert all(sequence.computed for sequence in late)
+    assert all(sequence.num_computed_tokens for sequence in late)
     simulation.drain()
 
 
@@ -137,11 +137,11 @@ def test_a_sequence_that_needs_more_than_a_share_is_not_starved_by_those_who_nee
 
 def test_sequences_of_which_no_two_fit_take_turns() -> None:
     simulation = Simulation(bounds(max_model_len=320, num_pages=20))
-    works = [
+    requests = [
         simulation.admit(Tokens([client] * 200), max_tokens=100, client=str(client)) for client in range(3)
     ]
     simulation.drain()
-    assert {len(work.output) for work in works} == {100}
+    assert {len(request.output) for request in requests} == {100}
     assert simulation.scheduler.preemptions <= 6
 
 
@@ -248,7 +248,7 @@ def test_whatever_clients_ask_a_newcomer_gets_a_place_soon_and_nothing_is_lost(
             simulation.consistent()
     assert newcomer is not None
     # Of a huge sequence's turn there is at most one before it; the rest is its own prompt and output.
-    assert newcomer in simulation.ended or newcomer.computed
+    assert newcomer in simulation.ended or newcomer.num_computed_tokens
     simulation.drain()
     assert set(simulation.ended) == set(made)
     assert all(len(sequence.output) == wanted for sequence, wanted in made.items())
@@ -273,11 +273,11 @@ def test_one_client_alone_is_served_as_without_clients(
             simulation.admit(Tokens([number] * prompt), max_tokens=output, client=client)
         plans.append([])
         while simulation.live:
-            spans = simulation.step().spans
-            plans[-1].append([(span.sequence.work.id, span.start, span.count) for span in spans])
+            spans = simulation.step().chunks
+            plans[-1].append([(span.sequence.request.id, span.start, span.count) for span in spans])
     assert plans[0] == plans[1]
     assert max(map(len, plans[0])) == min(count, places) or pages < 60
 
 
 def test_the_bounds_of_turns_are_in_order() -> None:
-    assert 0 < PATIENCE < TURN < STARVED
+    assert 0 < MAX_STARVED_STEPS < TURN < STARVED

@@ -16,14 +16,14 @@ from inlay.client import PromptEmbedder
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.attention.layers import LayerShape
-from inlay.engine.torch.cache.bounds import Bounds
+from inlay.engine.torch.cache.bounds import EngineLimits
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
 from inlay.engine.torch.weights.families import FAMILIES as SERVED
 from inlay.engine.torch.weights.families import REFUSED, family_of
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.protocol.work import Delta, Sampling, TokenLogprobs, Work
+from inlay.protocol.work import Output, Request, Sampling, TokenLogprobs
 from tests.engine import reference
 from tests.models import FAMILIES, VOCAB_SIZE, make, tiny
 
@@ -44,7 +44,7 @@ def core_of(model: CausalModel, **changes: int) -> Core:
         "page_size": 16,
         "num_pages": 64,
     }
-    return Core(model, Bounds(**(values | changes)), Secret(bytes(32)), prefix_caching=True)
+    return Core(model, EngineLimits(**(values | changes)), Secret(bytes(32)), prefix_caching=True)
 
 
 def ids(seed: int, count: int) -> list[int]:
@@ -84,13 +84,14 @@ def truth(family: str) -> dict[str, list[int]]:
 def run(engine: Core, family: str, *names: str) -> dict[str, list[int]]:
     """Continue prompts together."""
     sampling = Sampling(max_tokens=NEW, temperature=0.0, ignore_eos=True)
-    deltas: list[Delta] = []
+    outputs: list[Output] = []
     for name in names:
-        deltas += engine.admit(Work(id=name, prompt=prompts(family)[name], sampling=sampling))
+        outputs += engine.admit(Request(id=name, prompt=prompts(family)[name], sampling=sampling))
     while len(engine):
-        deltas += engine.step()
+        outputs += engine.step()
     return {
-        name: [id_ for delta in deltas if delta.work_id == name for id_ in delta.token_ids] for name in names
+        name: [id_ for output in outputs if output.request_id == name for id_ in output.token_ids]
+        for name in names
     }
 
 
@@ -111,7 +112,7 @@ def test_neighbours_and_preemption_change_nothing(family: str) -> None:
         "page_size": 16,
     }
     windows = load(family).windows
-    alone = Bounds(**sizes, num_pages=1, windows=windows).most_pages(110, 37)
+    alone = EngineLimits(**sizes, num_pages=1, windows=windows).most_pages(110, 37)
     engine = core_of(load(family), **sizes, num_pages=alone + 1)
     names = ("a-rows", "b-text", "c-soft", "a-mixed")
     found = run(engine, family, *names)
@@ -123,10 +124,10 @@ def next_token(model: CausalModel, prompt: Prompt, **changes: int) -> TokenLogpr
     """What the engine says of the token after `prompt`."""
     engine = core_of(model, **changes)
     sampling = Sampling(max_tokens=1, temperature=0.0, logprobs=20)
-    deltas = list(engine.admit(Work(id="one", prompt=prompt, sampling=sampling)))
+    outputs = list(engine.admit(Request(id="one", prompt=prompt, sampling=sampling)))
     while len(engine):
-        deltas += engine.step()
-    return deltas[-1].logprobs[0]
+        outputs += engine.step()
+    return outputs[-1].logprobs[0]
 
 
 @torch.no_grad()

@@ -23,7 +23,7 @@ from inlay.engine.torch.grammar import state as grammar_state
 from inlay.engine.torch.grammar.state import GrammarState
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.protocol.work import MAX_GRAMMAR, Exactness, Grammar, GrammarKind, Sampling, Work
+from inlay.protocol.work import MAX_GRAMMAR, Exactness, Grammar, GrammarKind, Request, Sampling
 from inlay.render import Renderer
 from tests.engine.conformance import SECRET, Receiver
 from tests.models import EOS_ID, VOCAB_SIZE, tiny
@@ -110,9 +110,9 @@ PROMPT = Prompt.of(Tokens((11, 12, 13, 14)))
 _counter = iter(range(10**6))
 
 
-def work(
+def make_request(
     kind: GrammarKind | None, source: str | None = None, prompt: Prompt = PROMPT, **options: Any
-) -> Work:
+) -> Request:
     prior, client = options.pop("prior_output", ()), options.pop("client", None)
     grammar = (
         None
@@ -120,12 +120,14 @@ def work(
         else Grammar(kind, CASES[kind] if source is None else source, options.pop("after", ()))
     )
     sampling = Sampling(**{"max_tokens": 200, "seed": 5, "grammar": grammar, **options})
-    return Work(id=f"w{next(_counter)}", prompt=prompt, sampling=sampling, prior_output=prior, client=client)
+    return Request(
+        id=f"w{next(_counter)}", prompt=prompt, sampling=sampling, prior_output=prior, client=client
+    )
 
 
-async def run(engine: TorchEngine, *works: Work) -> list[Receiver]:
-    receivers = [Receiver(one) for one in works]
-    for one, receiver in zip(works, receivers, strict=True):
+async def run(engine: TorchEngine, *requests: Request) -> list[Receiver]:
+    receivers = [Receiver(one) for one in requests]
+    for one, receiver in zip(requests, receivers, strict=True):
         engine.generate(one, receiver)
     for receiver in receivers:
         await receiver.ended()
@@ -155,7 +157,8 @@ async def test_an_output_matches_its_grammar_and_ends_where_it_may(
         allowed += renderer.encode("}", add_special_tokens=False)
     options: dict[str, Any] = {"repetition_penalty": 1.3, "logprobs": 2} if temperature else {}
     (receiver,) = await run(
-        engine, work(kind, temperature=temperature, logit_bias=blanks, allowed_token_ids=allowed, **options)
+        engine,
+        make_request(kind, temperature=temperature, logit_bias=blanks, allowed_token_ids=allowed, **options),
     )
     assert receiver.last.finish_reason == "stop"
     assert receiver.output[-1] == EOS_ID
@@ -171,10 +174,12 @@ async def test_neighbours_with_other_grammars_and_none_change_nothing(
         for index in range(len(kinds))
     ]
     alone = [
-        (await run(engine, work(kind, **chosen)))[0].output
+        (await run(engine, make_request(kind, **chosen)))[0].output
         for kind, chosen in zip(kinds, options, strict=True)
     ]
-    together = await run(engine, *(work(kind, **chosen) for kind, chosen in zip(kinds, options, strict=True)))
+    together = await run(
+        engine, *(make_request(kind, **chosen) for kind, chosen in zip(kinds, options, strict=True))
+    )
     assert [receiver.output for receiver in together] == alone
     for kind, receiver in zip(kinds, together, strict=True):
         assert kind is None or matches(kind, text_of(renderer, receiver))
@@ -190,19 +195,24 @@ async def test_a_resumed_output_is_the_undisturbed_one(
         "after": after,
         "logit_bias": {**blanks, **dict.fromkeys(after, 60.0)},
     }
-    whole = (await run(engine, work("json_schema", **options)))[0].output
+    whole = (await run(engine, make_request("json_schema", **options)))[0].output
     assert whole[-1] == EOS_ID
     for cut in (1, 2, len(whole) // 2, len(whole) - 1):
-        (resumed,) = await run(engine, work("json_schema", prior_output=tuple(whole[:cut]), **options))
+        (resumed,) = await run(
+            engine, make_request("json_schema", prior_output=tuple(whole[:cut]), **options)
+        )
         assert resumed.output == whole[cut:]
 
 
 async def test_what_comes_before_the_grammar_begins_is_free(engine: TorchEngine, renderer: Renderer) -> None:
     marks = renderer.encode("é", add_special_tokens=False)
-    (free,) = await run(engine, work(None, temperature=0.9, max_tokens=30, logit_bias={marks[0]: 4.0}))
+    (free,) = await run(
+        engine, make_request(None, temperature=0.9, max_tokens=30, logit_bias={marks[0]: 4.0})
+    )
     begin = free.output[2:4]
     (receiver,) = await run(
-        engine, work("regex", after=tuple(begin), temperature=0.9, max_tokens=60, logit_bias={marks[0]: 4.0})
+        engine,
+        make_request("regex", after=tuple(begin), temperature=0.9, max_tokens=60, logit_bias={marks[0]: 4.0}),
     )
     assert receiver.output[:4] == free.output[:4]
     assert matches("regex", renderer.decode(receiver.output[4:], skip_special_tokens=True))
@@ -218,7 +228,7 @@ async def test_rows_and_text_lead_to_the_same_structured_output(engine: TorchEng
     (ids, *others) = await run(
         engine,
         *(
-            work("json_schema", prompt=with_digests(prompt, SECRET), temperature=0.0)
+            make_request("json_schema", prompt=with_digests(prompt, SECRET), temperature=0.0)
             for prompt in (PROMPT, mixed, whole)
         ),
     )
@@ -234,10 +244,11 @@ async def test_a_preempted_output_still_matches(directory: Path, renderer: Rende
     )
     await engine.start()
     try:
-        works = [
-            work("regex", "[a-z ]{40,60}", temperature=1.0, max_tokens=80, seed=seed) for seed in range(4)
+        requests = [
+            make_request("regex", "[a-z ]{40,60}", temperature=1.0, max_tokens=80, seed=seed)
+            for seed in range(4)
         ]
-        receivers = await run(engine, *works)
+        receivers = await run(engine, *requests)
         assert engine.stats().preemptions > 0
         assert all(re.fullmatch("[a-z ]{40,60}", text_of(renderer, receiver)) for receiver in receivers)
     finally:
@@ -247,25 +258,27 @@ async def test_a_preempted_output_still_matches(directory: Path, renderer: Rende
 async def test_a_grammar_that_can_only_end_ends_before_min_tokens(
     engine: TorchEngine, renderer: Renderer
 ) -> None:
-    (receiver,) = await run(engine, work("choice", '["no"]', min_tokens=50))
+    (receiver,) = await run(engine, make_request("choice", '["no"]', min_tokens=50))
     assert text_of(renderer, receiver) == "no"
-    (longer,) = await run(engine, work("regex", "a*", min_tokens=20, max_tokens=40))
+    (longer,) = await run(engine, make_request("regex", "a*", min_tokens=20, max_tokens=40))
     assert len(longer.output) >= 20
 
 
 async def test_a_clients_stop_token_may_end_what_the_grammar_may_end(engine: TorchEngine) -> None:
-    (receiver,) = await run(engine, work("regex", "a*", stop_token_ids=(300,), logit_bias={300: 90.0}))
+    (receiver,) = await run(
+        engine, make_request("regex", "a*", stop_token_ids=(300,), logit_bias={300: 90.0})
+    )
     assert receiver.output == [300]
-    (never,) = await run(engine, work("regex", "a{5}", stop_token_ids=(300,), logit_bias={300: 90.0}))
+    (never,) = await run(engine, make_request("regex", "a{5}", stop_token_ids=(300,), logit_bias={300: 90.0}))
     assert len(never.output) > 1
 
 
-async def test_where_nothing_is_left_to_choose_the_work_fails_alone(
+async def test_where_nothing_is_left_to_choose_the_request_fails_alone(
     engine: TorchEngine, renderer: Renderer
 ) -> None:
     a = renderer.encode("a", add_special_tokens=False)
-    contrary = work("regex", "b+", allowed_token_ids=a)
-    failed, fine = await run(engine, contrary, work("regex"))
+    contrary = make_request("regex", "b+", allowed_token_ids=a)
+    failed, fine = await run(engine, contrary, make_request("regex"))
     assert failed.last.error is not None
     assert "no token is left" in failed.last.error.message
     assert matches("regex", text_of(renderer, fine))
@@ -307,7 +320,7 @@ async def test_where_nothing_is_left_to_choose_the_work_fails_alone(
 async def test_a_bad_or_hostile_grammar_is_the_clients_error_and_nobody_elses(
     engine: TorchEngine, renderer: Renderer, kind: GrammarKind, source: str, says: str
 ) -> None:
-    failed, fine = await run(engine, work(kind, source), work("regex"))
+    failed, fine = await run(engine, make_request(kind, source), make_request("regex"))
     assert failed.last.error is not None
     error = failed.last.error.to_error()
     assert isinstance(error, InvalidRequestError)
@@ -323,8 +336,8 @@ async def test_a_grammar_that_outgrows_its_limits_fails_alone(
     monkeypatch.setattr(matchers, "LIMITS", limits)
     letters = tuple(id_ for id_ in range(3, VOCAB_SIZE) if renderer.decode([id_]).isalpha())
     # Its automaton remembers the last forty letters.
-    hostile = work("regex", ".*[a-m].{40}x", temperature=1.0, seed=3, allowed_token_ids=letters)
-    failed, fine = await run(engine, hostile, work("regex"))
+    hostile = make_request("regex", ".*[a-m].{40}x", temperature=1.0, seed=3, allowed_token_ids=letters)
+    failed, fine = await run(engine, hostile, make_request("regex"))
     assert failed.last.error is not None
     error = failed.last.error.to_error()
     assert isinstance(error, InvalidRequestError)
@@ -333,12 +346,12 @@ async def test_a_grammar_that_outgrows_its_limits_fails_alone(
     assert matches("regex", text_of(renderer, fine))
 
 
-async def test_a_work_whose_masks_cost_too_much_together_fails_alone(
+async def test_a_request_whose_masks_cost_too_much_together_fails_alone(
     engine: TorchEngine, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grammar_state, "ALLOWANCE", 0.0)
     monkeypatch.setattr(grammar_state, "A_TOKEN", 0.0)
-    failed, fine = await run(engine, work("regex"), work(None))
+    failed, fine = await run(engine, make_request("regex"), make_request(None))
     assert failed.last.error is not None
     error = failed.last.error.to_error()
     assert isinstance(error, InvalidRequestError)
@@ -346,7 +359,7 @@ async def test_a_work_whose_masks_cost_too_much_together_fails_alone(
     assert fine.last.finish_reason == "length"
 
 
-async def test_an_aborted_works_mask_that_waits_for_its_turn_is_not_computed(
+async def test_an_aborted_requests_mask_that_waits_for_its_turn_is_not_computed(
     engine: TorchEngine, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared: set[GrammarState] = set()
@@ -371,31 +384,31 @@ async def test_an_aborted_works_mask_that_waits_for_its_turn_is_not_computed(
 
     monkeypatch.setattr(GrammarState, "prepare", noted)
     monkeypatch.setattr(GrammarState, "mask", held)
-    works = [work("regex", client="one") for _ in range(4)]
-    receivers = [Receiver(one) for one in works]
+    requests = [make_request("regex", client="one") for _ in range(4)]
+    receivers = [Receiver(one) for one in requests]
     try:
-        for one, receiver in zip(works, receivers, strict=True):
+        for one, receiver in zip(requests, receivers, strict=True):
             engine.generate(one, receiver)
         assert await asyncio.to_thread(ready.wait, 120)
-        for one in works:
+        for one in requests:
             engine.abort(one.id)
         for receiver in receivers:
             await receiver.ended()
     finally:
         go_on.set()
     # Comes after them in their client's line.
-    (fine,) = await run(engine, work("regex", client="one"))
+    (fine,) = await run(engine, make_request("regex", client="one"))
     assert matches("regex", text_of(renderer, fine))
     assert len(prepared & {*begun}) == 3
 
 
-async def test_a_work_that_waits_for_its_grammar_can_be_ended(engine: TorchEngine) -> None:
-    one = work("json_schema", json.dumps({"enum": [f"value {index}" for index in range(9000)]}))
+async def test_a_request_that_waits_for_its_grammar_can_be_ended(engine: TorchEngine) -> None:
+    one = make_request("json_schema", json.dumps({"enum": [f"value {index}" for index in range(9000)]}))
     receiver = Receiver(one)
     engine.generate(one, receiver)
     engine.abort(one.id)
     assert receiver.last.finish_reason == "abort"
-    (other,) = await run(engine, work("choice"))
+    (other,) = await run(engine, make_request("choice"))
     assert other.last.finish_reason == "stop"
 
 
@@ -447,11 +460,11 @@ COSTLY = [
 async def test_a_client_with_costly_schemas_delays_its_own_and_nobody_elses(
     engine: TorchEngine, renderer: Renderer
 ) -> None:
-    hostile = [work("json_schema", source, client="hostile") for source in COSTLY]
+    hostile = [make_request("json_schema", source, client="hostile") for source in COSTLY]
     receivers = [Receiver(one) for one in hostile]
     for one, receiver in zip(hostile, receivers, strict=True):
         engine.generate(one, receiver)
-    (fine,) = await run(engine, work("regex", "[a-d]{7}", client="good"))
+    (fine,) = await run(engine, make_request("regex", "[a-d]{7}", client="good"))
     waiting = [receiver for receiver in receivers if not receiver.deltas]
     for one in hostile:
         engine.abort(one.id)
@@ -461,13 +474,15 @@ async def test_a_client_with_costly_schemas_delays_its_own_and_nobody_elses(
 
 
 async def test_bad_words_and_allowed_ids_are_held_to(engine: TorchEngine) -> None:
-    (free,) = await run(engine, work(None, temperature=0.0, max_tokens=8))
+    (free,) = await run(engine, make_request(None, temperature=0.0, max_tokens=8))
     first, second = free.output[:2]
-    (without,) = await run(engine, work(None, temperature=0.0, max_tokens=8, bad_words=((first, second),)))
+    (without,) = await run(
+        engine, make_request(None, temperature=0.0, max_tokens=8, bad_words=((first, second),))
+    )
     assert without.output[0] == first
     assert without.output[1] != second
-    (banned,) = await run(engine, work(None, temperature=0.0, max_tokens=8, bad_words=((first,),)))
+    (banned,) = await run(engine, make_request(None, temperature=0.0, max_tokens=8, bad_words=((first,),)))
     assert first not in banned.output
-    (few,) = await run(engine, work(None, temperature=1.0, max_tokens=20, allowed_token_ids=(40, 41)))
+    (few,) = await run(engine, make_request(None, temperature=1.0, max_tokens=20, allowed_token_ids=(40, 41)))
     assert set(few.output) <= {40, 41}
     assert len(few.output) == 20

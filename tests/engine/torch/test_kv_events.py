@@ -1,4 +1,4 @@
-"""A torch engine under a worker's host: what routers and readers of vLLM's events hear of the works it runs."""
+"""A torch engine under a worker's host: what routers and readers of vLLM's events hear of the requests it runs."""
 
 import asyncio
 import json
@@ -15,9 +15,9 @@ from inlay.errors import InvalidRequestError
 from inlay.prompt import Prompt, Tokens
 from inlay.protocol.kv_events import EventBatch
 from inlay.protocol.routing import KEY_SIZE, KvEvents, routing_chain
-from inlay.protocol.work import Generates
-from inlay.worker.host import Host
-from tests.engine.conformance import SECRET, ids, run, work
+from inlay.protocol.work import GenerateEngine
+from inlay.worker.host import EngineHost
+from tests.engine.conformance import SECRET, ids, make_request, run
 from tests.engine.kv_view import View
 from tests.engine.reference import look_up, rows_of
 from tests.models import tiny
@@ -40,8 +40,8 @@ async def test_routers_and_readers_hear_of_what_is_cached(tmp_path: Path) -> Non
     config = {"enable_kv_cache_events": True, "endpoint": endpoint, "replay_endpoint": replay}
     engine = engines.create(settings(config), SECRET)
     await engine.start()
-    assert isinstance(engine, Generates)
-    host = Host(engine)
+    assert isinstance(engine, GenerateEngine)
+    host = EngineHost(engine)
     assert host.card.kv_events
     told: list[KvEvents] = []
     host.watch_cache(told.append)
@@ -59,7 +59,7 @@ async def test_routers_and_readers_hear_of_what_is_cached(tmp_path: Path) -> Non
             with_digests(Prompt.of(Tokens(ids(n, 40)), rows, Tokens(ids(n, 9))), SECRET) for n in range(6)
         ]
         for number, prompt in enumerate(prompts):
-            (found,) = await run(engine, work(str(number), prompt, 20, salt="mine"))
+            (found,) = await run(engine, make_request(str(number), prompt, 20, salt="mine"))
         keys = routing_chain(prompt, host.card, SECRET, salt="mine", output=tuple(found.output[:-1]))
         snapshot = await host.kv_snapshot()
         held = bytes(snapshot.keys.view)

@@ -16,7 +16,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
 from inlay.engine.torch.attention.layers import LayerShape
 from inlay.engine.torch.attention.pages import Pages
-from inlay.engine.torch.batch import Batch, Stretch
+from inlay.engine.torch.batch import Batch, BatchItem
 from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.weights import weights_id
@@ -74,7 +74,7 @@ def greedy(
                 start = computed[index]
                 samples = start + count == len(prompt)
                 parts = prompt.spans(start, start + count)
-                stretches.append(Stretch(parts, start, count, owned[index], samples))
+                stretches.append(BatchItem(parts, start, count, owned[index], samples))
                 computed[index] += count
                 if samples:
                     whose.append(index)
@@ -133,7 +133,7 @@ def test_tokens_rows_of_the_table_and_mixtures_are_the_same_prompt(family: str) 
     model = load(tiny(family))
     prompts = [Prompt.of(Tokens(ids)), Prompt.of(looked_up(tiny(family), ids)), mixed]
     for prompt in prompts:
-        stretch = Stretch(prompt.spans(0, 45), 0, 45, scattered(model, 1, 3)[0], True)
+        stretch = BatchItem(prompt.spans(0, 45), 0, 45, scattered(model, 1, 3)[0], True)
         logits = model.forward(Batch.pack([stretch], PAGE), stale_pages(model))
         if prompt is prompts[0]:
             expected = logits
@@ -168,7 +168,7 @@ def test_neighbours_do_not_change_an_answer() -> None:
 def test_a_step_in_which_nothing_samples_gives_no_logits_and_fills_pages() -> None:
     model = load(tiny("llama"))
     pages = stale_pages(model)
-    batch = Batch.pack([Stretch([(0, Tokens([5, 6]))], 0, 2, [PageRun([1])], False)], PAGE)
+    batch = Batch.pack([BatchItem([(0, Tokens([5, 6]))], 0, 2, [PageRun([1])], False)], PAGE)
     assert model.forward(batch, pages).shape == (0, VOCAB_SIZE)
     assert pages.keys[0][:, 1, :2].isfinite().all()
     assert pages.keys[0][:, 1, 2:].isnan().all()
@@ -182,7 +182,7 @@ def test_a_step_in_which_nothing_samples_does_not_read_the_head(monkeypatch: pyt
 
 def test_logits_may_be_changed_in_place() -> None:
     model = load(tiny("llama"))
-    batch = Batch.pack([Stretch([(0, Tokens([5]))], 0, 1, [PageRun([1])], True)], PAGE)
+    batch = Batch.pack([BatchItem([(0, Tokens([5]))], 0, 1, [PageRun([1])], True)], PAGE)
     logits = model.forward(batch, stale_pages(model))
     logits[0, 3] = 7.0
     assert logits[0, 3] == 7.0
@@ -191,7 +191,7 @@ def test_logits_may_be_changed_in_place() -> None:
 def test_rows_of_another_dtype_or_size_are_an_error() -> None:
     model = load(tiny("llama"))
     for rows in (looked_up(tiny("llama"), [4], "bfloat16"), looked_up(tiny("qwen2"), [4])):
-        batch = Batch.pack([Stretch([(0, rows)], 0, 1, [PageRun([1])], True)], PAGE)
+        batch = Batch.pack([BatchItem([(0, rows)], 0, 1, [PageRun([1])], True)], PAGE)
         with pytest.raises(EngineError, match=r"the model takes torch\.float32 of 48"):
             model.forward(batch, stale_pages(model))
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import model as model_module
-from inlay.engine.torch.batch import Batch, Stretch
+from inlay.engine.torch.batch import Batch, BatchItem
 from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.native import Kernels, Panels, kernels
@@ -214,8 +214,8 @@ def test_fused_layers_compute_what_the_models_own_do(
 
     ids = [5, 9, 3, 44, 2, 17, 8]
     stretches = [
-        Stretch([(0, Tokens(ids))], 0, len(ids), [PageRun([2])], True),
-        Stretch([(0, Tokens(ids[:1]))], 0, 1, [PageRun([1])], True),
+        BatchItem([(0, Tokens(ids))], 0, len(ids), [PageRun([2])], True),
+        BatchItem([(0, Tokens(ids[:1]))], 0, 1, [PageRun([1])], True),
     ]
     batch = Batch.pack(stretches, 16)
     logits = [each.forward(batch, each.new_pages(2, 16)) for each in (fused, plain)]

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from inlay.engine.torch.cache.bounds import Bounds
+from inlay.engine.torch.cache.bounds import EngineLimits
 from inlay.engine.torch.grammar.grammars import Grammars
 from inlay.engine.torch.step import Core
 from inlay.errors import EngineError
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.work import Delta, Grammar
-from tests.engine.torch.test_step import SECRET, Outcome, fill, ids, load, prompts, run, truth, work
+from inlay.protocol.work import Grammar, Output
+from tests.engine.torch.test_step import SECRET, Outcome, fill, ids, load, make_request, prompts, run, truth
 
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -37,27 +37,27 @@ def core(*, overlap: bool, **changes: int) -> Core:
         "page_size": 16,
         "num_pages": 64,
     }
-    return Core(load("llama"), Bounds(**(values | changes)), SECRET, overlap=overlap)
+    return Core(load("llama"), EngineLimits(**(values | changes)), SECRET, overlap=overlap)
 
 
 def outcomes(engine: Core, grammars: Grammars) -> dict[str, Any]:
-    """What becomes of works of all kinds, of which one joins every second step."""
+    """What becomes of requests of all kinds, of which one joins every second step."""
     names = {f"{kind}, {form}": (kind, form) for form in ("a-mixed", "d-soft") for kind in KINDS}
     names = {name: of for name, of in names.items() if of != ("scored", "a-mixed") and of[0] != "scored"}
     names["scored, c-text"] = ("scored", "c-text")
-    waiting, deltas = list(names), list[Delta]()
+    waiting, outputs = list(names), list[Output]()
     for step in range(500):
         if waiting and step % 2 == 0:
             kind, form = names[name := waiting.pop(0)]
-            one = work(name, prompts("llama")[form], 30, **KINDS[kind])
+            one = make_request(name, prompts("llama")[form], 30, **KINDS[kind])
             asked = one.sampling.grammar
             state = None if asked is None else grammars.start(asked, (), ()).state.result(60)
-            deltas += engine.admit(one, grammar=state)
-        deltas += engine.step()
+            outputs += engine.admit(one, grammar=state)
+        outputs += engine.step()
     assert len(engine) == 0
-    found = {name: Outcome([delta for delta in deltas if delta.work_id == name]) for name in names}
+    found = {name: Outcome([output for output in outputs if output.request_id == name]) for name in names}
     return {
-        name: (of.output, of.last.finish_reason, [one for delta in of.deltas for one in delta.logprobs])
+        name: (of.output, of.last.finish_reason, [one for output in of.deltas for one in output.logprobs])
         for name, of in found.items()
     }
 
@@ -84,8 +84,8 @@ def test_every_setting_chooses_as_it_does_step_after_step(changes: dict[str, int
 
 def test_a_step_is_launched_before_the_last_is_read() -> None:
     engine = core(overlap=True)
-    engine.admit(work("a", prompts("llama")["b-text"], 3))
-    told = [[id_ for delta in engine.step() for id_ in delta.token_ids] for _ in range(4)]
+    engine.admit(make_request("a", prompts("llama")["b-text"], 3))
+    told = [[id_ for output in engine.step() for id_ in output.token_ids] for _ in range(4)]
     assert told == [[], *([id_] for id_ in truth("llama")["b-text"][:3])]
     # Three tokens take the prompt and two positions: the last token's end was known before it was read.
     assert engine.stats().progress == 7 + 2
@@ -94,11 +94,11 @@ def test_a_step_is_launched_before_the_last_is_read() -> None:
 
 def test_what_is_computed_beyond_an_end_is_neither_told_nor_cached() -> None:
     prompt = Prompt.of(Tokens(ids(1, 15)))
-    whole = run(core(overlap=False), work("a", prompt, 12))["a"].output
+    whole = run(core(overlap=False), make_request("a", prompt, 12))["a"].output
     stop = whole[1]
     cut = whole.index(stop) + 1
     engine = core(overlap=True)
-    ended = run(engine, work("a", prompt, 12, stop_token_ids=(stop,)))["a"]
+    ended = run(engine, make_request("a", prompt, 12, stop_token_ids=(stop,)))["a"]
     assert (ended.output, ended.last.finish_reason) == (whole[:cut], "stop")
     # One position more than without overlap, in a page that no digest names.
     assert engine.stats().progress == 15 + cut
@@ -126,22 +126,22 @@ def test_whoever_comes_in_place_of_one_that_failed_sees_nothing_of_it(
         return found
 
     monkeypatch.setattr(model, "hidden", rotting)
-    bad = run(engine, work("bad", Prompt.of(Tokens(ids(3, 40))), 30))["bad"]
+    bad = run(engine, make_request("bad", Prompt.of(Tokens(ids(3, 40))), 30))["bad"]
     assert len(bad.output) == broken + 1
     assert bad.last.error is not None
     assert isinstance(bad.last.error.to_error(), EngineError)
-    after = run(engine, *(work(name, prompts("llama")[name]) for name in ("a-text", "c-text")))
+    after = run(engine, *(make_request(name, prompts("llama")[name]) for name in ("a-text", "c-text")))
     assert {name: outcome.output for name, outcome in after.items()} == {
         name: truth("llama")[name] for name in after
     }
     assert not any(bool(pages.isnan().any()) for pages in engine.pages.keys)
 
 
-def test_a_work_may_end_and_another_of_its_name_begin_while_a_step_is_unread() -> None:
+def test_a_request_may_end_and_another_of_its_name_begin_while_a_step_is_unread() -> None:
     engine = core(overlap=True)
     expected = truth("llama")
-    engine.admit(work("a", prompts("llama")["a-text"]))
+    engine.admit(make_request("a", prompts("llama")["a-text"]))
     engine.step()
     engine.abort("a")
-    found = run(engine, work("a", prompts("llama")["b-text"]))["a"]
+    found = run(engine, make_request("a", prompts("llama")["b-text"]))["a"]
     assert found.output == expected["b-text"]

@@ -30,8 +30,8 @@ def test_held_pages_are_never_evicted() -> None:
     cache = PrefixCache()
     cache.insert(b"a", 3)
     assert cache.evict() is None
-    cache.rest(3)
-    cache.wake(3)
+    cache.mark_idle(3)
+    cache.mark_used(3)
     assert cache.evict() is None
     assert cache.find(b"a") == 3
 
@@ -40,9 +40,9 @@ def test_the_least_recently_used_idle_page_goes_first() -> None:
     cache = PrefixCache()
     for page, digest in enumerate((b"a", b"b", b"c")):
         cache.insert(digest, page)
-        cache.rest(page)
-    cache.wake(0)
-    cache.rest(0)
+        cache.mark_idle(page)
+    cache.mark_used(0)
+    cache.mark_idle(0)
     assert [cache.evict(), cache.evict(), cache.evict(), cache.evict()] == [1, 2, 0, None]
     assert len(cache) == 0
 
@@ -50,7 +50,7 @@ def test_the_least_recently_used_idle_page_goes_first() -> None:
 def test_a_forgotten_idle_page_cannot_be_evicted_again() -> None:
     cache = PrefixCache()
     cache.insert(b"a", 3)
-    cache.rest(3)
+    cache.mark_idle(3)
     assert cache.idle == 1
     cache.forget(3)
     assert cache.idle == 0
@@ -63,7 +63,7 @@ def test_a_digest_has_a_page_in_each_group_and_they_are_evicted_together_by_last
     assert cache.insert(b"a", 4, group=1)
     assert not cache.insert(b"b", 4, group=0)
     assert (cache.find(b"a", 0), cache.find(b"a", 1), cache.find(b"b", 1)) == (3, 4, None)
-    cache.rest(4)
-    cache.rest(3)
+    cache.mark_idle(4)
+    cache.mark_idle(3)
     assert cache.evict() == 4
     assert (cache.find(b"a", 0), cache.find(b"a", 1)) == (3, None)

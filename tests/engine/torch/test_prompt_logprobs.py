@@ -11,14 +11,14 @@ from torch import Tensor
 
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import prompt_logprobs
-from inlay.engine.torch.cache.bounds import Bounds
+from inlay.engine.torch.cache.bounds import EngineLimits
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
 from inlay.errors import EngineError
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.work import Work
+from inlay.protocol.work import Request
 from tests.engine import reference
-from tests.engine.torch.test_step import SECRET, Outcome, core, ids, noise, run, work
+from tests.engine.torch.test_step import SECRET, Outcome, core, ids, make_request, noise, run
 from tests.equality.reference import model_of
 from tests.models import FAMILIES, tiny
 
@@ -78,14 +78,18 @@ def assert_right(found: Told, family: str, tokens: Sequence[int], top: int = TOP
     assert (found.ranks <= most).all()
 
 
-def scored(name: str, tokens: Sequence[int], max_tokens: int = 2, *, top: int = TOP, salt: str = "") -> Work:
-    return work(name, Prompt.of(Tokens(tokens)), max_tokens, prompt_logprobs=top, salt=salt)
+def scored(
+    name: str, tokens: Sequence[int], max_tokens: int = 2, *, top: int = TOP, salt: str = ""
+) -> Request:
+    return make_request(name, Prompt.of(Tokens(tokens)), max_tokens, prompt_logprobs=top, salt=salt)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_position_is_scored_as_transformers_scores_it(family: str) -> None:
     model = CausalModel.load(EngineSettings(model=str(tiny(family)), device="cpu", num_threads=1))
-    bounds = Bounds(max_model_len=512, max_num_seqs=8, max_num_batched_tokens=33, page_size=16, num_pages=64)
+    bounds = EngineLimits(
+        max_model_len=512, max_num_seqs=8, max_num_batched_tokens=33, page_size=16, num_pages=64
+    )
     engine = Core(model, bounds, SECRET)
     tokens = ids(1, 70)
     found = run(engine, scored("one", tokens))["one"]
@@ -143,21 +147,21 @@ def test_more_alternatives_than_there_are_tokens_are_all_of_them() -> None:
 def test_a_cached_prompt_is_scored_all_the_same_and_is_cached_by_being_scored() -> None:
     engine = core()
     tokens = ids(4, 70)
-    plain = work("plain", Prompt.of(Tokens(tokens)), 2)
+    plain = make_request("plain", Prompt.of(Tokens(tokens)), 2)
     run(engine, plain)
     found = run(engine, scored("scored", tokens))["scored"]
     assert_right(told(found), "llama", tokens)
     assert found.cached == 0
     assert run(engine, plain)["plain"].cached == 64
     run(engine, scored("first", tokens, salt="other"))
-    assert run(engine, work("then", Prompt.of(Tokens(tokens)), 2, salt="other"))["then"].cached == 64
+    assert run(engine, make_request("then", Prompt.of(Tokens(tokens)), 2, salt="other"))["then"].cached == 64
 
 
 def test_two_that_score_the_same_prompt_at_once_both_score_all_of_it() -> None:
     engine = core(max_num_batched_tokens=32)
     tokens = ids(5, 70)
-    works = [scored("a", tokens), work("plain", Prompt.of(Tokens(tokens)), 2), scored("b", tokens)]
-    found = run(engine, *works)
+    requests = [scored("a", tokens), make_request("plain", Prompt.of(Tokens(tokens)), 2), scored("b", tokens)]
+    found = run(engine, *requests)
     assert_right(told(found["a"]), "llama", tokens)
     assert_right(told(found["b"]), "llama", tokens)
     assert len({tuple(outcome.output) for outcome in found.values()}) == 1
@@ -173,21 +177,21 @@ def test_neighbours_of_all_kinds_and_preemption_change_no_score(seed: int) -> No
         max_num_batched_tokens=dice.choice([20, 100]),
     )
     prompts = {f"scored-{n}": ids(n, dice.randrange(2, 70)) for n in range(5)}
-    works = [scored(name, tokens, 60) for name, tokens in prompts.items()]
-    works += [
-        work("text", Prompt.of(Tokens(prompts["scored-1"])), 60),
-        work("rows", Prompt.of(noise("llama", 4, 9), Tokens(ids(8, 30))), 60),
+    requests = [scored(name, tokens, 60) for name, tokens in prompts.items()]
+    requests += [
+        make_request("text", Prompt.of(Tokens(prompts["scored-1"])), 60),
+        make_request("rows", Prompt.of(noise("llama", 4, 9), Tokens(ids(8, 30))), 60),
     ]
-    dice.shuffle(works)
-    found = run(engine, *works)
+    dice.shuffle(requests)
+    found = run(engine, *requests)
     assert engine.stats().preemptions > 0
     for name, tokens in prompts.items():
         assert_right(told(found[name]), "llama", tokens)
-    for one in works:
+    for one in requests:
         assert found[one.id].output == reference.greedy(tiny("llama"), one.prompt, 60), one.id
 
 
-def test_a_work_without_output_ends_when_its_prompt_is_told() -> None:
+def test_a_request_without_output_ends_when_its_prompt_is_told() -> None:
     engine = core(max_num_batched_tokens=32)
     tokens = ids(6, 512)  # all that the model takes
     found = run(engine, scored("one", tokens, 0))["one"]
@@ -199,19 +203,21 @@ def test_a_work_without_output_ends_when_its_prompt_is_told() -> None:
     assert engine.stats().generated_tokens == 0
 
 
-def test_a_work_that_wants_nothing_ends_at_once() -> None:
+def test_a_request_that_wants_nothing_ends_at_once() -> None:
     engine = core()
-    (delta,) = engine.admit(work("one", Prompt.of(Tokens(ids(6, 9))), 0))
+    (delta,) = engine.admit(make_request("one", Prompt.of(Tokens(ids(6, 9))), 0))
     assert (delta.finish_reason, delta.token_ids) == ("length", ())
     assert len(engine) == 0
 
 
-def test_a_resumed_work_is_not_told_of_its_prompt_again() -> None:
+def test_a_resumed_request_is_not_told_of_its_prompt_again() -> None:
     engine = core()
     prompt = Prompt.of(Tokens(ids(7, 40)))
     whole = reference.greedy(tiny("llama"), prompt, 6)
-    run(engine, work("before", prompt, 2))
-    found = run(engine, work("one", prompt, 6, prompt_logprobs=TOP, prior_output=tuple(whole[:2])))["one"]
+    run(engine, make_request("before", prompt, 2))
+    found = run(engine, make_request("one", prompt, 6, prompt_logprobs=TOP, prior_output=tuple(whole[:2])))[
+        "one"
+    ]
     assert found.output == whole[2:]
     assert len(told(found).ranks) == 0
     assert found.cached == 32
@@ -219,7 +225,9 @@ def test_a_resumed_work_is_not_told_of_its_prompt_again() -> None:
 
 def test_a_prompt_whose_logits_are_not_finite_fails_alone() -> None:
     model = CausalModel.load(EngineSettings(model=str(tiny("llama")), device="cpu", num_threads=1))
-    bounds = Bounds(max_model_len=512, max_num_seqs=8, max_num_batched_tokens=64, page_size=16, num_pages=64)
+    bounds = EngineLimits(
+        max_model_len=512, max_num_seqs=8, max_num_batched_tokens=64, page_size=16, num_pages=64
+    )
     engine = Core(model, bounds, SECRET)
     broken = 7
     with torch.no_grad():

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from inlay.engine.torch.grammar.state import GrammarState
-from inlay.engine.torch.sampling.sampler import WIDTHS, Choice, Sampler
+from inlay.engine.torch.sampling.sampler import WIDTHS, SampledToken, Sampler
 from inlay.protocol.work import Sampling
 
 VOCAB = 400
@@ -48,9 +48,9 @@ def sampler(vocab: int = VOCAB) -> Sampler:
     return Sampler(vocab, EOS, CPU)
 
 
-def choices(of: Sampler, rows: Tensor, batch: list[Sequence]) -> list[Choice]:
+def choices(of: Sampler, rows: Tensor, batch: list[Sequence]) -> list[SampledToken]:
     """What was chosen for each; there always is something."""
-    found = [choice for choice in of.sample(rows, batch) if isinstance(choice, Choice)]
+    found = [choice for choice in of.sample(rows, batch) if isinstance(choice, SampledToken)]
     assert len(found) == len(batch)
     return found
 
@@ -403,7 +403,7 @@ def test_a_choice_is_the_same_alone_and_in_any_company(batch: list[Sequence], se
         check_choice(one, choice)
 
 
-def check_choice(one: Sequence, choice: Choice) -> None:
+def check_choice(one: Sequence, choice: SampledToken) -> None:
     assert 0 <= choice.token_id < VOCAB
     if len(one.output) < one.sampling.min_tokens:
         assert choice.token_id not in {*EOS, *one.sampling.stop_token_ids}

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.engine.torch.sampling.sampler import LOOK_UP_BLOCK, look_up, ranked, ranked_by_key, uniform
+from inlay.engine.torch.sampling.sampler import CDF_BLOCK, inverse_cdf, ranked, ranked_by_key, uniform
 
 values = st.floats(-50, 50, width=16) | st.sampled_from([0.0, -0.0, -torch.inf, 1.0, -1.0])
 
@@ -19,7 +19,7 @@ def test_ranking_is_by_value_and_then_by_id(row: list[float]) -> None:
 
 
 @given(
-    st.sampled_from([1, 5, LOOK_UP_BLOCK - 1, LOOK_UP_BLOCK, LOOK_UP_BLOCK + 1, 3 * LOOK_UP_BLOCK + 7]),
+    st.sampled_from([1, 5, CDF_BLOCK - 1, CDF_BLOCK, CDF_BLOCK + 1, 3 * CDF_BLOCK + 7]),
     st.integers(0, 10**6),
     st.sampled_from([0.0, 1e-12, 0.3, 0.999999, 1 - 2.0**-53]),
     st.sampled_from([0.0, 0.5, 0.99]),
@@ -30,7 +30,7 @@ def test_a_number_is_looked_up_where_the_cumulated_weights_pass_it(
     rng = np.random.default_rng(seed)
     weights = rng.integers(1, 100, size).astype(np.float32) * (rng.random(size) >= emptiness)
     weights[rng.integers(size)] = 1.0
-    place = int(look_up(torch.from_numpy(weights)[None], torch.tensor([number], dtype=torch.float64))[0])
+    place = int(inverse_cdf(torch.from_numpy(weights)[None], torch.tensor([number], dtype=torch.float64))[0])
     assert weights[place] > 0
     # Whole weights below 2**53 cumulate without rounding, so the place is exact.
     cumulated = weights.cumsum(dtype=np.float64)
@@ -39,9 +39,9 @@ def test_a_number_is_looked_up_where_the_cumulated_weights_pass_it(
 
 
 def test_a_whole_block_of_impossible_tokens_is_passed_over() -> None:
-    weights = torch.zeros(1, 3 * LOOK_UP_BLOCK)
-    weights[0, 2 * LOOK_UP_BLOCK + 5] = 2.0
-    assert int(look_up(weights, torch.zeros(1, dtype=torch.float64))[0]) == 2 * LOOK_UP_BLOCK + 5
+    weights = torch.zeros(1, 3 * CDF_BLOCK)
+    weights[0, 2 * CDF_BLOCK + 5] = 2.0
+    assert int(inverse_cdf(weights, torch.zeros(1, dtype=torch.float64))[0]) == 2 * CDF_BLOCK + 5
 
 
 def test_the_uniform_numbers_are_pinned_and_uniform() -> None:

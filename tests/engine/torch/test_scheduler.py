@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.engine.torch.scheduler import PATIENCE
+from inlay.engine.torch.scheduler import MAX_STARVED_STEPS
 from inlay.errors import ContextLengthError, InvalidRequestError
 from inlay.prompt import Tokens
 from tests.engine.torch.simulation import POISON, Simulation, bounds, pages_of, rows
@@ -43,7 +43,7 @@ def test_a_finished_prompt_is_found_again_but_for_its_last_position() -> None:
     simulation.drain()
     again = simulation.admit(Tokens([1] * 32))
     plan = simulation.step()
-    assert [(span.start, span.count) for span in plan.spans] == [(16, 16)]
+    assert [(span.start, span.count) for span in plan.chunks] == [(16, 16)]
     assert again.cached_tokens == 16
 
 
@@ -68,7 +68,7 @@ def test_a_hit_needs_all_pages_without_a_window_and_the_last_ones_with_one(
     first = simulation.admit(Tokens([1] * 100))
     simulation.drain()
     for index in lost:
-        simulation.scheduler.table.condemn(simulation.named(first, group, index), spare_proven=False)
+        simulation.scheduler.table.invalidate(simulation.named(first, group, index), keep_verified=False)
     simulation.step()
     assert simulation.scheduler.table.dirty == 0
     again = simulation.admit(Tokens([1] * 100))
@@ -149,21 +149,21 @@ def test_a_hit_never_ends_inside_an_atomic_segment() -> None:
     assert again.cached_tokens == 16
 
 
-def test_works_that_share_a_prompt_compute_it_once() -> None:
+def test_requests_that_share_a_prompt_compute_it_once() -> None:
     simulation = Simulation(bounds(num_pages=64))
-    works = [simulation.admit(Tokens([1] * 100), max_tokens=3) for _ in range(4)]
+    requests = [simulation.admit(Tokens([1] * 100), max_tokens=3) for _ in range(4)]
     computed = 0
     while simulation.live:
-        computed += sum(span.count for span in simulation.step().spans)
+        computed += sum(span.count for span in simulation.step().chunks)
     assert computed == 100 + 3 * 4 + 4 * 2
-    assert [work.cached_tokens for work in works] == [0, 96, 96, 96]
+    assert [request.cached_tokens for request in requests] == [0, 96, 96, 96]
 
 
-def test_works_that_share_a_prompt_go_on_when_the_first_is_aborted() -> None:
+def test_requests_that_share_a_prompt_go_on_when_the_first_is_aborted() -> None:
     simulation = Simulation(bounds(num_pages=64))
     first, second = (simulation.admit(Tokens([1] * 100)) for _ in range(2))
     simulation.step()
-    assert second.computed == 0
+    assert second.num_computed_tokens == 0
     simulation.abort(first)
     simulation.drain()
     assert simulation.ended == [second]
@@ -187,18 +187,18 @@ def test_nobody_waits_for_pages_whose_maker_found_them_in_the_cache_meanwhile() 
     simulation.drain()
 
 
-def test_works_that_cannot_use_each_others_pages_do_not_wait_for_them() -> None:
+def test_requests_that_cannot_use_each_others_pages_do_not_wait_for_them() -> None:
     simulation = Simulation(bounds(max_num_batched_tokens=64))
     for _ in range(2):
         simulation.admit(Tokens([1] * 4), rows(*[1] * 28, atomic=True))
-    assert len(simulation.step().spans) == 2
+    assert len(simulation.step().chunks) == 2
 
 
 def test_a_prompt_starts_only_when_those_that_run_leave_it_room() -> None:
     simulation = Simulation(bounds(num_pages=9, max_model_len=144, max_num_batched_tokens=16))
-    works = [simulation.admit(Tokens([value] * 78), max_tokens=2) for value in (1, 2)]
-    while works[0] in simulation.live:
-        assert not pages_of(works[1])
+    requests = [simulation.admit(Tokens([value] * 78), max_tokens=2) for value in (1, 2)]
+    while requests[0] in simulation.live:
+        assert not pages_of(requests[1])
         simulation.step()
     simulation.drain()
     assert simulation.scheduler.preemptions == 0
@@ -220,13 +220,13 @@ def test_what_gave_finite_logits_stays_cached_after_a_preemption_and_a_failure_o
     assert (bad.cached_tokens, good.cached_tokens) == (32, 32)
 
 
-def test_a_preempted_work_finds_its_pages_again() -> None:
+def test_a_preempted_request_finds_its_pages_again() -> None:
     simulation = Simulation(bounds(num_pages=5, max_model_len=80))
     early = simulation.admit(Tokens([1] * 16), max_tokens=50)
     late = simulation.admit(Tokens([2] * 16), max_tokens=30)
     computed = 0
     while simulation.live:
-        computed += sum(span.count for span in simulation.step().spans)
+        computed += sum(span.count for span in simulation.step().chunks)
     assert simulation.scheduler.preemptions == late.preemptions > 0
     assert early.preemptions == 0
     assert (len(early.output), len(late.output)) == (50, 30)
@@ -260,9 +260,9 @@ def test_nothing_is_preempted_for_a_priority_that_could_not_run_anyway() -> None
 
 def test_equal_priorities_start_in_order_of_arrival() -> None:
     simulation = Simulation(bounds(max_num_seqs=1))
-    works = [simulation.admit(Tokens([value] * 8), max_tokens=3) for value in (1, 2, 3)]
+    requests = [simulation.admit(Tokens([value] * 8), max_tokens=3) for value in (1, 2, 3)]
     simulation.drain()
-    assert simulation.ended == works
+    assert simulation.ended == requests
 
 
 def test_a_short_prompt_does_not_wait_for_long_ones() -> None:
@@ -307,7 +307,7 @@ def test_many_streams_go_before_a_prompt_that_came_first() -> None:
     simulation.admit(Tokens([50] * 400), priority=-1)
     for _ in range(6):
         plan = simulation.step()
-        assert {span.sequence for span in plan.spans} >= set(streams)
+        assert {span.sequence for span in plan.chunks} >= set(streams)
 
 
 @settings(max_examples=40)
@@ -337,11 +337,11 @@ def test_nobody_waits_for_ever_however_many_keep_arriving(
         if len(simulation.live) < 60:
             for _ in range(arrivals):
                 simulation.admit(Tokens([steps % 90] * prompt), max_tokens=output)
-        before = (long.computed, long.preemptions)
+        before = (long.num_computed_tokens, long.preemptions)
         running = long in simulation.scheduler.running
         simulation.step()
         steps += 1
-        gap = gap + 1 if running and (long.computed, long.preemptions) == before else 0
+        gap = gap + 1 if running and (long.num_computed_tokens, long.preemptions) == before else 0
         longest = max(longest, gap)
         assert steps < 3000
-    assert longest <= 2 * PATIENCE + slots
+    assert longest <= 2 * MAX_STARVED_STEPS + slots

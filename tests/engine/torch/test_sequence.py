@@ -5,7 +5,7 @@ from inlay.digest import Chain, Secret, chain, root_digest
 from inlay.engine.torch.sequence import Sequence
 from inlay.errors import EngineError
 from inlay.prompt import Buffer, Prompt, Rows, Segment, Tokens
-from inlay.protocol.work import Sampling, Work
+from inlay.protocol.work import Request, Sampling
 
 SECRET = Secret(bytes(32))
 ROOT = root_digest(SECRET, weights_id="w", dtype="float32")
@@ -15,14 +15,14 @@ ROWS = Rows(Buffer(bytes(range(5))), "float8_e4m3fn", (5, 1))
 def sequence(
     *segments: Segment, prior: tuple[int, ...] = (), cached: bool = True, **sampling: int
 ) -> Sequence:
-    work = Work(
+    request = Request(
         id="x",
         attempt=2,
         prompt=Prompt.of(*segments),
         prior_output=prior,
         sampling=Sampling(**({"max_tokens": 9} | sampling)),  # type: ignore[arg-type]
     )
-    return Sequence(work, arrival=0, chain=Chain(ROOT, SECRET) if cached else None)
+    return Sequence(request, arrival=0, chain=Chain(ROOT, SECRET) if cached else None)
 
 
 def positions(one: Sequence, start: int, stop: int) -> list[int]:
@@ -55,24 +55,24 @@ def test_page_digests_are_those_of_prompt_and_output_as_one_prompt() -> None:
 
 def test_an_output_ends_by_a_stop_token_before_it_ends_by_length() -> None:
     one = sequence(Tokens([1]), max_tokens=2)
-    assert one.ending((7,)) is None
+    assert one.finish_reason((7,)) is None
     one.append(5)
-    assert one.ending((7,)) is None
+    assert one.finish_reason((7,)) is None
     one.append(7)
-    assert one.ending((7,)) == "stop"
-    assert one.ending(()) == "length"
+    assert one.finish_reason((7,)) == "stop"
+    assert one.finish_reason(()) == "length"
 
 
-def test_deltas_carry_attempt_offset_and_usage_on_the_first_and_the_last() -> None:
+def test_outputs_carry_attempt_offset_and_usage_on_the_first_and_the_last() -> None:
     one = sequence(Tokens([1, 2, 3]), prior=(8,))
     one.append(5)
-    first = one.delta(new=1)
+    first = one.make_output(new=1)
     assert (first.attempt, first.offset, first.token_ids) == (2, 1, (5,))
     assert first.usage is not None
     assert (first.usage.prompt_tokens, first.usage.completion_tokens) == (3, 2)
     one.append(6)
-    assert one.delta(new=1).usage is None
-    last = one.delta(error=EngineError("broken"))
+    assert one.make_output(new=1).usage is None
+    last = one.make_output(error=EngineError("broken"))
     assert (last.offset, last.token_ids, last.finish_reason) == (3, (), "error")
     assert last.usage is not None
     assert last.error is not None

@@ -20,16 +20,16 @@ from inlay.digest import Secret
 from inlay.engine.kv_subscriber import KvSubscriber
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
-from inlay.engine.torch.sleep import Aside, Bed, storages
+from inlay.engine.torch.sleep import HostCopy, SleepState, storages
 from inlay.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
 from inlay.prompt import Prompt, Tokens
 from inlay.protocol.kv_events import AllBlocksCleared, BlockStored, Event
 from inlay.protocol.routing import Cleared, KvEvent, Stored
 from inlay.protocol.work import Command
-from inlay.worker.host import Host
+from inlay.worker.host import EngineHost
 from tests import adapters
 from tests.engine.adapter_conformance import load
-from tests.engine.conformance import Receiver, ids, run, work
+from tests.engine.conformance import Receiver, ids, make_request, run
 from tests.models import make, tiny
 
 LARGE: dict[str, Any] = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 4}
@@ -70,12 +70,12 @@ class Measured(NamedTuple):
 async def _measure(path: Path, level: int) -> Measured:
     engine = create(path, max_model_len=512)
     await engine.start()
-    (before,) = await run(engine, work("before", prompt(), 12))
+    (before,) = await run(engine, make_request("before", prompt(), 12))
     awake = resident()
     await engine.sleep(level)
     asleep = resident()
     assert await engine.wake_up(())
-    (after,) = await run(engine, work("after", prompt(), 12))
+    (after,) = await run(engine, make_request("after", prompt(), 12))
     awake_again = resident()
     await engine.sleep(level)
     asleep_again = resident()
@@ -104,13 +104,13 @@ def test_memory_returns_and_answers_stay(level: int, tmp_path: Path) -> None:
 
 
 async def test_the_cache_is_empty_after_waking_and_counters_go_on(engine: TorchEngine) -> None:
-    await run(engine, work("a", prompt(), 4))
+    await run(engine, make_request("a", prompt(), 4))
     await engine.sleep(1)
     asleep = engine.stats()
     assert (asleep.generated_tokens, asleep.blocks_total) == (4, 0)
     assert await engine.wake_up(())
     blocks = engine.stats().blocks_total
-    (again,) = await run(engine, work("b", prompt(), 4))
+    (again,) = await run(engine, make_request("b", prompt(), 4))
     assert again.last.usage is not None
     assert again.last.usage.cached_tokens == 0
     assert engine.stats().generated_tokens == 8
@@ -122,18 +122,18 @@ async def test_the_cache_is_empty_after_waking_and_counters_go_on(engine: TorchE
 async def test_an_engine_wakes_in_parts_and_takes_nothing_before_all_are(
     engine: TorchEngine, order: tuple[str, str]
 ) -> None:
-    (before,) = await run(engine, work("before", prompt()))
+    (before,) = await run(engine, make_request("before", prompt()))
     await engine.sleep(1)
     assert not await engine.wake_up(order[:1])
     assert not await engine.wake_up(order[:1])
-    refused = work("refused", prompt())
+    refused = make_request("refused", prompt())
     with pytest.raises(OverloadedError, match="asleep"):
         engine.generate(refused, Receiver(refused))
     with pytest.raises(InlayError):
         await engine.probe()
     assert await engine.wake_up(order[1:])
     assert await engine.wake_up(())
-    (after,) = await run(engine, work("after", prompt()))
+    (after,) = await run(engine, make_request("after", prompt()))
     assert after.output == before.output
 
 
@@ -146,8 +146,8 @@ async def test_falling_deeper_and_closing_while_asleep_are_fine(engine: TorchEng
     assert not await engine.wake_up(("kv_cache",))
 
 
-async def test_it_does_not_sleep_while_a_work_runs(engine: TorchEngine) -> None:
-    running = work("running", prompt(), 300)
+async def test_it_does_not_sleep_while_a_request_runs(engine: TorchEngine) -> None:
+    running = make_request("running", prompt(), 300)
     receiver = Receiver(running)
     engine.generate(running, receiver)
     with pytest.raises(EngineError, match="1 works are under way"):
@@ -159,7 +159,7 @@ async def test_a_checkpoint_that_has_changed_is_not_woken_and_the_engine_sleeps_
     path = shutil.copytree(tiny("llama"), tmp_path / "model")
     engine = create(path)
     await engine.start()
-    (before,) = await run(engine, work("before", prompt()))
+    (before,) = await run(engine, make_request("before", prompt()))
     await engine.sleep(2)
     config = path / "config.json"
     kept = config.read_text()
@@ -171,7 +171,7 @@ async def test_a_checkpoint_that_has_changed_is_not_woken_and_the_engine_sleeps_
         await engine.wake_up(())
     config.write_text(kept)
     assert await engine.wake_up(())
-    (after,) = await run(engine, work("after", prompt()))
+    (after,) = await run(engine, make_request("after", prompt()))
     assert after.output == before.output
     await engine.close()
 
@@ -183,14 +183,14 @@ async def test_adapters_are_there_again_after_waking(tmp_path: Path) -> None:
     names = ("a", "b")
     for name in names:
         await load(engine, name, adapters.make_lora(tmp_path / name, path))
-    before = await run(engine, *(work(name, prompt(), adapter=name) for name in names))
+    before = await run(engine, *(make_request(name, prompt(), adapter=name) for name in names))
     await engine.sleep(1)
     await engine.unload_adapter("b")
     assert await engine.wake_up(())
-    (after,) = await run(engine, work("c", prompt(), adapter="a"))
+    (after,) = await run(engine, make_request("c", prompt(), adapter="a"))
     assert after.output == before[0].output
     await load(engine, "b", tmp_path / "b")
-    (other,) = await run(engine, work("d", prompt(), adapter="b"))
+    (other,) = await run(engine, make_request("d", prompt(), adapter="b"))
     assert other.output == before[1].output
     await engine.close()
 
@@ -203,8 +203,8 @@ class _Holder(nn.Module):
         self.first = nn.Linear(8, 8)
         self.tied = nn.Parameter(self.first.weight.detach(), requires_grad=False)
         self.rows = {"view": self.first.weight.detach()[2:4]}
-        self.beside = Bed(lambda: None, "")  # type: ignore[arg-type, return-value]
-        self.beside._aside = (torch.arange(5.0),)  # type: ignore[assignment]
+        self.beside = SleepState(lambda: None, "")  # type: ignore[arg-type, return-value]
+        self.beside._host_copy = (torch.arange(5.0),)  # type: ignore[assignment]
 
 
 async def test_what_is_put_aside_comes_back_and_still_shares_memory() -> None:
@@ -212,7 +212,7 @@ async def test_what_is_put_aside_comes_back_and_still_shares_memory() -> None:
     found = storages(holder, torch.device("cpu"))
     assert len(found) == 3  # the weight, its bias, and what the inlay object holds
     before = holder.first.weight.detach().clone()
-    aside = await asyncio.to_thread(Aside, found)
+    aside = await asyncio.to_thread(HostCopy, found)
     assert not any(storage.nbytes() for storage in found)
     aside.restore()
     assert torch.equal(holder.first.weight, before)
@@ -227,7 +227,7 @@ async def test_routers_and_readers_hear_that_a_sleeping_engine_has_nothing_cache
     config = {"enable_kv_cache_events": True, "endpoint": endpoint, "replay_endpoint": replay}
     engine = create(tiny("llama"), kv_events_config=json.dumps(config))
     await engine.start()
-    host, told = Host(engine, sleep_mode=True), list[KvEvent]()
+    host, told = EngineHost(engine, sleep_mode=True), list[KvEvent]()
     host.watch_cache(lambda events: told.extend(events.events))
     read: list[Event] = []
     reader = KvSubscriber(
@@ -236,14 +236,14 @@ async def test_routers_and_readers_hear_that_a_sleeping_engine_has_nothing_cache
     try:
         for level in (1, 2):
             told.clear()
-            await run(engine, work(f"before-{level}", prompt()))
+            await run(engine, make_request(f"before-{level}", prompt()))
             assert len((await host.kv_snapshot()).keys.view)
             reply = await host.call(Command("sleep", {"level": level}))
             assert reply.error is None
             assert told[-1] == Cleared()
             assert not len((await host.kv_snapshot()).keys.view)
             assert (await host.call(Command("wake_up"))).value == {"awake": True}
-            await run(engine, work(f"after-{level}", prompt()))
+            await run(engine, make_request(f"after-{level}", prompt()))
             assert isinstance(told[-1], Stored)
     finally:
         await engine.close()

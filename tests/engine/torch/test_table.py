@@ -50,7 +50,7 @@ def test_condemned_pages_are_not_handed_out_before_they_are_scrubbed() -> None:
     table.grow([holder], 2)
     cache.insert(b"a", holder.pages[0])
     condemned = set(holder.pages)
-    table.condemn(holder.pages, spare_proven=False)
+    table.invalidate(holder.pages, keep_verified=False)
     assert cache.find(b"a") is None
     table.release([holder])
     assert (table.available, table.dirty, table.used) == (1, 2, 0)
@@ -66,7 +66,7 @@ def test_a_condemned_page_waits_for_its_other_holders() -> None:
     cache.insert(b"a", bad.pages[0])
     other = PageRun()
     table.share(other, list(bad.pages))
-    table.condemn(bad.pages, spare_proven=False)
+    table.invalidate(bad.pages, keep_verified=False)
     table.release([bad])
     assert table.take_dirty() == []
     table.release([other])
@@ -79,11 +79,11 @@ def test_pages_that_gave_finite_logits_are_spared() -> None:
     good = PageRun()
     table.grow([good], 1)
     cache.insert(b"shared prefix", good.pages[0])
-    table.prove(good.pages)
+    table.mark_verified(good.pages)
     bad = PageRun()
     table.share(bad, list(good.pages))
     table.grow([bad], 1)
-    table.condemn(bad.pages, spare_proven=True)
+    table.invalidate(bad.pages, keep_verified=True)
     table.release([bad])
     assert cache.find(b"shared prefix") == good.pages[0]
     assert table.dirty == 1
@@ -93,10 +93,10 @@ def test_a_page_the_failed_step_wrote_to_is_not_spared_for_what_it_gave_before()
     table = PageTable(2, PrefixCache())
     holder = PageRun()
     table.grow([holder], 2)
-    table.prove(holder.pages)
+    table.mark_verified(holder.pages)
     last = holder.pages[1]
-    table.condemn(holder.pages[:1], spare_proven=True)
-    table.condemn(holder.pages[1:], spare_proven=False)
+    table.invalidate(holder.pages[:1], keep_verified=True)
+    table.invalidate(holder.pages[1:], keep_verified=False)
     table.release([holder])
     assert table.take_dirty() == [last]
 
@@ -134,8 +134,8 @@ def test_an_idle_page_that_is_condemned_waits_to_be_scrubbed() -> None:
     table.grow([run], 1)
     cache.insert(b"a", run.pages[0])
     table.release([run])
-    table.condemn([1], spare_proven=True)
-    table.condemn([1], spare_proven=True)
+    table.invalidate([1], keep_verified=True)
+    table.invalidate([1], keep_verified=True)
     assert (table.available, table.dirty, table.take_dirty()) == (0, 1, [1])
 
 
@@ -184,7 +184,7 @@ class TableMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def condemn(self, data: st.DataObject) -> None:
         holder = self.holders.pop(data.draw(st.integers(0, len(self.holders) - 1)))
-        self.table.condemn(holder.pages, spare_proven=False)
+        self.table.invalidate(holder.pages, keep_verified=False)
         assert all(page not in self.cache for page in holder.pages)
         self.dirty.update(holder.pages)
         self.table.release([holder])

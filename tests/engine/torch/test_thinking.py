@@ -13,11 +13,11 @@ from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.grammar.state import GrammarState
-from inlay.engine.torch.sampling.sampler import Choice, Sampler
+from inlay.engine.torch.sampling.sampler import SampledToken, Sampler
 from inlay.engine.torch.sampling.thinking import Thinking
 from inlay.prompt import Prompt, Tokens
 from inlay.protocol.work import Sampling, ThinkingBudget
-from tests.engine.conformance import ids, run, work
+from tests.engine.conformance import ids, make_request, run
 from tests.models import tiny
 
 START, END = 7, 8
@@ -117,7 +117,7 @@ def test_nothing_goes_before_the_end_of_a_spent_budget(more: dict[str, Any]) -> 
     before = logits.clone()
     neighbours = [sequence(budget(5), (1, 1), temperature=0.0) for _ in range(2)]
     batch = [neighbours[0], sequence(budget(2), (1, 1), logprobs=3, **more), neighbours[1]]
-    found = [choice for choice in sampler.sample(logits, batch) if isinstance(choice, Choice)]
+    found = [choice for choice in sampler.sample(logits, batch) if isinstance(choice, SampledToken)]
     plain = logits.argmax(dim=-1).tolist()
     assert [choice.token_id for choice in found] == [plain[0], END, plain[2]]
     assert torch.equal(logits, before)
@@ -140,8 +140,8 @@ async def test_outputs_are_the_same_alone_resumed_anywhere_and_preempted() -> No
     engine = TorchEngine(settings, Secret(bytes(32)))
     await engine.start()
     try:
-        works = [
-            work(
+        requests = [
+            make_request(
                 str(number),
                 Prompt.of(Tokens(ids(number, 20))),
                 max_tokens=40,
@@ -152,15 +152,15 @@ async def test_outputs_are_the_same_alone_resumed_anywhere_and_preempted() -> No
             )
             for number in range(8)
         ]
-        alone = [(await run(engine, one))[0].output for one in works]
+        alone = [(await run(engine, one))[0].output for one in requests]
         for number, found in enumerate(alone):
             assert found.index(END) <= 9 + number, "by itself or by force, never later"
         assert any(found.index(END) == 9 + number for number, found in enumerate(alone))
         before = engine.stats().preemptions
-        assert [found.output for found in await run(engine, *works)] == alone
+        assert [found.output for found in await run(engine, *requests)] == alone
         assert engine.stats().preemptions > before
         for done in (1, 8, 9, 10, 11, 30):
-            again = msgspec.structs.replace(works[0], prior_output=tuple(alone[0][:done]))
+            again = msgspec.structs.replace(requests[0], prior_output=tuple(alone[0][:done]))
             (rest,) = await run(engine, again)
             assert alone[0][:done] + rest.output == alone[0]
     finally:

@@ -11,13 +11,13 @@ import torch
 
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.cache.bounds import Bounds
+from inlay.engine.torch.cache.bounds import EngineLimits
 from inlay.engine.torch.cache.page_groups import pages_for
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
 from inlay.errors import EmbeddingsError
 from inlay.prompt import Prompt, Rows, Tokens
-from inlay.protocol.work import Delta, Sampling, Work
+from inlay.protocol.work import Output, Request, Sampling
 from tests.engine import reference
 from tests.models import make
 
@@ -83,39 +83,39 @@ def core(model: CausalModel, *, prefix_caching: bool = True, **changes: int) -> 
         "page_size": PAGE,
         "num_pages": 200,
     }
-    return Core(model, Bounds(**(values | changes)), Secret(bytes(32)), prefix_caching=prefix_caching)
+    return Core(model, EngineLimits(**(values | changes)), Secret(bytes(32)), prefix_caching=prefix_caching)
 
 
-def work(name: str, prompt: Prompt, max_tokens: int = NEW) -> Work:
+def make_request(name: str, prompt: Prompt, max_tokens: int = NEW) -> Request:
     sampling = Sampling(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-    return Work(id=name, prompt=prompt, sampling=sampling)
+    return Request(id=name, prompt=prompt, sampling=sampling)
 
 
-def steps(engine: Core, *works: Work) -> Iterator[list[Delta]]:
-    """The deltas of each step until all have ended; then no page is in use."""
-    for one in works:
+def steps(engine: Core, *requests: Request) -> Iterator[list[Output]]:
+    """The outputs of each step until all have ended; then no page is in use."""
+    for one in requests:
         assert engine.admit(one) == []
     while len(engine):
         yield engine.step()
     assert engine.stats().blocks_used == 0
 
 
-def run(engine: Core, *works: Work) -> dict[str, list[Delta]]:
-    deltas = [delta for step in steps(engine, *works) for delta in step]
-    return {one.id: [delta for delta in deltas if delta.work_id == one.id] for one in works}
+def run(engine: Core, *requests: Request) -> dict[str, list[Output]]:
+    outputs = [output for step in steps(engine, *requests) for output in step]
+    return {one.id: [output for output in outputs if output.request_id == one.id] for one in requests}
 
 
-def output(deltas: list[Delta]) -> list[int]:
-    return [id_ for delta in deltas for id_ in delta.token_ids]
+def output(outputs: list[Output]) -> list[int]:
+    return [id_ for output in outputs for id_ in output.token_ids]
 
 
-def cached(deltas: list[Delta]) -> int:
-    assert deltas[-1].usage is not None
-    return deltas[-1].usage.cached_tokens
+def cached(outputs: list[Output]) -> int:
+    assert outputs[-1].usage is not None
+    return outputs[-1].usage.cached_tokens
 
 
-def outputs(found: dict[str, list[Delta]]) -> dict[str, list[int]]:
-    return {name: output(deltas) for name, deltas in found.items()}
+def outputs(found: dict[str, list[Output]]) -> dict[str, list[int]]:
+    return {name: output(outputs) for name, outputs in found.items()}
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False], ids=["cached", "uncached"])
@@ -125,12 +125,12 @@ def test_each_prompt_alone_decodes_as_transformers_does(
 ) -> None:
     engine = core(loaded.model, max_num_batched_tokens=budget, prefix_caching=prefix_caching)
     for name, prompt in loaded.prompts.items():
-        assert output(run(engine, work(name, prompt))[name]) == loaded.truth[name], name
+        assert output(run(engine, make_request(name, prompt))[name]) == loaded.truth[name], name
 
 
 def test_a_prompt_in_chunks_of_a_page_decodes_as_transformers_does(loaded: Loaded) -> None:
     engine = core(loaded.model, max_num_batched_tokens=PAGE)
-    assert output(run(engine, work("soft", loaded.prompts["soft"]))["soft"]) == loaded.truth["soft"]
+    assert output(run(engine, make_request("soft", loaded.prompts["soft"]))["soft"]) == loaded.truth["soft"]
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False], ids=["cached", "uncached"])
@@ -139,23 +139,26 @@ def test_together_and_preempted_they_decode_as_transformers_does(
 ) -> None:
     pages = core(loaded.model).bounds.most_pages(212, 64) + 3
     engine = core(loaded.model, num_pages=pages, prefix_caching=prefix_caching)
-    found = run(engine, *(work(name, prompt) for name, prompt in loaded.prompts.items()))
+    found = run(engine, *(make_request(name, prompt) for name, prompt in loaded.prompts.items()))
     assert outputs(found) == loaded.truth
 
 
-def test_preempted_works_go_on_as_if_nothing_had_happened(loaded: Loaded) -> None:
+def test_preempted_requests_go_on_as_if_nothing_had_happened(loaded: Loaded) -> None:
     prompts = {str(seed): Prompt.of(Tokens(ids(seed, 20))) for seed in (5, 6, 7)}
     expected = {name: reference.greedy(loaded.directory, prompt, 60) for name, prompt in prompts.items()}
     engine = core(loaded.model, num_pages=core(loaded.model).bounds.most_pages(80, 64) + 2)
-    assert outputs(run(engine, *(work(name, prompt, 60) for name, prompt in prompts.items()))) == expected
+    assert (
+        outputs(run(engine, *(make_request(name, prompt, 60) for name, prompt in prompts.items())))
+        == expected
+    )
     assert engine.stats().preemptions > 0
 
 
 def test_what_a_window_has_passed_is_found_again_while_there_is_room(loaded: Loaded) -> None:
     engine = core(loaded.model)
-    run(engine, work("first", loaded.prompts["text"]))
+    run(engine, make_request("first", loaded.prompts["text"]))
     for name, hit in (("text", 192), ("mixed", 48), ("mixed", 192), ("soft", 96)):
-        found = run(engine, work(name, loaded.prompts[name]))[name]
+        found = run(engine, make_request(name, loaded.prompts[name]))[name]
         assert cached(found) == hit
         assert output(found) == loaded.truth[name]
 
@@ -164,7 +167,7 @@ def test_a_long_sequence_holds_of_each_window_no_more_than_the_window_and_its_ch
     engine = core(loaded.model)
     bounds = engine.bounds
     most = 0
-    for _ in steps(engine, work("long", Prompt.of(Tokens(ids(8, 380))), 100)):
+    for _ in steps(engine, make_request("long", Prompt.of(Tokens(ids(8, 380))), 100)):
         most = max(most, engine.stats().blocks_used)
     every = pages_for(480, PAGE)
     windows = [window for window in bounds.windows if window is not None]
@@ -174,7 +177,7 @@ def test_a_long_sequence_holds_of_each_window_no_more_than_the_window_and_its_ch
     decoding = core(loaded.model)
     held = [
         decoding.stats().blocks_used
-        for _ in steps(decoding, work("long", Prompt.of(Tokens(ids(8, 20))), 400))
+        for _ in steps(decoding, make_request("long", Prompt.of(Tokens(ids(8, 20))), 400))
     ]
     # After a step, before the last one.
     assert max(held) <= full * pages_for(420, PAGE) + sum(window // PAGE + 2 for window in windows)
@@ -188,7 +191,9 @@ def test_more_long_sequences_run_at_once_than_their_positions_have_pages(loaded:
     engine = core(loaded.model, num_pages=2 * bounds.most_pages(480, 64))
     prompts = {str(seed): Prompt.of(Tokens(ids(seed, 400))) for seed in (11, 12)}
     assert 2 * len(bounds.windows) * pages_for(402, PAGE) > engine.bounds.num_pages
-    for step, _ in enumerate(steps(engine, *(work(name, prompt, 2) for name, prompt in prompts.items()))):
+    for step, _ in enumerate(
+        steps(engine, *(make_request(name, prompt, 2) for name, prompt in prompts.items()))
+    ):
         if step == 1:
             assert engine.stats().running == 2
     assert engine.stats().preemptions == 0
@@ -198,18 +203,20 @@ def bad_rows(model: CausalModel, count: int) -> Rows:
     return reference.rows_of(torch.full((count, model.hidden_size), math.nan))
 
 
-def test_a_work_whose_output_is_not_finite_fails_alone_and_its_pages_are_dropped(loaded: Loaded) -> None:
+def test_a_request_whose_output_is_not_finite_fails_alone_and_its_pages_are_dropped(loaded: Loaded) -> None:
     engine = core(loaded.model, max_num_batched_tokens=32)
     for pages in (*engine.pages.keys, *engine.pages.values):
         pages.fill_(0.0)
     bad = Prompt.of(Tokens(ids(1, 32)), bad_rows(loaded.model, 70), Tokens([5]))
     good = {name: prompt for name, prompt in loaded.prompts.items() if name in ("text", "short")}
-    found = run(engine, work("bad", bad), *(work(name, prompt) for name, prompt in good.items()))
+    found = run(
+        engine, make_request("bad", bad), *(make_request(name, prompt) for name, prompt in good.items())
+    )
     (error,) = found.pop("bad")
     assert error.error is not None
     assert isinstance(error.error.to_error(), EmbeddingsError)
     assert outputs(found) == {name: loaded.truth[name] for name in good}
-    run(engine, work("next", loaded.prompts["short"]))
+    run(engine, make_request("next", loaded.prompts["short"]))
     assert not any(bool(pages.isnan().any()) for pages in (*engine.pages.keys, *engine.pages.values))
 
 
@@ -217,13 +224,13 @@ def test_what_pages_held_before_has_no_effect(loaded: Loaded) -> None:
     engine = core(loaded.model, num_pages=60)
     for pages in (*engine.pages.keys, *engine.pages.values):
         pages.fill_(math.nan)
-    found = run(engine, *(work(name, prompt) for name, prompt in loaded.prompts.items()))
+    found = run(engine, *(make_request(name, prompt) for name, prompt in loaded.prompts.items()))
     assert outputs(found) == loaded.truth
 
 
 def test_an_abort_frees_the_pages_of_all_groups_at_once(loaded: Loaded) -> None:
     engine = core(loaded.model, prefix_caching=False)
-    engine.admit(work("goes", loaded.prompts["text"]))
+    engine.admit(make_request("goes", loaded.prompts["text"]))
     for _ in range(5):
         engine.step()
     assert engine.stats().blocks_used > len(engine.bounds.windows)

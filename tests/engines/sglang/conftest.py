@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from inlay.engine.settings import EngineSettings
-from inlay.protocol.work import Generates
+from inlay.protocol.work import GenerateEngine
 from tests.engines.sglang.serving import FLAGS
 from tests.engines.starting import mark, started
 from tests.models import tiny
@@ -45,6 +45,6 @@ def settings(directory: Path) -> EngineSettings:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def shared(settings: EngineSettings) -> AsyncIterator[Generates]:
+async def shared(settings: EngineSettings) -> AsyncIterator[GenerateEngine]:
     async with started(settings) as engine:
         yield engine

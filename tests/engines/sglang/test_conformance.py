@@ -1,6 +1,6 @@
 import pytest
 
-from inlay.protocol.work import Generates
+from inlay.protocol.work import GenerateEngine
 from tests.engine.conformance import EngineConformance
 
 
@@ -9,5 +9,5 @@ class TestSglangEngine(EngineConformance):
     """The same tests as the torch engine's, with one engine for all."""
 
     @pytest.fixture
-    def engine(self, shared: Generates) -> Generates:
+    def engine(self, shared: GenerateEngine) -> GenerateEngine:
         return shared

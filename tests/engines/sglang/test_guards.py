@@ -12,9 +12,9 @@ from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.prompt import Prompt, Tokens
 from inlay.protocol.capabilities import Feature
-from inlay.protocol.work import Fails, Generates
+from inlay.protocol.work import FailingEngine, GenerateEngine
 from tests.engine import reference
-from tests.engine.conformance import Receiver, ids, run, work
+from tests.engine.conformance import Receiver, ids, make_request, run
 from tests.engines.starting import started
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -29,10 +29,12 @@ ASKED: dict[Feature, dict[str, Any]] = {
 }
 
 
-async def test_the_engine_holds_every_work_against_the_table_its_card_shows(shared: Generates) -> None:
+async def test_the_engine_holds_every_request_against_the_table_its_card_shows(
+    shared: GenerateEngine,
+) -> None:
     assert {refusal.feature for refusal in shared.card.refusals} == set(ASKED)
     for refusal in shared.card.refusals:
-        asked = work("asked", Prompt.of(Tokens([5])), **ASKED[refusal.feature])
+        asked = make_request("asked", Prompt.of(Tokens([5])), **ASKED[refusal.feature])
         with pytest.raises(InvalidRequestError) as raised:
             shared.generate(asked, Receiver(asked))
         assert refusal.reason in raised.value.message
@@ -40,56 +42,56 @@ async def test_the_engine_holds_every_work_against_the_table_its_card_shows(shar
 
 
 async def test_ids_the_model_does_not_have_are_refused_and_the_engine_lives(
-    shared: Generates, directory: Path
+    shared: GenerateEngine, directory: Path
 ) -> None:
     rows = reference.rows_of(torch.zeros(2, shared.card.hidden_size))
     for id_ in (shared.card.vocab_size, 10**6, -1):
         for prompt in (Prompt.of(Tokens([5, id_])), Prompt.of(Tokens([5, id_]), rows)):
             with pytest.raises(InvalidRequestError, match=f"token id {id_} is not in the vocabulary"):
-                shared.generate(work("asked", prompt), Receiver(work("asked", prompt)))
-    (found,) = await run(shared, work("lives", Prompt.of(Tokens([5, 6, 7]))))
+                shared.generate(make_request("asked", prompt), Receiver(make_request("asked", prompt)))
+    (found,) = await run(shared, make_request("lives", Prompt.of(Tokens([5, 6, 7]))))
     assert found.output == reference.greedy(directory, Prompt.of(Tokens([5, 6, 7])), 8)
 
 
-async def test_rows_that_are_not_numbers_end_their_own_work_and_touch_no_other(
-    shared: Generates, directory: Path
+async def test_rows_that_are_not_numbers_end_their_own_request_and_touch_no_other(
+    shared: GenerateEngine, directory: Path
 ) -> None:
-    beside = work("beside", Prompt.of(Tokens(ids(3, 20))), max_tokens=60)
+    beside = make_request("beside", Prompt.of(Tokens(ids(3, 20))), max_tokens=60)
     under_way = Receiver(beside)
     shared.generate(beside, under_way)
     nan = reference.rows_of(torch.full((40, shared.card.hidden_size), float("nan")))
     for number in range(3):
-        (poisoned,) = await run(shared, work(f"poison-{number}", Prompt.of(nan)))
+        (poisoned,) = await run(shared, make_request(f"poison-{number}", Prompt.of(nan)))
         assert poisoned.output == []
         assert poisoned.last.error is not None
         assert "not finite" in poisoned.last.error.message
         text = Prompt.of(Tokens(ids(number, 30)))
-        (after,) = await run(shared, work("after", text, salt=str(number)))
+        (after,) = await run(shared, make_request("after", text, salt=str(number)))
         assert after.output == reference.greedy(directory, text, 8)
     await under_way.ended()
     assert under_way.output == reference.greedy(directory, beside.prompt, 60)
 
 
 async def test_text_and_rows_in_one_batch_keep_their_own_embeddings(
-    shared: Generates, directory: Path
+    shared: GenerateEngine, directory: Path
 ) -> None:
     prompts = []
     for number in range(1, 9):
         tokens = ids(number, 5 * number)
         rows = reference.rows_of(reference.look_up(directory, tokens))
         prompts += [Prompt.of(Tokens(tokens)), Prompt.of(Tokens(tokens[:3]), rows, Tokens(tokens[2:]))]
-    works = [work(str(number), prompt) for number, prompt in enumerate(prompts)]
-    for one, found in zip(works, await run(shared, *works), strict=True):
+    requests = [make_request(str(number), prompt) for number, prompt in enumerate(prompts)]
+    for one, found in zip(requests, await run(shared, *requests), strict=True):
         assert found.output == reference.greedy(directory, one.prompt, 8)
 
 
-async def test_when_sglang_dies_works_end_with_an_error_and_the_engine_says_so(
+async def test_when_sglang_dies_requests_end_with_an_error_and_the_engine_says_so(
     settings: EngineSettings,
 ) -> None:
     async with started(settings) as engine:
-        assert isinstance(engine, Fails)
+        assert isinstance(engine, FailingEngine)
         children = {child.pid for child in psutil.Process().children(recursive=True)}
-        one = work("one", Prompt.of(Tokens(ids(8, 20))), max_tokens=400)
+        one = make_request("one", Prompt.of(Tokens(ids(8, 20))), max_tokens=400)
         receiver = Receiver(one)
         engine.generate(one, receiver)
         await receiver.begun()

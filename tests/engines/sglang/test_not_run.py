@@ -11,7 +11,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.sglang.sampling import params_of
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.prompt import Prompt, Tokens
-from tests.engine.conformance import work
+from tests.engine.conformance import make_request
 from tests.engines.sglang.serving import FLAGS
 from tests.engines.starting import running
 
@@ -25,13 +25,13 @@ def settings_of(directory: Path, **more: Any) -> EngineSettings:
 def test_sglang_knows_every_word_it_is_given_for_a_gpu(directory: Path) -> None:
     from sglang.srt.server_args import ServerArgs
 
-    from inlay.engine.sglang.arguments import _own_words
+    from inlay.engine.sglang.arguments import _with_inlay_names
 
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     ServerArgs.add_cli_args(parser)
     for more in ({"device": "cuda"}, {"device": "auto"}, {"device": "cuda", "enforce_eager": True}):
         settings = settings_of(directory, enable_prefix_caching=False, **more)
-        words = [*_own_words(settings, directory), "--enable-deterministic-inference"]
+        words = [*_with_inlay_names(settings, directory), "--enable-deterministic-inference"]
         known, unknown = parser.parse_known_args(words)
         assert not unknown
         assert known.enable_deterministic_inference
@@ -41,7 +41,7 @@ def test_sglang_knows_every_word_it_is_given_for_a_gpu(directory: Path) -> None:
 def test_sglang_knows_every_field_of_a_request_with_a_seed() -> None:
     from sglang.srt.sampling.sampling_params import SamplingParams
 
-    asked = params_of(work("seeded", Prompt.of(Tokens([5])), seed=7, temperature=1.0), seeded=True)
+    asked = params_of(make_request("seeded", Prompt.of(Tokens([5])), seed=7, temperature=1.0), seeded=True)
     assert asked["sampling_seed"] == 7
     assert asked.keys() <= {field.name for field in msgspec.structs.fields(SamplingParams)}
 

@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from inlay.engine.settings import EngineSettings
-from inlay.protocol.work import Generates
+from inlay.protocol.work import GenerateEngine
 from tests.engines.starting import mark, started
 from tests.engines.vllm.serving import FLAGS, model
 
@@ -33,6 +33,6 @@ def settings(directory: Path) -> EngineSettings:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def shared(settings: EngineSettings) -> AsyncIterator[Generates]:
+async def shared(settings: EngineSettings) -> AsyncIterator[GenerateEngine]:
     async with started(settings) as engine:
         yield engine

@@ -8,14 +8,14 @@ import pytest
 import pytest_asyncio
 
 from inlay.engine.settings import EngineSettings
-from inlay.protocol.work import Generates
+from inlay.protocol.work import GenerateEngine
 from tests.engine.adapter_conformance import AdapterConformance, Adapting
 from tests.engines.starting import started
 from tests.engines.vllm.serving import FLAGS
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def adapting(directory: Path) -> AsyncIterator[Generates]:
+async def adapting(directory: Path) -> AsyncIterator[GenerateEngine]:
     settings = EngineSettings(model=str(directory), **FLAGS, enable_lora=True, max_loras=3, max_lora_rank=8)
     async with started(settings) as engine:
         yield engine
@@ -24,7 +24,7 @@ async def adapting(directory: Path) -> AsyncIterator[Generates]:
 @pytest.mark.asyncio(loop_scope="session")
 class TestVllmAdapters(AdapterConformance):
     @pytest_asyncio.fixture(loop_scope="session")
-    async def engine(self, adapting: Generates) -> AsyncIterator[Adapting]:  # type: ignore[override]
+    async def engine(self, adapting: GenerateEngine) -> AsyncIterator[Adapting]:  # type: ignore[override]
         engine = cast("Adapting", adapting)
         yield engine
         for name in "abcde":

@@ -69,26 +69,26 @@ def test_only_ranks_of_experts_know_of_one_another(directory: Path, tmp_path: Pa
 
 
 def test_each_rank_of_a_dense_model_publishes_at_ports_of_its_own(directory: Path) -> None:
-    from inlay.engine.vllm.cache_events import CacheEvents
+    from inlay.engine.vllm.cache_events import VllmCacheEvents
 
     given = {"enable_kv_cache_events": True, "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:6557"}
     config = arguments(directory, kv_events_config=json.dumps(given)).create_engine_config()
-    CacheEvents(SECRET).turn_on(config, rank=2)
+    VllmCacheEvents(SECRET).turn_on(config, rank=2)
     found = config.kv_events_config
     assert (found.endpoint, found.replay_endpoint) == ("tcp://*:5559", "tcp://*:6559")
 
 
 def test_events_are_turned_on_where_prefixes_are_cached_and_left_where_they_are_not(directory: Path) -> None:
-    from inlay.engine.vllm.cache_events import CacheEvents
+    from inlay.engine.vllm.cache_events import VllmCacheEvents
 
     off = {"enable_kv_cache_events": False}
     for more in ({}, {"kv_events_config": json.dumps(off)}):
         config = arguments(directory, **more).create_engine_config()
-        CacheEvents(SECRET).turn_on(config)
+        VllmCacheEvents(SECRET).turn_on(config)
         assert config.kv_events_config.enable_kv_cache_events
         assert config.kv_events_config.endpoint.startswith("ipc://")
     config = arguments(directory, enable_prefix_caching=False).create_engine_config()
-    CacheEvents(SECRET).turn_on(config)
+    VllmCacheEvents(SECRET).turn_on(config)
     assert config.kv_events_config is None
 
 

@@ -23,12 +23,12 @@ from inlay.engine.settings import EngineSettings
 from inlay.errors import EmbeddingsError, EngineError, InvalidRequestError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.protocol.capabilities import Feature
-from inlay.protocol.work import Adapter, Adapts, Delta, Generates, Grammar, Work
+from inlay.protocol.work import Adapter, AdapterEngine, GenerateEngine, Grammar, Output, Request
 from inlay.tensors.reader import read
 from tests import adapters
 from tests.deepseek import plain_r1
 from tests.engine import reference
-from tests.engine.conformance import Receiver, ids, run, work
+from tests.engine.conformance import Receiver, ids, make_request, run
 from tests.engines.starting import started
 from tests.engines.vllm import bare
 from tests.engines.vllm.serving import FLAGS, loud_model
@@ -76,19 +76,19 @@ def unguarded_half() -> Alone:
     return alone("overflow,unknown_ids", loud_model(), "float16")
 
 
-def noise(engine: Generates, count: int = bare.ROWS) -> Rows:
+def noise(engine: GenerateEngine, count: int = bare.ROWS) -> Rows:
     return reference.rows_of(bare.rows(engine.card.hidden_size, count))
 
 
-def filled(engine: Generates, count: int, value: float, dtype: str = "float32") -> Rows:
+def filled(engine: GenerateEngine, count: int, value: float, dtype: str = "float32") -> Rows:
     """Rows that are all `value`, its sign in turn."""
     values = value * torch.sign(bare.rows(engine.card.hidden_size, count))
     data = values.to(getattr(torch, dtype)).contiguous().view(torch.uint8).numpy().tobytes()
     return Rows(Buffer(data), dtype, (count, engine.card.hidden_size))
 
 
-async def admitted(engine: Generates, asked: Work) -> None:
-    """Run a work; raises whatever it was refused with, before or after it was admitted."""
+async def admitted(engine: GenerateEngine, asked: Request) -> None:
+    """Run a request; raises whatever it was refused with, before or after it was admitted."""
     (found,) = await run(engine, asked)
     if found.last.error is not None:
         raise found.last.error.to_error()
@@ -110,56 +110,56 @@ def penalised(directory: Path, prompt: Prompt, penalty: float, max_tokens: int) 
 
 
 async def test_ids_whose_logprobs_one_asks_for_are_not_told_to_others(
-    shared: Generates, unguarded: Alone
+    shared: GenerateEngine, unguarded: Alone
 ) -> None:
     assert unguarded.told["logprobs alone"] != unguarded.told["logprobs beside"]
-    named = work("named", Prompt.of(Tokens(bare.TEXT_B)), 4, logprobs=0, logprob_token_ids=(1, 2))
+    named = make_request("named", Prompt.of(Tokens(bare.TEXT_B)), 4, logprobs=0, logprob_token_ids=(1, 2))
     with pytest.raises(InvalidRequestError, match=r"logprob_token_ids .* first model runner"):
         await admitted(shared, named)
 
 
 async def test_penalties_of_rows_do_not_see_what_another_client_said(
-    shared: Generates, directory: Path, unguarded: Alone
+    shared: GenerateEngine, directory: Path, unguarded: Alone
 ) -> None:
     assert unguarded.told["after a"] != unguarded.told["after b"]
     for prompt in (Prompt.of(noise(shared)), Prompt.of(Tokens(bare.TEXT_A), noise(shared))):
         expected = penalised(directory, prompt, 5.0, 6)
         for before in (bare.TEXT_A, bare.TEXT_B):
-            await run(shared, work("before", Prompt.of(Tokens(before))))
-            (found,) = await run(shared, work("rows", prompt, 6, repetition_penalty=5.0))
+            await run(shared, make_request("before", Prompt.of(Tokens(before))))
+            (found,) = await run(shared, make_request("rows", prompt, 6, repetition_penalty=5.0))
             assert found.output == expected
 
 
 async def test_presence_and_frequency_penalties_with_rows_see_the_output_alone(
-    shared: Generates, directory: Path
+    shared: GenerateEngine, directory: Path
 ) -> None:
     prompt = Prompt.of(noise(shared))
-    works = [
-        work(name, prompt, 12, presence_penalty=presence, frequency_penalty=frequency)
+    requests = [
+        make_request(name, prompt, 12, presence_penalty=presence, frequency_penalty=frequency)
         for name, presence, frequency in (("both", 2.0, 2.0), ("none", 0.0, 0.0))
     ]
-    both, none = await run(shared, *works)
+    both, none = await run(shared, *requests)
     assert none.output == reference.greedy(directory, prompt, 12)
     assert len(set(both.output)) == 12
 
 
-async def test_rows_that_are_not_numbers_end_their_own_work_and_touch_no_other(
-    shared: Generates, directory: Path, unguarded: Alone
+async def test_rows_that_are_not_numbers_end_their_own_request_and_touch_no_other(
+    shared: GenerateEngine, directory: Path, unguarded: Alone
 ) -> None:
     assert unguarded.told["after"] == [[0] * 6] * 3 != [unguarded.told["before"]] * 3
-    beside = work("beside", Prompt.of(Tokens(ids(3, 20))), max_tokens=200)
+    beside = make_request("beside", Prompt.of(Tokens(ids(3, 20))), max_tokens=200)
     under_way = Receiver(beside)
     shared.generate(beside, under_way)
     for number in range(3):
         poison = Prompt.of(filled(shared, 480, float("nan")))
-        (poisoned,) = await run(shared, work(f"poison-{number}", poison))
+        (poisoned,) = await run(shared, make_request(f"poison-{number}", poison))
         assert poisoned.output == []
         assert poisoned.last.error is not None
         assert isinstance(poisoned.last.error.to_error(), EngineError)
         assert "not finite" in poisoned.last.error.message
     text = Prompt.of(Tokens(bare.TEXT_A[:5]))
     for number in range(24):
-        (found,) = await run(shared, work(f"after-{number}", text, 6, salt=str(number)))
+        (found,) = await run(shared, make_request(f"after-{number}", text, 6, salt=str(number)))
         assert found.output == unguarded.told["before"] == reference.greedy(directory, text, 6)
     await under_way.ended()
     assert under_way.output == reference.greedy(directory, beside.prompt, 200)
@@ -172,16 +172,16 @@ async def none_left(engine: Any) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_work_whose_output_cannot_be_handed_on_is_not_left_in_vllm(
-    shared: Generates, directory: Path
+async def test_a_request_whose_output_cannot_be_handed_on_is_not_left_in_vllm(
+    shared: GenerateEngine, directory: Path
 ) -> None:
-    asked = work("lost", Prompt.of(Tokens(ids(3, 20))), max_tokens=400)
-    last: list[Delta] = []
+    asked = make_request("lost", Prompt.of(Tokens(ids(3, 20))), max_tokens=400)
+    last: list[Output] = []
 
-    def emit(delta: Delta) -> None:
-        if delta.finish_reason is None:
+    def emit(output: Output) -> None:
+        if output.finish_reason is None:
             raise RuntimeError("nobody takes it")
-        last.append(delta)
+        last.append(output)
 
     shared.generate(asked, emit)
     async with asyncio.timeout(60):
@@ -190,28 +190,28 @@ async def test_a_work_whose_output_cannot_be_handed_on_is_not_left_in_vllm(
     await none_left(shared)
     (ended,) = last
     assert ended.finish_reason == "error"
-    (found,) = await run(shared, work("lives", asked.prompt))
+    (found,) = await run(shared, make_request("lives", asked.prompt))
     assert found.output == reference.greedy(directory, asked.prompt, 8)
 
 
 async def test_nan_that_is_seen_in_logprobs_alone_is_cleaned_too(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from inlay.engine.vllm.loading import Loaded
+    from inlay.engine.vllm.loading import LoadedVllm
 
     # As where vLLM's own count misses them.
-    monkeypatch.setattr(Loaded, "watch_logits", lambda loaded, corrupted: None)
+    monkeypatch.setattr(LoadedVllm, "watch_logits", lambda loaded, corrupted: None)
     async with started(EngineSettings(model=str(directory), **FLAGS)) as engine:
         for number in range(2):
             poison = Prompt.of(filled(engine, 480, float("nan")))
-            (poisoned,) = await run(engine, work(f"poison-{number}", poison, 30, logprobs=1))
+            (poisoned,) = await run(engine, make_request(f"poison-{number}", poison, 30, logprobs=1))
             assert poisoned.output == []
             assert poisoned.last.error is not None
             assert "not finite" in poisoned.last.error.message
             await none_left(engine)
         text = Prompt.of(Tokens(bare.TEXT_A[:5]))
         for number in range(12):
-            (found,) = await run(engine, work(f"after-{number}", text, 6, salt=str(number)))
+            (found,) = await run(engine, make_request(f"after-{number}", text, 6, salt=str(number)))
             assert found.output == reference.greedy(directory, text, 6)
 
 
@@ -219,7 +219,7 @@ DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def drafting(directory: Path) -> AsyncIterator[Generates]:
+async def drafting(directory: Path) -> AsyncIterator[GenerateEngine]:
     """VLLM that verifies drafts, and gives a block that is free to the next request at once."""
     words = [*FLAGS["engine_arguments"], "--speculative-config", json.dumps(DRAFTS)]
     more = FLAGS | {"engine_arguments": words, "enable_prefix_caching": False}
@@ -227,58 +227,62 @@ async def drafting(directory: Path) -> AsyncIterator[Generates]:
         yield engine
 
 
-async def test_nan_ends_its_own_work_where_others_have_drafts_verified(
-    drafting: Generates, directory: Path
+async def test_nan_ends_its_own_request_where_others_have_drafts_verified(
+    drafting: GenerateEngine, directory: Path
 ) -> None:
     # What repeats itself is drafted from the first.
-    works = [work(f"beside-{n}", Prompt.of(Tokens([5 + n, 6, 7] * 20)), max_tokens=400) for n in range(3)]
-    beside = [Receiver(each) for each in works]
-    for each, receiver in zip(works, beside, strict=True):
+    requests = [
+        make_request(f"beside-{n}", Prompt.of(Tokens([5 + n, 6, 7] * 20)), max_tokens=400) for n in range(3)
+    ]
+    beside = [Receiver(each) for each in requests]
+    for each, receiver in zip(requests, beside, strict=True):
         drafting.generate(each, receiver)
     for receiver in beside:
         await receiver.begun()
     for number in range(4):
         poison = Prompt.of(filled(drafting, 400, float("nan")))
-        (poisoned,) = await run(drafting, work(f"poison-{number}", poison))
+        (poisoned,) = await run(drafting, make_request(f"poison-{number}", poison))
         assert poisoned.output == []
         assert poisoned.last.error is not None
         assert "not finite" in poisoned.last.error.message
-    for each, receiver in zip(works, beside, strict=True):
+    for each, receiver in zip(requests, beside, strict=True):
         drafting.abort(each.id)
         assert (await receiver.ended()).error is None
         assert receiver.output == reference.greedy(directory, each.prompt, 400)[: len(receiver.output)]
 
 
 async def test_who_gets_the_memory_of_nan_in_the_next_step_is_not_harmed(
-    drafting: Generates, directory: Path
+    drafting: GenerateEngine, directory: Path
 ) -> None:
     prompts = [Prompt.of(Tokens([5 + n, 6, 7] * 3)) for n in range(4)]
     expected = [reference.greedy(directory, prompt, 12) for prompt in prompts]
     poison = Prompt.of(filled(drafting, 40, float("nan")))
     for turn in range(12):
         # They end with the step that makes their first token, and others wait for their blocks.
-        poisoned = [work(f"poison-{turn}-{n}", poison, max_tokens=1) for n in range(8)]
-        texts = [work(f"text-{turn}-{n}", prompt, 12) for n, prompt in enumerate(prompts)]
+        poisoned = [make_request(f"poison-{turn}-{n}", poison, max_tokens=1) for n in range(8)]
+        texts = [make_request(f"text-{turn}-{n}", prompt, 12) for n, prompt in enumerate(prompts)]
         found = await run(drafting, *poisoned, *texts)
         assert all(each.last.error is not None for each in found[: len(poisoned)])
         assert [each.output for each in found[len(poisoned) :]] == expected
 
 
 async def test_prompt_logprobs_of_rows_are_refused_and_the_engine_lives(
-    shared: Generates, directory: Path, unguarded: Alone
+    shared: GenerateEngine, directory: Path, unguarded: Alone
 ) -> None:
     assert unguarded.died
     assert "answer" not in unguarded.told
     assert "out of bounds" in unguarded.output
     prompt = Prompt.of(Tokens(bare.TEXT_A), noise(shared))
     with pytest.raises(InvalidRequestError, match="rows have no token ids"):
-        shared.generate(work("asked", prompt, prompt_logprobs=1), Receiver(work("asked", prompt)))
-    (found,) = await run(shared, work("lives", Prompt.of(Tokens(bare.TEXT_A))))
+        shared.generate(
+            make_request("asked", prompt, prompt_logprobs=1), Receiver(make_request("asked", prompt))
+        )
+    (found,) = await run(shared, make_request("lives", Prompt.of(Tokens(bare.TEXT_A))))
     assert found.output == reference.greedy(directory, Prompt.of(Tokens(bare.TEXT_A)), 8)
 
 
 async def test_ids_the_model_does_not_have_are_refused_beside_rows_too(
-    shared: Generates, unguarded_half: Alone
+    shared: GenerateEngine, unguarded_half: Alone
 ) -> None:
     assert unguarded_half.died
     assert "alive" in unguarded_half.told
@@ -286,8 +290,8 @@ async def test_ids_the_model_does_not_have_are_refused_beside_rows_too(
     for id_ in (shared.card.vocab_size, 10**6, -1):
         prompt = Prompt.of(Tokens([5, id_]), noise(shared))
         with pytest.raises(InvalidRequestError, match=f"token id {id_} is not in the vocabulary"):
-            shared.generate(work("asked", prompt), Receiver(work("asked", prompt)))
-    await run(shared, work("lives", Prompt.of(Tokens([5]))))
+            shared.generate(make_request("asked", prompt), Receiver(make_request("asked", prompt)))
+    await run(shared, make_request("lives", Prompt.of(Tokens([5]))))
 
 
 ASKED: dict[Feature, dict[str, Any]] = {
@@ -298,11 +302,13 @@ ASKED: dict[Feature, dict[str, Any]] = {
 }
 
 
-async def test_the_engine_holds_every_work_against_the_table_its_card_shows(shared: Generates) -> None:
+async def test_the_engine_holds_every_request_against_the_table_its_card_shows(
+    shared: GenerateEngine,
+) -> None:
     assert {refusal.feature for refusal in shared.card.refusals} == set(ASKED)
     for refusal in shared.card.refusals:
         rows = Prompt.of(noise(shared)) if refusal.prompts == "rows" else Prompt.of(Tokens([5]))
-        asked = work("asked", rows, **ASKED[refusal.feature])
+        asked = make_request("asked", rows, **ASKED[refusal.feature])
         with pytest.raises(InvalidRequestError) as raised:
             shared.generate(asked, Receiver(asked))
         if refusal.feature != "prompt_logprobs":  # which no engine does
@@ -311,11 +317,11 @@ async def test_the_engine_holds_every_work_against_the_table_its_card_shows(shar
 
 
 async def test_grammars_hold_the_output_of_rows_and_text_and_a_bad_one_is_refused_alone(
-    shared: Generates,
+    shared: GenerateEngine,
 ) -> None:
     choice = Grammar("choice", json.dumps(["lantern", "harbour"]))
     for prompt in (Prompt.of(Tokens(ids(3, 9))), Prompt.of(noise(shared), Tokens(ids(3, 9)))):
-        (found,) = await run(shared, work("held", prompt, 12, grammar=choice, ignore_eos=False))
+        (found,) = await run(shared, make_request("held", prompt, 12, grammar=choice, ignore_eos=False))
         assert found.last.finish_reason == "stop"
         assert len(found.output) > 1
     bad = (
@@ -325,10 +331,10 @@ async def test_grammars_hold_the_output_of_rows_and_text_and_a_bad_one_is_refuse
         Grammar("grammar", "this is no grammar"),
     )
     for grammar in bad:
-        asked = work("bad", Prompt.of(Tokens([5])), grammar=grammar)
+        asked = make_request("bad", Prompt.of(Tokens([5])), grammar=grammar)
         with pytest.raises(InvalidRequestError):
             await admitted(shared, asked)
-    await run(shared, work("lives", Prompt.of(Tokens([5]))))
+    await run(shared, make_request("lives", Prompt.of(Tokens([5]))))
 
 
 @pytest.fixture(scope="module")
@@ -337,17 +343,17 @@ def lora(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def adapting(directory: Path, lora: Path) -> AsyncIterator[Generates]:
+async def adapting(directory: Path, lora: Path) -> AsyncIterator[GenerateEngine]:
     more: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
     async with started(EngineSettings(model=str(directory), **FLAGS, **more)) as engine:
-        assert isinstance(engine, Adapts)
+        assert isinstance(engine, AdapterEngine)
         adapter = Adapter(name="a", content_id="0" * 32, path=str(lora), rank=4)
         await engine.load_adapter(adapter, str(lora))
         yield engine
 
 
 async def test_rows_and_adapters_go_together_in_one_batch(
-    adapting: Generates, directory: Path, lora: Path
+    adapting: GenerateEngine, directory: Path, lora: Path
 ) -> None:
     unguarded = alone("adapters", directory, "float32", lora)
     assert unguarded.died
@@ -355,10 +361,12 @@ async def test_rows_and_adapters_go_together_in_one_batch(
     assert "answer" not in unguarded.told
     prompts = [Prompt.of(Tokens(bare.TEXT_A[: 3 + n]), noise(adapting, 9)) for n in range(6)]
     prompts += [Prompt.of(Tokens(bare.TEXT_A[: 5 + n])) for n in range(6)]
-    works = [
-        work(f"{name}-{n}", prompt, adapter=name) for n, prompt in enumerate(prompts) for name in ("a", None)
+    requests = [
+        make_request(f"{name}-{n}", prompt, adapter=name)
+        for n, prompt in enumerate(prompts)
+        for name in ("a", None)
     ]
-    for one, found in zip(works, await run(adapting, *works), strict=True):
+    for one, found in zip(requests, await run(adapting, *requests), strict=True):
         if one.adapter is None:
             assert found.output == reference.greedy(directory, one.prompt, 8)
         else:
@@ -366,9 +374,9 @@ async def test_rows_and_adapters_go_together_in_one_batch(
 
 
 async def test_an_adapter_that_does_not_fit_is_refused_and_one_that_was_unloaded_is_gone(
-    adapting: Generates, directory: Path, lora: Path, tmp_path: Path
+    adapting: GenerateEngine, directory: Path, lora: Path, tmp_path: Path
 ) -> None:
-    assert isinstance(adapting, Adapts)
+    assert isinstance(adapting, AdapterEngine)
     large = adapters.make_lora(tmp_path / "large", directory, rank=16)
     with pytest.raises(InvalidRequestError, match="rank is 16; --max-lora-rank is 8"):
         await adapting.load_adapter(Adapter(name="l", content_id="1" * 32, path="", rank=16), str(large))
@@ -376,11 +384,11 @@ async def test_an_adapter_that_does_not_fit_is_refused_and_one_that_was_unloaded
         await adapting.load_adapter(Adapter(name="n", content_id="2" * 32, path="", rank=4), str(tmp_path))
     await adapting.load_adapter(Adapter(name="b", content_id="3" * 32, path="", rank=4), str(lora))
     prompt = Prompt.of(Tokens(bare.TEXT_A))
-    (found,) = await run(adapting, work("b", prompt, adapter="b"))
+    (found,) = await run(adapting, make_request("b", prompt, adapter="b"))
     assert found.output == adapters.greedy(directory, lora, prompt, 8)
     await adapting.unload_adapter("b")
     with pytest.raises(Exception, match="does not exist"):
-        adapting.generate(work("b", prompt, adapter="b"), Receiver(work("b", prompt)))
+        adapting.generate(make_request("b", prompt, adapter="b"), Receiver(make_request("b", prompt)))
 
 
 async def test_finite_rows_that_a_float16_model_cannot_add_up_are_bounded_and_harm_nobody(
@@ -395,14 +403,18 @@ async def test_finite_rows_that_a_float16_model_cannot_add_up_are_bounded_and_ha
         assert bound is not None
         assert bound <= 1024
         text = Prompt.of(Tokens(bare.TEXT_A[:5]))
-        (before,) = await run(engine, work("before", text, 6))
+        (before,) = await run(engine, make_request("before", text, 6))
         # The frontend refuses such rows by the card's bound; an operator may have raised it.
-        (poisoned,) = await run(engine, work("poison", Prompt.of(filled(engine, 480, 65504, "float16"))))
+        (poisoned,) = await run(
+            engine, make_request("poison", Prompt.of(filled(engine, 480, 65504, "float16")))
+        )
         assert poisoned.last.error is not None
         for number in range(24):
-            (found,) = await run(engine, work(f"after-{number}", text, 6, salt=str(number)))
+            (found,) = await run(engine, make_request(f"after-{number}", text, 6, salt=str(number)))
             assert found.output == before.output
-        (bounded,) = await run(engine, work("bounded", Prompt.of(filled(engine, 480, bound, "float16"))))
+        (bounded,) = await run(
+            engine, make_request("bounded", Prompt.of(filled(engine, 480, bound, "float16")))
+        )
         assert bounded.last.error is None
 
 

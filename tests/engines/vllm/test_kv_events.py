@@ -21,10 +21,10 @@ from inlay.errors import InvalidRequestError
 from inlay.prompt import Prompt, Tokens
 from inlay.protocol.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, encode
 from inlay.protocol.routing import KEY_SIZE, Cleared, KvEvent, KvEvents, Removed, Stored, routing_chain
-from inlay.protocol.work import Generates
-from inlay.worker.host import Host
-from inlay.worker.sleeping import Sleeping, UnderWay
-from tests.engine.conformance import Receiver, ids, run, work
+from inlay.protocol.work import GenerateEngine
+from inlay.worker.host import EngineHost
+from inlay.worker.sleeping import RunningRequests, SleepControl
+from tests.engine.conformance import Receiver, ids, make_request, run
 from tests.engine.reference import look_up, rows_of
 from tests.engines.starting import SECRET, started
 from tests.engines.vllm.serving import FLAGS
@@ -88,7 +88,7 @@ def stored(name: int, parent: int | None = None) -> BlockStored:
 class Told:
     """A host's cache as routers are told of it."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: EngineHost) -> None:
         self.host = host
         self.heard: list[KvEvents] = []
         host.watch_cache(self.heard.append)
@@ -107,7 +107,7 @@ def cut(keys: bytes) -> set[bytes]:
     return {keys[start : start + KEY_SIZE] for start in range(0, len(keys), KEY_SIZE)}
 
 
-def whole_blocks(host: Host, prompt: Prompt, found: Receiver, salt: str | None = None) -> set[bytes]:
+def whole_blocks(host: EngineHost, prompt: Prompt, found: Receiver, salt: str | None = None) -> set[bytes]:
     """The routing keys of what a finished work leaves in the cache: its last token's keys and values are never computed."""
     output, size = tuple(found.output[:-1]), host.card.block_size
     keys = routing_chain(prompt, host.card, SECRET, salt=salt, output=output)
@@ -115,13 +115,13 @@ def whole_blocks(host: Host, prompt: Prompt, found: Receiver, salt: str | None =
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def told(shared: Generates) -> Told:
-    return Told(Host(shared))
+async def told(shared: GenerateEngine) -> Told:
+    return Told(EngineHost(shared))
 
 
 @pytest.mark.asyncio(loop_scope="session")
 async def test_routers_hear_of_every_form_of_prompt_what_vllm_finds_again(
-    shared: Generates, told: Told, directory: Path
+    shared: GenerateEngine, told: Told, directory: Path
 ) -> None:
     assert told.host.card.kv_events
     size = told.host.card.block_size
@@ -137,14 +137,14 @@ async def test_routers_hear_of_every_form_of_prompt_what_vllm_finds_again(
     await told.until(lambda keys: not keys)
     stored: set[bytes] = set()
     for name, (prompt, salt) in forms.items():
-        (found,) = await run(shared, work(name, prompt, 40, salt=salt))
+        (found,) = await run(shared, make_request(name, prompt, 40, salt=salt))
         assert found.cached == 0, name
         wanted = whole_blocks(told.host, prompt, found, salt)
         assert not wanted & stored, name
         stored |= wanted
         await told.until(lambda keys: keys == stored)  # noqa: B023
     for name, (prompt, salt) in forms.items():
-        (again,) = await run(shared, work(name, prompt, 4, salt=salt))
+        (again,) = await run(shared, make_request(name, prompt, 4, salt=salt))
         # vLLM computes the last position anew, and with it its block.
         assert again.cached == (len(prompt) - 1) // size * size, name
     assert [one.sequence for one in told.heard] == list(
@@ -154,22 +154,22 @@ async def test_routers_hear_of_every_form_of_prompt_what_vllm_finds_again(
 
 @pytest.mark.asyncio(loop_scope="session")
 async def test_routers_hear_that_a_cache_was_cleared_before_anybody_asks_for_anything(
-    shared: Generates, told: Told
+    shared: GenerateEngine, told: Told
 ) -> None:
     prompt = Prompt.of(Tokens(range(5, 90)))
-    (found,) = await run(shared, work("a", prompt))
+    (found,) = await run(shared, make_request("a", prompt))
     wanted = whole_blocks(told.host, prompt, found)
     await told.until(wanted.issubset)
     await shared.reset_prefix_cache()
     await told.until(lambda keys: not keys)
-    (again,) = await run(shared, work("a", prompt))
+    (again,) = await run(shared, make_request("a", prompt))
     assert again.cached == 0
     await told.until(wanted.issubset)
 
 
 @pytest.mark.asyncio(loop_scope="session")
 async def test_the_calls_that_put_vllm_to_sleep_are_its_own_and_routers_forget_what_it_had(
-    shared: Generates, told: Told, monkeypatch: pytest.MonkeyPatch
+    shared: GenerateEngine, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a CPU its core takes them all, but has no memory to give back."""
     from inlay.engine.vllm.engine import VllmEngine
@@ -178,7 +178,7 @@ async def test_the_calls_that_put_vllm_to_sleep_are_its_own_and_routers_forget_w
     with pytest.raises(InvalidRequestError, match="not started with --enable-sleep-mode"):
         await shared.sleep(1)
     prompt = Prompt.of(Tokens(range(7, 97)))
-    (before,) = await run(shared, work("before", prompt))
+    (before,) = await run(shared, make_request("before", prompt))
     await told.until(whole_blocks(told.host, prompt, before).issubset)
     monkeypatch.setattr(shared, "_loaded", msgspec.structs.replace(shared._running, sleeps=True))
     with pytest.raises(InvalidRequestError, match="does not sleep at level 2: level 2 forgets the weights"):
@@ -188,21 +188,21 @@ async def test_the_calls_that_put_vllm_to_sleep_are_its_own_and_routers_forget_w
         await told.until(lambda keys: not keys)
         await shared.wake_up(["weights"])
         assert await shared.wake_up(["kv_cache"])
-        (after,) = await run(shared, work("after", prompt))
+        (after,) = await run(shared, make_request("after", prompt))
         assert (after.output, after.cached) == (before.output, 0)
         await told.until(whole_blocks(told.host, prompt, after).issubset)
 
 
 @pytest.mark.asyncio(loop_scope="session")
 async def test_vllm_that_sleeps_in_whole_or_in_part_is_asked_for_no_step_when_it_is_told_to_sleep_or_forget(
-    shared: Generates, told: Told, monkeypatch: pytest.MonkeyPatch
+    shared: GenerateEngine, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step would wait until it wakes."""
     from inlay.engine.vllm.engine import VllmEngine
 
     assert isinstance(shared, VllmEngine)
     prompt = Prompt.of(Tokens(range(9, 99)))
-    (before,) = await run(shared, work("before", prompt))
+    (before,) = await run(shared, make_request("before", prompt))
     await told.until(whole_blocks(told.host, prompt, before).issubset)
     monkeypatch.setattr(shared, "_loaded", msgspec.structs.replace(shared._running, sleeps=True))
     async with asyncio.timeout(50):  # less than a step is waited for
@@ -212,21 +212,21 @@ async def test_vllm_that_sleeps_in_whole_or_in_part_is_asked_for_no_step_when_it
         await shared.reset_prefix_cache()
         await shared.sleep(1)
         assert await shared.wake_up([])
-    (after,) = await run(shared, work("after", prompt))
+    (after,) = await run(shared, make_request("after", prompt))
     assert (after.output, after.cached) == (before.output, 0)
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_a_level_that_is_refused_ends_no_work(
-    shared: Generates, monkeypatch: pytest.MonkeyPatch
+async def test_a_level_that_is_refused_ends_no_request(
+    shared: GenerateEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from inlay.engine.vllm.engine import VllmEngine
 
     assert isinstance(shared, VllmEngine)
     monkeypatch.setattr(shared, "_loaded", msgspec.structs.replace(shared._running, sleeps=True))
     prompt, told = Prompt.of(Tokens(range(9, 99))), list[int]()
-    sleeping = Sleeping(shared, UnderWay(), enabled=True, tell=lambda: told.append(0))
-    asked = work("goes on", prompt, 100)
+    sleeping = SleepControl(shared, RunningRequests(), enabled=True, tell=lambda: told.append(0))
+    asked = make_request("goes on", prompt, 100)
     receiver = Receiver(asked)
     shared.generate(asked, receiver)
     await receiver.begun()
@@ -248,7 +248,7 @@ async def test_routers_hear_of_evictions_where_the_user_has_vllm_publish_its_eve
         **(FLAGS | {"kv_cache_memory_bytes": 1 << 20}),
     )
     async with started(settings) as engine:
-        told = Told(Host(engine))
+        told = Told(EngineHost(engine))
         assert told.host.card.kv_events
         blocks = told.host.card.num_blocks * told.host.card.block_size // 16
         seen = threading.Event()
@@ -258,21 +258,21 @@ async def test_routers_hear_of_evictions_where_the_user_has_vllm_publish_its_eve
             first: set[bytes] = set()
             # One to begin with, so that what follows is heard whole by whoever was late.
             while not (told.heard and seen.is_set()):
-                await run(engine, work(f"late-{number}", Prompt.of(Tokens([3 + number] * 70))))
+                await run(engine, make_request(f"late-{number}", Prompt.of(Tokens([3 + number] * 70))))
                 number += 1
                 assert number < 100
             await engine.reset_prefix_cache()
             await told.until(lambda keys: not keys)
             for number in range(blocks // 16 + 4):
                 prompt = Prompt.of(Tokens(ids(number, 300)))
-                (found,) = await run(engine, work(str(number), prompt))
+                (found,) = await run(engine, make_request(str(number), prompt))
                 wanted = whole_blocks(told.host, prompt, found)
                 keys = await told.until(wanted.issubset)
                 first = first or wanted
                 assert len(keys) <= blocks
             # The first are gone; vLLM evicts a prompt's end before its beginning.
             assert not first & keys
-            (again,) = await run(engine, work("again", Prompt.of(Tokens(ids(0, 300)))))
+            (again,) = await run(engine, make_request("again", Prompt.of(Tokens(ids(0, 300)))))
             assert again.cached == 0
         finally:
             reader.close()
@@ -280,10 +280,12 @@ async def test_routers_hear_of_evictions_where_the_user_has_vllm_publish_its_eve
     zmq.Context.instance().destroy(linger=0)
 
 
-async def test_where_batches_are_missing_for_good_routers_forget_and_learn_anew(shared: Generates) -> None:
+async def test_where_batches_are_missing_for_good_routers_forget_and_learn_anew(
+    shared: GenerateEngine,
+) -> None:
     from vllm.config import KVEventsConfig
 
-    from inlay.engine.vllm.cache_events import CacheEvents
+    from inlay.engine.vllm.cache_events import VllmCacheEvents
 
     class Source:
         """What vLLM says of where it publishes; here it is a publisher that a number can be taken from."""
@@ -292,7 +294,7 @@ async def test_where_batches_are_missing_for_good_routers_forget_and_learn_anew(
             return {0: KVEventsConfig(enable_kv_cache_events=True, endpoint=publisher.endpoint)}
 
     publisher = KvPublisher(KvEventsConfig(enable_kv_cache_events=True, endpoint="tcp://*:0"))
-    events, heard = CacheEvents(SECRET), Heard()
+    events, heard = VllmCacheEvents(SECRET), Heard()
     config = SimpleNamespace(
         cache_config=SimpleNamespace(enable_prefix_caching=True),
         kv_events_config=KVEventsConfig(enable_kv_cache_events=True, endpoint="tcp://*:0"),

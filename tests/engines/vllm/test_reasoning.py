@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.work import Generates, Grammar
-from tests.engine.conformance import ids, run, work
+from inlay.protocol.work import GenerateEngine, Grammar
+from tests.engine.conformance import ids, make_request, run
 from tests.engine.reference import look_up, rows_of
 from tests.equality.reference import tokenizer_of
 
@@ -31,9 +31,9 @@ def first_end(output: list[int], marks: list[int]) -> int | None:
 def test_the_run_is_looked_for_in_the_output_alone_and_found_with_the_step_that_ends_it(
     prompt: list[int], steps: list[list[int]], after: list[int]
 ) -> None:
-    from inlay.engine.vllm.reasoning import Bounds
+    from inlay.engine.vllm.reasoning import GrammarStart
 
-    bounds = Bounds(None, after=after, start=len(prompt))
+    bounds = GrammarStart(None, after=after, start=len(prompt))
     output: list[int] = []
     for step in steps:
         before = len(output)
@@ -45,21 +45,25 @@ def test_the_run_is_looked_for_in_the_output_alone_and_found_with_the_step_that_
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_what_comes_before_is_free_and_what_follows_matches(shared: Generates, directory: Path) -> None:
+async def test_what_comes_before_is_free_and_what_follows_matches(
+    shared: GenerateEngine, directory: Path
+) -> None:
     tokenizer: Any = tokenizer_of(directory)
     rows = rows_of(look_up(directory, ids(4, 20)))
     choice = json.dumps(SAID)
     for prompt in (Prompt.of(Tokens(ids(3, 9))), Prompt.of(rows, Tokens(ids(5, 7)))):
-        (free,) = await run(shared, work("free", prompt, 20))
+        (free,) = await run(shared, make_request("free", prompt, 20))
         marks = free.output[6:8]
         absent = next(id_ for id_ in range(3, 300) if id_ not in free.output)
         end = first_end(free.output, marks)
         bound, held, never, beside = await run(
             shared,
-            work("bound", prompt, 40, grammar=Grammar("choice", choice), ignore_eos=False),
-            work("held", prompt, 40, grammar=Grammar("choice", choice, after=tuple(marks)), ignore_eos=False),
-            work("never", prompt, 20, grammar=Grammar("choice", choice, after=(absent,))),
-            work("beside", prompt, 20),
+            make_request("bound", prompt, 40, grammar=Grammar("choice", choice), ignore_eos=False),
+            make_request(
+                "held", prompt, 40, grammar=Grammar("choice", choice, after=tuple(marks)), ignore_eos=False
+            ),
+            make_request("never", prompt, 20, grammar=Grammar("choice", choice, after=(absent,))),
+            make_request("beside", prompt, 20),
         )
         assert tokenizer.decode(bound.output, skip_special_tokens=True) in SAID
         assert held.output[:end] == free.output[:end]

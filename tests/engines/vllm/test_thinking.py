@@ -9,8 +9,8 @@ import pytest_asyncio
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.work import Generates, ThinkingBudget, Work
-from tests.engine.conformance import ids, run, work
+from inlay.protocol.work import GenerateEngine, Request, ThinkingBudget
+from tests.engine.conformance import ids, make_request, run
 from tests.engines.starting import started
 from tests.engines.vllm.cases import THINK
 from tests.engines.vllm.serving import FLAGS, speaking_model
@@ -21,18 +21,18 @@ END = THINK + 1
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def thinker() -> AsyncIterator[Generates]:
+async def thinker() -> AsyncIterator[GenerateEngine]:
     async with started(EngineSettings(model=str(speaking_model()), **FLAGS)) as engine:
         yield engine
 
 
-def thinking(tokens: int, *prompt: int, spent: int | None) -> Work:
+def thinking(tokens: int, *prompt: int, spent: int | None) -> Request:
     budget = ThinkingBudget(tokens, (THINK,), (END,), spent)
-    return work(f"{tokens} {prompt}", Prompt.of(Tokens(prompt)), 12, thinking=budget)
+    return make_request(f"{tokens} {prompt}", Prompt.of(Tokens(prompt)), 12, thinking=budget)
 
 
 async def test_thinking_ends_when_its_budget_is_spent_also_where_an_output_is_gone_on_with(
-    thinker: Generates,
+    thinker: GenerateEngine,
 ) -> None:
     before = ids(1, 20)
     for spent in (0, 2):
@@ -47,14 +47,14 @@ async def test_thinking_ends_when_its_budget_is_spent_also_where_an_output_is_go
     assert END not in free.output
 
 
-async def test_what_vllm_would_not_count_is_refused(thinker: Generates) -> None:
+async def test_what_vllm_would_not_count_is_refused(thinker: GenerateEngine) -> None:
     with pytest.raises(InvalidRequestError, match="vLLM would not count it"):
         await run(thinker, thinking(4, 40, 41, spent=0))
     other = ThinkingBudget(4, (5,), (6,))
     with pytest.raises(InvalidRequestError, match="reads another form"):
-        await run(thinker, work("other", Prompt.of(Tokens((40,))), 4, thinking=other))
+        await run(thinker, make_request("other", Prompt.of(Tokens((40,))), 4, thinking=other))
 
 
-async def test_a_model_without_tags_has_no_budget(shared: Generates) -> None:
+async def test_a_model_without_tags_has_no_budget(shared: GenerateEngine) -> None:
     with pytest.raises(InvalidRequestError, match="--reasoning-config"):
         await run(shared, thinking(4, 40, 41, spent=None))

@@ -1,4 +1,4 @@
-"""The embedding engine: batches across requests, made into vectors by a `VectorModel`, answers on the event loop."""
+"""The embedding engine: batches across requests, made into vectors by a `EmbeddingModel`, answers on the event loop."""
 
 import asyncio
 import itertools
@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from inlay.engine.admission import PromptAdmission
-from inlay.engine.embed.queue import Item, Queue
-from inlay.engine.embed.vector_model import Asked, Loaded, VectorModel
+from inlay.engine.embed.queue import BatchQueue, Item
+from inlay.engine.embed.vector_model import EmbeddingModel, EmbedInput, LoadedEmbeddingModel
 from inlay.engine.probe import FIRST
 from inlay.engine.settings import EngineSettings
 from inlay.errors import (
@@ -26,7 +26,7 @@ from inlay.errors import (
     OverloadedError,
 )
 from inlay.prompt import Buffer, Prompt, Tokens
-from inlay.protocol.embedding import EmbedWork, EmitVectors, Vectors
+from inlay.protocol.embedding import EmbedOutput, EmbedRequest, EmitEmbedOutput
 from inlay.protocol.work import ModelCard, Stats, Task
 
 log = logging.getLogger(__name__)
@@ -37,45 +37,45 @@ RETRY_AFTER = 1.0
 
 @dataclass(slots=True)
 class _Receiver:
-    """A work under way.
+    """A request under way.
 
     Attributes:
         rows: float32 [prompts, size], filled as batches end; empty until the first does.
         left: prompts that are not computed yet.
     """
 
-    work: EmbedWork
-    emit: EmitVectors
+    request: EmbedRequest
+    emit: EmitEmbedOutput
     expires: float | None
     left: int
     rows: npt.NDArray[np.float32] = field(default_factory=lambda: np.empty((0, 0), np.float32))
 
-    def answer(self) -> Vectors:
-        return Vectors(
-            self.work.id,
-            self.work.attempt,
+    def answer(self) -> EmbedOutput:
+        return EmbedOutput(
+            self.request.id,
+            self.request.attempt,
             Buffer(self.rows.data),
             self.rows.shape[1],
-            self.work.positions,
+            self.request.positions,
         )
 
-    def lost(self, error: InlayError) -> Vectors:
-        return Vectors(self.work.id, self.work.attempt, Buffer(b""), error=ErrorFrame.of(error))
+    def lost(self, error: InlayError) -> EmbedOutput:
+        return EmbedOutput(self.request.id, self.request.attempt, Buffer(b""), error=ErrorFrame.of(error))
 
 
 class EmbedEngine:
     """A model that makes vectors, or scores pairs.
 
     The event loop owns all that waits; the model is given a few batches at a time and gives back their vectors. When it
-    fails, the works of that batch end with an error and the next batch is tried.
+    fails, the requests of that batch end with an error and the next batch is tried.
     """
 
-    def __init__(self, settings: EngineSettings, model: VectorModel) -> None:
+    def __init__(self, settings: EngineSettings, model: EmbeddingModel) -> None:
         self._settings = settings
         self._model = model
-        self._queue = Queue(settings.max_num_batched_tokens)
+        self._queue = BatchQueue(settings.max_num_batched_tokens)
         self._receivers: dict[str, _Receiver] = {}
-        self._loaded: Loaded | None = None
+        self._loaded: LoadedEmbeddingModel | None = None
         self._admission: PromptAdmission | None = None
         self._batches: set[asyncio.Task[None]] = set()
         self._next: asyncio.Handle | None = None
@@ -92,7 +92,7 @@ class EmbedEngine:
         return self._ready.card
 
     @property
-    def _ready(self) -> Loaded:
+    def _ready(self) -> LoadedEmbeddingModel:
         if self._loaded is None:
             raise EngineError("the engine is not started")
         return self._loaded
@@ -107,7 +107,7 @@ class EmbedEngine:
         if self._loaded is not None:
             raise EngineError("the engine was started before")
         loaded = self._loaded = await self._model.start()
-        self._queue = Queue(loaded.budget)
+        self._queue = BatchQueue(loaded.budget)
         self._admission = PromptAdmission(
             vocab_size=loaded.card.vocab_size,
             hidden_size=loaded.card.hidden_size,
@@ -116,22 +116,22 @@ class EmbedEngine:
         )
 
     async def close(self) -> None:
-        """End every work with an error and let go of the model."""
+        """End every request with an error and let go of the model."""
         self._closing = True
-        for work_id in tuple(self._receivers):
-            self.abort(work_id)
+        for request_id in tuple(self._receivers):
+            self.abort(request_id)
         await asyncio.gather(*self._batches)
         await self._model.close()
 
     async def failed(self) -> EngineError:
-        """Return why, once the model has failed for good; every work ends with an error first."""
+        """Return why, once the model has failed for good; every request ends with an error first."""
         error = await self._model.failed()
         for receiver in tuple(self._receivers.values()):
             self._end(receiver, receiver.lost(error))
         return error
 
-    def embed(self, work: EmbedWork, emit: EmitVectors) -> None:
-        """Admit `work`.
+    def embed(self, request: EmbedRequest, emit: EmitEmbedOutput) -> None:
+        """Admit `request`.
 
         Raises:
             InvalidRequestError: it can never run here.
@@ -140,35 +140,35 @@ class EmbedEngine:
         """
         if self._closing:
             raise OverloadedError("the engine is closing")
-        if work.id in self._receivers:
-            raise InvalidRequestError(f"a work with id {work.id!r} is under way")
-        self._check(work)
+        if request.id in self._receivers:
+            raise InvalidRequestError(f"a work with id {request.id!r} is under way")
+        self._check(request)
         most = self._settings.max_num_queued_tokens
-        if self._queue.positions and self._queue.positions + work.positions > most:
+        if self._queue.positions and self._queue.positions + request.positions > most:
             raise OverloadedError(
-                f"{self._queue.positions} positions wait to be embedded; {work.positions} more would pass the limit of {most}",
+                f"{self._queue.positions} positions wait to be embedded; {request.positions} more would pass the limit of {most}",
                 retry_after=RETRY_AFTER,
             )
-        expires = None if work.deadline is None else time.monotonic() + work.deadline
-        self._receivers[work.id] = _Receiver(work, emit, expires, len(work.prompts))
-        self._queue.add(work.id, [len(prompt) for prompt in work.prompts], priority=work.priority)
+        expires = None if request.deadline is None else time.monotonic() + request.deadline
+        self._receivers[request.id] = _Receiver(request, emit, expires, len(request.prompts))
+        self._queue.add(request.id, [len(prompt) for prompt in request.prompts], priority=request.priority)
         if self._next is None:
-            # Soon, not now: works that come together share a batch.
+            # Soon, not now: requests that come together share a batch.
             self._next = asyncio.get_running_loop().call_soon(self._start_batches)
 
-    def _check(self, work: EmbedWork) -> None:
+    def _check(self, request: EmbedRequest) -> None:
         if self._admission is None:
             raise EngineError("the engine is not started")
-        if work.adapter is not None:
+        if request.adapter is not None:
             raise InvalidRequestError(
-                f"adapter {work.adapter!r} does not exist: this engine has none", param="model"
+                f"adapter {request.adapter!r} does not exist: this engine has none", param="model"
             )
-        if not work.prompts:
+        if not request.prompts:
             raise InvalidRequestError("a work has one prompt at least", param="input")
-        if len(work.second_from) not in (0, len(work.prompts)):
+        if len(request.second_from) not in (0, len(request.prompts)):
             raise InvalidRequestError("either all prompts of a work are pairs or none is", param="input")
         limit = self.card.limits.max_model_len
-        for prompt in work.prompts:
+        for prompt in request.prompts:
             if not 0 < len(prompt) <= limit:
                 raise ContextLengthError(
                     f"This model's maximum context length is {limit} tokens; an input has {len(prompt)}, and one at least is needed.",
@@ -176,9 +176,9 @@ class EmbedEngine:
                 )
             self._admission.check_prompt(prompt, "input")
 
-    def abort(self, work_id: str) -> None:
-        """End a work; what a batch already computes of it is dropped."""
-        receiver = self._receivers.get(work_id)
+    def abort(self, request_id: str) -> None:
+        """End a request; what a batch already computes of it is dropped."""
+        receiver = self._receivers.get(request_id)
         if receiver is not None:
             self._end(receiver, receiver.lost(EngineError("the work was aborted")))
 
@@ -189,18 +189,18 @@ class EmbedEngine:
             EngineError: the engine is not running, or failed now.
         """
         started = time.monotonic()
-        done: asyncio.Future[Vectors] = asyncio.get_running_loop().create_future()
-        work = EmbedWork(
+        done: asyncio.Future[EmbedOutput] = asyncio.get_running_loop().create_future()
+        request = EmbedRequest(
             id=f"probe-{next(self._probes)}",
             prompts=(Prompt.of(Tokens((0,))),),
             second_from=(1,) if Task.SCORE in self.card.tasks else (),
             priority=FIRST,
         )
-        self.embed(work, done.set_result)
+        self.embed(request, done.set_result)
         try:
             found = await done
         finally:
-            self.abort(work.id)
+            self.abort(request.id)
         if found.error is not None:
             raise EngineError(found.error.message)
         return time.monotonic() - started
@@ -217,13 +217,13 @@ class EmbedEngine:
             busy_seconds=self._busy + (time.monotonic() - self._busy_since if self._computing else 0.0),
         )
 
-    def _end(self, receiver: _Receiver, answer: Vectors) -> None:
-        self._queue.remove(receiver.work.id)
-        del self._receivers[receiver.work.id]
+    def _end(self, receiver: _Receiver, answer: EmbedOutput) -> None:
+        self._queue.remove(receiver.request.id)
+        del self._receivers[receiver.request.id]
         try:
             receiver.emit(answer)
         except Exception:
-            log.exception("the receiver of work %s failed", receiver.work.id)
+            log.exception("the receiver of work %s failed", receiver.request.id)
 
     def _start_batches(self) -> None:
         """Give the model as many batches as it takes, of what waits."""
@@ -246,10 +246,10 @@ class EmbedEngine:
                 self._end(receiver, receiver.lost(late))
 
     def _works_of(self, batch: Sequence[Item]) -> dict[str, _Receiver]:
-        return {item.work_id: self._receivers[item.work_id] for item in batch}
+        return {item.request_id: self._receivers[item.request_id] for item in batch}
 
-    async def _compute(self, batch: Sequence[Item], works: dict[str, _Receiver]) -> None:
-        asked = [_asked(works[item.work_id].work, item.index) for item in batch]
+    async def _compute(self, batch: Sequence[Item], requests: dict[str, _Receiver]) -> None:
+        asked = [_asked(requests[item.request_id].request, item.index) for item in batch]
         self._running += len(batch)
         try:
             with self._at_work():
@@ -261,16 +261,16 @@ class EmbedEngine:
                 if isinstance(error, InlayError)
                 else EngineError(f"the model failed: {type(error).__name__}: {error}")
             )
-            for work_id, receiver in works.items():
-                if self._receivers.get(work_id) is receiver:
+            for request_id, receiver in requests.items():
+                if self._receivers.get(request_id) is receiver:
                     self._end(receiver, receiver.lost(failed))
             return
         finally:
             self._running -= len(batch)
         self._count(asked)
-        for work_id, receiver in works.items():
-            if self._receivers.get(work_id) is receiver:
-                mine = [place for place, item in enumerate(batch) if item.work_id == work_id]
+        for request_id, receiver in requests.items():
+            if self._receivers.get(request_id) is receiver:
+                mine = [place for place, item in enumerate(batch) if item.request_id == request_id]
                 self._take(receiver, [batch[place].index for place in mine], found[mine])
 
     @contextmanager
@@ -286,7 +286,7 @@ class EmbedEngine:
             if not self._computing:
                 self._busy += time.monotonic() - self._busy_since
 
-    def _count(self, batch: Sequence[Asked]) -> None:
+    def _count(self, batch: Sequence[EmbedInput]) -> None:
         positions = sum(len(asked.prompt) for asked in batch)
         rows = sum(
             len(asked.prompt) - len(asked.prompt.token_ids()) for asked in batch if asked.prompt.has_rows
@@ -300,7 +300,7 @@ class EmbedEngine:
         )
 
     def _take(self, receiver: _Receiver, indices: list[int], vectors: npt.NDArray[np.float32]) -> None:
-        """Some of a work's vectors have come."""
+        """Some of a request's vectors have come."""
         finite = np.isfinite(vectors).all(axis=1)
         if not finite.all():
             wrong = indices[int(np.argmin(finite))]
@@ -310,16 +310,18 @@ class EmbedEngine:
             )
             return
         if not receiver.rows.size:
-            receiver.rows = np.empty((len(receiver.work.prompts), vectors.shape[1]), np.float32)
+            receiver.rows = np.empty((len(receiver.request.prompts), vectors.shape[1]), np.float32)
         receiver.rows[indices] = vectors
         receiver.left -= len(indices)
         if not receiver.left:
             self._end(receiver, receiver.answer())
 
 
-def _asked(work: EmbedWork, index: int) -> Asked:
-    prompt = work.prompts[index]
-    return Asked(prompt, work.second_from[index] if work.second_from else len(prompt), work.salt)
+def _asked(request: EmbedRequest, index: int) -> EmbedInput:
+    prompt = request.prompts[index]
+    return EmbedInput(
+        prompt, request.second_from[index] if request.second_from else len(prompt), request.salt
+    )
 
 
 __all__ = ["EmbedEngine"]

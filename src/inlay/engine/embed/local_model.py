@@ -1,4 +1,4 @@
-"""A transformers model in this process as a `VectorModel`: a thread computes, the event loop waits."""
+"""A transformers model in this process as a `EmbeddingModel`: a thread computes, the event loop waits."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from inlay import __version__
 from inlay.digest import Secret
 from inlay.engine.embed.encoder import Encoder
-from inlay.engine.embed.vector_model import Asked, Loaded
+from inlay.engine.embed.vector_model import EmbedInput, LoadedEmbeddingModel
 from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError
 from inlay.protocol.work import Limits, ModelCard, Task
@@ -33,12 +33,14 @@ class LocalModel:
         self._encoder: Encoder | None = None
         self._thread = _Thread()
 
-    async def start(self) -> Loaded:
+    async def start(self) -> LoadedEmbeddingModel:
         """Load the model. Raises `InvalidRequestError` where it, or a setting, is refused."""
         encoder = self._encoder = await self._thread.run(partial(Encoder.load, self._settings))
-        return Loaded(_card(self._settings, encoder, self._secret), self._settings.max_num_batched_tokens)
+        return LoadedEmbeddingModel(
+            _card(self._settings, encoder, self._secret), self._settings.max_num_batched_tokens
+        )
 
-    async def vectors(self, batch: Sequence[Asked]) -> npt.NDArray[np.float32]:
+    async def vectors(self, batch: Sequence[EmbedInput]) -> npt.NDArray[np.float32]:
         """What comes of each prompt: [len(batch), size]."""
         if self._encoder is None:
             raise EngineError("the engine is not started")
@@ -63,7 +65,7 @@ class _Thread:
         self._thread: threading.Thread | None = None
 
     async def run(self, work: Callable[[], T]) -> T:
-        """What `work` returns or raises, computed in the thread."""
+        """What `request` returns or raises, computed in the thread."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
 
@@ -104,7 +106,7 @@ class _Thread:
             self._thread.join()
 
 
-def _vectors(encoder: Encoder, batch: Sequence[Asked]) -> npt.NDArray[np.float32]:
+def _vectors(encoder: Encoder, batch: Sequence[EmbedInput]) -> npt.NDArray[np.float32]:
     prompts, seconds = [asked.prompt for asked in batch], [asked.second_from for asked in batch]
     found: npt.NDArray[np.float32] = encoder.vectors(prompts, seconds).numpy()
     return found

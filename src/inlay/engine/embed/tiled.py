@@ -50,7 +50,7 @@ class _Encode(ctypes.Structure):
     ]
 
 
-class Shape(NamedTuple):
+class LayerSizes(NamedTuple):
     """Sizes that all layers share."""
 
     hidden: int
@@ -65,7 +65,7 @@ class TiledEncoder(nn.Module):
     def __init__(
         self,
         encoder: nn.Module,
-        shape: Shape,
+        shape: LayerSizes,
         parts: Parts,
         library: ctypes.CDLL,
         first_norm: nn.LayerNorm | None = None,
@@ -212,11 +212,11 @@ def tile(base: Any, parts: Parts) -> TiledBody | None:
     return body
 
 
-def _shape(base: Any) -> Shape | None:
+def _shape(base: Any) -> LayerSizes | None:
     """Sizes of a model's layers, or None where the loops do not compute them."""
     config = base.config
     hidden, inner, heads = config.hidden_size, config.intermediate_size, config.num_attention_heads
     size = hidden // heads
     if config.hidden_act != "gelu" or hidden % 32 or inner % 32 or size % 32 or size * heads != hidden:
         return None
-    return Shape(hidden, inner, heads, float(config.layer_norm_eps))
+    return LayerSizes(hidden, inner, heads, float(config.layer_norm_eps))

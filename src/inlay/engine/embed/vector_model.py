@@ -13,7 +13,7 @@ from inlay.protocol.work import ModelCard
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class EmbedInput:
     """One prompt that is to become a vector; it was held against the card.
 
     Attributes:
@@ -28,7 +28,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedEmbeddingModel:
     """A model that is ready.
 
     Attributes:
@@ -42,14 +42,14 @@ class Loaded:
     batches: int = 1
 
 
-class VectorModel(Protocol):
+class EmbeddingModel(Protocol):
     """Makes vectors, a batch at a time. Every method is called on the event loop and does not block it."""
 
-    async def start(self) -> Loaded:
+    async def start(self) -> LoadedEmbeddingModel:
         """Load it. Raises `InvalidRequestError` (a model or settings it refuses) or `EngineError`."""
         ...
 
-    async def vectors(self, batch: Sequence[Asked]) -> npt.NDArray[np.float32]:
+    async def vectors(self, batch: Sequence[EmbedInput]) -> npt.NDArray[np.float32]:
         """What comes of each prompt: [len(batch), size], not normalised; of a scoring model, logits. What it raises ends the batch."""
         ...
 
@@ -62,4 +62,4 @@ class VectorModel(Protocol):
         ...
 
 
-__all__ = ["Asked", "Loaded", "VectorModel"]
+__all__ = ["EmbedInput", "EmbeddingModel", "LoadedEmbeddingModel"]

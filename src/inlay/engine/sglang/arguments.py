@@ -41,7 +41,7 @@ def server_args(settings: EngineSettings, directory: Path, *words: str) -> Any:
     """
     given = settings.engine_arguments
     flags = {word.partition("=")[0] for word in given}
-    own = [*_own_words(settings, directory), *words]
+    own = [*_with_inlay_names(settings, directory), *words]
     for name in flags.intersection(own):
         raise InvalidRequestError(
             f"{name} is given to inlay and, after --, to SGLang; give it to one of them"
@@ -57,7 +57,7 @@ def server_args(settings: EngineSettings, directory: Path, *words: str) -> Any:
         raise InvalidRequestError(f"SGLang's arguments: {error}") from error
 
 
-def _own_words(settings: EngineSettings, directory: Path) -> Iterator[str]:
+def _with_inlay_names(settings: EngineSettings, directory: Path) -> Iterator[str]:
     yield from ("--model-path", str(directory), "--skip-tokenizer-init", "--log-level", "warning")
     yield from ("--dtype", dtype_name(settings, directory))
     if settings.device != "auto":

@@ -34,7 +34,7 @@ REFUSALS = (
     Refusal("min_tokens", "any", "SGLang can only hold back ends that it looks for itself"),
     Refusal("prior_output_with_penalties", "any", "SGLang would count the tokens of the other worker as the prompt's"),
 )  # fmt: skip
-"""What no work may ask for."""
+"""What no request may ask for."""
 
 SEEDED_MIN_P = Refusal("min_p", "any", "SGLang ends when min_p meets --enable-deterministic-inference")
 """Likewise, where SGLang draws from seeds."""

@@ -1,4 +1,4 @@
-"""SGLang's embedding models as a `VectorModel`: SGLang pools and gives vectors length 1, inlay batches."""
+"""SGLang's embedding models as a `EmbeddingModel`: SGLang pools and gives vectors length 1, inlay batches."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from inlay.digest import Secret
 from inlay.embedding.config import EmbeddingConfig, PoolingMode
 from inlay.engine.embed import facts
 from inlay.engine.embed.families import FAMILIES
-from inlay.engine.embed.vector_model import Asked, Loaded
+from inlay.engine.embed.vector_model import EmbedInput, LoadedEmbeddingModel
 from inlay.engine.row_facts import row_facts
 from inlay.engine.settings import EngineSettings
 from inlay.engine.sglang import capabilities
@@ -49,7 +49,7 @@ class SglangEmbedding:
         self._secret = secret
         self._process = Process()
 
-    async def start(self) -> Loaded:
+    async def start(self) -> LoadedEmbeddingModel:
         """Start SGLang's processes and load the model.
 
         Raises:
@@ -88,13 +88,13 @@ class SglangEmbedding:
         arguments = server_args(plain, config.directory, *words)
         await self._process.start(arguments)
         try:
-            loaded = Loaded(
+            loaded = LoadedEmbeddingModel(
                 self._card(config, card, facts.identity(config, modes, unit=True), wanted),
                 settings.max_num_batched_tokens if encoder else arguments.chunked_prefill_size or _BUDGET,
                 _BATCHES,
             )
             probe = Prompt.of(Tokens((0,)))
-            (vector,) = await self.vectors([Asked(probe, len(probe))])
+            (vector,) = await self.vectors([EmbedInput(probe, len(probe))])
             if len(vector) != card.size:
                 raise EngineError(
                     f"the model's vectors have {card.size} elements, and SGLang makes {len(vector)}"
@@ -136,11 +136,11 @@ class SglangEmbedding:
             embedding=embedding,
         )
 
-    async def vectors(self, batch: Sequence[Asked]) -> npt.NDArray[np.float32]:
+    async def vectors(self, batch: Sequence[EmbedInput]) -> npt.NDArray[np.float32]:
         """What SGLang makes of each prompt: [len(batch), size]. Raises `EngineError` when it has died."""
         return np.stack(await asyncio.gather(*map(self._vector, batch)))
 
-    async def _vector(self, asked: Asked) -> npt.NDArray[np.float32]:
+    async def _vector(self, asked: EmbedInput) -> npt.NDArray[np.float32]:
         request = EmbeddingReqInput(rid=uuid4().hex, sampling_params={}, **input_of(asked.prompt))
         try:
             async for answer in self._process.answers(request):

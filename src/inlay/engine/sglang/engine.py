@@ -9,23 +9,23 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 from inlay.digest import Secret
 from inlay.engine.probe import probe
 from inlay.engine.settings import EngineSettings
-from inlay.engine.sglang.follower import Follower
-from inlay.engine.sglang.loading import Loaded, load
+from inlay.engine.sglang.follower import SglangRequestTracker
+from inlay.engine.sglang.loading import LoadedSglang, load
 from inlay.engine.sglang.process import Process
 from inlay.engine.sglang.prompts import input_of
 from inlay.engine.sglang.sampling import params_of
 from inlay.errors import DeadlineExceededError, EngineError, InlayError, InvalidRequestError, OverloadedError
 from inlay.prompt import Prompt, Tokens
 from inlay.protocol import refusals
-from inlay.protocol.work import Emit, ModelCard, Stats, Work
+from inlay.protocol.work import Emit, ModelCard, Request, Stats
 
 log = logging.getLogger(__name__)
 
 
 class SglangEngine:
-    """SGLang, as `Generates` and `Fails`.
+    """SGLang, as `GenerateEngine` and `FailingEngine`.
 
-    A work is a task that reads what SGLang says of it. When one of SGLang's processes dies every work ends with an error, and
+    A request is a task that reads what SGLang says of it. When one of SGLang's processes dies every request ends with an error, and
     `failed` returns: the worker is to end with it.
     """
 
@@ -33,8 +33,8 @@ class SglangEngine:
         self._settings = settings
         self._secret = secret
         self._process = Process()
-        self._loaded: Loaded | None = None
-        self._followers: dict[str, Follower] = {}
+        self._loaded: LoadedSglang | None = None
+        self._followers: dict[str, SglangRequestTracker] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._stats = Stats()
         self._closing = False
@@ -45,7 +45,7 @@ class SglangEngine:
         return self._ready.card
 
     @property
-    def _ready(self) -> Loaded:
+    def _ready(self) -> LoadedSglang:
         if self._loaded is None:
             raise EngineError("the engine is not started")
         return self._loaded
@@ -68,7 +68,7 @@ class SglangEngine:
             raise
 
     async def close(self) -> None:
-        """End every work with "abort", and SGLang's processes."""
+        """End every request with "abort", and SGLang's processes."""
         if self._closing:
             return
         self._closing = True
@@ -83,8 +83,8 @@ class SglangEngine:
         """Return why, once SGLang has died."""
         return await self._process.failed()
 
-    def generate(self, work: Work, emit: Emit) -> None:
-        """Admit `work`.
+    def generate(self, request: Request, emit: Emit) -> None:
+        """Admit `request`.
 
         Raises:
             InvalidRequestError: it can never run here, or is refused.
@@ -95,22 +95,22 @@ class SglangEngine:
             raise OverloadedError("the engine is closing")
         loaded = self._ready
         _ = self._process.client
-        if work.id in self._followers:
-            raise InvalidRequestError(f"a work with id {work.id!r} is under way")
-        loaded.admission.check(work)
-        refusals.check(loaded.card.refusals, work, f"{loaded.card.engine} {loaded.card.engine_version}")
-        follower = Follower(work, emit, uuid4().hex, loaded.card.eos_token_ids)
-        self._followers[work.id] = follower
-        if work.deadline is not None:
+        if request.id in self._followers:
+            raise InvalidRequestError(f"a work with id {request.id!r} is under way")
+        loaded.admission.check(request)
+        refusals.check(loaded.card.refusals, request, f"{loaded.card.engine} {loaded.card.engine_version}")
+        follower = SglangRequestTracker(request, emit, uuid4().hex, loaded.card.eos_token_ids)
+        self._followers[request.id] = follower
+        if request.deadline is not None:
             loop = asyncio.get_running_loop()
-            follower.timer = loop.call_later(max(0.0, work.deadline), self._late, follower)
+            follower.timer = loop.call_later(max(0.0, request.deadline), self._late, follower)
         task = asyncio.create_task(self._follow(loaded, follower))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def abort(self, work_id: str) -> None:
-        """End a work: its last delta is emitted now, and SGLang is told."""
-        follower = self._followers.get(work_id)
+    def abort(self, request_id: str) -> None:
+        """End a request: its last output is emitted now, and SGLang is told."""
+        follower = self._followers.get(request_id)
         if follower is not None:
             self._stop(follower)
             follower.end("abort")
@@ -137,21 +137,21 @@ class SglangEngine:
             progress=stats.progress,
         )
 
-    async def _follow(self, loaded: Loaded, follower: Follower) -> None:
-        work = follower.work
+    async def _follow(self, loaded: LoadedSglang, follower: SglangRequestTracker) -> None:
+        engine_request = follower.request
         try:
             if not follower.room:
                 follower.end("length")
             if follower.ended:
                 return
-            prompt = work.prompt + Prompt.of(Tokens(work.prior_output))
+            prompt = engine_request.prompt + Prompt.of(Tokens(engine_request.prior_output))
             request = GenerateReqInput(
                 rid=follower.request_id,
-                sampling_params=params_of(work, seeded=loaded.seeded),
+                sampling_params=params_of(engine_request, seeded=loaded.seeded),
                 stream=True,
                 return_logprob=True,
-                top_logprobs_num=work.sampling.logprobs or 0,
-                cache_salt=work.salt,
+                top_logprobs_num=engine_request.sampling.logprobs or 0,
+                cache_salt=engine_request.salt,
                 **input_of(prompt),
             )
             follower.admitted = True
@@ -174,11 +174,11 @@ class SglangEngine:
         finally:
             self._forget(follower)
 
-    def _count(self, follower: Follower, before: int) -> None:
-        work, stats, made = follower.work, self._stats, follower.made - before
-        first = before == len(work.prior_output)
-        positions = len(work.prompt) if first else 0
-        rows = positions - len(work.prompt.token_ids()) if first else 0
+    def _count(self, follower: SglangRequestTracker, before: int) -> None:
+        request, stats, made = follower.request, self._stats, follower.made - before
+        first = before == len(request.prior_output)
+        positions = len(request.prompt) if first else 0
+        rows = positions - len(request.prompt.token_ids()) if first else 0
         self._stats = Stats(
             prompt_tokens=stats.prompt_tokens + positions,
             cached_tokens=stats.cached_tokens + (follower.cached if first else 0),
@@ -188,27 +188,27 @@ class SglangEngine:
             progress=stats.progress + positions + made,
         )
 
-    def _stop(self, follower: Follower) -> None:
+    def _stop(self, follower: SglangRequestTracker) -> None:
         self._forget(follower)
         if follower.admitted and not self._closing:
             self._process.abort(follower.request_id)
 
-    def _forget(self, follower: Follower) -> None:
-        if self._followers.get(follower.work.id) is follower:
-            del self._followers[follower.work.id]
+    def _forget(self, follower: SglangRequestTracker) -> None:
+        if self._followers.get(follower.request.id) is follower:
+            del self._followers[follower.request.id]
 
-    def _late(self, follower: Follower) -> None:
+    def _late(self, follower: SglangRequestTracker) -> None:
         self._stop(follower)
         follower.end("error", DeadlineExceededError("the request's deadline passed"))
 
 
-def _told(error: Exception, follower: Follower) -> InlayError:
+def _told(error: Exception, follower: SglangRequestTracker) -> InlayError:
     """What a failure of SGLang means to the caller."""
     if isinstance(error, InlayError):
         return error
     if isinstance(error, ValueError) and not follower.told:
         return InvalidRequestError(str(error))
-    log.error("work %s failed in SGLang", follower.work.id, exc_info=error)
+    log.error("work %s failed in SGLang", follower.request.id, exc_info=error)
     return EngineError(f"SGLang failed to run the request: {type(error).__name__}")
 
 

@@ -1,19 +1,19 @@
-"""One work under way in SGLang: what SGLang says of it becomes deltas. On the event loop; no SGLang."""
+"""One request under way in SGLang: what SGLang says of it becomes outputs. On the event loop; no SGLang."""
 
 import math
 from typing import Any
 
-from inlay.engine.following import Following
+from inlay.engine.following import RequestTracker
 from inlay.errors import EngineError
-from inlay.protocol.work import Emit, TokenLogprobs, Work
+from inlay.protocol.work import Emit, Request, TokenLogprobs
 
 
-class Follower(Following):
-    """A work that SGLang runs. It ends at the first stop token, which SGLang is not told of: see `params_of`."""
+class SglangRequestTracker(RequestTracker):
+    """A request that SGLang runs. It ends at the first stop token, which SGLang is not told of: see `params_of`."""
 
-    def __init__(self, work: Work, emit: Emit, request_id: str, eos_token_ids: tuple[int, ...]) -> None:
-        super().__init__(work, emit, request_id)
-        sampling = work.sampling
+    def __init__(self, request: Request, emit: Emit, request_id: str, eos_token_ids: tuple[int, ...]) -> None:
+        super().__init__(request, emit, request_id)
+        sampling = request.sampling
         self._stops = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)}
         self._seen = 0
 
@@ -36,7 +36,7 @@ class Follower(Following):
         if any(math.isnan(entry.logprob) for entry in logprobs):
             self.corrupted()
             return
-        shown = () if self.work.sampling.logprobs is None else logprobs
+        shown = () if self.request.sampling.logprobs is None else logprobs
         if stop is not None:
             self.put(ids, shown, None, "stop")
         elif ends is None:
@@ -58,4 +58,4 @@ class Follower(Following):
         )
 
 
-__all__ = ["Follower"]
+__all__ = ["SglangRequestTracker"]

@@ -9,7 +9,7 @@ import sglang
 from inlay.digest import Secret
 from inlay.engine.admission import Admission
 from inlay.engine.generation_config import default_sampling, eos_token_ids, generation_config
-from inlay.engine.length import LengthBounds
+from inlay.engine.length import MaxModelLen
 from inlay.engine.row_facts import row_facts
 from inlay.engine.settings import EngineSettings
 from inlay.engine.sglang import capabilities
@@ -25,12 +25,12 @@ _NOT_SERVED = ("repetition_penalty",)
 """What a model's generation config may ask for and SGLang does otherwise."""
 
 
-class Loaded(msgspec.Struct, frozen=True, kw_only=True):
+class LoadedSglang(msgspec.Struct, frozen=True, kw_only=True):
     """SGLang running, and the facts of it.
 
     Attributes:
         card: what is announced.
-        admission: what works are held against.
+        admission: what requests are held against.
         seeded: whether it draws from seeds.
     """
 
@@ -39,7 +39,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     seeded: bool
 
 
-async def load(process: Process, settings: EngineSettings, secret: Secret) -> Loaded:
+async def load(process: Process, settings: EngineSettings, secret: Secret) -> LoadedSglang:
     """Start SGLang in `process` for `settings`.
 
     Raises:
@@ -50,9 +50,9 @@ async def load(process: Process, settings: EngineSettings, secret: Secret) -> Lo
     arguments = server_args(settings, directory)
     await process.start(arguments)
     card = _card(process, settings, secret, directory, seeded=arguments.enable_deterministic_inference)
-    return Loaded(
+    return LoadedSglang(
         card=card,
-        admission=Admission.of(card, LengthBounds(card.limits.max_model_len, "SGLang")),
+        admission=Admission.of(card, MaxModelLen(card.limits.max_model_len, "SGLang")),
         seeded=arguments.enable_deterministic_inference,
     )
 
@@ -122,4 +122,4 @@ def _card(
     )
 
 
-__all__ = ["Loaded", "dtype_of", "load", "longest", "rows_refused"]
+__all__ = ["LoadedSglang", "dtype_of", "load", "longest", "rows_refused"]

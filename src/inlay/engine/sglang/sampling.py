@@ -2,21 +2,21 @@
 
 from typing import Any
 
-from inlay.protocol.work import Work
+from inlay.protocol.work import Request
 
 
-def params_of(work: Work, *, seeded: bool) -> dict[str, Any]:
-    """How SGLang is to choose the tokens of `work`.
+def params_of(request: Request, *, seeded: bool) -> dict[str, Any]:
+    """How SGLang is to choose the tokens of `request`.
 
-    What ends an output is `Follower`'s to find: SGLang looks for no stop tokens where it ignores the model's own end.
+    What ends an output is `VllmRequestTracker`'s to find: SGLang looks for no stop tokens where it ignores the model's own end.
 
     Args:
-        work: checked.
+        request: checked.
         seeded: whether SGLang draws from seeds.
     """
-    sampling = work.sampling
+    sampling = request.sampling
     return {
-        "max_new_tokens": sampling.max_tokens - len(work.prior_output),
+        "max_new_tokens": sampling.max_tokens - len(request.prior_output),
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k or -1,

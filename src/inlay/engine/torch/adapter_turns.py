@@ -45,7 +45,7 @@ class AdapterTurns:
             return frozenset()
         orders: dict[str, tuple[int, int]] = {}
         for sequence in sequences:
-            name = sequence.work.adapter
+            name = sequence.request.adapter
             if name is not None:
                 orders[name] = min(orders.get(name, sequence.order), sequence.order)
         self._steps = {name: steps + 1 for name, steps in self._steps.items() if name in orders}

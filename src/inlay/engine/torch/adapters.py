@@ -9,7 +9,7 @@ from torch import Tensor
 
 from inlay.adapter import LoraFiles, LoraPair, open_adapter
 from inlay.adapter.files import check_fits, elements
-from inlay.engine.torch.lora import BASE, LoraBank, Low
+from inlay.engine.torch.lora import BASE, LoraBank, LowRankPair
 from inlay.errors import InvalidRequestError, NotFoundError
 from inlay.tensors.table import StoredTensor
 
@@ -23,7 +23,7 @@ class Kept(NamedTuple):
     """
 
     content_id: str
-    lows: Mapping[str, Low]
+    lows: Mapping[str, LowRankPair]
 
 
 class LoraAdapters:
@@ -50,7 +50,7 @@ class LoraAdapters:
         """The content of an adapter, None for none. Raises `NotFoundError`."""
         return None if name is None else self._of(name).content_id
 
-    def put(self, name: str, content_id: str, lows: Mapping[str, Low]) -> None:
+    def put(self, name: str, content_id: str, lows: Mapping[str, LowRankPair]) -> None:
         """Keep one more, and copy it into the model where a slot is free; all or nothing.
 
         Raises:
@@ -110,7 +110,9 @@ def bank_of(bank: LoraBank | None) -> LoraBank:
     return bank
 
 
-def read_lows(directory: str, bank: LoraBank, dtype: torch.dtype, *, pinned: bool = False) -> dict[str, Low]:
+def read_lows(
+    directory: str, bank: LoraBank, dtype: torch.dtype, *, pinned: bool = False
+) -> dict[str, LowRankPair]:
     """A LoRA's matrices for each linear, in host memory.
 
     Args:
@@ -143,15 +145,15 @@ def read_lows(directory: str, bank: LoraBank, dtype: torch.dtype, *, pinned: boo
     return {name: _low(name, pair, dtype, pinned) for name, pair in files.modules.items()}
 
 
-def _low(name: str, pair: LoraPair, dtype: torch.dtype, pinned: bool) -> Low:
+def _low(name: str, pair: LoraPair, dtype: torch.dtype, pinned: bool) -> LowRankPair:
     down = _tensor(pair.down)
     up = _tensor(pair.up).to(torch.promote_types(dtype, torch.float32)) * pair.scale
-    low = Low(down.to(dtype), up.T.contiguous().to(dtype))
+    low = LowRankPair(down.to(dtype), up.T.contiguous().to(dtype))
     if not (torch.isfinite(low.down).all() and torch.isfinite(low.up).all()):
         raise InvalidRequestError(
             f"the adapter's matrices of {name[:80]} must be finite in the model's {dtype}"
         )
-    return Low(low.down.pin_memory(), low.up.pin_memory()) if pinned else low
+    return LowRankPair(low.down.pin_memory(), low.up.pin_memory()) if pinned else low
 
 
 def _tensor(stored: StoredTensor) -> Tensor:

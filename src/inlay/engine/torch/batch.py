@@ -20,11 +20,11 @@ from inlay.errors import EngineError
 from inlay.prompt import Rows, Segment, Tokens
 
 if TYPE_CHECKING:
-    from inlay.engine.torch.scheduler import Span
+    from inlay.engine.torch.scheduler import ScheduledChunk
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class BatchItem:
     """Positions [start, start + count) of one sequence, to be computed.
 
     Attributes:
@@ -76,18 +76,18 @@ class Batch(NamedTuple):
     adapters: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, spans: "Iterable[Span]", page_size: int) -> "Batch":
+    def of(cls, spans: "Iterable[ScheduledChunk]", page_size: int) -> "Batch":
         """The batch of a scheduler's plan; raises as `pack` does."""
         return cls.pack(
             (
-                Stretch(
+                BatchItem(
                     span.sequence.segments(span.start, span.start + span.count),
                     span.start,
                     span.count,
                     span.sequence.pages,
                     span.samples,
                     span.sequence.adapter,
-                    span.sequence.pending,
+                    span.sequence.has_pending_token,
                 )
                 for span in spans
             ),
@@ -95,7 +95,7 @@ class Batch(NamedTuple):
         )
 
     @classmethod
-    def pack(cls, stretches: Iterable[Stretch], page_size: int) -> "Batch":
+    def pack(cls, stretches: Iterable[BatchItem], page_size: int) -> "Batch":
         """Pack stretches of sequences, in order, on the host.
 
         Raises:

@@ -32,7 +32,7 @@ Tell = Callable[[tuple[KvEvent, ...]], None]
 
 
 @dataclass(slots=True)
-class _Gain:
+class _BlocksStored:
     """Pages of one sequence, in order, now known in one group."""
 
     group: int
@@ -44,7 +44,7 @@ class _Gain:
 
 
 @dataclass(slots=True)
-class _Loss:
+class _BlocksRemoved:
     """Pages that one group knows no more."""
 
     group: int
@@ -75,7 +75,7 @@ class CacheEvents:
         self._windows: tuple[int | None, ...] = (None,)
         self._routed = 0
         self._keys: dict[bytes, bytes] = {}
-        self._changes: list[_Gain | _Loss] = []
+        self._changes: list[_BlocksStored | _BlocksRemoved] = []
 
     def open(self) -> None:
         """Publish from now on, if the settings say so. Raises `InvalidRequestError` for what they cannot say."""
@@ -104,8 +104,10 @@ class CacheEvents:
             raise ValueError("a page without a digest cannot be cached")
         parent = sequence.page_digest(index - 1, self._page_size) if index else None
         last = self._changes[-1] if self._changes else None
-        if not (isinstance(last, _Gain) and last.group == group and parent and last.digests[-1] == parent):
-            last = _Gain(group, parent, sequence.work.adapter)
+        if not (
+            isinstance(last, _BlocksStored) and last.group == group and parent and last.digests[-1] == parent
+        ):
+            last = _BlocksStored(group, parent, sequence.request.adapter)
             self._changes.append(last)
         last.digests.append(digest)
         start = index * self._page_size
@@ -122,8 +124,8 @@ class CacheEvents:
         if not self._heard:
             return
         last = self._changes[-1] if self._changes else None
-        if not (isinstance(last, _Loss) and last.group == group):
-            last = _Loss(group)
+        if not (isinstance(last, _BlocksRemoved) and last.group == group):
+            last = _BlocksRemoved(group)
             self._changes.append(last)
         last.digests.append(digest)
         if group == self._routed:
@@ -137,7 +139,9 @@ class CacheEvents:
         if self.tell is not None:
             told = [change for change in changes if change.keys]
             if told:
-                self.tell(tuple((Stored if isinstance(of, _Gain) else Removed)(of.keys) for of in told))
+                self.tell(
+                    tuple((Stored if isinstance(of, _BlocksStored) else Removed)(of.keys) for of in told)
+                )
         if self.publisher is not None:
             self.publisher.publish(time.time(), [self._published(change) for change in changes])
 
@@ -155,9 +159,9 @@ class CacheEvents:
         if self.publisher is not None:
             self.publisher.close()
 
-    def _published(self, change: _Gain | _Loss) -> Event:
+    def _published(self, change: _BlocksStored | _BlocksRemoved) -> Event:
         names = [self._name(digest) for digest in change.digests]
-        if isinstance(change, _Loss):
+        if isinstance(change, _BlocksRemoved):
             return BlockRemoved(block_hashes=[*names], medium="GPU", group_idx=change.group)
         window = self._windows[change.group]
         return BlockStored(

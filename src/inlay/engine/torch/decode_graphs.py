@@ -20,7 +20,7 @@ from inlay.engine.torch.attention.paged import Scoring
 from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.attention.varlen import Lengths, VarlenAttention, does, reads_pages
 from inlay.engine.torch.batch import Batch
-from inlay.engine.torch.cache.bounds import Bounds
+from inlay.engine.torch.cache.bounds import EngineLimits
 from inlay.engine.torch.cache.page_groups import pages_for
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.transfers import upload
@@ -143,7 +143,7 @@ class _FlashOnly:
 class DecodeGraphs:
     """The captured steps of one model over its pages. Their outputs are valid until the next step."""
 
-    def __init__(self, model: CausalModel, pages: Pages, bounds: Bounds, capture: Capture) -> None:
+    def __init__(self, model: CausalModel, pages: Pages, bounds: EngineLimits, capture: Capture) -> None:
         """Capture, the largest first, so that the others find room in its memory.
 
         Args:
@@ -170,9 +170,11 @@ class DecodeGraphs:
             self._graphs[size] = _Graph(inputs, capture(self._step(inputs)))
 
     @classmethod
-    def of(cls, model: CausalModel, pages: Pages, bounds: Bounds, capture: Capture) -> "DecodeGraphs | None":
+    def of(
+        cls, model: CausalModel, pages: Pages, bounds: EngineLimits, capture: Capture
+    ) -> "DecodeGraphs | None":
         """As the constructor; None, with the reason logged, for a model that cannot be captured."""
-        reason = obstacle(model, pages, bounds)
+        reason = reason_unsupported(model, pages, bounds)
         if reason is not None:
             _logger.warning("decoding runs without graphs: %s", reason)
             return None
@@ -245,7 +247,7 @@ def sizes(most: int) -> list[int]:
     return [*(1 << power for power in range((most - 1).bit_length())), most]
 
 
-def obstacle(model: CausalModel, pages: Pages, bounds: Bounds) -> str | None:
+def reason_unsupported(model: CausalModel, pages: Pages, bounds: EngineLimits) -> str | None:
     """Why decoding cannot be captured, or None.
 
     A step is rehearsed without any data: what depends on some fails there.
@@ -284,4 +286,4 @@ def _batch(inputs: _Inputs, pages: Pages, max_context: int) -> tuple[Batch, _Fla
     return batch, _FlashOnly(VarlenAttention(batch, pages, Lengths(starts, inputs.contexts, 1, max_context)))
 
 
-__all__ = ["MOST_SEQUENCES", "Capture", "CudaCapture", "DecodeGraphs", "obstacle", "sizes"]
+__all__ = ["MOST_SEQUENCES", "Capture", "CudaCapture", "DecodeGraphs", "reason_unsupported", "sizes"]

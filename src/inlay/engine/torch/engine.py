@@ -17,7 +17,7 @@ from inlay.engine.admission import Admission
 from inlay.engine.probe import probe
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.adapters import bank_of, read_lows
-from inlay.engine.torch.cache.bounds import Bounds
+from inlay.engine.torch.cache.bounds import EngineLimits
 from inlay.engine.torch.cache.capacity import available_memory, num_pages, share_of_gpu
 from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.card import card_of
@@ -25,8 +25,8 @@ from inlay.engine.torch.decode_graphs import CudaCapture
 from inlay.engine.torch.grammar.grammars import KINDS, MAX_SECONDS, Grammars, Waiting, too_late
 from inlay.engine.torch.grammar.state import GrammarState
 from inlay.engine.torch.model import CausalModel
-from inlay.engine.torch.receiver import Receiver
-from inlay.engine.torch.sleep import TAGS, Bed, together
+from inlay.engine.torch.receiver import RequestReceiver
+from inlay.engine.torch.sleep import TAGS, SleepState, add_stats
 from inlay.engine.torch.step import Core
 from inlay.errors import (
     EngineError,
@@ -37,12 +37,12 @@ from inlay.errors import (
 from inlay.protocol.routing import KvEvent
 from inlay.protocol.work import (
     Adapter,
-    Delta,
     Emit,
     Grammar,
     ModelCard,
+    Output,
+    Request,
     Stats,
-    Work,
 )
 
 log = logging.getLogger(__name__)
@@ -54,14 +54,14 @@ class TorchEngine:
     """A transformers model with paged attention and continuous batching, in this process.
 
     What is asked on the event loop is put into a mailbox; the engine's thread empties it between steps. What a step
-    yields goes back to the loop in one call. When a step fails as a whole, every work ends with an error and the engine
+    yields goes back to the loop in one call. When a step fails as a whole, every request ends with an error and the engine
     refuses all that follows: its worker has to be started again.
     """
 
     def __init__(self, settings: EngineSettings, secret: Secret) -> None:
         self._settings = settings
         self._secret = secret
-        self._mail: deque[Callable[[Core], Iterable[Delta]]] = deque()
+        self._commands: deque[Callable[[Core], Iterable[Output]]] = deque()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -70,12 +70,12 @@ class TorchEngine:
         self._failing = asyncio.Event()
         self._card: ModelCard | None = None
         self._admission: Admission | None = None
-        self._receivers: dict[str, Receiver] = {}
+        self._receivers: dict[str, RequestReceiver] = {}
         self._grammars: Grammars | None = None
         self._waits: dict[str, tuple[asyncio.TimerHandle, Waiting]] = {}
         self._asked: set[asyncio.Future[Any]] = set()
         self._model: CausalModel | None = None
-        self._bed: Bed | None = None
+        self._sleep_state: SleepState | None = None
         self._held: dict[str, tuple[Adapter, str]] = {}
         self._before = Stats()
         self._stats = Stats()
@@ -110,22 +110,22 @@ class TorchEngine:
         await ready
 
     def watch_blocks(self, tell: Callable[[tuple[KvEvent, ...]], None]) -> bool:
-        """From now on call `tell` with what the prefix cache gains and loses, in order, on the event loop. Before the first work."""
+        """From now on call `tell` with what the prefix cache gains and loses, in order, on the event loop. Before the first request."""
         self._events.tell = lambda events: self._call(partial(tell, events))
         return True
 
     async def close(self) -> None:
-        """End every work with "abort", stop the thread and let go of the model."""
+        """End every request with "abort", stop the thread and let go of the model."""
         self._closing = True
-        for work_id in tuple(self._waits):
-            self.abort(work_id)
+        for request_id in tuple(self._waits):
+            self.abort(request_id)
         if self._grammars is not None:
             self._grammars.close()
         await self._end()
         self._events.close()
 
     async def _end(self) -> None:
-        """Stop the thread, which ends every work."""
+        """Stop the thread, which ends every request."""
         self._closing = True
         self._wake.set()
         if self._thread is not None:
@@ -138,20 +138,20 @@ class TorchEngine:
         """Give all memory of model and cache back; level 1 keeps the weights in the host's memory where they were in a GPU's.
 
         Raises:
-            EngineError: it is not running, or works are under way.
+            EngineError: it is not running, or requests are under way.
         """
-        if self._bed is None:
+        if self._sleep_state is None:
             if self._receivers:
                 raise EngineError(f"{len(self._receivers)} works are under way")
             for name in self._held:
                 await self._ask(partial(Core.remove_adapter, name=name))
             await self._end()
-            self._before, self._stats = together(self._before, self._stats), Stats()
-            self._bed = Bed(partial(CausalModel.load, self._settings), self.card.weights_id)
+            self._before, self._stats = add_stats(self._before, self._stats), Stats()
+            self._sleep_state = SleepState(partial(CausalModel.load, self._settings), self.card.weights_id)
         elif level == 1:
             return
         model, self._model, self._admission = self._model, None, None
-        await asyncio.to_thread(self._bed.lay, [model], level)
+        await asyncio.to_thread(self._sleep_state.offload, [model], level)
 
     async def wake_up(self, tags: Sequence[str]) -> bool:
         """Take back what `tags` name, all if none; the cache is made when the weights are there too. Whether all is awake.
@@ -160,9 +160,9 @@ class TorchEngine:
             InvalidRequestError: the checkpoint cannot be loaded any more, or is another; it sleeps on.
             EngineError: what it needs does not fit any more; it sleeps on.
         """
-        if self._bed is None:
+        if self._sleep_state is None:
             return True
-        if self._loop is None or not await asyncio.to_thread(self._bed.wake, tags or TAGS):
+        if self._loop is None or not await asyncio.to_thread(self._sleep_state.restore, tags or TAGS):
             return False
         self._closing = False
         try:
@@ -170,13 +170,13 @@ class TorchEngine:
         except InlayError:
             self._closing = True
             raise
-        self._bed = None
+        self._sleep_state = None
         for adapter, directory in tuple(self._held.values()):
             await self.load_adapter(adapter, directory)
         return True
 
-    def generate(self, work: Work, emit: Emit) -> None:
-        """Admit `work`.
+    def generate(self, request: Request, emit: Emit) -> None:
+        """Admit `request`.
 
         Raises:
             InvalidRequestError: it can never run here.
@@ -189,19 +189,19 @@ class TorchEngine:
             raise self._failure
         if self._closing:
             raise OverloadedError("the engine is closing")
-        if work.id in self._receivers:
-            raise InvalidRequestError(f"a work with id {work.id!r} is under way")
-        self._admission.check(work)
-        receiver = self._receivers[work.id] = Receiver(work, emit)
-        expires = None if work.deadline is None else time.monotonic() + work.deadline
-        if work.sampling.grammar is None:
+        if request.id in self._receivers:
+            raise InvalidRequestError(f"a work with id {request.id!r} is under way")
+        self._admission.check(request)
+        receiver = self._receivers[request.id] = RequestReceiver(request, emit)
+        expires = None if request.deadline is None else time.monotonic() + request.deadline
+        if request.sampling.grammar is None:
             self._send(partial(_admit, receiver, expires, None))
         else:
-            self._wait_for_grammar(receiver, work.sampling.grammar, expires)
+            self._wait_for_grammar(receiver, request.sampling.grammar, expires)
 
-    def _wait_for_grammar(self, receiver: Receiver, grammar: Grammar, expires: float | None) -> None:
-        """Admit a work once its grammar is compiled. Until then the core does not know it."""
-        work = receiver.work
+    def _wait_for_grammar(self, receiver: RequestReceiver, grammar: Grammar, expires: float | None) -> None:
+        """Admit a request once its grammar is compiled. Until then the core does not know it."""
+        request = receiver.request
         if self._grammars is None or self._loop is None:
             raise EngineError("the engine is not started")
         loop = self._loop
@@ -211,7 +211,7 @@ class TorchEngine:
                 loop.call_soon_threadsafe(arrived, future)
 
         def arrived(future: "Future[GrammarState]") -> None:
-            if self._receivers.get(work.id) is not receiver or not self._stop_waiting(work.id):
+            if self._receivers.get(request.id) is not receiver or not self._stop_waiting(request.id):
                 return
             cause = future.exception()
             if cause is None:
@@ -219,36 +219,40 @@ class TorchEngine:
             elif isinstance(cause, InlayError):
                 self._deliver([receiver.lost(cause)])
             else:
-                log.error("the grammar of work %s was not compiled", work.id, exc_info=cause)
+                log.error("the grammar of work %s was not compiled", request.id, exc_info=cause)
                 failed = EngineError(f"the grammar was not compiled: {type(cause).__name__}")
                 self._deliver([receiver.lost(failed)])
 
         def late() -> None:
-            self._stop_waiting(work.id)
-            self._deliver([receiver.lost(too_late(waiting, work.deadline))])
+            self._stop_waiting(request.id)
+            self._deliver([receiver.lost(too_late(waiting, request.deadline))])
 
         waiting = self._grammars.start(
-            grammar, work.sampling.stop_token_ids, work.prior_output, client=work.client, salt=work.salt
+            grammar,
+            request.sampling.stop_token_ids,
+            request.prior_output,
+            client=request.client,
+            salt=request.salt,
         )
-        seconds = MAX_SECONDS if work.deadline is None else min(MAX_SECONDS, work.deadline)
-        self._waits[work.id] = loop.call_later(seconds, late), waiting
+        seconds = MAX_SECONDS if request.deadline is None else min(MAX_SECONDS, request.deadline)
+        self._waits[request.id] = loop.call_later(seconds, late), waiting
         waiting.state.add_done_callback(compiled)
 
-    def _stop_waiting(self, work_id: str) -> bool:
-        """Whether the work was waiting for its grammar."""
-        timer, waiting = self._waits.pop(work_id, (None, None))
+    def _stop_waiting(self, request_id: str) -> bool:
+        """Whether the request was waiting for its grammar."""
+        timer, waiting = self._waits.pop(request_id, (None, None))
         if timer is None or waiting is None:
             return False
         timer.cancel()
         waiting.state.cancel()
         return True
 
-    def abort(self, work_id: str) -> None:
-        """End a work before the next step."""
-        if self._stop_waiting(work_id):
-            self._deliver([self._receivers[work_id].aborted()])
-        elif work_id in self._receivers:
-            self._send(lambda core: core.abort(work_id))
+    def abort(self, request_id: str) -> None:
+        """End a request before the next step."""
+        if self._stop_waiting(request_id):
+            self._deliver([self._receivers[request_id].aborted()])
+        elif request_id in self._receivers:
+            self._send(lambda core: core.abort(request_id))
 
     async def failed(self) -> EngineError:
         """Return why, once a step has failed as a whole."""
@@ -257,11 +261,11 @@ class TorchEngine:
         return self._failure
 
     async def reset_prefix_cache(self) -> int:
-        """Forget every cached page no work uses; their number. Raises `EngineError` when the engine is not running."""
+        """Forget every cached page no request uses; their number. Raises `EngineError` when the engine is not running."""
         return await self._ask(Core.reset_prefix_cache)
 
     async def load_adapter(self, adapter: Adapter, directory: str) -> None:
-        """Make a LoRA usable by works that name it; all or nothing.
+        """Make a LoRA usable by requests that name it; all or nothing.
 
         Raises:
             InvalidRequestError: adapters are off, there is no room, or this one does not fit the model.
@@ -276,13 +280,13 @@ class TorchEngine:
         self._held[adapter.name] = adapter, directory
 
     async def unload_adapter(self, name: str) -> None:
-        """Free an adapter. Raises `NotFoundError` when it is not there, `EngineError` while a work uses it."""
-        if self._bed is None:
+        """Free an adapter. Raises `NotFoundError` when it is not there, `EngineError` while a request uses it."""
+        if self._sleep_state is None:
             await self._ask(lambda core: core.remove_adapter(name))
         self._held.pop(name, None)
 
     def _absent(self) -> InlayError:
-        if self._bed is None:
+        if self._sleep_state is None:
             return EngineError("the engine is not started")
         return OverloadedError("the engine is asleep", retry_after=1)
 
@@ -292,7 +296,7 @@ class TorchEngine:
             raise self._failure or EngineError("the engine is not running")
         done: asyncio.Future[_T] = self._loop.create_future()
 
-        def answer(core: Core) -> Iterable[Delta]:
+        def answer(core: Core) -> Iterable[Output]:
             try:
                 found = question(core)
             except InlayError as error:
@@ -309,7 +313,7 @@ class TorchEngine:
             self._asked.discard(done)
 
     async def probe(self) -> float:
-        """Run one token through the model, before all waiting works, and time it.
+        """Run one token through the model, before all waiting requests, and time it.
 
         Raises:
             EngineError: the engine has failed, or failed now.
@@ -318,23 +322,23 @@ class TorchEngine:
 
     def stats(self) -> Stats:
         """The counters after the last step."""
-        return together(self._before, self._stats)
+        return add_stats(self._before, self._stats)
 
-    def _send(self, letter: Callable[[Core], Iterable[Delta]]) -> None:
-        self._mail.append(letter)
+    def _send(self, letter: Callable[[Core], Iterable[Output]]) -> None:
+        self._commands.append(letter)
         self._wake.set()
 
-    def _deliver(self, deltas: Iterable[Delta]) -> None:
-        for delta in deltas:
-            ended = delta.finish_reason is not None
-            receiver = self._receivers.pop(delta.work_id) if ended else self._receivers[delta.work_id]
+    def _deliver(self, outputs: Iterable[Output]) -> None:
+        for output in outputs:
+            ended = output.finish_reason is not None
+            receiver = self._receivers.pop(output.request_id) if ended else self._receivers[output.request_id]
             try:
-                receiver.emit(delta)
+                receiver.emit(output)
             except Exception:
-                # What it missed it will never have: nothing more is computed for it, and its last delta says so.
-                log.exception("the receiver of work %s failed", delta.work_id)
+                # What it missed it will never have: nothing more is computed for it, and its last output says so.
+                log.exception("the receiver of work %s failed", output.request_id)
                 if not ended:
-                    self.abort(delta.work_id)
+                    self.abort(output.request_id)
 
     # In the engine's thread
 
@@ -366,18 +370,18 @@ class TorchEngine:
         self._wake.clear()
         # Told before the step, which may fail and must not take them with it.
         self._post([*self._read(core), *core.expire(time.monotonic())])
-        deltas = core.step()
+        outputs = core.step()
         self._stats = core.stats()
-        self._post(deltas)
+        self._post(outputs)
         self._events.flush()
-        if not len(core) and not self._mail:
+        if not len(core) and not self._commands:
             self._wake.wait()
 
-    def _read(self, core: Core) -> list[Delta]:
-        deltas: list[Delta] = []
-        while self._mail:
-            deltas.extend(self._mail.popleft()(core))
-        return deltas
+    def _read(self, core: Core) -> list[Output]:
+        outputs: list[Output] = []
+        while self._commands:
+            outputs.extend(self._commands.popleft()(core))
+        return outputs
 
     def _fail(self, core: Core, error: EngineError) -> None:
         """End all works with `error`, those in the mailbox too."""
@@ -385,18 +389,18 @@ class TorchEngine:
         self._call(partial(self._refuse, error))
 
     def _refuse(self, error: EngineError) -> None:
-        """On the event loop, after the last deltas: what the thread never saw ends as well."""
+        """On the event loop, after the last outputs: what the thread never saw ends as well."""
         self._failure = error
         self._failing.set()
-        for work_id in tuple(self._waits):
-            self._stop_waiting(work_id)
+        for request_id in tuple(self._waits):
+            self._stop_waiting(request_id)
         self._deliver([receiver.lost(error) for receiver in tuple(self._receivers.values())])
         for done in self._asked:
             _reject(done, error)
 
-    def _post(self, deltas: list[Delta]) -> None:
-        if deltas:
-            self._call(partial(self._deliver, deltas))
+    def _post(self, outputs: list[Output]) -> None:
+        if outputs:
+            self._call(partial(self._deliver, outputs))
 
     def _call(self, function: Callable[[], object]) -> None:
         if self._loop is None:
@@ -410,8 +414,8 @@ class TorchEngine:
 
     def _load(self) -> Core:
         settings = self._settings
-        model = CausalModel.load(settings) if self._bed is None else self._bed.model()
-        bounds = Bounds(
+        model = CausalModel.load(settings) if self._sleep_state is None else self._sleep_state.model()
+        bounds = EngineLimits(
             max_model_len=model.max_model_len,
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
@@ -456,13 +460,13 @@ class TorchEngine:
 
 
 def _admit(
-    receiver: Receiver, expires: float | None, grammar: GrammarState | None, core: Core
-) -> Iterable[Delta]:
-    """A failure to take one work is its own."""
+    receiver: RequestReceiver, expires: float | None, grammar: GrammarState | None, core: Core
+) -> Iterable[Output]:
+    """A failure to take one request is its own."""
     try:
-        return core.admit(receiver.work, expires, grammar)
+        return core.admit(receiver.request, expires, grammar)
     except Exception as error:
-        log.exception("work %s was not admitted", receiver.work.id)
+        log.exception("work %s was not admitted", receiver.request.id)
         return [receiver.lost(EngineError(f"the work was not admitted: {type(error).__name__}"))]
 
 

@@ -180,7 +180,7 @@ def shares_of_pages(total: int, num_clients: int, running: Iterable[tuple[Sequen
 
 def pass_over(sequence: Sequence) -> None:
     """Count a step in which a sequence wanted to go on and could not; in time it gets its turn."""
-    sequence.passed_over += 1
+    sequence.starved_steps += 1
     sequence.waited += 1
     if sequence.waited == STARVED:
         sequence.turn_ends = len(sequence.output) + TURN

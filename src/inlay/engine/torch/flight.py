@@ -10,15 +10,15 @@ from torch import Tensor
 
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.prompt_logprobs import Scored
-from inlay.engine.torch.sampling.sampler import Choice, Drawn
-from inlay.engine.torch.scheduler import Span
+from inlay.engine.torch.sampling.sampler import SampledToken, SampledTokens
+from inlay.engine.torch.scheduler import ScheduledChunk
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.transfers import Download, upload
 from inlay.errors import InlayError
 from inlay.protocol.work import PromptLogprobs
 
 
-class Outcome(NamedTuple):
+class SpanResult(NamedTuple):
     """What a step says of one of its spans.
 
     Attributes:
@@ -29,10 +29,10 @@ class Outcome(NamedTuple):
 
     good: bool
     scores: PromptLogprobs | None
-    choice: Choice | InlayError | None
+    choice: SampledToken | InlayError | None
 
 
-class Flight:
+class InFlightStep:
     """What a step computes and chooses, on its way to the host. Nothing here waits for the device but `read`.
 
     Attributes:
@@ -43,9 +43,11 @@ class Flight:
         failures: why nothing can be chosen from a span.
     """
 
-    __slots__ = ("_drawn", "_finite", "_scores", "failures", "logits", "retracted", "sampling", "spans")
+    __slots__ = ("_drawn", "_finite", "_scores", "chunks", "failures", "logits", "retracted", "sampling")
 
-    def __init__(self, spans: Run[Span], hidden: Tensor, logits: Tensor, scores: dict[Span, Scored]) -> None:
+    def __init__(
+        self, spans: Run[ScheduledChunk], hidden: Tensor, logits: Tensor, scores: dict[ScheduledChunk, Scored]
+    ) -> None:
         """A step whose model is launched.
 
         Args:
@@ -54,20 +56,20 @@ class Flight:
             logits: [spans that sample, vocab_size].
             scores: of prompts.
         """
-        self.spans = spans
+        self.chunks = spans
         self.sampling = [span for span in spans if span.samples]
         self.logits = logits
-        self.retracted: set[Span] = set()
-        self.failures: dict[Span, InlayError] = {}
+        self.retracted: set[ScheduledChunk] = set()
+        self.failures: dict[ScheduledChunk, InlayError] = {}
         self._finite = Download(finite(hidden), finite(logits))
         self._scores = scores
-        self._drawn: list[tuple[Run[Span], Drawn]] = []
+        self._drawn: list[tuple[Run[ScheduledChunk], SampledTokens]] = []
 
-    def choose(self, spans: Run[Span], drawn: Drawn) -> None:
+    def choose(self, spans: Run[ScheduledChunk], drawn: SampledTokens) -> None:
         """What follows `spans` is chosen: their sequences have a pending token each."""
         self._drawn.append((spans, drawn))
         for span in spans:
-            span.sequence.pending = True
+            span.sequence.has_pending_token = True
 
     def chosen(self, sequences: Iterable[Sequence]) -> Tensor:
         """[N] int64, on the device: the tokens chosen for `sequences`, which may be unread."""
@@ -76,15 +78,15 @@ class Flight:
         ids = torch.cat([drawn.ids for _, drawn in self._drawn])
         return ids[upload(torch.tensor([places[sequence] for sequence in sequences]), ids.device)]
 
-    def read(self) -> dict[Span, Outcome]:
+    def read(self) -> dict[ScheduledChunk, SpanResult]:
         """What came of each span. Waits for the device."""
         hidden, logits = (flags.tolist() for flags in self._finite.wait())
         states, sampled = iter(hidden), iter(logits)
-        choices: dict[Span, Choice | InlayError] = dict(self.failures)
+        choices: dict[ScheduledChunk, SampledToken | InlayError] = dict(self.failures)
         for spans, drawn in self._drawn:
             choices.update(zip(spans, drawn.read(), strict=True))
-        found: dict[Span, Outcome] = {}
-        for span in self.spans:
+        found: dict[ScheduledChunk, SpanResult] = {}
+        for span in self.chunks:
             # A value that is not finite spoils the whole span, its tokens before that value too (zero times NaN is NaN), and
             # others share the pages of tokens as soon as they are committed.
             good = [*islice(states, span.count), *islice(sampled, span.samples)]
@@ -92,7 +94,7 @@ class Flight:
             if span in self._scores:
                 scores = self._scores[span].read()
                 good.append(scores is not None)
-            found[span] = Outcome(all(good), scores, choices.get(span))
+            found[span] = SpanResult(all(good), scores, choices.get(span))
         return found
 
 
@@ -105,4 +107,4 @@ def finite(rows: Tensor) -> Tensor:
     return low.isfinite() & high.isfinite()
 
 
-__all__ = ["Flight", "Outcome", "finite"]
+__all__ = ["InFlightStep", "SpanResult", "finite"]

@@ -73,7 +73,7 @@ class Selection(NamedTuple):
         return cls(first, stop, foreign, adapted, of_adapted)
 
 
-class Low(NamedTuple):
+class LowRankPair(NamedTuple):
     """One linear's matrices, scale included: `down` [r, I], `up` [r, O]; model dtype, on the host."""
 
     down: Tensor
@@ -129,7 +129,7 @@ class AdaptedLinear(nn.Module):
             output[:, first : first + size].addmm_(low[:, :, part].flatten(1), up)
             first += size
 
-    def put(self, slot: int, part: int, low: Low) -> None:
+    def put(self, slot: int, part: int, low: LowRankPair) -> None:
         """Fill a slot of a part that is empty."""
         rank = len(low.down)
         self._down[slot, part, :rank].copy_(low.down, non_blocking=True)
@@ -192,7 +192,7 @@ class LoraBank:
         return len(self._free)
 
     @torch.inference_mode()
-    def put(self, lows: Mapping[str, Low]) -> int:
+    def put(self, lows: Mapping[str, LowRankPair]) -> int:
         """Fill the first free slot; its number.
 
         Args:
@@ -242,4 +242,4 @@ def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
     return torch.from_numpy(memory).view(like.dtype).view(shape)
 
 
-__all__ = ["BASE", "NATIVE_POSITIONS", "AdaptedLinear", "LoraBank", "Low", "Selection"]
+__all__ = ["BASE", "NATIVE_POSITIONS", "AdaptedLinear", "LoraBank", "LowRankPair", "Selection"]

@@ -247,7 +247,7 @@ class CausalModel:
         return embeds
 
 
-class _Given(nn.Module):
+class _EmbeddingStub(nn.Module):
     """Stands where a model's body stands, and takes its input for the body's last hidden states."""
 
     def forward(self, *, inputs_embeds: Tensor, **_: Any) -> MoeModelOutputWithPast:
@@ -257,7 +257,7 @@ class _Given(nn.Module):
 def _head_of(model: Any) -> Any:
     """`model` without its body: hidden states to logits, with all that its family does to them (soft caps, scales)."""
     head = copy.copy(model)
-    head._modules = {**model._modules, model.base_model_prefix: _Given()}
+    head._modules = {**model._modules, model.base_model_prefix: _EmbeddingStub()}
     return head
 
 

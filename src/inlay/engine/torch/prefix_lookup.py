@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from inlay.engine.torch.cache.bounds import Bounds
+from inlay.engine.torch.cache.bounds import EngineLimits
 from inlay.engine.torch.cache.prefix_cache import PrefixCache
 from inlay.engine.torch.sequence import Sequence
 from inlay.prompt import split_point
@@ -25,7 +25,7 @@ class PrefixLookup:
         bounds: size of a page, and windows of the page groups.
     """
 
-    def __init__(self, cache: PrefixCache, bounds: Bounds) -> None:
+    def __init__(self, cache: PrefixCache, bounds: EngineLimits) -> None:
         self._cache = cache
         self._bounds = bounds
 
@@ -35,10 +35,10 @@ class PrefixLookup:
         They never reach a position that must be computed to give logits, and never end inside an atomic segment.
         """
         size = self._bounds.page_size
-        if sequence.computed % size:
+        if sequence.num_computed_tokens % size:
             return None
-        first = sequence.computed // size
-        stop = self._cached_until(sequence, first, sequence.skippable // size)
+        first = sequence.num_computed_tokens // size
+        stop = self._cached_until(sequence, first, sequence.max_cacheable // size)
         if stop <= first:
             return None
         starts = (

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.sampling.sampler import ranked
-from inlay.engine.torch.scheduler import Span
+from inlay.engine.torch.scheduler import ScheduledChunk
 from inlay.engine.torch.transfers import Download, upload
 from inlay.protocol.work import PromptLogprobs
 
@@ -38,7 +38,9 @@ class Scored:
         return PromptLogprobs(self._first, *(column.numpy().tobytes() for column in columns))
 
 
-def score(model: CausalModel, hidden: Tensor, spans: Sequence[Span]) -> dict[Span, Scored]:
+def score(
+    model: CausalModel, hidden: Tensor, spans: Sequence[ScheduledChunk]
+) -> dict[ScheduledChunk, Scored]:
     """What a step can say of the prompts it computes, for those that ask.
 
     Args:
@@ -49,7 +51,7 @@ def score(model: CausalModel, hidden: Tensor, spans: Sequence[Span]) -> dict[Spa
     Returns:
         By span.
     """
-    found: dict[Span, Scored] = {}
+    found: dict[ScheduledChunk, Scored] = {}
     for span, offset in zip(spans, accumulate((span.count for span in spans), initial=0), strict=False):
         sequence = span.sequence
         first = max(sequence.scored, span.start + 1)

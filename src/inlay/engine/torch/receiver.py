@@ -1,35 +1,35 @@
-"""Who hears of a work."""
+"""Who hears of a request."""
 
 from typing import NamedTuple
 
 from inlay.errors import ErrorFrame, InlayError
-from inlay.protocol.work import Delta, Emit, FinishReason, Usage, Work
+from inlay.protocol.work import Emit, FinishReason, Output, Request, Usage
 
 
-class Receiver(NamedTuple):
-    """Who hears of a work, and how a delta about it starts when the engine's thread never saw it."""
+class RequestReceiver(NamedTuple):
+    """Who hears of a request, and how an output about it starts when the engine's thread never saw it."""
 
-    work: Work
+    request: Request
     emit: Emit
 
-    def lost(self, error: InlayError) -> Delta:
-        """The last delta, with `error`."""
+    def lost(self, error: InlayError) -> Output:
+        """The last output, with `error`."""
         return self._last("error", ErrorFrame.of(error))
 
-    def aborted(self) -> Delta:
-        """The last delta of a work that was stopped."""
+    def aborted(self) -> Output:
+        """The last output of a request that was stopped."""
         return self._last("abort", None)
 
-    def _last(self, reason: FinishReason, error: ErrorFrame | None) -> Delta:
-        done = len(self.work.prior_output)
-        return Delta(
-            self.work.id,
-            self.work.attempt,
+    def _last(self, reason: FinishReason, error: ErrorFrame | None) -> Output:
+        done = len(self.request.prior_output)
+        return Output(
+            self.request.id,
+            self.request.attempt,
             done,
             finish_reason=reason,
-            usage=Usage(len(self.work.prompt), done),
+            usage=Usage(len(self.request.prompt), done),
             error=error,
         )
 
 
-__all__ = ["Receiver"]
+__all__ = ["RequestReceiver"]

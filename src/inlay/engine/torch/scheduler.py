@@ -3,7 +3,7 @@
 There is no prefill and no decode: a sequence has `remaining` positions to compute before its next token can be chosen,
 one for a sequence that decodes, many for one that is new or was preempted. A step has one budget of positions. It goes
 
-1. to whoever was passed over `PATIENCE` steps in a row, one of each client, so that nobody waits
+1. to whoever was passed over `MAX_STARVED_STEPS` steps in a row, one of each client, so that nobody waits
    for ever;
 2. to every running sequence with one position remaining, so that streams flow whatever else arrives;
 3. to the others, the rest in equal parts for their clients: half of a part to the first in order, so
@@ -27,7 +27,7 @@ from itertools import chain, islice
 from operator import attrgetter
 
 from inlay.engine.torch.adapter_turns import AdapterTurns
-from inlay.engine.torch.cache.bounds import Bounds
+from inlay.engine.torch.cache.bounds import EngineLimits
 from inlay.engine.torch.cache.prefix_cache import PrefixCache
 from inlay.engine.torch.cache.table import PageTable
 from inlay.engine.torch.cache_events import CacheEvents
@@ -36,14 +36,14 @@ from inlay.engine.torch.prefix_lookup import Hits, PrefixLookup, may_stop
 from inlay.engine.torch.sequence import Sequence
 from inlay.prompt import split_point
 
-PATIENCE = 8
+MAX_STARVED_STEPS = 8
 """Steps in a row in which a sequence may be passed over before it goes first."""
 
 _by_order = attrgetter("order")
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ScheduledChunk:
     """Positions [start, start + count) of a sequence, computed in this step; if `samples`, the last yields the next token."""
 
     sequence: Sequence
@@ -53,10 +53,10 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SchedulerOutput:
     """What one step computes."""
 
-    spans: tuple[Span, ...]
+    chunks: tuple[ScheduledChunk, ...]
 
 
 @dataclass(slots=True)
@@ -65,12 +65,12 @@ class _Draft:
 
     left: int
     resting: frozenset[str]
-    spans: dict[Sequence, Span] = field(default_factory=dict)
+    chunks: dict[Sequence, ScheduledChunk] = field(default_factory=dict)
     preempted: set[Sequence] = field(default_factory=set)
 
     def lacks(self, sequence: Sequence) -> bool:
-        known = sequence in self.spans or sequence in self.preempted
-        return not known and sequence.work.adapter not in self.resting
+        known = sequence in self.chunks or sequence in self.preempted
+        return not known and sequence.request.adapter not in self.resting
 
 
 class Scheduler:
@@ -87,7 +87,7 @@ class Scheduler:
 
     def __init__(
         self,
-        bounds: Bounds,
+        bounds: EngineLimits,
         *,
         prefix_caching: bool = True,
         events: CacheEvents | None = None,
@@ -111,11 +111,11 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.preemptions = 0
         self.blocked = False
-        self._unread: dict[Sequence, deque[Span]] = {}
+        self._unread: dict[Sequence, deque[ScheduledChunk]] = {}
         self._clients: Counter[str | None] = Counter()
         self._page_shares: Shares | None = None
         self._prefix_caching = prefix_caching
-        self._makers: dict[bytes, Sequence] = {}
+        self._computing: dict[bytes, Sequence] = {}
 
     def __len__(self) -> int:
         return len(self.running) + len(self.waiting)
@@ -125,7 +125,7 @@ class Scheduler:
         self._clients[sequence.client] += 1
         insort(self.waiting, sequence, key=_by_order)
 
-    def schedule(self) -> Plan:
+    def schedule(self) -> SchedulerOutput:
         """The next step. Its spans have their pages and are unread; it is empty only when no sequence has anything but unread spans."""
         self.blocked = False
         self._page_shares = None
@@ -134,20 +134,20 @@ class Scheduler:
             self._skip_cached(sequence)
         draft = self._draft_plan()
         for sequence in self.running:
-            if sequence.remaining and draft.lacks(sequence):
+            if sequence.num_pending_tokens and draft.lacks(sequence):
                 pass_over(sequence)
             else:
-                sequence.passed_over = 0
-        for sequence, span in draft.spans.items():
-            sequence.computed = span.start + span.count
+                sequence.starved_steps = 0
+        for sequence, span in draft.chunks.items():
+            sequence.num_computed_tokens = span.start + span.count
             self._unread.setdefault(sequence, deque()).append(span)
-        return Plan(tuple(draft.spans.values()))
+        return SchedulerOutput(tuple(draft.chunks.values()))
 
-    def retract(self, span: Span) -> None:
+    def retract(self, span: ScheduledChunk) -> None:
         """Nothing is chosen from `span`, the last that was planned of its sequence: its last position is computed again."""
-        span.sequence.computed -= 1
+        span.sequence.num_computed_tokens -= 1
 
-    def commit(self, span: Span, *, retracted: bool = False) -> None:
+    def commit(self, span: ScheduledChunk, *, retracted: bool = False) -> None:
         """The keys and values of `span`, the first unread of its sequence, are good: name the pages it filled.
 
         Args:
@@ -155,7 +155,7 @@ class Scheduler:
             retracted: whether its last position is computed again.
         """
         sequence = span.sequence
-        self._read(sequence)
+        self._mark_read(sequence)
         stop, size = span.start + span.count - retracted, self.bounds.page_size
         for index in range(span.start // size, stop // size) if self._prefix_caching else ():
             digest = sequence.page_digest(index, size)
@@ -164,26 +164,26 @@ class Scheduler:
                     new = self.cache.insert(digest, run.pages[index - run.first], group)
                     if new and self._events is not None:
                         self._events.stored(sequence, index, group)
-                self._unmake(digest, sequence)
-        self._pass(sequence, stop)
+                self._drop_computing(digest, sequence)
+        self._free_passed_pages(sequence, stop)
 
-    def prove(self, span: Span) -> None:
+    def mark_verified(self, span: ScheduledChunk) -> None:
         """Finite logits came out of the pages of its sequence up to the end of `span`."""
         sequence, end = span.sequence, self.bounds.pages_for(span.start + span.count)
         for run in sequence.pages:
-            self.table.prove(run.since(sequence.proven, end))
+            self.table.mark_verified(run.since(sequence.num_verified_pages, end))
         # The last page may be filled further, and is proven again then.
-        sequence.proven = max(0, end - 1)
+        sequence.num_verified_pages = max(0, end - 1)
 
-    def condemn(self, span: Span) -> None:
+    def invalidate(self, span: ScheduledChunk) -> None:
         """What came out of `span` is not finite: its pages are scrubbed before anyone else has them. Not committed; its sequence is finished next."""
         sequence, written = span.sequence, span.start // self.bounds.page_size
         for group, run in enumerate(sequence.pages):
-            self.table.condemn(run.since(written), spare_proven=False)
+            self.table.invalidate(run.since(written), keep_verified=False)
             # What it computed and a window has passed before finite logits came is known by its digests only.
-            passed = range(max(sequence.proven, sequence.taken), run.first)
-            self.table.condemn(self._lookup.found(sequence, group, passed), spare_proven=True)
-            self.table.condemn(run.pages[: written - run.first], spare_proven=True)
+            passed = range(max(sequence.num_verified_pages, sequence.num_cached_pages), run.first)
+            self.table.invalidate(self._lookup.found(sequence, group, passed), keep_verified=True)
+            self.table.invalidate(run.pages[: written - run.first], keep_verified=True)
 
     def finish(self, sequence: Sequence) -> None:
         """`sequence` has ended, for whatever reason: its pages are free, or idle in the cache, at once."""
@@ -200,7 +200,7 @@ class Scheduler:
     def _start_waiting(self) -> None:
         if not self.waiting:
             return
-        promised = sum(map(self._outstanding, self.running))
+        promised = sum(map(self._pages_outstanding, self.running))
         kept_for: set[str | None] = set()
         for sequence in self._candidates():
             full = len(self.running) >= self.bounds.max_num_seqs
@@ -210,32 +210,32 @@ class Scheduler:
                 continue
             hits = self._lookup.hits(sequence)
             cached = 0 if hits is None else hits.stop
-            if self._is_being_made(sequence, cached):
+            if self._is_being_computed(sequence, cached):
                 continue
             found = () if hits is None else tuple(chain.from_iterable(hits.pages))
-            pages = Pages(found, self.bounds.lacking(cached * self.bounds.page_size, sequence.length))
+            pages = Pages(found, self.bounds.pages_missing(cached * self.bounds.page_size, sequence.length))
             if kept_for and self._shares_of_pages().excess(sequence, pages) > 0:
                 continue
-            missing = pages.lacking + self.table.unheld(found) + promised - self.table.available
+            missing = pages.lacking + self.table.num_unreferenced(found) + promised - self.table.available
             # Alone it fits, if need be by smaller chunks.
             if full or (self.running and missing > 0):
-                if not self._displace(sequence, pages, missing):
+                if not self._preempt_for(sequence, pages, missing):
                     pass_over(sequence)
                     # Others may start before it for a while; then the pages that come free are kept for
                     # it, but for clients within their share.
-                    if sequence.passed_over >= PATIENCE:
+                    if sequence.starved_steps >= MAX_STARVED_STEPS:
                         kept_for.add(sequence.client)
                     continue
-                promised = sum(map(self._outstanding, self.running))
+                promised = sum(map(self._pages_outstanding, self.running))
             self.waiting.remove(sequence)
             insort(self.running, sequence, key=_by_order)
             self._page_shares = None
-            sequence.passed_over = 0
+            sequence.starved_steps = 0
             sequence.start()
             if hits is not None:
-                self._take(sequence, hits)
-            self._announce(sequence)
-            promised += self._outstanding(sequence)
+                self._use_cached(sequence, hits)
+            self._note_computing(sequence)
+            promised += self._pages_outstanding(sequence)
 
     def _candidates(self) -> Iterable[Sequence]:
         """Waiting sequences looked at in this step, those within their client's share of places first."""
@@ -252,7 +252,7 @@ class Scheduler:
     def _shares_of_pages(self) -> Shares:
         """As of the last start or stop of a sequence, or the step's beginning."""
         if self._page_shares is None:
-            lacking = [(sequence, self._outstanding(sequence)) for sequence in self.running]
+            lacking = [(sequence, self._pages_outstanding(sequence)) for sequence in self.running]
             self._page_shares = shares_of_pages(self.bounds.num_pages, len(self._clients), lacking)
         return self._page_shares
 
@@ -262,7 +262,7 @@ class Scheduler:
             return []
         return self._shares_of_places(self.running).yielding(sequence, Pages())
 
-    def _displace(self, sequence: Sequence, pages: Pages, missing: int) -> bool:
+    def _preempt_for(self, sequence: Sequence, pages: Pages, missing: int) -> bool:
         """Preempt others until a waiting sequence has a place and `missing` pages; False if none can be."""
         full = len(self.running) >= self.bounds.max_num_seqs
         chosen = self._yielding_places(sequence)[:1] if full else []
@@ -278,8 +278,8 @@ class Scheduler:
 
     def _gain(self, sequences: Iterable[Sequence]) -> int:
         """Pages that would be there for others if these were preempted."""
-        promised = sum(map(self._outstanding, sequences))
-        return promised + self.table.exclusive(run for one in sequences for run in one.pages)
+        promised = sum(map(self._pages_outstanding, sequences))
+        return promised + self.table.num_exclusive(run for one in sequences for run in one.pages)
 
     def _preempt(self, sequence: Sequence) -> bool:
         """Take the pages away; what was computed of full pages stays in the cache while there is room. Not while some are unread."""
@@ -287,16 +287,16 @@ class Scheduler:
             self.blocked = True
             return False
         self._stop(sequence)
-        sequence.computed = 0
-        sequence.proven = 0
-        sequence.taken = 0
-        sequence.passed_over = 0
+        sequence.num_computed_tokens = 0
+        sequence.num_verified_pages = 0
+        sequence.num_cached_pages = 0
+        sequence.starved_steps = 0
         sequence.preemptions += 1
         self.preemptions += 1
         insort(self.waiting, sequence, key=_by_order)
         return True
 
-    def _read(self, sequence: Sequence) -> None:
+    def _mark_read(self, sequence: Sequence) -> None:
         """The first unread span of `sequence` is read."""
         spans = self._unread[sequence]
         spans.popleft()
@@ -307,71 +307,73 @@ class Scheduler:
         self._page_shares = None
         self.running.remove(sequence)
         for digest in self._uncomputed_digests(sequence):
-            self._unmake(digest, sequence)
+            self._drop_computing(digest, sequence)
         for span in self._unread.pop(sequence, ()):
             first, end = span.start // self.bounds.page_size, self.bounds.pages_for(span.start + span.count)
             for run in sequence.pages:
-                self.table.condemn(run.since(first, end), spare_proven=False)
+                self.table.invalidate(run.since(first, end), keep_verified=False)
         self.table.release(sequence.pages)
 
-    def _outstanding(self, sequence: Sequence) -> int:
+    def _pages_outstanding(self, sequence: Sequence) -> int:
         """Pages a running sequence lacks for the positions that are known."""
-        return self.bounds.lacking(sequence.computed, max(sequence.computed, sequence.length))
+        return self.bounds.pages_missing(
+            sequence.num_computed_tokens, max(sequence.num_computed_tokens, sequence.length)
+        )
 
-    def _pass(self, sequence: Sequence, computed: int) -> None:
+    def _free_passed_pages(self, sequence: Sequence, computed: int) -> None:
         """Positions up to `computed` are, and are read: pages that windows have passed are free, or idle in the cache."""
         for group, run in enumerate(sequence.pages):
             self.table.advance(run, self.bounds.first_page(group, computed))
 
     # The prefix cache
 
-    def _take(self, sequence: Sequence, hits: Hits) -> None:
+    def _use_cached(self, sequence: Sequence, hits: Hits) -> None:
         size = self.bounds.page_size
-        first = sequence.computed // size
-        sequence.computed = hits.stop * size
-        self._pass(sequence, sequence.computed)
-        sequence.taken = hits.stop
+        first = sequence.num_computed_tokens // size
+        sequence.num_computed_tokens = hits.stop * size
+        self._free_passed_pages(sequence, sequence.num_computed_tokens)
+        sequence.num_cached_pages = hits.stop
         for run, pages in zip(sequence.pages, hits.pages, strict=True):
             self.table.share(run, pages)
         for index in range(first, hits.stop):
             digest = sequence.page_digest(index, size)
             if digest is not None:
-                self._unmake(digest, sequence)
+                self._drop_computing(digest, sequence)
         if not sequence.preemptions:
             cached = sequence.cached_tokens + (hits.stop - first) * size
             sequence.cached_tokens = min(len(sequence.prompt), cached)
 
     def _skip_cached(self, sequence: Sequence) -> None:
         """Another may have computed what comes next since `sequence` started."""
-        if sequence.remaining > 1 and sequence not in self._unread:
+        if sequence.num_pending_tokens > 1 and sequence not in self._unread:
             hits = self._lookup.hits(sequence)
             if hits is not None:
-                self._take(sequence, hits)
+                self._use_cached(sequence, hits)
 
-    def _is_being_made(self, sequence: Sequence, hits: int) -> bool:
+    def _is_being_computed(self, sequence: Sequence, hits: int) -> bool:
         """Whether a running sequence that goes first is computing the very page `sequence` would compute next.
 
-        Then waiting for it is cheaper: works that share a prompt compute it once.
+        Then waiting for it is cheaper: requests that share a prompt compute it once.
         """
         size = self.bounds.page_size
-        if (hits + 1) * size > sequence.skippable or not may_stop(sequence, (hits + 1) * size):
+        if (hits + 1) * size > sequence.max_cacheable or not may_stop(sequence, (hits + 1) * size):
             return False
         digest = sequence.page_digest(hits, size)
-        maker = None if digest is None else self._makers.get(digest)
+        maker = None if digest is None else self._computing.get(digest)
         return maker is not None and maker.order < sequence.order
 
-    def _announce(self, sequence: Sequence) -> None:
+    def _note_computing(self, sequence: Sequence) -> None:
         if self._prefix_caching:
             for digest in self._uncomputed_digests(sequence):
-                self._makers.setdefault(digest, sequence)
+                self._computing.setdefault(digest, sequence)
 
-    def _unmake(self, digest: bytes, sequence: Sequence) -> None:
-        if self._makers.get(digest) is sequence:
-            del self._makers[digest]
+    def _drop_computing(self, digest: bytes, sequence: Sequence) -> None:
+        if self._computing.get(digest) is sequence:
+            del self._computing[digest]
 
     def _uncomputed_digests(self, sequence: Sequence) -> Iterable[bytes]:
         size, unread = self.bounds.page_size, self._unread.get(sequence)
-        computed = unread[0].start if unread else sequence.computed
+        computed = unread[0].start if unread else sequence.num_computed_tokens
         for index in range(computed // size, sequence.length // size):
             digest = sequence.page_digest(index, size)
             if digest is not None:
@@ -381,40 +383,42 @@ class Scheduler:
 
     def _draft_plan(self) -> _Draft:
         draft = self._draft_without(self._adapter_turns.choose(self.running))
-        if draft.resting and not draft.spans and not self._unread:
+        if draft.resting and not draft.chunks and not self._unread:
             # Those that rest hold the pages that the others lack.
             for sequence in tuple(self.running):
-                if sequence.work.adapter in draft.resting and not draft.spans:
-                    draft = self._draft_without(self._adapter_turns.give(sequence.work.adapter))
+                if sequence.request.adapter in draft.resting and not draft.chunks:
+                    draft = self._draft_without(self._adapter_turns.give(sequence.request.adapter))
         return draft
 
     def _draft_without(self, resting: frozenset[str]) -> _Draft:
         draft = _Draft(self.bounds.max_num_batched_tokens, resting)
-        self._plan_overdue(draft)
+        self._schedule_starved(draft)
         for sequence in tuple(self.running):
-            if sequence.remaining == 1 and draft.lacks(sequence):
-                self._plan(draft, sequence, 1)
-        self._plan_catching_up(draft)
+            if sequence.num_pending_tokens == 1 and draft.lacks(sequence):
+                self._schedule(draft, sequence, 1)
+        self._schedule_prefills(draft)
         return draft
 
-    def _plan_overdue(self, draft: _Draft) -> None:
+    def _schedule_starved(self, draft: _Draft) -> None:
         """Plan a part of each client's longest passed-over sequence, if that is too long."""
-        overdue = [sequence for sequence in self.running if sequence.passed_over >= PATIENCE]
-        overdue.sort(key=lambda sequence: (-sequence.passed_over, sequence.order))
+        overdue = [sequence for sequence in self.running if sequence.starved_steps >= MAX_STARVED_STEPS]
+        overdue.sort(key=lambda sequence: (-sequence.starved_steps, sequence.order))
         planned: set[str | None] = set()
         for sequence in overdue:
             if draft.lacks(sequence) and sequence.client not in planned:
                 planned.add(sequence.client)
-                self._plan(draft, sequence, self.bounds.max_num_batched_tokens // (4 * len(self._clients)))
+                self._schedule(
+                    draft, sequence, self.bounds.max_num_batched_tokens // (4 * len(self._clients))
+                )
 
-    def _plan_catching_up(self, draft: _Draft) -> None:
+    def _schedule_prefills(self, draft: _Draft) -> None:
         """Plan those with many positions remaining, clients in equal parts and with what others leave."""
         lines: dict[tuple[int, str | None], list[Sequence]] = {}
         for sequence in self.running:
-            if sequence.remaining and draft.lacks(sequence):
+            if sequence.num_pending_tokens and draft.lacks(sequence):
                 lines.setdefault((sequence.order[0], sequence.client), []).append(sequence)
         clients = Counter(priority for priority, _ in lines)
-        order = sorted(lines, key=lambda key: (key[0], sum(one.remaining for one in lines[key])))
+        order = sorted(lines, key=lambda key: (key[0], sum(one.num_pending_tokens for one in lines[key])))
         for key in order:
             self._plan_line(draft, lines[key], -(-draft.left // clients[key[0]]))
             clients[key[0]] -= 1
@@ -428,23 +432,23 @@ class Scheduler:
         first, *others = line
         left = budget - self._chunk(first, max(1, budget // 2), draft.left)
         wanted: list[tuple[Sequence, int]] = []
-        for sequence in sorted(others, key=lambda s: (s.remaining, s.order)):
+        for sequence in sorted(others, key=lambda s: (s.num_pending_tokens, s.order)):
             count = self._chunk(sequence, left, left)
             left -= count
             if count:
                 wanted.append((sequence, count))
-        self._plan(draft, first, budget - sum(count for _, count in wanted))
+        self._schedule(draft, first, budget - sum(count for _, count in wanted))
         for sequence, count in wanted:
             if draft.lacks(sequence):
-                self._plan(draft, sequence, count)
+                self._schedule(draft, sequence, count)
 
     def _chunk(self, sequence: Sequence, want: int, limit: int) -> int:
         """How many positions of `sequence` to compute: `want` of them if they end where it may be split.
 
         Else fewer; or, where an atomic segment comes first, all of it if that is within `limit`, else 0.
         """
-        start = sequence.computed
-        want = min(want, limit, sequence.remaining)
+        start = sequence.num_computed_tokens
+        want = min(want, limit, sequence.num_pending_tokens)
         if want <= 0:
             return 0
         stop = split_point(sequence.atomic, start + want)
@@ -452,9 +456,9 @@ class Scheduler:
             stop = next(end for first, end in sequence.atomic if first <= start < end)
         return stop - start if stop - start <= limit else 0
 
-    def _plan(self, draft: _Draft, sequence: Sequence, want: int) -> None:
+    def _schedule(self, draft: _Draft, sequence: Sequence, want: int) -> None:
         """Plan about `want` positions of `sequence`, with pages for them, or leave it out."""
-        start, size = sequence.computed, self.bounds.page_size
+        start, size = sequence.num_computed_tokens, self.bounds.page_size
         count = self._chunk(sequence, max(1, want), draft.left)
         end, groups = sequence.pages[0].end, len(sequence.pages)
         missing = self.bounds.pages_for(start + count) - end
@@ -466,7 +470,7 @@ class Scheduler:
         if not count or not self.table.grow(sequence.pages, missing):
             return
         draft.left -= count
-        draft.spans[sequence] = Span(sequence, start, count, count == sequence.remaining)
+        draft.chunks[sequence] = ScheduledChunk(sequence, start, count, count == sequence.num_pending_tokens)
 
     def _make_room(self, draft: _Draft, sequence: Sequence, missing: int) -> None:
         """Preempt those that come after `sequence` and are not planned, last first, until `missing` pages are available."""
@@ -474,10 +478,10 @@ class Scheduler:
         for other in tuple(reversed(self.running if alone else self._shares_of_pages().order)):
             if other is sequence or self.table.available >= missing:
                 return
-            if other not in draft.spans:
+            if other not in draft.chunks:
                 if not self._preempt(other):
                     return
                 draft.preempted.add(other)
 
 
-__all__ = ["PATIENCE", "Plan", "Scheduler", "Span"]
+__all__ = ["MAX_STARVED_STEPS", "ScheduledChunk", "Scheduler", "SchedulerOutput"]

@@ -1,4 +1,4 @@
-"""One work under way: its output, its pages, and how far it has been computed. Counters, no states."""
+"""One request under way: its output, its pages, and how far it has been computed. Counters, no states."""
 
 import time
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ from inlay.engine.torch.lora import BASE
 from inlay.errors import ErrorFrame, InlayError
 from inlay.prompt import Prompt, Segment, Tokens
 from inlay.protocol.work import (
-    Delta,
     FinishReason,
+    Output,
     PromptLogprobs,
+    Request,
     Sampling,
     TokenLogprobs,
     Usage,
-    Work,
 )
 
 
@@ -24,8 +24,8 @@ class Sequence:
     """Prompt and output as one run of positions, of which the first `computed` have keys and values in `pages`.
 
     Attributes:
-        work: what was asked.
-        prompt: the work's.
+        request: what was asked.
+        prompt: the request's.
         output: ids so far, those of earlier attempts included.
         prompt_token_ids: ids of the prompt's token positions: what penalties may see.
         pages: a run of pages in each page group, all with the same end; `PageTable` alone changes them.
@@ -42,7 +42,7 @@ class Sequence:
         order: (priority, arrival): who goes first; unique.
         expires: on the clock `Core.step` is given, or None.
         atomic: bounds of the segments that must not be split.
-        grammar: where the output stands in the grammar the work asks for, if any.
+        grammar: where the output stands in the grammar the request asks for, if any.
         adapter: slot of the adapter that its next span goes through, or `lora.BASE`.
     """
 
@@ -55,28 +55,28 @@ class Sequence:
         "adapter",
         "atomic",
         "cached_tokens",
-        "computed",
         "expires",
         "grammar",
+        "has_pending_token",
+        "num_cached_pages",
+        "num_computed_tokens",
+        "num_verified_pages",
         "order",
         "output",
         "pages",
-        "passed_over",
-        "pending",
         "preemptions",
         "prompt",
         "prompt_token_ids",
-        "proven",
+        "request",
         "scored",
-        "taken",
+        "starved_steps",
         "turn_ends",
         "waited",
-        "work",
     )
 
     def __init__(
         self,
-        work: Work,
+        request: Request,
         *,
         arrival: int,
         chain: Chain | None = None,
@@ -87,36 +87,36 @@ class Sequence:
         """A sequence of which nothing is computed.
 
         Args:
-            work: what was asked.
+            request: what was asked.
             arrival: counts up.
-            chain: empty, rooted where the work's adapter and salt say; None when nothing of it may be cached.
+            chain: empty, rooted where the request's adapter and salt say; None when nothing of it may be cached.
             expires: when it must have ended.
             page_groups: how many there are.
             grammar: has read the earlier output.
         """
-        self.work = work
-        self.prompt: Prompt = work.prompt
-        self.output: list[int] = list(work.prior_output)
+        self.request = request
+        self.prompt: Prompt = request.prompt
+        self.output: list[int] = list(request.prior_output)
         self.prompt_token_ids = self.prompt.token_ids()
         self.pages = tuple(PageRun() for _ in range(page_groups))
-        self.computed = 0
-        self.pending = False
-        self.proven = 0
-        self.taken = 0
+        self.num_computed_tokens = 0
+        self.has_pending_token = False
+        self.num_verified_pages = 0
+        self.num_cached_pages = 0
         self.cached_tokens = 0
         self._admitted = time.monotonic()
         self._queued = 0.0
-        self.passed_over = 0
+        self.starved_steps = 0
         self.waited = 0
         self.turn_ends = 0
         self.preemptions = 0
-        self.order = (work.priority, arrival)
+        self.order = (request.priority, arrival)
         self.expires = expires
         self.grammar = grammar
         self.adapter = BASE
         self.atomic = self.prompt.atomic_bounds()
         self._prompt_length = len(self.prompt)
-        asks = work.sampling.prompt_logprobs is not None and not work.prior_output
+        asks = request.sampling.prompt_logprobs is not None and not request.prior_output
         self.scored = 1 if asks else self._prompt_length
         self._chain = chain
         self._announced = False
@@ -125,17 +125,17 @@ class Sequence:
             chain.extend_tokens(self.output)
 
     def __repr__(self) -> str:
-        return f"Sequence({self.work.id!r}, {self.computed}/{self.length})"
+        return f"Sequence({self.request.id!r}, {self.num_computed_tokens}/{self.length})"
 
     @property
     def sampling(self) -> Sampling:
-        """The work's."""
-        return self.work.sampling
+        """The request's."""
+        return self.request.sampling
 
     @property
     def client(self) -> str | None:
-        """The work's."""
-        return self.work.client
+        """The request's."""
+        return self.request.client
 
     @property
     def in_turn(self) -> bool:
@@ -148,16 +148,16 @@ class Sequence:
         return self._prompt_length + len(self.output)
 
     @property
-    def remaining(self) -> int:
+    def num_pending_tokens(self) -> int:
         """Positions that can be computed before the next token is chosen, that of a pending one among them.
 
         0 only while it waits for what is launched: it could go no further, or must not.
         """
-        goes_on = self.pending and len(self.output) + 1 < self.work.sampling.max_tokens
-        return self.length + goes_on - self.computed
+        goes_on = self.has_pending_token and len(self.output) + 1 < self.request.sampling.max_tokens
+        return self.length + goes_on - self.num_computed_tokens
 
     @property
-    def skippable(self) -> int:
+    def max_cacheable(self) -> int:
         """Positions at the front that need not be computed where their keys and values are cached: no logits of them are wanted."""
         return (self.length if self.scored >= self._prompt_length else self.scored) - 1
 
@@ -188,15 +188,15 @@ class Sequence:
 
     def append(self, token_id: int) -> None:
         """Take the next output token."""
-        self.pending = False
+        self.has_pending_token = False
         self.waited = 0
         self.output.append(token_id)
         if self._chain is not None:
             self._chain.extend_tokens((token_id,))
 
-    def ending(self, eos_token_ids: tuple[int, ...]) -> FinishReason | None:
+    def finish_reason(self, eos_token_ids: tuple[int, ...]) -> FinishReason | None:
         """Why the output as it stands is over, or None."""
-        sampling = self.work.sampling
+        sampling = self.request.sampling
         if self.output:
             last = self.output[-1]
             if last in sampling.stop_token_ids or (not sampling.ignore_eos and last in eos_token_ids):
@@ -204,7 +204,7 @@ class Sequence:
         over = len(self.output) >= sampling.max_tokens and self.scored >= self._prompt_length
         return "length" if over else None
 
-    def delta(
+    def make_output(
         self,
         *,
         new: int = 0,
@@ -212,13 +212,13 @@ class Sequence:
         finish_reason: FinishReason | None = None,
         error: InlayError | None = None,
         prompt_logprobs: PromptLogprobs | None = None,
-    ) -> Delta:
+    ) -> Output:
         """What to tell of the last `new` output tokens, and of the end.
 
         Args:
             new: how many tokens at the end of the output have not been told.
             logprobs: theirs.
-            finish_reason: set on the last delta.
+            finish_reason: set on the last output.
             error: why it failed; then the finish reason is "error".
             prompt_logprobs: of prompt positions that have not been told.
         """
@@ -228,9 +228,9 @@ class Sequence:
         if reason is not None or not self._announced:
             usage = Usage(self._prompt_length, len(self.output), self.cached_tokens, self._queued)
         self._announced = True
-        return Delta(
-            work_id=self.work.id,
-            attempt=self.work.attempt,
+        return Output(
+            request_id=self.request.id,
+            attempt=self.request.attempt,
             offset=offset,
             token_ids=tuple(self.output[offset:]),
             logprobs=logprobs,

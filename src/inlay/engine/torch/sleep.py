@@ -25,7 +25,7 @@ TAGS = ("weights", "kv_cache")
 _GAUGES = ("running", "waiting", "blocks_used", "blocks_total")
 
 
-class Bed:
+class SleepState:
     """The weights of an engine that sleeps, and what of it is awake.
 
     Args:
@@ -36,22 +36,22 @@ class Bed:
     def __init__(self, load: Callable[[], CausalModel], weights_id: str) -> None:
         self._load = load
         self._weights_id = weights_id
-        self._aside: tuple[CausalModel, Aside] | None = None
+        self._host_copy: tuple[CausalModel, HostCopy] | None = None
         self._model: CausalModel | None = None
         self._awake: set[str] = set()
 
-    def lay(self, models: list[CausalModel | None], level: int) -> None:
+    def offload(self, models: list[CausalModel | None], level: int) -> None:
         """Give back the memory of the model in `models`, if any, which nobody else may hold; the list is emptied. Blocks."""
-        self._model, self._aside = None, None
+        self._model, self._host_copy = None, None
         self._awake.clear()
         model = models.pop()
         if model is not None and level == 1 and model.device.type == "cuda":
             model.forget_workspace()
-            self._aside = model, Aside(storages(model, model.device))
+            self._host_copy = model, HostCopy(storages(model, model.device))
         del model
         give_back()
 
-    def wake(self, tags: Sequence[str]) -> bool:
+    def restore(self, tags: Sequence[str]) -> bool:
         """Bring back the weights if `tags` name them; whether all is named by now. Blocks.
 
         The cache has no content to bring back: it is made when the weights are there too.
@@ -67,10 +67,10 @@ class Bed:
         return self._awake.issuperset(TAGS)
 
     def _back(self) -> CausalModel:
-        if self._aside is not None:
-            model, aside = self._aside
+        if self._host_copy is not None:
+            model, aside = self._host_copy
             aside.restore()
-            self._aside = None
+            self._host_copy = None
             return model
         model = self._load()
         if model.weights_id != self._weights_id:
@@ -84,7 +84,7 @@ class Bed:
         return self._load() if self._model is None else self._model
 
 
-class Aside:
+class HostCopy:
     """The content of storages, in memory of the host; they themselves take none until `restore`."""
 
     def __init__(self, storages: Iterable[torch.UntypedStorage]) -> None:
@@ -150,7 +150,7 @@ def give_back() -> None:
         trim(0)
 
 
-def together(before: Stats, now: Stats) -> Stats:
+def add_stats(before: Stats, now: Stats) -> Stats:
     """The counters of an engine that counted `before`, slept, and has counted `now` since."""
     earlier = msgspec.structs.asdict(before)
     totals = {
@@ -161,4 +161,4 @@ def together(before: Stats, now: Stats) -> Stats:
     return msgspec.structs.replace(now, **totals)
 
 
-__all__ = ["TAGS", "Aside", "Bed", "give_back", "storages", "together"]
+__all__ = ["TAGS", "HostCopy", "SleepState", "add_stats", "give_back", "storages"]

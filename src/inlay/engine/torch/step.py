@@ -1,4 +1,4 @@
-"""The whole engine but its thread: works go in, `step` computes what the scheduler chose, deltas come out."""
+"""The whole engine but its thread: works go in, `step` computes what the scheduler chose, outputs come out."""
 
 import logging
 from collections.abc import Sequence as Run
@@ -11,26 +11,26 @@ from inlay.digest import Chain, Secret, root_digest
 from inlay.engine.torch import prompt_logprobs
 from inlay.engine.torch.adapters import LoraAdapters
 from inlay.engine.torch.batch import Batch
-from inlay.engine.torch.cache.bounds import Bounds
+from inlay.engine.torch.cache.bounds import EngineLimits
 from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.decode_graphs import Capture, DecodeGraphs
-from inlay.engine.torch.flight import Flight
+from inlay.engine.torch.flight import InFlightStep
 from inlay.engine.torch.grammar.masks import Masks
 from inlay.engine.torch.grammar.state import GrammarState
 from inlay.engine.torch.model import CausalModel
-from inlay.engine.torch.sampling.sampler import Choice, Sampler
-from inlay.engine.torch.scheduler import Scheduler, Span
+from inlay.engine.torch.sampling.sampler import SampledToken, Sampler
+from inlay.engine.torch.scheduler import ScheduledChunk, Scheduler
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.transfers import upload
 from inlay.errors import DeadlineExceededError, EmbeddingsError, EngineError, InlayError
 from inlay.prompt import Rows
-from inlay.protocol.work import Delta, FinishReason, PromptLogprobs, Stats, Work
+from inlay.protocol.work import FinishReason, Output, PromptLogprobs, Request, Stats
 
 log = logging.getLogger(__name__)
 
 
 class Core:
-    """A model, its pages, and the works under way. Used from one thread; keeps no clock.
+    """A model, its pages, and the running requests. Used from one thread; keeps no clock.
 
     Attributes:
         bounds: what fits, with the windows of the model's page groups.
@@ -46,7 +46,7 @@ class Core:
     def __init__(
         self,
         model: CausalModel,
-        bounds: Bounds,
+        bounds: EngineLimits,
         secret: Secret,
         *,
         prefix_caching: bool = True,
@@ -85,7 +85,7 @@ class Core:
         self.sampler = Sampler(model.vocab_size, model.eos_token_ids, model.device)
         self._masks = Masks()
         self._overlap = overlap
-        self._flight: Flight | None = None
+        self._in_flight: InFlightStep | None = None
         self._secret = secret
         self._prefix_caching = prefix_caching
         self._sequences: dict[str, Sequence] = {}
@@ -98,7 +98,7 @@ class Core:
         self._progress = 0
 
     def __len__(self) -> int:
-        """Works under way."""
+        """Running requests."""
         return len(self._sequences)
 
     def close(self) -> None:
@@ -106,31 +106,31 @@ class Core:
         self._masks.close()
 
     def admit(
-        self, work: Work, expires: float | None = None, grammar: GrammarState | None = None
-    ) -> list[Delta]:
-        """Take a work that `Admission.check` has passed. Raises `NotFoundError` when its adapter has gone since.
+        self, request: Request, expires: float | None = None, grammar: GrammarState | None = None
+    ) -> list[Output]:
+        """Take a request that `Admission.check` has passed. Raises `NotFoundError` when its adapter has gone since.
 
         Args:
-            work: what to generate.
+            request: what to generate.
             expires: when it fails, on the clock that `expire` is given.
             grammar: the state of the one it asks for, at the end of its earlier output.
 
         Returns:
-            The last delta at once when the earlier output was already complete, else nothing.
+            The last output at once when the earlier output was already complete, else nothing.
         """
         chain = None
-        adapter = self.adapters.content_id(work.adapter)
+        adapter = self.adapters.content_id(request.adapter)
         if self._prefix_caching:
             root = root_digest(
                 self._secret,
                 weights_id=self.model.weights_id,
                 dtype=self.dtype,
                 adapter=adapter,
-                salt=work.salt,
+                salt=request.salt,
             )
             chain = Chain(root, self._secret)
         sequence = Sequence(
-            work,
+            request,
             arrival=self._arrivals,
             chain=chain,
             expires=expires,
@@ -138,33 +138,33 @@ class Core:
             grammar=grammar,
         )
         self._arrivals += 1
-        reason = sequence.ending(self.model.eos_token_ids)
+        reason = sequence.finish_reason(self.model.eos_token_ids)
         if reason is not None:
-            return [sequence.delta(finish_reason=reason)]
-        self._sequences[work.id] = sequence
+            return [sequence.make_output(finish_reason=reason)]
+        self._sequences[request.id] = sequence
         self.scheduler.admit(sequence)
         return []
 
-    def abort(self, work_id: str) -> list[Delta]:
-        """End a work now, its pages free before the next step; nothing when it is not under way."""
-        sequence = self._sequences.get(work_id)
+    def abort(self, request_id: str) -> list[Output]:
+        """End a request now, its pages free before the next step; nothing when it is not under way."""
+        sequence = self._sequences.get(request_id)
         return [] if sequence is None else [self._end(sequence, "abort")]
 
-    def abort_all(self) -> list[Delta]:
-        """End every work."""
+    def abort_all(self) -> list[Output]:
+        """End every request."""
         return [self._end(sequence, "abort") for sequence in tuple(self._sequences.values())]
 
-    def fail_all(self, error: InlayError) -> list[Delta]:
-        """Tell every work that the engine is broken. Nothing else may be asked of it afterwards."""
-        deltas = [sequence.delta(error=error) for sequence in self._sequences.values()]
+    def fail_all(self, error: InlayError) -> list[Output]:
+        """Tell every request that the engine is broken. Nothing else may be asked of it afterwards."""
+        outputs = [sequence.make_output(error=error) for sequence in self._sequences.values()]
         self._sequences.clear()
-        return deltas
+        return outputs
 
-    def expire(self, now: float) -> list[Delta]:
-        """End the works whose time is up.
+    def expire(self, now: float) -> list[Output]:
+        """End the requests whose time is up.
 
         Args:
-            now: on the clock of the works' `expires`.
+            now: on the clock of the requests' `expires`.
         """
         late = [
             sequence
@@ -175,8 +175,8 @@ class Core:
         return [self._end(sequence, error=error) for sequence in late]
 
     @torch.inference_mode()
-    def step(self) -> list[Delta]:
-        """Launch a step and read the results of one: with overlap, of the step before. Nothing happens when there are no works.
+    def step(self) -> list[Output]:
+        """Launch a step and read the results of one: with overlap, of the step before. Nothing happens when there are no requests.
 
         The device computes a step while the host reads the last, and its model is launched before that: what the last step
         chose is taken from the device. The next tokens are chosen after it, so that they may depend on all tokens before.
@@ -184,29 +184,29 @@ class Core:
         Raises:
             Exception: what the model raised; nothing but `fail_all` may be asked of the core afterwards.
         """
-        before, self._flight = self._flight, None
+        before, self._in_flight = self._in_flight, None
         if not self._sequences:
             return []
         flight = None if before is not None and self.scheduler.blocked else self._launch(before)
         if flight is None and before is None:
             raise EngineError(f"none of {len(self._sequences)} works could be scheduled")
-        deltas = [] if before is None else self._collect(before)
+        outputs = [] if before is None else self._collect(before)
         if flight is not None:
             self._choose(flight)
             if self._overlap:
-                self._flight = flight
+                self._in_flight = flight
             else:
-                deltas += self._collect(flight)
-        return deltas
+                outputs += self._collect(flight)
+        return outputs
 
     def remove_adapter(self, name: str) -> None:
-        """Let go of an adapter. Raises `EngineError` while a work uses it, `NotFoundError` when it is not there."""
-        if any(sequence.work.adapter == name for sequence in self._sequences.values()):
+        """Let go of an adapter. Raises `EngineError` while a request uses it, `NotFoundError` when it is not there."""
+        if any(sequence.request.adapter == name for sequence in self._sequences.values()):
             raise EngineError(f"the adapter {name!r} is in use")
         self.adapters.remove(name)
 
     def reset_prefix_cache(self) -> int:
-        """Forget the cached pages no work uses; their number."""
+        """Forget the cached pages no request uses; their number."""
         return self.scheduler.table.reset_cache()
 
     def stats(self) -> Stats:
@@ -226,27 +226,29 @@ class Core:
             progress=self._progress,
         )
 
-    def _launch(self, before: Flight | None) -> Flight | None:
+    def _launch(self, before: InFlightStep | None) -> InFlightStep | None:
         """Have the next plan computed; None when there is nothing to compute before the results of `before` are read."""
         dirty = self.scheduler.table.take_dirty()
         if dirty:
             self.pages.scrub(dirty)
-        spans = self.scheduler.schedule().spans
+        spans = self.scheduler.schedule().chunks
         if not spans:
             return None
-        slots = self.adapters.place(span.sequence.work.adapter for span in spans)
+        slots = self.adapters.place(span.sequence.request.adapter for span in spans)
         for span in spans:
-            span.sequence.adapter = slots[span.sequence.work.adapter]
-        self._masks.prepare(span.sequence for span in spans if span.samples and not span.sequence.pending)
+            span.sequence.adapter = slots[span.sequence.request.adapter]
+        self._masks.prepare(
+            span.sequence for span in spans if span.samples and not span.sequence.has_pending_token
+        )
         hidden, logits = self._forward(spans, before)
         self._steps += 1
         self._progress += sum(span.count for span in spans)
-        return Flight(spans, hidden, logits, prompt_logprobs.score(self.model, hidden, spans))
+        return InFlightStep(spans, hidden, logits, prompt_logprobs.score(self.model, hidden, spans))
 
-    def _forward(self, spans: Run[Span], before: Flight | None) -> tuple[Tensor, Tensor]:
+    def _forward(self, spans: Run[ScheduledChunk], before: InFlightStep | None) -> tuple[Tensor, Tensor]:
         """All hidden states of a plan, and the logits of what it samples."""
         batch = Batch.of(spans, self.bounds.page_size)
-        pending = [span.sequence for span in spans if span.sequence.pending]
+        pending = [span.sequence for span in spans if span.sequence.has_pending_token]
         chosen = None if before is None or not pending else before.chosen(pending)
         if self.graphs is not None and self.graphs.fits(batch):
             return self.graphs.run(batch, chosen)
@@ -256,7 +258,7 @@ class Core:
         hidden = self.model.hidden(batch, self.pages)
         return hidden, self.model.logits(hidden[batch.sampled])
 
-    def _choose(self, flight: Flight) -> None:
+    def _choose(self, flight: InFlightStep) -> None:
         """Choose what comes next, for those of a step who go on. All tokens before are known."""
         going = [span for span in flight.sampling if self._goes_on(span.sequence)]
         self._masks.prepare(span.sequence for span in going)
@@ -277,8 +279,8 @@ class Core:
             logits = logits[upload(torch.tensor([rows[span] for span in going]).long(), logits.device)]
         self._draw(flight, logits, going)
 
-    def _draw(self, flight: Flight, logits: Tensor, spans: Run[Span]) -> None:
-        """Choose for each span, or note why that cannot be: one work's settings must not fail its neighbours."""
+    def _draw(self, flight: InFlightStep, logits: Tensor, spans: Run[ScheduledChunk]) -> None:
+        """Choose for each span, or note why that cannot be: one request's settings must not fail its neighbours."""
         if not spans:
             return
         try:
@@ -287,68 +289,68 @@ class Core:
         except Exception:
             log.exception("sampling %d works together failed; trying them one by one", len(spans))
         for row, span in enumerate(spans):
-            # What the sampler keeps of a work can be made again from its output, and may be half changed.
+            # What the sampler keeps of a request can be made again from its output, and may be half changed.
             self.sampler.forget(span.sequence)
             try:
                 flight.choose([span], self.sampler.draw(logits[row : row + 1], [span.sequence]))
             except Exception as error:
-                log.exception("sampling for work %s failed", span.sequence.work.id)
+                log.exception("sampling for work %s failed", span.sequence.request.id)
                 message = f"the next token could not be chosen: {type(error).__name__}"
                 flight.failures[span] = EngineError(message)
 
-    def _collect(self, flight: Flight) -> list[Delta]:
+    def _collect(self, flight: InFlightStep) -> list[Output]:
         """Read a step: commit what is good, end what is not, tell the rest. Who ended meanwhile is passed over."""
         outcomes = [(span, of) for span, of in flight.read().items() if self._is_live(span.sequence)]
         for span, outcome in outcomes:
             if outcome.good:
                 self.scheduler.commit(span, retracted=span in flight.retracted)
-                self.scheduler.prove(span)
-        deltas: list[Delta] = []
+                self.scheduler.mark_verified(span)
+        outputs: list[Output] = []
         for span, (good, scores, choice) in outcomes:
             if not good:
-                deltas.append(self._condemn(span))
+                outputs.append(self._invalidate(span))
                 continue
             if scores:
-                deltas.append(self._tell(span.sequence, scores))
+                outputs.append(self._emit_output(span.sequence, scores))
             if choice is not None:
-                deltas.append(self._take(span.sequence, choice))
-        return deltas
+                outputs.append(self._take(span.sequence, choice))
+        return outputs
 
     def _is_live(self, sequence: Sequence) -> bool:
-        return self._sequences.get(sequence.work.id) is sequence
+        return self._sequences.get(sequence.request.id) is sequence
 
     def _goes_on(self, sequence: Sequence) -> bool:
         return self._is_live(sequence) and len(sequence.output) < sequence.sampling.max_tokens
 
-    def _tell(self, sequence: Sequence, told: PromptLogprobs) -> Delta:
+    def _emit_output(self, sequence: Sequence, told: PromptLogprobs) -> Output:
         """Logprobs of a prompt; the end where nothing else was asked for."""
         sequence.scored += len(told)
-        reason = sequence.ending(self.model.eos_token_ids)
+        reason = sequence.finish_reason(self.model.eos_token_ids)
         if reason is not None:
             self._count_prompt(sequence)
             self._drop(sequence)
-        return sequence.delta(prompt_logprobs=told, finish_reason=reason)
+        return sequence.make_output(prompt_logprobs=told, finish_reason=reason)
 
-    def _condemn(self, span: Span) -> Delta:
-        self.scheduler.condemn(span)
+    def _invalidate(self, span: ScheduledChunk) -> Output:
+        self.scheduler.invalidate(span)
         error: InlayError = EngineError("the model's output is not finite")
         if span.sequence.prompt.has_rows:
             error = EmbeddingsError("the model's output for these embeddings is not finite")
         return self._end(span.sequence, error=error)
 
-    def _take(self, sequence: Sequence, choice: Choice | InlayError) -> Delta:
-        """The outcome of a step for one work: its next token and perhaps its end, or its failure."""
+    def _take(self, sequence: Sequence, choice: SampledToken | InlayError) -> Output:
+        """The outcome of a step for one request: its next token and perhaps its end, or its failure."""
         if isinstance(choice, InlayError):
             return self._end(sequence, error=choice)
-        if len(sequence.output) == len(sequence.work.prior_output):
+        if len(sequence.output) == len(sequence.request.prior_output):
             self._count_prompt(sequence)
         self._generated_tokens += 1
         sequence.append(choice.token_id)
         logprobs = () if choice.logprobs is None else (choice.logprobs,)
-        reason = sequence.ending(self.model.eos_token_ids)
+        reason = sequence.finish_reason(self.model.eos_token_ids)
         if reason is not None:
             self._drop(sequence)
-        return sequence.delta(new=1, logprobs=logprobs, finish_reason=reason)
+        return sequence.make_output(new=1, logprobs=logprobs, finish_reason=reason)
 
     def _count_prompt(self, sequence: Sequence) -> None:
         self._prompt_tokens += len(sequence.prompt)
@@ -359,15 +361,15 @@ class Core:
 
     def _end(
         self, sequence: Sequence, reason: FinishReason | None = None, *, error: InlayError | None = None
-    ) -> Delta:
+    ) -> Output:
         self._drop(sequence)
-        return sequence.delta(finish_reason=reason, error=error)
+        return sequence.make_output(finish_reason=reason, error=error)
 
     def _drop(self, sequence: Sequence) -> None:
         self.scheduler.finish(sequence)
         self.sampler.forget(sequence)
         self._masks.drop(sequence)
-        del self._sequences[sequence.work.id]
+        del self._sequences[sequence.request.id]
 
 
 __all__ = ["Core"]

@@ -7,10 +7,10 @@ from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 
 from inlay.errors import InvalidRequestError
-from inlay.protocol.work import Adapter, Work
+from inlay.protocol.work import Adapter, Request
 
 
-class Adapters:
+class VllmAdapters:
     """vLLM's requests for adapters by the name clients use.
 
     vLLM keys its prefix cache by an adapter's own name and path: it is given the content's digest for a name, so that other
@@ -24,9 +24,9 @@ class Adapters:
     def __contains__(self, name: object) -> bool:
         return name in self._by_name
 
-    def of(self, work: Work) -> Any:
-        """VLLM's request for the adapter of `work`, or None."""
-        return None if work.adapter is None else self._by_name[work.adapter]
+    def of(self, request: Request) -> Any:
+        """VLLM's request for the adapter of `request`, or None."""
+        return None if request.adapter is None else self._by_name[request.adapter]
 
     def request(self, adapter: Adapter, directory: str, lora: Any) -> Any:
         """A request for an adapter that is to be loaded. Raises `InvalidRequestError` where vLLM has no room for any."""
@@ -62,4 +62,4 @@ class Adapters:
         return None if request is None else int(request.lora_int_id)
 
 
-__all__ = ["Adapters"]
+__all__ = ["VllmAdapters"]

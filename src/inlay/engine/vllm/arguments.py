@@ -63,7 +63,7 @@ def engine_args(settings: EngineSettings, directory: Path) -> Any:
             f"--device {settings.device}: this vLLM is built for {runs_on}, and finds its devices itself",
             param="device",
         )
-    own = list(_own_words(settings, directory))
+    own = list(_with_inlay_names(settings, directory))
     given = settings.engine_arguments
     flags = {word.partition("=")[0] for word in given if word.startswith("--")}
     for name in _named_twice(own, flags):
@@ -91,7 +91,7 @@ def engine_args(settings: EngineSettings, directory: Path) -> Any:
     return args
 
 
-def _own_words(settings: EngineSettings, directory: Path) -> Iterator[str]:
+def _with_inlay_names(settings: EngineSettings, directory: Path) -> Iterator[str]:
     yield from ("--model", str(directory))
     given = settings.model_fields_set
     for name in _SAME:

@@ -17,14 +17,14 @@ from inlay.engine.kv_subscriber import KvSubscriber
 from inlay.prompt import Prompt, Tokens
 from inlay.protocol.kv_events import EventBatch
 from inlay.protocol.routing import Cleared, KvEvent
-from inlay.protocol.work import ModelCard, Work
+from inlay.protocol.work import ModelCard, Request
 
 log = logging.getLogger(__name__)
 
 Tell = Callable[[tuple[KvEvent, ...]], None]
 
 
-class CacheEvents:
+class VllmCacheEvents:
     """What one vLLM says of its cache, in blocks of the routing chain. On the event loop but for `turn_on`.
 
     Where a user has vLLM publish its events they are read there; else vLLM is told to publish them to a socket that this user alone
@@ -112,11 +112,11 @@ class CacheEvents:
             return "it publishes its events where they cannot be read from here"
         return "it publishes no events"
 
-    def note(self, work: Work, given: Any) -> None:
-        """Remember the rows of a work before it is added; `given` is what vLLM is given for its prompt."""
-        if self._chain is None or not work.prompt.has_rows:
+    def note(self, request: Request, given: Any) -> None:
+        """Remember the rows of a request before it is added; `given` is what vLLM is given for its prompt."""
+        if self._chain is None or not request.prompt.has_rows:
             return
-        prompt = work.prompt + Prompt.of(Tokens(work.prior_output))
+        prompt = request.prompt + Prompt.of(Tokens(request.prior_output))
         embeds = memoryview(given["prompt_embeds"].view(-1).view(torch.uint8).numpy())
         # Beside vLLM's own reading of them, not before it.
         task = asyncio.create_task(
@@ -170,4 +170,4 @@ def _arrive(
         loop.call_soon_threadsafe(arrived.put_nowait, batch)
 
 
-__all__ = ["CacheEvents"]
+__all__ = ["VllmCacheEvents"]

@@ -10,18 +10,18 @@ from inlay.digest import Secret
 from inlay.engine.probe import probe
 from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm import capabilities, reasoning
-from inlay.engine.vllm.adapters import Adapters
-from inlay.engine.vllm.cache_events import CacheEvents
-from inlay.engine.vllm.follower import Follower
+from inlay.engine.vllm.adapters import VllmAdapters
+from inlay.engine.vllm.cache_events import VllmCacheEvents
+from inlay.engine.vllm.follower import VllmRequestTracker
 from inlay.engine.vllm.launching import shut_down
-from inlay.engine.vllm.loading import Loaded, load
+from inlay.engine.vllm.loading import LoadedVllm, load
 from inlay.engine.vllm.prompts import input_of
 from inlay.engine.vllm.sampling import params_of
 from inlay.errors import DeadlineExceededError, EngineError, InlayError, InvalidRequestError, OverloadedError
 from inlay.prompt import Tokens
 from inlay.protocol import refusals
 from inlay.protocol.routing import KvEvent
-from inlay.protocol.work import Adapter, Emit, ModelCard, Stats, Work
+from inlay.protocol.work import Adapter, Emit, ModelCard, Request, Stats
 
 log = logging.getLogger(__name__)
 
@@ -32,22 +32,22 @@ _T = TypeVar("_T")
 
 
 class VllmEngine:
-    """vLLM, as `Generates`, `Adapts`, `Sleeps` and `Fails`.
+    """vLLM, as `GenerateEngine`, `AdapterEngine`, `SleepingEngine` and `FailingEngine`.
 
-    A work is a task that reads what vLLM says of it. When vLLM's core dies every work ends with an error, and `failed` returns:
+    A request is a task that reads what vLLM says of it. When vLLM's core dies every request ends with an error, and `failed` returns:
     the worker is to end with it.
     """
 
     def __init__(self, settings: EngineSettings, secret: Secret) -> None:
         self._settings = settings
         self._secret = secret
-        self._loaded: Loaded | None = None
-        self._followers: dict[str, Follower] = {}
+        self._loaded: LoadedVllm | None = None
+        self._followers: dict[str, VllmRequestTracker] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._numbers = count()
         self._failure: asyncio.Future[EngineError] | None = None
-        self._adapters = Adapters()
-        self._events = CacheEvents(secret)
+        self._adapters = VllmAdapters()
+        self._events = VllmCacheEvents(secret)
         self._closing = False
 
     @property
@@ -56,7 +56,7 @@ class VllmEngine:
         return self._running.card
 
     @property
-    def _running(self) -> Loaded:
+    def _running(self) -> LoadedVllm:
         if self._loaded is None:
             raise EngineError("the engine is not started")
         return self._loaded
@@ -91,12 +91,12 @@ class VllmEngine:
         self._spawn(self._watch(loaded))
 
     async def close(self) -> None:
-        """End every work with "abort", and vLLM's processes."""
+        """End every request with "abort", and vLLM's processes."""
         if self._closing:
             return
         self._closing = True
-        for work_id in tuple(self._followers):
-            self.abort(work_id)
+        for request_id in tuple(self._followers):
+            self.abort(request_id)
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -116,8 +116,8 @@ class VllmEngine:
             raise EngineError("the engine is not started")
         return await asyncio.shield(self._failure)
 
-    def generate(self, work: Work, emit: Emit) -> None:
-        """Admit `work`.
+    def generate(self, request: Request, emit: Emit) -> None:
+        """Admit `request`.
 
         Raises:
             InvalidRequestError: it can never run here, or is refused.
@@ -125,21 +125,21 @@ class VllmEngine:
             OverloadedError: the engine is closing.
         """
         loaded = self._alive()
-        if work.id in self._followers:
-            raise InvalidRequestError(f"a work with id {work.id!r} is under way")
-        loaded.admission.check(work)
-        refusals.check(loaded.card.refusals, work, f"{loaded.card.engine} {loaded.card.engine_version}")
-        loaded.check_thinking(work)
-        follower = Follower(work, emit, f"{work.id}.{next(self._numbers)}")
-        self._followers[work.id] = follower
-        if work.deadline is not None:
+        if request.id in self._followers:
+            raise InvalidRequestError(f"a work with id {request.id!r} is under way")
+        loaded.admission.check(request)
+        refusals.check(loaded.card.refusals, request, f"{loaded.card.engine} {loaded.card.engine_version}")
+        loaded.check_thinking(request)
+        follower = VllmRequestTracker(request, emit, f"{request.id}.{next(self._numbers)}")
+        self._followers[request.id] = follower
+        if request.deadline is not None:
             loop = asyncio.get_running_loop()
-            follower.timer = loop.call_later(max(0.0, work.deadline), self._late, follower)
+            follower.timer = loop.call_later(max(0.0, request.deadline), self._late, follower)
         self._spawn(self._follow(loaded, follower))
 
-    def abort(self, work_id: str) -> None:
-        """End a work: its last delta is emitted now, and vLLM is told."""
-        follower = self._followers.get(work_id)
+    def abort(self, request_id: str) -> None:
+        """End a request: its last output is emitted now, and vLLM is told."""
+        follower = self._followers.get(request_id)
         if follower is not None:
             self._stop(follower)
             follower.end("abort")
@@ -147,7 +147,7 @@ class VllmEngine:
     async def reset_prefix_cache(self) -> int:
         """Forget the prefix cache. vLLM does not say of how many blocks; it is all there are.
 
-        Works under way go on: where they hold blocks vLLM computes them anew.
+        Running requests go on: where they hold blocks vLLM computes them anew.
         """
         loaded = self._alive()
         if not await self._answer(loaded.llm.reset_prefix_cache()):
@@ -155,7 +155,7 @@ class VllmEngine:
         self._spawn(self._say_events(loaded))
         return loaded.card.num_blocks
 
-    async def _say_events(self, loaded: Loaded) -> None:
+    async def _say_events(self, loaded: LoadedVllm) -> None:
         """Have vLLM publish what has become of its cache: it does with the next step, and there may be none for long.
 
         Nothing is published in its sleep: a step would wait until it is wholly awake.
@@ -172,7 +172,7 @@ class VllmEngine:
         except InlayError as error:
             log.warning("routers are not told of the cleared cache: %s", error.message)
 
-    async def _asleep(self, loaded: Loaded) -> bool:
+    async def _asleep(self, loaded: LoadedVllm) -> bool:
         """Whether any part of vLLM sleeps."""
         return bool(await self._answer(loaded.llm.is_sleeping()))
 
@@ -204,7 +204,7 @@ class VllmEngine:
         self._adapters.add(adapter.name, request)
 
     async def unload_adapter(self, name: str) -> None:
-        """Free an adapter no work uses any more."""
+        """Free an adapter no request uses any more."""
         number = self._adapters.remove(name)
         if number is not None:
             await self._answer(self._alive().llm.remove_lora(number))
@@ -235,7 +235,7 @@ class VllmEngine:
         """Take back what `tags` name; whether all is back."""
         return bool(await self._answer(self._alive().llm.wake_up(list(tags) or None)))
 
-    def _alive(self) -> Loaded:
+    def _alive(self) -> LoadedVllm:
         if self._failure is not None and self._failure.done():
             raise self._failure.result()
         if self._closing:
@@ -247,30 +247,33 @@ class VllmEngine:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _follow(self, loaded: Loaded, follower: Follower) -> None:
-        work = follower.work
+    async def _follow(self, loaded: LoadedVllm, follower: VllmRequestTracker) -> None:
+        request = follower.request
         finished = False
         try:
-            if work.sampling.max_tokens <= len(work.prior_output) and work.sampling.prompt_logprobs is None:
+            if (
+                request.sampling.max_tokens <= len(request.prior_output)
+                and request.sampling.prompt_logprobs is None
+            ):
                 follower.end("length")
             if follower.ended:
                 return
-            await loaded.check_grammar(work.sampling)
-            given = input_of(work, loaded.placeholder)
-            self._events.note(work, given)
+            await loaded.check_grammar(request.sampling)
+            given = input_of(request, loaded.placeholder)
+            self._events.note(request, given)
             queue = await loaded.llm.add_request(
                 follower.request_id,
                 given,
-                params_of(work, loaded.card.eos_token_ids),
-                lora_request=self._adapters.of(work),
-                priority=work.priority if loaded.by_priority else 0,
-                **reasoning.bind(work),
+                params_of(request, loaded.card.eos_token_ids),
+                lora_request=self._adapters.of(request),
+                priority=request.priority if loaded.by_priority else 0,
+                **reasoning.bind(request),
             )
             follower.admitted = True
             loaded.counters.rows_served += sum(
-                len(part) for part in work.prompt.segments if not isinstance(part, Tokens)
+                len(part) for part in request.prompt.segments if not isinstance(part, Tokens)
             )
-            if self._followers.get(work.id) is not follower:
+            if self._followers.get(request.id) is not follower:
                 # Stopped before vLLM knew of it.
                 await loaded.llm.abort(follower.request_id)
                 return
@@ -289,7 +292,7 @@ class VllmEngine:
         finally:
             self._forget(follower)
 
-    def _told(self, error: Exception, follower: Follower) -> InlayError:
+    def _told(self, error: Exception, follower: VllmRequestTracker) -> InlayError:
         """What a failure of vLLM means to the caller."""
         from vllm.exceptions import VLLMClientError
         from vllm.v1.engine.exceptions import EngineDeadError
@@ -300,24 +303,24 @@ class VllmEngine:
             return EngineError("vLLM's engine process died")
         if isinstance(error, VLLMClientError | ValueError) and not follower.admitted:
             return InvalidRequestError(str(error), param=getattr(error, "parameter", None))
-        log.error("work %s failed in vLLM", follower.work.id, exc_info=error)
+        log.error("work %s failed in vLLM", follower.request.id, exc_info=error)
         return EngineError(f"vLLM failed to run the request: {type(error).__name__}")
 
-    def _stop(self, follower: Follower) -> None:
+    def _stop(self, follower: VllmRequestTracker) -> None:
         self._forget(follower)
         loaded = self._loaded
         if loaded is None or self._closing or not follower.admitted:
             return
         self._spawn(loaded.llm.abort(follower.request_id))
-        if follower.work.prompt.has_rows and not follower.told and loaded.card.dtype == "float16":
+        if follower.request.prompt.has_rows and not follower.told and loaded.card.dtype == "float16":
             # Nobody saw what its rows came to: they may have overflowed.
             self._spawn(self._overwrite(loaded))
 
-    def _forget(self, follower: Follower) -> None:
-        if self._followers.get(follower.work.id) is follower:
-            del self._followers[follower.work.id]
+    def _forget(self, follower: VllmRequestTracker) -> None:
+        if self._followers.get(follower.request.id) is follower:
+            del self._followers[follower.request.id]
 
-    def _late(self, follower: Follower) -> None:
+    def _late(self, follower: VllmRequestTracker) -> None:
         self._stop(follower)
         follower.end("error", DeadlineExceededError("the request's deadline passed"))
 
@@ -328,13 +331,13 @@ class VllmEngine:
         if follower is not None and self._loaded is not None:
             self._spoiled(self._loaded, follower)
 
-    def _spoiled(self, loaded: Loaded, follower: Follower) -> None:
+    def _spoiled(self, loaded: LoadedVllm, follower: VllmRequestTracker) -> None:
         """End what has NaN in its output."""
         follower.corrupted()
         self._forget(follower)
         self._spawn(self._clean(loaded, follower))
 
-    async def _clean(self, loaded: Loaded, follower: Follower) -> None:
+    async def _clean(self, loaded: LoadedVllm, follower: VllmRequestTracker) -> None:
         log.warning("NaN came out of a prompt: keys and values that are not finite are overwritten")
         # Before its blocks are free, and again what it wrote until it was stopped.
         await self._overwrite(loaded)
@@ -342,10 +345,10 @@ class VllmEngine:
         await self._overwrite(loaded)
         await self.reset_prefix_cache()
 
-    async def _overwrite(self, loaded: Loaded) -> None:
+    async def _overwrite(self, loaded: LoadedVllm) -> None:
         await self._answer(loaded.llm.collective_rpc("overwrite_not_finite"))
 
-    async def _watch(self, loaded: Loaded) -> None:
+    async def _watch(self, loaded: LoadedVllm) -> None:
         """Return when vLLM's core is gone, having told everybody."""
         handler = loaded.llm.output_handler
         if handler is None:

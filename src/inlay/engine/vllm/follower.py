@@ -1,15 +1,15 @@
-"""One work under way in vLLM: what vLLM says of it becomes deltas. On the event loop; no vLLM."""
+"""One request under way in vLLM: what vLLM says of it becomes outputs. On the event loop; no vLLM."""
 
 import math
 from array import array
 from typing import Any
 
-from inlay.engine.following import Following
+from inlay.engine.following import RequestTracker
 from inlay.protocol.work import FinishReason, PromptLogprobs, TokenLogprobs
 
 
-class Follower(Following):
-    """A work that vLLM runs."""
+class VllmRequestTracker(RequestTracker):
+    """A request that vLLM runs."""
 
     def take(self, output: Any) -> bool:
         """Emit what a `RequestOutput` adds, nothing once it has ended; False when there is NaN in it, of which nothing is emitted."""
@@ -17,7 +17,7 @@ class Follower(Following):
             return True
         said = output.outputs[0]
         if output.num_cached_tokens:
-            self.cached = min(output.num_cached_tokens, len(self.work.prompt))
+            self.cached = min(output.num_cached_tokens, len(self.request.prompt))
         prompt_logprobs = self._of_prompt(output.prompt_logprobs)
         # Where no output was asked for, vLLM makes a token all the same.
         room = self.room
@@ -33,7 +33,7 @@ class Follower(Following):
 
     def _of_output(self, flat: Any, count: int) -> tuple[TokenLogprobs, ...]:
         """The entries of vLLM's `FlatLogprobs`: at each position the chosen token, then others."""
-        sampling = self.work.sampling
+        sampling = self.request.sampling
         if sampling.logprobs is None or flat is None:
             return ()
         top = len(sampling.logprob_token_ids) or sampling.logprobs
@@ -49,7 +49,7 @@ class Follower(Following):
 
     def _of_prompt(self, flat: Any) -> PromptLogprobs | None:
         """Those of the prompt, which come at once; position 0 has none."""
-        top = self.work.sampling.prompt_logprobs
+        top = self.request.sampling.prompt_logprobs
         if top is None or flat is None or len(flat) < 2:
             return None
         ids, logprobs, ranks = array("i"), array("f"), array("i")
@@ -71,4 +71,4 @@ def _reason(said: str | None) -> FinishReason | None:
             return "error"
 
 
-__all__ = ["Follower"]
+__all__ = ["VllmRequestTracker"]

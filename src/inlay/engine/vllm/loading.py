@@ -13,32 +13,32 @@ from vllm.usage.usage_lib import UsageContext
 from inlay.digest import Secret
 from inlay.engine.admission import Admission
 from inlay.engine.generation_config import default_sampling, eos_token_ids, generation_config
-from inlay.engine.length import LengthBounds
+from inlay.engine.length import MaxModelLen
 from inlay.engine.row_facts import row_facts
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.grammar.trial import TrialProcess, count
 from inlay.engine.vllm import capabilities, environment, reasoning, thinking
 from inlay.engine.vllm.arguments import engine_args
-from inlay.engine.vllm.cache_events import CacheEvents
+from inlay.engine.vllm.cache_events import VllmCacheEvents
 from inlay.engine.vllm.launching import launch, refused
 from inlay.engine.vllm.rows import ids_are_looked_up, rows_refused
 from inlay.engine.vllm.sampling import KINDS
 from inlay.engine.vllm.stats import Counters
 from inlay.engine.weights import directory_of, weights_id
 from inlay.errors import EngineError
-from inlay.protocol.work import Exactness, Limits, ModelCard, Sampling, Task, Work
+from inlay.protocol.work import Exactness, Limits, ModelCard, Request, Sampling, Task
 from inlay.tensors.table import config_of
 
 log = logging.getLogger(__name__)
 
 
-class Loaded(msgspec.Struct, frozen=True, kw_only=True):
+class LoadedVllm(msgspec.Struct, frozen=True, kw_only=True):
     """vLLM running, and the facts of it.
 
     Attributes:
         llm: its `AsyncLLM`.
         card: what is announced.
-        admission: what works are held against.
+        admission: what requests are held against.
         counters: its statistics.
         placeholder: the id in the place of a row: one that no token has, so that penalties do not see it.
         by_priority: whether it looks at priorities.
@@ -57,9 +57,9 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     lora: Any
     trials: TrialProcess
 
-    def check_thinking(self, work: Work) -> None:
+    def check_thinking(self, request: Request) -> None:
         """As `thinking.check`."""
-        thinking.check(work, self.llm.vllm_config)
+        thinking.check(request, self.llm.vllm_config)
 
     async def check_grammar(self, sampling: Sampling) -> None:
         """Refuse a grammar that would cost too much, or is none. Raises `InvalidRequestError`."""
@@ -89,7 +89,9 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
         processor.process_outputs = watched
 
 
-def load(settings: EngineSettings, secret: Secret, adapters: Container[str], events: CacheEvents) -> Loaded:
+def load(
+    settings: EngineSettings, secret: Secret, adapters: Container[str], events: VllmCacheEvents
+) -> LoadedVllm:
     """Start vLLM for `settings`; blocks until the model is loaded.
 
     Args:
@@ -176,11 +178,11 @@ def _card(
 
 def _described(
     llm: Any, config: Any, card: ModelCard, counters: Counters, adapters: Container[str]
-) -> Loaded:
-    return Loaded(
+) -> LoadedVllm:
+    return LoadedVllm(
         llm=llm,
         card=card,
-        admission=Admission.of(card, LengthBounds(card.limits.max_model_len, "vLLM"), adapters=adapters),
+        admission=Admission.of(card, MaxModelLen(card.limits.max_model_len, "vLLM"), adapters=adapters),
         counters=counters,
         placeholder=0 if ids_are_looked_up(config) else card.vocab_size,
         by_priority=config.scheduler_config.policy == "priority",
@@ -190,4 +192,4 @@ def _described(
     )
 
 
-__all__ = ["Loaded", "load"]
+__all__ = ["LoadedVllm", "load"]

@@ -1,4 +1,4 @@
-"""vLLM's pooling models as a `VectorModel`: its asynchronous engine pools, inlay batches and normalises."""
+"""vLLM's pooling models as a `EmbeddingModel`: its asynchronous engine pools, inlay batches and normalises."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from inlay.digest import Secret
 from inlay.embedding.config import EmbeddingConfig, PoolingMode
 from inlay.engine.embed import facts
 from inlay.engine.embed.families import FAMILIES
-from inlay.engine.embed.vector_model import Asked, Loaded
+from inlay.engine.embed.vector_model import EmbedInput, LoadedEmbeddingModel
 from inlay.engine.row_facts import row_facts
 from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm import capabilities
@@ -54,7 +54,7 @@ class VllmPooling:
         self._task = "classify" if settings.task == "score" else "embed"
         self._numbers = count()
 
-    async def start(self) -> Loaded:
+    async def start(self) -> LoadedEmbeddingModel:
         """Start vLLM's processes and load the model.
 
         Raises:
@@ -70,10 +70,10 @@ class VllmPooling:
             raise
         return loaded
 
-    async def _check(self, loaded: Loaded) -> None:
+    async def _check(self, loaded: LoadedEmbeddingModel) -> None:
         """Have vLLM make a vector: some of what it cannot do it finds out then, and some it would not tell."""
         first = Prompt.of(Tokens((0,)))
-        (vector,) = await self.vectors([Asked(first, len(first))])
+        (vector,) = await self.vectors([EmbedInput(first, len(first))])
         wanted = loaded.card.embedding.size if loaded.card.embedding is not None else 0
         if len(vector) != wanted:
             raise EngineError(f"the model's vectors have {wanted} elements, and vLLM makes {len(vector)}")
@@ -82,7 +82,7 @@ class VllmPooling:
             if layers != self._dense:
                 raise EngineError(f"the model has {self._dense} Dense layers, and vLLM loaded {layers}")
 
-    def _load(self) -> Loaded:
+    def _load(self) -> LoadedEmbeddingModel:
         settings = self._settings
         directory = directory_of(settings.model, settings.revision)
         config = EmbeddingConfig.read(directory)
@@ -108,7 +108,7 @@ class VllmPooling:
         with refused():
             known = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
         self._llm = launch(known, counters)
-        return Loaded(
+        return LoadedEmbeddingModel(
             self._card(known, config, card, facts.identity(config, modes)),
             int(known.scheduler_config.max_num_batched_tokens),
             _BATCHES,
@@ -146,7 +146,7 @@ class VllmPooling:
             embedding=embedding,
         )
 
-    async def vectors(self, batch: Sequence[Asked]) -> npt.NDArray[np.float32]:
+    async def vectors(self, batch: Sequence[EmbedInput]) -> npt.NDArray[np.float32]:
         """What vLLM makes of each prompt: [len(batch), size]. Raises `EngineError` when it has died."""
         found = np.stack(await asyncio.gather(*map(self._vector, batch)))
         if not np.isfinite(found).all():
@@ -155,7 +155,7 @@ class VllmPooling:
             await self._llm.reset_prefix_cache()
         return found
 
-    async def _vector(self, asked: Asked) -> npt.NDArray[np.float32]:
+    async def _vector(self, asked: EmbedInput) -> npt.NDArray[np.float32]:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         pair = asked.second_from < len(asked.prompt)

@@ -10,12 +10,12 @@ import torch
 from vllm.inputs.engine import embeds_input, tokens_input
 
 from inlay.prompt import Prompt, Rows, Tokens
-from inlay.protocol.work import Work
+from inlay.protocol.work import Request
 
 
-def input_of(work: Work, placeholder: int) -> Any:
-    """VLLM's engine input for the prompt and the earlier output of `work`, as `engine_input`."""
-    return engine_input(work.prompt + Prompt.of(Tokens(work.prior_output)), work.salt, placeholder)
+def input_of(request: Request, placeholder: int) -> Any:
+    """VLLM's engine input for the prompt and the earlier output of `request`, as `engine_input`."""
+    return engine_input(request.prompt + Prompt.of(Tokens(request.prior_output)), request.salt, placeholder)
 
 
 def engine_input(prompt: Prompt, salt: str | None, placeholder: int) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 from vllm.reasoning import ReasoningParser, ReasoningParserManager
 
-from inlay.protocol.work import Work
+from inlay.protocol.work import Request
 
 NAME = "inlay"
 _NO_TEXTS = "inlay's frontend reads what outputs say; this parser only finds where grammars begin"
@@ -25,14 +25,14 @@ def turn_on(config: Any) -> bool:
     return True
 
 
-def bind(work: Work) -> dict[str, Any]:
-    """What `AsyncLLM.add_request` is told of a work's grammar."""
-    grammar = work.sampling.grammar
+def bind(request: Request) -> dict[str, Any]:
+    """What `AsyncLLM.add_request` is told of a request's grammar."""
+    grammar = request.sampling.grammar
     if grammar is None:
         return {}
     if not grammar.after:
         return {"reasoning_ended": True}
-    start = len(work.prompt) + len(work.prior_output)
+    start = len(request.prompt) + len(request.prior_output)
     return {
         "reasoning_ended": False,
         "reasoning_parser_kwargs": {"after": list(grammar.after), "start": start},
@@ -40,7 +40,7 @@ def bind(work: Work) -> dict[str, Any]:
 
 
 @ReasoningParserManager.register_module(NAME)
-class Bounds(ReasoningParser):  # type: ignore[misc]
+class GrammarStart(ReasoningParser):  # type: ignore[misc]
     """Finds the first end of a run of ids in one output."""
 
     def __init__(self, tokenizer: Any, *, after: Sequence[int], start: int) -> None:
@@ -83,4 +83,4 @@ class Bounds(ReasoningParser):  # type: ignore[misc]
         raise NotImplementedError(_NO_TEXTS)
 
 
-__all__ = ["NAME", "Bounds", "bind", "turn_on"]
+__all__ = ["NAME", "GrammarStart", "bind", "turn_on"]

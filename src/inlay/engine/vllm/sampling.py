@@ -7,21 +7,21 @@ from blake3 import blake3
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 from inlay.errors import InvalidRequestError
-from inlay.protocol.work import Grammar, GrammarKind, Work
+from inlay.protocol.work import Grammar, GrammarKind, Request
 
 KINDS: tuple[GrammarKind, ...] = ("json_schema", "json_object", "regex", "choice", "grammar")
 """The kinds of grammar vLLM holds an output to."""
 
 
-def params_of(work: Work, eos_token_ids: tuple[int, ...]) -> Any:
-    """How vLLM is to choose the tokens of `work`.
+def params_of(request: Request, eos_token_ids: tuple[int, ...]) -> Any:
+    """How vLLM is to choose the tokens of `request`.
 
     Its own idea of the model's end tokens is left out: those of the card are given as stop tokens. Text is of no interest.
     """
-    sampling, done = work.sampling, len(work.prior_output)
+    sampling, done = request.sampling, len(request.prior_output)
     ends = () if sampling.ignore_eos else eos_token_ids
     params = SamplingParams(
-        # vLLM puts out a token at least; `Follower` leaves it out where none was asked for.
+        # vLLM puts out a token at least; `VllmRequestTracker` leaves it out where none was asked for.
         max_tokens=max(1, sampling.max_tokens - done),
         min_tokens=max(0, sampling.min_tokens - done),
         temperature=sampling.temperature,
@@ -38,7 +38,7 @@ def params_of(work: Work, eos_token_ids: tuple[int, ...]) -> Any:
         logprobs=None if sampling.logprob_token_ids else sampling.logprobs,
         logprob_token_ids=list(sampling.logprob_token_ids) or None,
         thinking_token_budget=None if sampling.thinking is None else sampling.thinking.tokens,
-        prompt_logprobs=None if work.prior_output else sampling.prompt_logprobs,
+        prompt_logprobs=None if request.prior_output else sampling.prompt_logprobs,
         flat_logprobs=True,
         structured_outputs=None if sampling.grammar is None else _structured(sampling.grammar),
         allowed_token_ids=None if sampling.allowed_token_ids is None else list(sampling.allowed_token_ids),

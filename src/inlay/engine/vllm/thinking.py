@@ -6,7 +6,7 @@ from typing import Any
 from vllm.config.reasoning import ReasoningConfig
 
 from inlay.errors import InvalidRequestError
-from inlay.protocol.work import Work
+from inlay.protocol.work import Request
 from inlay.render import Renderer
 from inlay.render.formats import REASONING_FORMS, ReasoningForm, reasoning_form_of
 
@@ -29,13 +29,13 @@ def counts(config: Any) -> bool:
     return config.reasoning_config is not None and bool(config.reasoning_config.enabled)
 
 
-def check(work: Work, config: Any) -> None:
-    """Return if vLLM counts the thinking of `work` as its budget says.
+def check(request: Request, config: Any) -> None:
+    """Return if vLLM counts the thinking of `request` as its budget says.
 
     Raises:
         InvalidRequestError: it would look for other tags, or miss that the output begins by thinking.
     """
-    budget = work.sampling.thinking
+    budget = request.sampling.thinking
     if budget is None:
         return
     known = config.reasoning_config
@@ -46,7 +46,7 @@ def check(work: Work, config: Any) -> None:
             f"{known.reasoning_end_str!r}, and the frontend reads another form",
             param=PARAM,
         )
-    if budget.spent != budget.spent_in(work.prompt):
+    if budget.spent != budget.spent_in(request.prompt):
         raise InvalidRequestError(
             f"{PARAM}: the model begins by thinking although its prompt does not end within "
             f"{known.reasoning_start_str!r}, and vLLM would not count it",

@@ -9,7 +9,7 @@ from inlay import liveness
 from inlay.errors import BodyTooLargeError, UnsupportedMediaTypeError
 from inlay.frontend.bodies.admission import Reservation
 from inlay.frontend.bodies.connection import EXTENSION, BodySource
-from inlay.frontend.bodies.lift import Lift, Lifted
+from inlay.frontend.bodies.lift import Base64Extractor, ExtractedBody
 from inlay.frontend.bodies.limits import EmbedsLimits
 from inlay.frontend.bodies.memory import Room, private
 from inlay.frontend.errors import BodyTimeoutError, ClientGone, TransferCodingError
@@ -39,7 +39,7 @@ def header(headers: Headers, name: bytes) -> bytes | None:
     return None
 
 
-class Media(NamedTuple):
+class ContentType(NamedTuple):
     """What a body is said to be.
 
     Attributes:
@@ -54,7 +54,7 @@ class Media(NamedTuple):
 JSON = "application/json"
 
 
-def media_of(headers: Headers) -> Media:
+def content_type_of(headers: Headers) -> ContentType:
     """The media type of a body.
 
     Raises:
@@ -70,7 +70,7 @@ def media_of(headers: Headers) -> Media:
     kind = kind.strip().lower() or JSON
     pairs = (item.partition("=") for item in rest)
     parameters = {name.strip().lower(): text.strip().strip('"') for name, _, text in pairs}
-    return Media(JSON if kind.endswith("+json") else kind, parameters)
+    return ContentType(JSON if kind.endswith("+json") else kind, parameters)
 
 
 def check_transfer(headers: Headers) -> None:
@@ -83,7 +83,7 @@ def check_transfer(headers: Headers) -> None:
         )
 
 
-def check_media(media: Media, *allowed: str) -> None:
+def check_content_type(media: ContentType, *allowed: str) -> None:
     """Raise `UnsupportedMediaTypeError` unless `media` is one of `allowed`."""
     if media.kind not in allowed:
         raise UnsupportedMediaTypeError(
@@ -195,7 +195,7 @@ async def read_body(
     reservation: Reservation,
     limits: EmbedsLimits,
     room: Room = private,
-) -> Lifted:
+) -> ExtractedBody:
     """The whole body of a request that is JSON, without its large base64 strings: these are decoded as they come, into `room`.
 
     Raises:
@@ -203,8 +203,8 @@ async def read_body(
         UnsupportedMediaTypeError: not JSON, or compressed.
         OverloadedError, BodyTimeoutError, ClientGone: as `receive_body`.
     """
-    check_media(media_of(scope["headers"]), JSON)
-    lift = Lift(declared_length(scope["headers"]), room, limits.check_json)
+    check_content_type(content_type_of(scope["headers"]), JSON)
+    lift = Base64Extractor(declared_length(scope["headers"]), room, limits.check_json)
     await read_pieces(scope, receive, settings, reservation, check=body_limit(settings), take=lift.feed)
     return lift.close()
 

@@ -10,7 +10,7 @@ from inlay.digest import Secret, row_digests
 from inlay.errors import EmbeddingsError, InvalidRequestError, NotFoundError
 from inlay.frontend.bodies import sources
 from inlay.frontend.bodies.limits import EmbedsLimits
-from inlay.frontend.bodies.sources import Source
+from inlay.frontend.bodies.sources import TensorSource
 from inlay.frontend.metrics.frontend import Metrics
 from inlay.prompt import DTYPE_SIZES, Buffer, Rows
 from inlay.protocol.openai.completions import CompletionRequest
@@ -63,7 +63,7 @@ class EmbedsReader:
         """The strings of a chat that are tensor data. Raises `InvalidRequestError` when they are not allowed."""
         return self.tensors(sources.in_messages(messages))
 
-    def tensors(self, found: Sequence[Source]) -> list[str]:
+    def tensors(self, found: Sequence[TensorSource]) -> list[str]:
         """Those of a request's sources that are tensor data. Raises `InvalidRequestError` when they are not allowed."""
         if found:
             self.require_enabled()
@@ -146,7 +146,7 @@ class Embeddings:
         self._stored = stored or {}
         self._read: dict[str, list[Rows]] = {}
 
-    def prompts(self, source: Source) -> Sequence[Rows]:
+    def prompts(self, source: TensorSource) -> Sequence[Rows]:
         """The prompts of a source: one, or as many as its tensor's batch.
 
         Raises:
@@ -163,7 +163,7 @@ class Embeddings:
             return self._of_part(source.part, source.param)
         return self._reader.rows(self._decode(str(source.data)), self._card, self._hold)
 
-    def one(self, source: Source) -> Rows:
+    def one(self, source: TensorSource) -> Rows:
         """The rows of a source that stands inside a prompt. Raises as `prompts`, and when it is several prompts."""
         prompts = self.prompts(source)
         if len(prompts) != 1:

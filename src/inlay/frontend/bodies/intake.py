@@ -8,7 +8,7 @@ import msgspec
 from inlay.frontend.bodies.admission import Reservation, bytes_alive
 from inlay.frontend.bodies.limits import EmbedsLimits
 from inlay.frontend.bodies.structure import Counts, check_structure, count
-from inlay.pace import give_way
+from inlay.pace import yield_gil
 from inlay.prompt import Prompt
 
 _MADE = {"objects": 176, "arrays": 64, "colons": 48, "commas": 64}
@@ -23,7 +23,7 @@ _SMALL = 4096
 _WORST = 24
 
 
-class Intake:
+class RequestMemory:
     """The memory of one request, from its body to its prompts. Safe to call from any thread, by one at a time.
 
     Args:
@@ -65,12 +65,12 @@ class Intake:
         self._parsed = max(self._parsed, size)
         self._reservation.grow_to(self._body + self._parsed)
 
-    def put_together(self, size: int) -> None:
+    def on_reassembled(self, size: int) -> None:
         """Hold a body of `size` bytes beside what it was cut up into. Raises as `Reservation.grow_to`."""
         self._body += size
         self._reservation.grow_to(self._body)
 
-    def arrived(self, sizes: Iterable[int]) -> None:
+    def on_decoded(self, sizes: Iterable[int]) -> None:
         """Count embeddings that were decoded as the body came, to `sizes` bytes each: they are held in the place of the body.
 
         Raises:
@@ -90,7 +90,7 @@ class Intake:
         self._body = kept + self._arrived
         self._reservation.shrink_to(self._body + self._parsed + self._inline)
 
-    def whole(self, sizes: Iterable[int]) -> None:
+    def check_total(self, sizes: Iterable[int]) -> None:
         """Count embeddings that came as they are, or had come before: nothing is made of them that must be held.
 
         Raises:
@@ -99,7 +99,7 @@ class Intake:
         self._whole += sum(sizes)
         self._check_total()
 
-    def prepared(self, prompts: Iterable[Prompt], kept: int) -> None:
+    def settle(self, prompts: Iterable[Prompt], kept: int) -> None:
         """Hold no more than the rows of `prompts`, and the `kept` bytes of the request that live as long as its answer."""
         self._reservation.shrink_to(bytes_alive(prompts) + kept)
 
@@ -119,7 +119,7 @@ def size_of(request: msgspec.Struct, *without: str) -> int:
     items: list[object] = [value for value in fields if value is not None]
     size = 0
     while items:
-        give_way()
+        yield_gil()
         item = items.pop()
         size += sys.getsizeof(item)
         if isinstance(item, dict):

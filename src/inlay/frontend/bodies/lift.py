@@ -22,7 +22,7 @@ import msgspec
 import pybase64
 
 from inlay.errors import BodyTooLargeError, EmbeddingsError, InvalidRequestError
-from inlay.frontend.bodies.intake import Intake
+from inlay.frontend.bodies.intake import RequestMemory
 from inlay.frontend.bodies.memory import Memory, Room, private
 from inlay.frontend.errors import from_parser
 from inlay.prompt import Buffer
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Base64Span:
     """A string that was cut out of a body.
 
     Attributes:
@@ -65,7 +65,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Lifted:
+class ExtractedBody:
     """A body, cut up.
 
     Attributes:
@@ -73,25 +73,25 @@ class Lifted:
         size: bytes of all of it.
     """
 
-    pieces: list[bytes | bytearray | Run]
+    pieces: list[bytes | bytearray | Base64Span]
     size: int
 
     def __len__(self) -> int:
         return self.size
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[Base64Span]:
         """What was cut out, in order."""
-        return [piece for piece in self.pieces if isinstance(piece, Run)]
+        return [piece for piece in self.pieces if isinstance(piece, Base64Span)]
 
-    def text(self, stand_in: Callable[[Run], bytes] = Run.encoded) -> bytes | bytearray:
+    def text(self, stand_in: Callable[[Base64Span], bytes] = Base64Span.encoded) -> bytes | bytearray:
         """The body as it came, or with something else in the place of each run."""
-        if len(self.pieces) == 1 and not isinstance(self.pieces[0], Run):
+        if len(self.pieces) == 1 and not isinstance(self.pieces[0], Base64Span):
             return self.pieces[0]
-        return b"".join(stand_in(piece) if isinstance(piece, Run) else piece for piece in self.pieces)
+        return b"".join(stand_in(piece) if isinstance(piece, Base64Span) else piece for piece in self.pieces)
 
 
-class Lift:
+class Base64Extractor:
     """Cuts a body up as it arrives: `feed` it each piece, then `close` it.
 
     Args:
@@ -112,7 +112,7 @@ class Lift:
         # Bytes of text in the pieces; what may still begin a run is not among them.
         self._num_text = 0
         self._size = 0
-        self._pieces: list[bytes | bytearray | Run] = []
+        self._pieces: list[bytes | bytearray | Base64Span] = []
         self._text = bytearray()
         # In the text: no run begins before the one, and none reaches up to the other without having been seen.
         self._floor = 0
@@ -129,12 +129,12 @@ class Lift:
             self._take(view[start : start + STEP])
         self._check(self._num_text)
 
-    def close(self) -> Lifted:
+    def close(self) -> ExtractedBody:
         """The body; nothing more is to come."""
         if self._memory is not None:
             self._finish(self._carry)
         self._pieces.append(self._text)
-        return Lifted(self._pieces, self._size)
+        return ExtractedBody(self._pieces, self._size)
 
     def _take(self, piece: memoryview) -> None:
         self._size += len(piece)
@@ -210,12 +210,12 @@ class Lift:
         data = _decoded(rest[:end]) if end >= 0 else None
         if data is None:
             # Put together again by whoever parses it, which is not done here: there may be much of it.
-            self._pieces.append(Run(self._memory.buffer(), whole=False))
+            self._pieces.append(Base64Span(self._memory.buffer(), whole=False))
             self._num_text += len(self._memory) // 3 * 4
             self._text, self._broken = bytearray(rest), True
         else:
             self._memory.write(data)
-            self._pieces.append(Run(self._memory.buffer(), rest[max(end - 4, 0) : end]))
+            self._pieces.append(Base64Span(self._memory.buffer(), rest[max(end - 4, 0) : end]))
             self._text = bytearray(memoryview(rest)[end:])
         self._floor, self._probe = 1, RUN
         self._memory = None
@@ -267,12 +267,12 @@ class Parsed(Generic[T]):
 
 
 def parse(
-    body: Lifted | bytes | bytearray,
+    body: ExtractedBody | bytes | bytearray,
     decoder: msgspec.json.Decoder[T],
     tensors_in: Callable[[T], Sequence[str]],
     *,
     limits: ReadLimits,
-    intake: Intake | None = None,
+    intake: RequestMemory | None = None,
 ) -> Parsed[T]:
     """`body` as the request `decoder` reads.
 
@@ -288,18 +288,18 @@ def parse(
         EmbeddingsError: tensor data over the limit.
         InlayError: what `intake` refuses.
     """
-    if not isinstance(body, Lifted):
-        lift = Lift(len(body))
+    if not isinstance(body, ExtractedBody):
+        lift = Base64Extractor(len(body))
         lift.feed(body)
         body = lift.close()
     refused: InvalidRequestError | None = None
     if body.runs:
-        parsed = _parse_lifted(body, decoder, tensors_in, limits, intake)
+        parsed = _parse_extracted(body, decoder, tensors_in, limits, intake)
         if isinstance(parsed, Parsed):
             return parsed
         refused = parsed
         if intake is not None:
-            intake.put_together(len(body))
+            intake.on_reassembled(len(body))
     text = body.text()
     try:
         if intake is not None:
@@ -321,20 +321,20 @@ def parse(
     return Parsed(request, {})
 
 
-def _parse_lifted(
-    body: Lifted,
+def _parse_extracted(
+    body: ExtractedBody,
     decoder: msgspec.json.Decoder[T],
     tensors_in: Callable[[T], Sequence[str]],
     limits: ReadLimits,
-    intake: Intake | None,
+    intake: RequestMemory | None,
 ) -> Parsed[T] | InvalidRequestError | None:
     """The request; why it is refused, where its whole text may say that better; None where strings are no tensor data."""
     if not all(run.whole for run in body.runs):
         return None
     key = secrets.token_hex(16)
-    spans: dict[str, Run] = {}
+    spans: dict[str, Base64Span] = {}
 
-    def nonce(run: Run) -> bytes:
+    def nonce(run: Base64Span) -> bytes:
         name = f"{key}.{len(spans)}"
         spans[name] = run
         return name.encode()
@@ -357,7 +357,7 @@ def _parse_lifted(
         else:
             _check_fits(_decoded_size(text), limits)
     if intake is not None:
-        intake.arrived(len(run.data) for run in spans.values())
+        intake.on_decoded(len(run.data) for run in spans.values())
         intake.decoding(_decoded_size(text) for text in wanted if text not in spans)
     return Parsed(request, {nonce: run.data for nonce, run in spans.items()})
 

@@ -10,7 +10,7 @@ from inlay.protocol.openai.completions import CompletionRequest, EmbedsSource, P
 from inlay.protocol.openai.embeddings import PromptsRequest
 
 
-class Source(NamedTuple):
+class TensorSource(NamedTuple):
     """Where a request says rows come from; exactly one of the first three is to be set, to a string.
 
     Attributes:
@@ -28,7 +28,7 @@ class Source(NamedTuple):
     object: Mapping[str, Any] | None = None
 
 
-def in_completion(request: CompletionRequest) -> list[Source]:
+def in_completion(request: CompletionRequest) -> list[TensorSource]:
     """The sources of a completions request, in order."""
     found = in_prompt_embeds(request.prompt_embeds)
     if found:
@@ -49,7 +49,7 @@ def in_completion(request: CompletionRequest) -> list[Source]:
     return found
 
 
-def in_prompt_embeds(embeds: str | EmbedsSource | list[str | EmbedsSource] | None) -> list[Source]:
+def in_prompt_embeds(embeds: str | EmbedsSource | list[str | EmbedsSource] | None) -> list[TensorSource]:
     """The sources of a request's field `prompt_embeds`, in order."""
     if embeds is None:
         return []
@@ -58,7 +58,7 @@ def in_prompt_embeds(embeds: str | EmbedsSource | list[str | EmbedsSource] | Non
     return [_embeds(item, f"prompt_embeds[{index}]") for index, item in enumerate(embeds)]
 
 
-def in_prompts(request: PromptsRequest) -> list[Source]:
+def in_prompts(request: PromptsRequest) -> list[TensorSource]:
     """The sources of a request for vectors: of its `prompt_embeds`, and of its chats, in order."""
     found = in_prompt_embeds(request.prompt_embeds)
     for chat in request.chats:
@@ -66,26 +66,26 @@ def in_prompts(request: PromptsRequest) -> list[Source]:
     return found
 
 
-def _embeds(item: str | EmbedsSource, param: str) -> Source:
+def _embeds(item: str | EmbedsSource, param: str) -> TensorSource:
     if isinstance(item, str):
-        return Source(item, None, None, param)
-    return Source(None, item.ref, item.part, param)
+        return TensorSource(item, None, None, param)
+    return TensorSource(None, item.ref, item.part, param)
 
 
-def part_source(part: PromptEmbedsPart, param: str) -> Source:
+def part_source(part: PromptEmbedsPart, param: str) -> TensorSource:
     """The source of a part of a completion's prompt."""
-    return Source(part.data, part.ref, part.part, param)
+    return TensorSource(part.data, part.ref, part.part, param)
 
 
-def in_messages(messages: Sequence[Mapping[str, Any]]) -> list[Source]:
+def in_messages(messages: Sequence[Mapping[str, Any]]) -> list[TensorSource]:
     """The sources of a chat, in order."""
-    found: list[Source] = []
+    found: list[TensorSource] = []
     for number, message in enumerate(messages):
         found += in_content(message.get("content"), f"messages[{number}].content")
     return found
 
 
-def in_content(content: object, where: str) -> list[Source]:
+def in_content(content: object, where: str) -> list[TensorSource]:
     """The sources of a message's content, which stands at `where`, in order."""
     if not isinstance(content, list):
         return []
@@ -96,17 +96,17 @@ def in_content(content: object, where: str) -> list[Source]:
     ]
 
 
-def content_source(part: Mapping[str, Any], param: str) -> Source:
+def content_source(part: Mapping[str, Any], param: str) -> TensorSource:
     """The source of a part of a message's content."""
-    return Source(part.get("data"), part.get("ref"), part.get("part"), param, part)
+    return TensorSource(part.get("data"), part.get("ref"), part.get("part"), param, part)
 
 
-def tensor_data(sources: Sequence[Source]) -> list[str]:
+def tensor_data(sources: Sequence[TensorSource]) -> list[str]:
     """The strings among `sources` that are tensor data."""
     return [source.data for source in sources if isinstance(source.data, str)]
 
 
-def check_source(source: Source) -> None:
+def check_source(source: TensorSource) -> None:
     """Raise `InvalidRequestError` unless exactly one of data, ref and part is set, to a string."""
     given = {
         name: value

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from inlay.errors import InvalidRequestError
-from inlay.pace import give_way
+from inlay.pace import yield_gil
 
 MAX_CONTAINERS = 100_000
 """Objects and arrays in one body."""
@@ -74,7 +74,7 @@ def count(text: bytes | bytearray) -> Counts:
             totals[index] += int(np.count_nonzero(block == character))
         spaces += int(np.count_nonzero(block <= ord(" ")))
         wide = wide or int(block.max()) >= 128
-        give_way()
+        yield_gil()
     wide = wide or (totals[-1] > 0 and b"\\u" in text)
     objects, arrays, colons, commas, quotes, escapes = totals
     return Counts(len(characters), objects, arrays, colons, commas, quotes, escapes, spaces, wide)
@@ -122,7 +122,7 @@ def check_structure(
             for number, most, what in found:
                 if number > most:
                     raise InvalidRequestError(f"{where} has more than {most} {what}")
-            give_way()
+            yield_gil()
 
 
 def _strings(block: np.ndarray, inside: bool, escaped: bool) -> tuple[np.ndarray, int, bool, bool]:

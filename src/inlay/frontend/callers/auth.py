@@ -29,7 +29,7 @@ class Tenant:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class ClientLimits:
     """What one client may take; None is what the settings say for all.
 
     Attributes:
@@ -58,7 +58,7 @@ class Key:
     sha256: bytes
     name: str
     admin: bool = False
-    share: Share = Share()
+    share: ClientLimits = ClientLimits()
     expires: float | None = None
 
     @classmethod
@@ -78,7 +78,7 @@ class Caller:
 
     tenant: Tenant
     admin: bool = False
-    share: Share = Share()
+    share: ClientLimits = ClientLimits()
 
 
 ANYONE = Caller(Tenant("", None))

@@ -6,7 +6,7 @@ from ipaddress import IPv6Address, ip_address
 from types import TracebackType
 
 from inlay.errors import RateLimitedError
-from inlay.frontend.callers.auth import Caller, Share
+from inlay.frontend.callers.auth import Caller, ClientLimits
 from inlay.frontend.callers.rates import TokenBucket
 from inlay.frontend.settings import FrontendSettings
 
@@ -32,7 +32,7 @@ class Client:
 
     __slots__ = ("_clients", "bucket", "bytes", "name", "requests", "share")
 
-    def __init__(self, clients: "Clients", name: str, share: Share) -> None:
+    def __init__(self, clients: "Clients", name: str, share: ClientLimits) -> None:
         self._clients = clients
         self.name = name
         self.share = share
@@ -119,21 +119,21 @@ class Clients:
             del self._known[name]
 
 
-def default_share(settings: FrontendSettings) -> Share:
+def default_share(settings: FrontendSettings) -> ClientLimits:
     """What a client may take whose key says nothing: half of everything, but one largest request at least."""
     requests = settings.max_client_requests or max(1, settings.max_inflight_requests // 2)
     largest = int(settings.max_body_bytes * (1 + DECODED_SHARE))
     size = settings.max_client_bytes or max(settings.max_inflight_bytes // 2, largest)
     # Where the whole is a client's share, what runs out is the server's.
-    return Share(
+    return ClientLimits(
         settings.max_client_rate,
         None if requests >= settings.max_inflight_requests else requests,
         None if size >= settings.max_inflight_bytes else size,
     )
 
 
-def _joined(own: Share, rest: Share) -> Share:
-    return Share(
+def _joined(own: ClientLimits, rest: ClientLimits) -> ClientLimits:
+    return ClientLimits(
         rest.rate if own.rate is None else own.rate,
         rest.max_requests if own.max_requests is None else own.max_requests,
         rest.max_bytes if own.max_bytes is None else own.max_bytes,

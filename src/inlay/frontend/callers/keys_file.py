@@ -26,7 +26,7 @@ import msgspec
 import yaml
 
 from inlay.errors import InvalidRequestError
-from inlay.frontend.callers.auth import UNNAMED, Key, Share
+from inlay.frontend.callers.auth import UNNAMED, ClientLimits, Key
 
 MAX_BYTES = 4 * 1024 * 1024
 """Bytes of a key file at most."""
@@ -129,7 +129,7 @@ def _entry(path: Path, number: int, item: object) -> Key:
         _digest(path, where, entry),
         entry.name,
         entry.admin,
-        Share(entry.rate, entry.max_requests, entry.max_bytes),
+        ClientLimits(entry.rate, entry.max_requests, entry.max_bytes),
         None if entry.expires is None else _time(path, where, entry.expires),
     )
 
@@ -164,7 +164,7 @@ def _time(path: Path, where: str, text: str) -> float:
 
 
 def _check_tenants(path: Path, keys: Sequence[Key]) -> None:
-    shares: dict[str, Share] = {}
+    shares: dict[str, ClientLimits] = {}
     digests: set[bytes] = set()
     for number, key in enumerate(keys):
         where = f"entry {number + 1} ({key.name})"

@@ -1,1 +1,1 @@
-"""Completions and chats: from what a request says to works, and from their deltas to what clients are shown."""
+"""Completions and chats: from what a request says to requests, and from their outputs to what clients are shown."""

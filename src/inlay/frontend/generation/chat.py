@@ -10,18 +10,18 @@ from inlay.errors import InvalidRequestError
 from inlay.frontend.answer_id import answer_id
 from inlay.frontend.bodies.embeds import Embeddings
 from inlay.frontend.bodies.intake import size_of
-from inlay.frontend.bodies.sources import Source, in_messages
+from inlay.frontend.bodies.sources import TensorSource, in_messages
 from inlay.frontend.generation.chat_shape import ChatShape
 from inlay.frontend.generation.messages import check_depth, with_rows
 from inlay.frontend.generation.prompt_logprobs import with_prompt_logprobs
 from inlay.frontend.generation.prompts import cut_off, kept_positions, truncated
-from inlay.frontend.generation.reading import Forms, check_tool_use, read_as
+from inlay.frontend.generation.reading import ModelFormats, check_tool_use, output_format_for
 from inlay.frontend.generation.respond import generation_of, respond
 from inlay.frontend.generation.sampling import check_request, sampling_of
 from inlay.frontend.generation.thinking import with_budget
 from inlay.frontend.generation.tools import ToolUse
 from inlay.frontend.generation.works import Generation
-from inlay.frontend.incoming import Incoming, read_request
+from inlay.frontend.incoming import ParsedRequest, read_request
 from inlay.frontend.references import embeddings_of
 from inlay.frontend.server import Call
 from inlay.prompt import Prompt, Rows
@@ -30,13 +30,13 @@ from inlay.protocol.work import Sampling, Task
 from inlay.render import Renderer
 from inlay.router import ServedModel
 
-ReadMessages: TypeAlias = Callable[[Callable[[Source], Rows]], tuple[list[dict[str, Any]], list[Rows]]]
+ReadMessages: TypeAlias = Callable[[Callable[[TensorSource], Rows]], tuple[list[dict[str, Any]], list[Rows]]]
 """From what reads a source to the messages for the renderer and their rows, as `with_rows` returns them."""
 
 _decoder = msgspec.json.Decoder(ChatRequest)
 
 
-class Asked(NamedTuple):
+class PreparedChat(NamedTuple):
     """A chat that is ready to be generated.
 
     Attributes:
@@ -57,7 +57,7 @@ async def chat_completions(call: Call) -> None:
     incoming = await read_request(call, _decoder, lambda request: embeds.in_messages(request.messages))
     request = incoming.parsed.request
     response_id = answer_id("chatcmpl-", request.request_id)
-    asked = await ask(
+    asked = await prepare_chat(
         call,
         incoming,
         request,
@@ -71,22 +71,22 @@ async def chat_completions(call: Call) -> None:
     await respond(call, request, asked.model, asked.generation, shape)
 
 
-async def ask(
+async def prepare_chat(
     call: Call,
-    incoming: Incoming[Any],
+    incoming: ParsedRequest[Any],
     request: ChatRequest,
     response_id: str,
-    sources: Sequence[Source],
+    sources: Sequence[TensorSource],
     messages: ReadMessages,
     kept: msgspec.Struct,
-) -> Asked:
+) -> PreparedChat:
     """Everything between a chat that was asked and its first token, whatever API it came by.
 
     Args:
         call: whose.
         incoming: the request as it came.
         request: the request as a chat.
-        response_id: names its works.
+        response_id: names its requests.
         sources: where it says that rows come from.
         messages: of the chat; those of `request` are dropped once they are a prompt.
         kept: what the client sent, all but the messages of which lives as long as the answer.
@@ -96,14 +96,14 @@ async def ask(
     """
     server = call.server
     check_request(request)
-    await server.prepare(call.intake.json, _check_chat, request, server.settings.max_choices)
+    await server.prepare(call.memory.json, _check_chat, request, server.settings.max_choices)
     model = server.model(request.model, Task.GENERATE)
     card = model.card
     renderer = await server.renderers.of(card)
     use = await server.prepare(
-        call.intake.json, ToolUse.of, request.tools, request.tool_choice, request.parallel_tool_calls
+        call.memory.json, ToolUse.of, request.tools, request.tool_choice, request.parallel_tool_calls
     )
-    forms = Forms.of(server.settings, renderer)
+    forms = ModelFormats.of(server.settings, renderer)
     check_tool_use(server.settings, card, forms, use)
     embeddings = await embeddings_of(call, incoming, sources, card)
     max_tokens = (
@@ -114,7 +114,7 @@ async def ask(
         incoming.size, _prompt, request, messages, embeddings, renderer, kept, keep
     )
     del embeddings, messages
-    call.intake.prepared([prompt], size)
+    call.memory.settle([prompt], size)
     sampling = sampling_of(
         request,
         card,
@@ -125,7 +125,7 @@ async def ask(
     )
     sampling = with_prompt_logprobs(sampling, request, card, [prompt], echoed=None)
     sampling = with_budget(sampling, request, forms, renderer)
-    output, sampling = read_as(
+    output, sampling = output_format_for(
         forms,
         renderer,
         prompt,
@@ -137,7 +137,7 @@ async def ask(
     generation = generation_of(
         call, request, response_id, model, renderer, [prompt], sampling, max_tokens, output=output
     )
-    return Asked(model, renderer, sampling, generation, use)
+    return PreparedChat(model, renderer, sampling, generation, use)
 
 
 def _prompt(

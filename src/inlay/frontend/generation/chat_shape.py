@@ -9,7 +9,7 @@ import msgspec
 from inlay.errors import InlayError
 from inlay.frontend.errors import shown
 from inlay.frontend.generation.alternatives import token_names
-from inlay.frontend.generation.choices import Choice, Piece
+from inlay.frontend.generation.choices import ChoicePiece, ChoiceState
 from inlay.frontend.generation.completions import joined, prompt_ids
 from inlay.frontend.generation.prompt_logprobs import LEAST
 from inlay.frontend.generation.tools import ToolChoice, ToolUse
@@ -31,7 +31,7 @@ from inlay.protocol.openai.chat import (
     TopLogprob,
 )
 from inlay.protocol.openai.generation import ErrorResponse, UsageInfo
-from inlay.render import Output, Renderer, ToolCallDelta
+from inlay.render import ParsedOutput, Renderer, ToolCallDelta
 
 _UNSET = msgspec.UNSET
 
@@ -65,7 +65,7 @@ class ChatShape:
         self._created = int(time.time())
         self._usage = UsageShown.of(request)
         self._begun: set[int] = set()
-        self._collected: dict[int, list[Piece]] = {}
+        self._collected: dict[int, list[ChoicePiece]] = {}
 
     def _chunk(self, choices: list[ChatChunkChoice], **more: Any) -> ChatChunk:
         return ChatChunk(id=self._id, created=self._created, model=self._model, choices=choices, **more)
@@ -78,7 +78,7 @@ class ChatShape:
             if choice.index not in self._begun:
                 self._begun.add(choice.index)
                 role = ChatChunkChoice(choice.index, ChatDelta(role="assistant", content=""))
-                ids = prompt_ids(choice.work.prompt) if with_ids else None
+                ids = prompt_ids(choice.request.prompt) if with_ids else None
                 usage = self._usage_of(choice, None)
                 events.append(self._chunk([role], prompt_token_ids=ids, prompt_text=None, usage=usage))
             delta = self._delta(piece)
@@ -98,7 +98,9 @@ class ChatShape:
                 events.append(self._piece(choice, piece, end, last=True))
         return events
 
-    def _piece(self, choice: Choice, piece: Piece, shown: ChatChunkChoice, *, last: bool) -> ChatChunk:
+    def _piece(
+        self, choice: ChoiceState, piece: ChoicePiece, shown: ChatChunkChoice, *, last: bool
+    ) -> ChatChunk:
         usage = self._usage_of(choice, piece)
         if not last:
             return self._chunk([shown], usage=usage)
@@ -108,7 +110,7 @@ class ChatShape:
         fingerprint = _UNSET if self._usage.at_end else self._generation.fingerprint
         return self._chunk([ended], usage=usage, system_fingerprint=fingerprint)
 
-    def _usage_of(self, choice: Choice, piece: Piece | None) -> UsageInfo | msgspec.UnsetType:
+    def _usage_of(self, choice: ChoiceState, piece: ChoicePiece | None) -> UsageInfo | msgspec.UnsetType:
         return self._generation.usage_of(choice, piece) if self._usage.continuous else _UNSET
 
     def closing_events(self) -> list[msgspec.Struct]:
@@ -130,7 +132,7 @@ class ChatShape:
     def response(self) -> msgspec.Struct:
         """All choices, whole."""
         with_ids = bool(self._request.return_token_ids)
-        first = self._generation.choices[0].work.prompt
+        first = self._generation.choices[0].request.prompt
         scores = self._generation.scores_of(self._generation.choices[0])
         return ChatCompletion(
             id=self._id,
@@ -145,12 +147,12 @@ class ChatShape:
             prompt_token_ids=prompt_ids(first) if with_ids else None,
         )
 
-    def _said(self, piece: Piece) -> _Said:
-        output = Output.of(piece.output)
+    def _said(self, piece: ChoicePiece) -> _Said:
+        output = ParsedOutput.of(piece.output)
         reasoning = output.reasoning if self._request.include_reasoning is not False else ""
         return _Said(output.content or _UNSET, reasoning or _UNSET, output.tool_calls)
 
-    def _delta(self, piece: Piece) -> ChatDelta | None:
+    def _delta(self, piece: ChoicePiece) -> ChatDelta | None:
         """What a piece adds to the message, None where that is nothing."""
         said = self._said(piece)
         if said == (_UNSET, _UNSET, []):
@@ -171,7 +173,7 @@ class ChatShape:
             reasoning_content=said.reasoning,
         )
 
-    def _message(self, piece: Piece) -> ChatMessage:
+    def _message(self, piece: ChoicePiece) -> ChatMessage:
         said = self._said(piece)
         calls = [
             ToolCall(call.id or "", FunctionCall(call.name or "", call.arguments)) for call in said.tool_calls
@@ -184,13 +186,13 @@ class ChatShape:
             reasoning_content=said.reasoning,
         )
 
-    def _finish_reason(self, choice: Choice, piece: Piece) -> str | None:
+    def _finish_reason(self, choice: ChoiceState, piece: ChoicePiece) -> str | None:
         """As OpenAI has it: the model's calls are a reason of their own, the one a request asks for by name is not."""
         if piece.finish_reason == "stop" and choice.calls_tools and not self._named:
             return "tool_calls"
         return piece.finish_reason
 
-    def _choice(self, choice: Choice, with_ids: bool) -> ChatChoice:
+    def _choice(self, choice: ChoiceState, with_ids: bool) -> ChatChoice:
         piece = joined(self._collected[choice.index])
         return ChatChoice(
             index=choice.index,
@@ -201,7 +203,7 @@ class ChatShape:
             token_ids=list(piece.token_ids) if with_ids else None,
         )
 
-    def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
+    def _logprobs(self, piece: ChoicePiece) -> ChatLogprobs | None:
         if not self._request.logprobs:
             return None
         request = self._request
@@ -210,7 +212,7 @@ class ChatShape:
 
 
 def token_logprobs(
-    piece: Piece, renderer: Renderer, top: int | None, name: Callable[[int], str] | None = None
+    piece: ChoicePiece, renderer: Renderer, top: int | None, name: Callable[[int], str] | None = None
 ) -> list[TokenLogprob]:
     """The logprobs of a piece.
 

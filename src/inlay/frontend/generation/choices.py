@@ -1,11 +1,11 @@
-"""One choice of a response: from the deltas of its work to text, with stop strings found and later tokens dropped."""
+"""One choice of a response: from the outputs of its request to text, with stop strings found and later tokens dropped."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from inlay.errors import EngineError, OverloadedError
-from inlay.protocol.work import Delta, TokenLogprobs, Work
+from inlay.protocol.work import Output, Request, TokenLogprobs
 from inlay.render import (
     PLAIN,
     Begins,
@@ -21,7 +21,7 @@ from inlay.render import (
 
 
 @dataclass(frozen=True, slots=True)
-class Display:
+class DisplayOptions:
     """How a request wants its output shown."""
 
     stops: StopStrings | None = None
@@ -31,8 +31,8 @@ class Display:
     format: OutputFormat = PLAIN
 
 
-class Piece(NamedTuple):
-    """What some deltas add to a choice.
+class ChoicePiece(NamedTuple):
+    """What some outputs add to a choice.
 
     Attributes:
         text: as the model wrote it.
@@ -81,12 +81,12 @@ class _ReasoningCount:
             self._waiting = None if self._renderer.token_text(id_).strip() else waited + 1
 
 
-class Choice:
-    """The output of one work, so far.
+class ChoiceState:
+    """The output of one request, so far.
 
     Attributes:
         index: of the choice in the response.
-        work: what is generated from.
+        request: what is generated from.
         completion_tokens: tokens shown; those past a stop string are not counted.
         cached_tokens: of the prompt, as the engine said.
         queued_seconds: until its first step, as the engine said; 0 where it did not.
@@ -106,12 +106,12 @@ class Choice:
         "finish_reason",
         "index",
         "queued_seconds",
-        "work",
+        "request",
     )  # fmt: skip
 
-    def __init__(self, index: int, work: Work, renderer: Renderer, display: Display) -> None:
+    def __init__(self, index: int, request: Request, renderer: Renderer, display: DisplayOptions) -> None:
         self.index = index
-        self.work = work
+        self.request = request
         self.completion_tokens = 0
         self.cached_tokens = 0
         self.queued_seconds = 0.0
@@ -128,11 +128,11 @@ class Choice:
         self._stops = StopMatcher(display.stops, include=display.include_stop) if display.stops else None
         self._include_stop = display.include_stop
 
-    def take(self, deltas: Sequence[Delta]) -> Piece:
-        """What `deltas` add. Once `finish_reason` is set there is nothing more to take.
+    def take(self, deltas: Sequence[Output]) -> ChoicePiece:
+        """What `outputs` add. Once `finish_reason` is set there is nothing more to take.
 
         Raises:
-            InlayError: the work failed.
+            InlayError: the request failed.
         """
         text = ""
         output: list[OutputDelta] = []
@@ -164,7 +164,7 @@ class Choice:
             output += self._read(shown, delta.token_ids[:count])
             if stop is not None:
                 break
-        return Piece(
+        return ChoicePiece(
             text,
             tuple(output),
             ids,
@@ -195,13 +195,13 @@ class Choice:
         """Tokens before the answer, the tags of the reasoning counted; 0 where they are not told from it."""
         return 0 if self._reasoning is None else self._reasoning.tokens
 
-    def _ended_by(self, delta: Delta) -> int | None:
-        if delta.stop_token_id is not None and delta.stop_token_id in self.work.sampling.stop_token_ids:
+    def _ended_by(self, delta: Output) -> int | None:
+        if delta.stop_token_id is not None and delta.stop_token_id in self.request.sampling.stop_token_ids:
             return delta.stop_token_id
         return None
 
-    def _show(self, delta: Delta) -> tuple[str, int, str | None]:
-        """(text, tokens taken, stop string) of a delta's ids; the id that ended the output has no text of its own."""
+    def _show(self, delta: Output) -> tuple[str, int, str | None]:
+        """(text, tokens taken, stop string) of an output's ids; the id that ended the output has no text of its own."""
         ids = delta.token_ids
         visible = ids if delta.stop_token_id is None or self._include_stop else ids[:-1]
         if self._stops is None:
@@ -209,7 +209,7 @@ class Choice:
         text = ""
         for taken, id_ in enumerate(visible, 1):
             new = self._detokenizer.push((id_,))
-            if self.completion_tokens + taken < self.work.sampling.min_tokens:
+            if self.completion_tokens + taken < self.request.sampling.min_tokens:
                 text += new
                 continue
             shown, stop = self._stops.push(new)

@@ -12,10 +12,10 @@ from inlay.frontend.bodies.intake import size_of
 from inlay.frontend.bodies.sources import in_completion
 from inlay.frontend.errors import shown
 from inlay.frontend.generation.alternatives import token_names
-from inlay.frontend.generation.choices import Choice, Piece
+from inlay.frontend.generation.choices import ChoicePiece, ChoiceState
 from inlay.frontend.generation.prompt_logprobs import LEAST, check_has_ids, with_prompt_logprobs
 from inlay.frontend.generation.prompts import PromptReader, kept_positions
-from inlay.frontend.generation.reading import Forms
+from inlay.frontend.generation.reading import ModelFormats
 from inlay.frontend.generation.respond import generation_of, respond
 from inlay.frontend.generation.sampling import check_request, sampling_of
 from inlay.frontend.generation.thinking import with_budget
@@ -63,9 +63,9 @@ async def completions(call: Call) -> None:
     )
     del incoming, embeddings
     request.prompt = request.prompt_embeds = None
-    call.intake.prepared(prompts, size)
+    call.memory.settle(prompts, size)
     sampling = _sampling(request, model, prompts)
-    sampling = with_budget(sampling, request, Forms.of(server.settings, renderer), renderer)
+    sampling = with_budget(sampling, request, ModelFormats.of(server.settings, renderer), renderer)
     response_id = answer_id("cmpl-", request.request_id)
     generation = generation_of(
         call, request, response_id, model, renderer, prompts, sampling, request.max_tokens
@@ -132,7 +132,7 @@ class CompletionShape:
         self._begun: set[int] = set()
         self._offsets: dict[int, _Offsets] = {}
         self._echoed: dict[int, str] = {}
-        self._collected: dict[int, list[Piece]] = {}
+        self._collected: dict[int, list[ChoicePiece]] = {}
 
     def _chunk(self, choices: list[CompletionChunkChoice], **more: Any) -> CompletionChunk:
         return CompletionChunk(id=self._id, created=self._created, model=self._model, choices=choices, **more)
@@ -212,12 +212,12 @@ class CompletionShape:
                 best.append(msgspec.structs.replace(self._choice(choice, piece), index=len(best)))
         return best
 
-    def _choice(self, choice: Choice, piece: Piece) -> CompletionChoice:
+    def _choice(self, choice: ChoiceState, piece: ChoicePiece) -> CompletionChoice:
         request = self._request
         begins = choice.index not in self._begun
         self._begun.add(choice.index)
         text = piece.text
-        prompt = choice.work.prompt
+        prompt = choice.request.prompt
         ids: tuple[int, ...] = piece.token_ids
         logprobs: list[TokenLogprobs | None] = list(piece.logprobs)
         scores = self._generation.scores_of(choice)
@@ -259,7 +259,7 @@ class CompletionShape:
 
     def _logprobs(
         self,
-        choice: Choice,
+        choice: ChoiceState,
         ids: Sequence[int],
         logprobs: Sequence[TokenLogprobs | None],
         *,
@@ -315,13 +315,13 @@ class _Offsets:
         self._detokenizer = self._new()
 
 
-def _mean_logprob(piece: Piece) -> float:
+def _mean_logprob(piece: ChoicePiece) -> float:
     return sum(entry.logprob for entry in piece.logprobs) / max(1, len(piece.logprobs))
 
 
-def joined(pieces: list[Piece]) -> Piece:
+def joined(pieces: list[ChoicePiece]) -> ChoicePiece:
     """A choice's pieces as one."""
-    return Piece(
+    return ChoicePiece(
         "".join(piece.text for piece in pieces),
         tuple(delta for piece in pieces for delta in piece.output),
         tuple(id_ for piece in pieces for id_ in piece.token_ids),

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from inlay.errors import InvalidRequestError
-from inlay.frontend.bodies.sources import Source, content_source
+from inlay.frontend.bodies.sources import TensorSource, content_source
 from inlay.frontend.bodies.structure import check_structure
 from inlay.frontend.quoting import shown_at, shown_value
-from inlay.pace import give_way
+from inlay.pace import yield_gil
 from inlay.prompt import Rows
 
 MAX_DEPTH = 64
@@ -22,7 +22,7 @@ def check_depth(value: object, param: str) -> None:
     for _ in range(MAX_DEPTH):
         deeper: list[object] = []
         for item in level:
-            give_way()
+            yield_gil()
             if isinstance(item, dict):
                 deeper.extend(child for child in item.values() if isinstance(child, dict | list))
             elif isinstance(item, list):
@@ -35,7 +35,7 @@ def check_depth(value: object, param: str) -> None:
 
 def with_rows(
     messages: Sequence[Mapping[str, Any]],
-    read: Callable[[Source], Rows],
+    read: Callable[[TensorSource], Rows],
     *,
     named: Sequence[str] | None = None,
     served: str = "text, prompt_embeds",
@@ -94,7 +94,7 @@ def _arguments(messages: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
 
 
 def _content(
-    content: object, where: str, rows: list[Rows], read: Callable[[Source], Rows], served: str
+    content: object, where: str, rows: list[Rows], read: Callable[[TensorSource], Rows], served: str
 ) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
@@ -106,7 +106,7 @@ def _content(
 
 
 def _part(
-    part: object, where: str, rows: list[Rows], read: Callable[[Source], Rows], served: str
+    part: object, where: str, rows: list[Rows], read: Callable[[TensorSource], Rows], served: str
 ) -> dict[str, Any]:
     if isinstance(part, str):
         return {"type": "text", "text": part}

@@ -21,7 +21,7 @@ BYTES = 512
 
 
 class PromptScores:
-    """The logprobs of one prompt, which all its choices show. Told once, by the work of the first of them.
+    """The logprobs of one prompt, which all its choices show. Told once, by the request of the first of them.
 
     Attributes:
         complete: set when all positions but the first, of which nothing can be said, have been told.

@@ -30,14 +30,14 @@ _TAIL = 16
 """Tokens at the end of a prompt that show whether it leaves the reasoning open."""
 
 
-class Forms(NamedTuple):
+class ModelFormats(NamedTuple):
     """The forms in which a model writes tool calls and reasoning, None where it has none that is known."""
 
     tools: ToolForm | ChannelForm | None
     reasoning: ReasoningForm | ChannelForm | None
 
     @classmethod
-    def of(cls, settings: FrontendSettings, renderer: Renderer) -> "Forms":
+    def of(cls, settings: FrontendSettings, renderer: Renderer) -> "ModelFormats":
         """Those the settings name, else those the model's chat templates show."""
         templates = renderer.chat_templates
         tools, reasoning = settings.tool_call_parser, settings.reasoning_parser
@@ -51,7 +51,7 @@ class Forms(NamedTuple):
         return CHANNELS in self
 
 
-def check_tool_use(settings: FrontendSettings, card: ModelCard, forms: Forms, use: ToolUse) -> None:
+def check_tool_use(settings: FrontendSettings, card: ModelCard, forms: ModelFormats, use: ToolUse) -> None:
     """Raise `InvalidRequestError` where calls could not be told from text, or not be enforced."""
     check_served(use.grammar, card, "tool_choice")
     if use.choice is not ToolChoice.AUTO:
@@ -70,8 +70,8 @@ def check_tool_use(settings: FrontendSettings, card: ModelCard, forms: Forms, us
         )
 
 
-def read_as(
-    forms: Forms,
+def output_format_for(
+    forms: ModelFormats,
     renderer: Renderer,
     prompt: Prompt,
     use: ToolUse,
@@ -147,4 +147,4 @@ def _text(content: object) -> str:
     return content if isinstance(content, str) else ""
 
 
-__all__ = ["Forms", "check_tool_use", "read_as"]
+__all__ = ["ModelFormats", "check_tool_use", "output_format_for"]

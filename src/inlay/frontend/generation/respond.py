@@ -1,4 +1,4 @@
-"""From a request's works to its response, streamed or whole."""
+"""From a request's requests to its response, streamed or whole."""
 
 import logging
 import time
@@ -14,7 +14,7 @@ from inlay import __version__
 from inlay.errors import InlayError, InvalidRequestError
 from inlay.frontend.access import session_of
 from inlay.frontend.errors import ClientGone, internal_error
-from inlay.frontend.generation.choices import Choice, Display
+from inlay.frontend.generation.choices import ChoiceState, DisplayOptions
 from inlay.frontend.generation.grammars import field_of
 from inlay.frontend.generation.prompt_logprobs import PromptScores, reserve, size_of_logprobs
 from inlay.frontend.generation.sampling import (
@@ -26,20 +26,20 @@ from inlay.frontend.generation.sampling import (
 )
 from inlay.frontend.generation.thinking import for_prompt
 from inlay.frontend.generation.works import Generation, Pieces
-from inlay.frontend.lifeline import Lifeline
+from inlay.frontend.lifeline import RequestScope
 from inlay.frontend.server import Call
 from inlay.frontend.sse import UNNAMED, EventStream, Framing
 from inlay.prompt import Prompt
 from inlay.protocol import refusals
 from inlay.protocol.openai.generation import GenerationRequest
-from inlay.protocol.work import ModelCard, Sampling, Work
+from inlay.protocol.work import ModelCard, Request, Sampling
 from inlay.render import PLAIN, OutputFormat, Renderer, StopStrings
 from inlay.router import ServedModel
 
 _log = logging.getLogger(__name__)
 
 
-class Shape(Protocol):
+class ResponseShape(Protocol):
     """How one API shows a generation."""
 
     def events(self, pieces: Pieces) -> list[msgspec.Struct]:
@@ -75,7 +75,7 @@ def generation_of(
     *,
     output: OutputFormat = PLAIN,
 ) -> Generation:
-    """The works of a request: `candidates` for each prompt, all of which share its memory.
+    """The requests of a request: `candidates` for each prompt, all of which share its memory.
 
     `output` says how each answer is read. Raises `InvalidRequestError` for what the engine refuses, and as `prompt_logprobs.reserve`.
     """
@@ -83,7 +83,7 @@ def generation_of(
     call.reservation.grow(StopStrings.size(stops))
     # Clients may name two requests alike; works never.
     works_id = response_id if request.request_id is None else uuid.uuid4().hex
-    display = Display(
+    display = DisplayOptions(
         stops=StopStrings(stops) if stops else None,
         include_stop=bool(request.include_stop_str_in_output),
         skip_special_tokens=request.skip_special_tokens is not False,
@@ -106,7 +106,7 @@ def generation_of(
     check_together(sampling, len(prompts) * request.candidates)
     bulk = reserve(call.reservation, sampling, prompts, request.candidates)
     remaining = call.remaining
-    choices: list[Choice] = []
+    choices: list[ChoiceState] = []
     for prompt in prompts:
         wanted = output_limit(request, max_tokens, model.max_len - len(prompt))
         own = for_prompt(sampling, prompt, output)
@@ -115,7 +115,7 @@ def generation_of(
             index = len(choices)
             # A prompt is told of once, however many choices show it.
             shared = unscored if number else own
-            work = Work(
+            engine_request = Request(
                 id=f"{works_id}-{index}",
                 prompt=prompt,
                 sampling=for_choice(shared, seed=request.seed, index=index, max_tokens=wanted),
@@ -126,8 +126,8 @@ def generation_of(
                 trace=None if call.span is None else call.span.traceparent,
                 client=call.client,
             )
-            _check_served(model, work, request)
-            choices.append(Choice(index, work, renderer, display))
+            _check_served(model, engine_request, request)
+            choices.append(ChoiceState(index, engine_request, renderer, display))
     total = sum(len(prompt) + model.positions_before for prompt in prompts)
     times = call.times = call.server.metrics.request(model.card.name, total, call.began)
     scores = [] if sampling.prompt_logprobs is None else [PromptScores(prompt) for prompt in prompts]
@@ -148,19 +148,19 @@ def fingerprint_of(card: ModelCard) -> str:
     return f"inlay-{__version__}-{blake3(repr(parts).encode()).hexdigest(4)}"
 
 
-def _check_served(model: ServedModel, work: Work, request: GenerationRequest) -> None:
+def _check_served(model: ServedModel, engine_request: Request, request: GenerationRequest) -> None:
     card = model.card
     if model.positions_before:
         # To its engine that is rows and no adapter; what it refuses of those it says itself.
-        work = msgspec.structs.replace(work, adapter=None)
+        engine_request = msgspec.structs.replace(engine_request, adapter=None)
     try:
-        refusals.check(card.refusals, work, f"{card.engine} {card.engine_version}")
+        refusals.check(card.refusals, engine_request, f"{card.engine} {card.engine_version}")
     except InvalidRequestError as error:
-        _named_as_asked(error, request)
+        _map_error_fields(error, request)
         raise
 
 
-def _named_as_asked(error: InlayError, request: GenerationRequest) -> None:
+def _map_error_fields(error: InlayError, request: GenerationRequest) -> None:
     """Name the client's own field where the error names a grammar, as engines do."""
     if error.param == "grammar":
         error.param = field_of(request)
@@ -171,7 +171,7 @@ async def respond(
     request: GenerationRequest,
     model: ServedModel,
     generation: Generation,
-    shape: Shape,
+    shape: ResponseShape,
     framing: Framing = UNNAMED,
 ) -> None:
     """Run `generation` and answer the call in `shape`.
@@ -180,12 +180,12 @@ async def respond(
 
     Raises:
         InlayError: before anything was sent. After that, errors are events.
-        ClientGone: the client left; the works are cancelled.
+        ClientGone: the client left; the requests are cancelled.
     """
     stream = EventStream(call.send, framing)
     session = session_of(call.scope["headers"], request.session_id, request.prompt_cache_key, call.tenant.id)
     try:
-        async with Lifeline(call.server.inflight, call.receive, call.take_clock()):
+        async with RequestScope(call.server.inflight, call.receive, call.take_clock()):
             await call.server.awake(model.card.name)
             call.sent = time.perf_counter()
             await generation.start(call.server.router, model.card.name, session=session)
@@ -200,7 +200,7 @@ async def respond(
                         shape.collect(pieces)
     except (InlayError, ClientGone) as error:
         if isinstance(error, InlayError):
-            _named_as_asked(error, request)
+            _map_error_fields(error, request)
         if not stream.started or isinstance(error, ClientGone):
             raise
         call.failed = error

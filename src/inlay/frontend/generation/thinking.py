@@ -3,7 +3,7 @@
 import msgspec
 
 from inlay.errors import InvalidRequestError
-from inlay.frontend.generation.reading import Forms
+from inlay.frontend.generation.reading import ModelFormats
 from inlay.prompt import Prompt
 from inlay.protocol.openai.generation import GenerationRequest
 from inlay.protocol.work import Sampling, ThinkingBudget
@@ -14,7 +14,9 @@ from inlay.render.output import Begins
 _FIELD = "thinking_token_budget"
 
 
-def with_budget(sampling: Sampling, request: GenerationRequest, forms: Forms, renderer: Renderer) -> Sampling:
+def with_budget(
+    sampling: Sampling, request: GenerationRequest, forms: ModelFormats, renderer: Renderer
+) -> Sampling:
     """`sampling` with the request's budget, before anything is known of its prompts.
 
     Raises:

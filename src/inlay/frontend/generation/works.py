@@ -1,4 +1,4 @@
-"""The works of one request under way together."""
+"""The requests of one request under way together."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from inlay.frontend.generation.choices import Choice, Piece
+from inlay.frontend.generation.choices import ChoicePiece, ChoiceState
 from inlay.frontend.generation.prompt_logprobs import PromptScores
 from inlay.frontend.metrics.frontend import RequestTimes
 from inlay.protocol.openai.generation import (
@@ -15,13 +15,13 @@ from inlay.protocol.openai.generation import (
     PromptTokensDetails,
     UsageInfo,
 )
-from inlay.protocol.work import Delta, Stream
+from inlay.protocol.work import Output, Stream
 from inlay.router import Router
 
-Pieces: TypeAlias = list[tuple[Choice, Piece]]
+Pieces: TypeAlias = list[tuple[ChoiceState, ChoicePiece]]
 
 _QUEUED = 64
-"""Batches of deltas that may wait between the streams of a request and its response, together."""
+"""Batches of outputs that may wait between the streams of a request and its response, together."""
 
 
 class UsageShown(NamedTuple):
@@ -42,7 +42,7 @@ class UsageShown(NamedTuple):
 
 
 class Generation:
-    """Sends a request's works and gathers what they answer. `close` must be called whatever happens.
+    """Sends a request's requests and gathers what they answer. `close` must be called whatever happens.
 
     Attributes:
         choices: in the order of the response.
@@ -52,7 +52,7 @@ class Generation:
 
     def __init__(
         self,
-        choices: Sequence[Choice],
+        choices: Sequence[ChoiceState],
         prompts: int,
         times: RequestTimes,
         *,
@@ -82,41 +82,43 @@ class Generation:
         self._sending: Sequence[asyncio.Future[list[Stream]]] = []
         self._tasks: list[asyncio.Task[None]] = []
 
-    def scores_of(self, choice: Choice) -> PromptScores | None:
+    def scores_of(self, choice: ChoiceState) -> PromptScores | None:
         """The logprobs of a choice's prompt, if they were asked for."""
         return self._scores[choice.index // self._per_prompt] if self._scores else None
 
-    def by_prompt(self) -> Sequence[Sequence[Choice]]:
+    def by_prompt(self) -> Sequence[Sequence[ChoiceState]]:
         """The choices of each prompt."""
         each = self._per_prompt
         return [self.choices[start : start + each] for start in range(0, len(self.choices), each)]
 
     async def start(self, router: Router, name: str, *, session: str | None) -> None:
-        """Send the works, those of each prompt to one worker, or wait until there is room for the first prompt's.
+        """Send the requests, those of each prompt to one worker, or wait until there is room for the first prompt's.
 
         Arguments and errors as `Router.send`.
         """
-        prompts = [[choice.work for choice in choices] for choices in self.by_prompt()]
+        prompts = [[choice.request for choice in choices] for choices in self.by_prompt()]
         if len(prompts) == 1:
             # As nearly always; a task for it would cost a turn of the event loop.
             sent: asyncio.Future[list[Stream]] = asyncio.get_running_loop().create_future()
             sent.set_result(await router.send(name, prompts[0], session=session))
             self._sending = [sent]
             return
-        self._sending = [asyncio.create_task(router.send(name, works, session=session)) for works in prompts]
+        self._sending = [
+            asyncio.create_task(router.send(name, requests, session=session)) for requests in prompts
+        ]
         await self._sending[0]
 
     async def pieces(self) -> AsyncGenerator[Pieces, None]:
         """What comes, all that has arrived at a time, until every choice has ended.
 
         Raises:
-            InlayError: a work was refused or failed.
+            InlayError: a request was refused or failed.
         """
         if len(self.choices) == 1:
             async for piece in self._follow(self.choices[0]):
                 yield [(self.choices[0], piece)]
             return
-        queue: asyncio.Queue[tuple[Choice, Piece] | BaseException] = asyncio.Queue(_QUEUED)
+        queue: asyncio.Queue[tuple[ChoiceState, ChoicePiece] | BaseException] = asyncio.Queue(_QUEUED)
         self._tasks = [asyncio.create_task(self._pump(choice, queue)) for choice in self.choices]
         open_ = len(self.choices)
         while open_:
@@ -133,7 +135,7 @@ class Generation:
             yield batch
 
     async def _pump(
-        self, choice: Choice, queue: "asyncio.Queue[tuple[Choice, Piece] | BaseException]"
+        self, choice: ChoiceState, queue: "asyncio.Queue[tuple[ChoiceState, ChoicePiece] | BaseException]"
     ) -> None:
         try:
             async for piece in self._follow(choice):
@@ -141,30 +143,30 @@ class Generation:
         except Exception as error:  # handed on: raised where the pieces are read
             await queue.put(error)
 
-    async def _follow(self, choice: Choice) -> AsyncGenerator[Piece, None]:
+    async def _follow(self, choice: ChoiceState) -> AsyncGenerator[ChoicePiece, None]:
         prompt, number = divmod(choice.index, self._per_prompt)
         stream = (await self._sending[prompt])[number]
-        async for deltas in stream:
-            piece = self._taken(choice, deltas)
+        async for outputs in stream:
+            piece = self._taken(choice, outputs)
             if choice.finish_reason is not None:
                 stream.cancel()
             if not piece.token_ids and piece.finish_reason is None:
                 continue
             scores = self.scores_of(choice)
             if scores is not None:
-                # Whoever shows a prompt needs all that is told of it, by the work of another choice perhaps.
+                # Whoever shows a prompt needs all that is told of it, by the request of another choice perhaps.
                 await scores.complete.wait()
             yield piece
             if choice.finish_reason is not None:
                 return
 
-    def _taken(self, choice: Choice, deltas: Sequence[Delta]) -> Piece:
-        piece = choice.take(deltas)
+    def _taken(self, choice: ChoiceState, outputs: Sequence[Output]) -> ChoicePiece:
+        piece = choice.take(outputs)
         scores = self.scores_of(choice)
-        if scores is not None and choice.work.sampling.prompt_logprobs is not None:
-            for delta in deltas:
-                if delta.prompt_logprobs is not None:
-                    scores.take(delta.prompt_logprobs)
+        if scores is not None and choice.request.sampling.prompt_logprobs is not None:
+            for output in outputs:
+                if output.prompt_logprobs is not None:
+                    scores.take(output.prompt_logprobs)
             if piece.token_ids or piece.finish_reason is not None:
                 scores.check()
         self._times.tokens(choice.index, len(piece.token_ids))
@@ -190,8 +192,8 @@ class Generation:
     def _cached_tokens(self) -> int:
         return sum(choice.cached_tokens for choice in self.choices[:: self._per_prompt])
 
-    def _prompt_tokens(self, choice: Choice) -> int:
-        return len(choice.work.prompt) + self._positions_before
+    def _prompt_tokens(self, choice: ChoiceState) -> int:
+        return len(choice.request.prompt) + self._positions_before
 
     def _details(self, reasoning_tokens: int) -> CompletionTokensDetails | None:
         return CompletionTokensDetails(reasoning_tokens) if self.choices[0].counts_reasoning else None
@@ -217,7 +219,7 @@ class Generation:
             completion_tokens_details=usage.completion_tokens_details or msgspec.UNSET,
         )
 
-    def usage_of(self, choice: Choice, piece: Piece | None) -> UsageInfo:
+    def usage_of(self, choice: ChoiceState, piece: ChoicePiece | None) -> UsageInfo:
         """Usage of one choice up to `piece`, or before its first; what a stream shows as it goes."""
         prompt, completed = self._prompt_tokens(choice), 0 if piece is None else piece.completion_tokens
         return UsageInfo(

@@ -81,7 +81,9 @@ def health_of(worker: Worker) -> WorkerHealth:
     )
 
 
-def together(models: Iterable[ModelCard], workers: Sequence[Worker], missing: Mapping[str, str]) -> Health:
+def combined_status(
+    models: Iterable[ModelCard], workers: Sequence[Worker], missing: Mapping[str, str]
+) -> Health:
     """How all of them are.
 
     Args:

@@ -27,7 +27,7 @@ class RouterMetrics(Collector):
         for model in {card.name for card in self._router.models()} | set(held):
             waiting.add_metric([model], held.get(model, 0))
         yield waiting
-        tally = self._router.tally
+        tally = self._router.stats
         decisions = CounterMetricFamily(
             "inlay:router_decisions",
             "Choices sent to a worker; further ones go on elsewhere when their worker is gone.",

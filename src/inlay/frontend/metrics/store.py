@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from inlay.store import Prompts
+from inlay.store import StoredPrompts
 
 _COUNTERS = {
     "hits": "Uses of stored embeddings answered from memory.",
@@ -21,7 +21,7 @@ _COUNTERS = {
 class StoreMetrics(Collector):
     """Reads a store's own counters whenever someone looks."""
 
-    def __init__(self, store: Prompts) -> None:
+    def __init__(self, store: StoredPrompts) -> None:
         self._store = store
 
     def collect(self) -> Iterator[Metric]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from inlay.errors import InvalidRequestError
-from inlay.frontend.bodies.sources import Source, in_content
+from inlay.frontend.bodies.sources import TensorSource, in_content
 from inlay.frontend.quoting import shown_at, shown_value
 from inlay.protocol.openai.responses import ResponsesRequest
 
@@ -35,9 +35,9 @@ class Conversation(NamedTuple):
     continues: bool
 
 
-def in_input(request: ResponsesRequest) -> list[Source]:
+def in_input(request: ResponsesRequest) -> list[TensorSource]:
     """The sources of a request, in order."""
-    found: list[Source] = []
+    found: list[TensorSource] = []
     if isinstance(request.input, list):
         for number, item in enumerate(request.input):
             field = _CONTENT.get(_kind(item))

@@ -54,7 +54,7 @@ class _Growing(Protocol):
         ...
 
     def grow(self, delta: OutputDelta, logprobs: list[TokenLogprob]) -> list[ResponseEvent] | None:
-        """More of it; None where `delta` belongs to another item."""
+        """More of it; None where `output` belongs to another item."""
         ...
 
     def end(self, status: ItemStatus) -> list[ResponseEvent]:
@@ -243,7 +243,7 @@ class Items:
         self._open: _Growing | None = None
 
     def take(self, deltas: Sequence[OutputDelta], logprobs: list[TokenLogprob]) -> list[ResponseEvent]:
-        """What `deltas` add.
+        """What `outputs` add.
 
         Args:
             deltas: of the output, in order.

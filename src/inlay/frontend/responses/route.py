@@ -9,7 +9,7 @@ import msgspec
 
 from inlay.errors import InvalidRequestError
 from inlay.frontend.answer_id import answer_id
-from inlay.frontend.generation.chat import ask
+from inlay.frontend.generation.chat import prepare_chat
 from inlay.frontend.generation.messages import with_rows
 from inlay.frontend.generation.respond import respond
 from inlay.frontend.incoming import read_request
@@ -59,14 +59,14 @@ async def responses(call: Call) -> None:
     server = call.server
     incoming = await read_request(call, _decoder, lambda request: server.embeds.tensors(in_input(request)))
     request = incoming.parsed.request
-    await server.prepare(call.intake.json, check_responses, request)
+    await server.prepare(call.memory.json, check_responses, request)
     said, chat = await server.prepare(incoming.size, _as_chat, request)
     sources = in_input(request)
     request.input = None  # which is the chat's messages from here on
     # Here vLLM has the name stand for the whole id.
     response_id = answer_id("resp_" if request.request_id is None else "", request.request_id)
-    with _in_own_words():
-        asked = await ask(
+    with _map_error_fields():
+        asked = await prepare_chat(
             call,
             incoming,
             chat,
@@ -106,7 +106,7 @@ def _as_chat(request: ResponsesRequest) -> tuple[Conversation, ChatRequest]:
 
 
 @contextmanager
-def _in_own_words() -> Iterator[None]:
+def _map_error_fields() -> Iterator[None]:
     """Errors that name a field of the chat name the field of the request that it came from."""
     try:
         yield

@@ -9,7 +9,7 @@ import msgspec
 from inlay.errors import InlayError
 from inlay.frontend.errors import shown
 from inlay.frontend.generation.chat_shape import token_logprobs
-from inlay.frontend.generation.choices import Choice, Piece
+from inlay.frontend.generation.choices import ChoicePiece, ChoiceState
 from inlay.frontend.generation.works import Generation, Pieces
 from inlay.frontend.responses.items import Items
 from inlay.protocol.openai.chat import TokenLogprob
@@ -58,7 +58,7 @@ class ResponsesShape:
     ) -> None:
         self._opening = opening
         self._generation = generation
-        self._choice: Choice = generation.choices[0]
+        self._choice: ChoiceState = generation.choices[0]
         self._renderer = renderer
         self._top_logprobs = top_logprobs
         self._shows_reasoning = shows_reasoning
@@ -85,7 +85,7 @@ class ResponsesShape:
             InProgress(sequence_number=self._next(), response=self._opening),
         ]
 
-    def _take(self, piece: Piece) -> list[ResponseEvent]:
+    def _take(self, piece: ChoicePiece) -> list[ResponseEvent]:
         self._wait(piece)
         shown = [
             delta for delta in piece.output if self._shows_reasoning or not isinstance(delta, ReasoningDelta)
@@ -95,7 +95,7 @@ class ResponsesShape:
             self._waiting = []
         return events
 
-    def _wait(self, piece: Piece) -> None:
+    def _wait(self, piece: ChoicePiece) -> None:
         """Keep the logprobs of a piece for the text that they belong to; tokens of reasoning belong to none."""
         if self._top_logprobs is None:
             return

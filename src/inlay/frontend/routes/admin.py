@@ -13,7 +13,7 @@ WITHIN = 30.0
 """Seconds a worker has to do what it is told."""
 
 SLEEP_WITHIN = 900.0
-"""Seconds it has to fall asleep, beside those it waits for works, and to wake: a model is loaded meanwhile."""
+"""Seconds it has to fall asleep, beside those it waits for requests, and to wake: a model is loaded meanwhile."""
 
 MAX_WAIT = 86_400.0
 
@@ -29,7 +29,7 @@ async def reset_prefix_cache(call: Call) -> None:
         InlayError: as `tell`.
     """
     query_of(call)
-    status, answers = await tell(call, Command("reset_prefix_cache"))
+    status, answers = await call_workers(call, Command("reset_prefix_cache"))
     await call.json(CacheReset(status != MIXED, answers), status)
 
 
@@ -51,7 +51,7 @@ async def sleep(call: Call) -> None:
         raise InvalidRequestError(f"wait must be 0 to {MAX_WAIT:g} seconds, got {wait:g}", param="wait")
     mode = query.get("mode", ["abort"])[-1]
     command = Command("sleep", {"level": level, "mode": mode, "wait": wait})
-    status, answers = await tell(call, command, SLEEP_WITHIN + wait, _named(query))
+    status, answers = await call_workers(call, command, SLEEP_WITHIN + wait, _named(query))
     await call.json(Asleep("sleeping", level, answers), status)
 
 
@@ -64,7 +64,7 @@ async def wake_up(call: Call) -> None:
     """
     query = query_of(call, "tags", "model")
     tags = [tag for given in query.get("tags", []) for tag in given.split(",") if tag]
-    status, answers = await tell(
+    status, answers = await call_workers(
         call, Command("wake_up", {"tags": ",".join(tags)}), SLEEP_WITHIN, _named(query)
     )
     awake = all(answer.awake for answer in answers)
@@ -87,7 +87,7 @@ def _workers(call: Call, model: str | None) -> Sequence[Worker]:
     return router.ready() if model is None else router.workers(router.card(model).name)
 
 
-async def tell(
+async def call_workers(
     call: Call, command: Command, within: float = WITHIN, model: str | None = None
 ) -> tuple[int, list[WorkerAnswer]]:
     """What every worker, or those of one model, made of a command; with the status of all together.

@@ -6,7 +6,7 @@ import inlay
 from inlay.errors import OverloadedError
 from inlay.frontend.lifeline import shutting_down
 from inlay.frontend.metrics import frontend as metrics
-from inlay.frontend.metrics.engine_health import health_of, together
+from inlay.frontend.metrics.engine_health import combined_status, health_of
 from inlay.frontend.server import Call
 from inlay.router.router import ASLEEP_RETRY_AFTER
 
@@ -54,9 +54,9 @@ async def health(call: Call) -> None:
     router = call.server.router
     cut_off = router.unreachable()
     if cut_off is None:
-        found = together(router.models(), router.ready(), router.missing())
+        found = combined_status(router.models(), router.ready(), router.unavailable())
     else:
-        found = together(router.models(), [], {**router.missing(), "NATS": cut_off})
+        found = combined_status(router.models(), [], {**router.unavailable(), "NATS": cut_off})
     await call.json(found, OverloadedError.status if found.error is not None else 200)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from inlay.errors import InvalidRequestError
-from inlay.frontend.bodies.sources import Source
+from inlay.frontend.bodies.sources import TensorSource
 from inlay.frontend.generation.messages import check_depth, with_rows
 from inlay.frontend.generation.sampling import check_ids
 from inlay.frontend.incoming import read_json
@@ -33,7 +33,7 @@ async def tokenize(call: Call) -> None:
     check_unserved(request)
     card = server.card(request.model)
     renderer = await server.renderers.of(card)
-    await call.json(await server.prepare(call.intake.json, _tokens, request, card, renderer))
+    await call.json(await server.prepare(call.memory.json, _tokens, request, card, renderer))
 
 
 def _tokens(request: TokenizeRequest, card: ModelCard, renderer: Renderer) -> TokenizeResponse:
@@ -65,7 +65,7 @@ def _chat(request: TokenizeRequest, raw: Sequence[dict[str, Any]], renderer: Ren
     return prompt.token_ids()
 
 
-def _no_rows(_: Source) -> Rows:
+def _no_rows(_: TensorSource) -> Rows:
     raise InvalidRequestError("prompt_embeds have no tokens to show", param="messages")
 
 
@@ -82,5 +82,5 @@ async def detokenize(call: Call) -> None:
             param="tokens",
         )
     check_ids(ids, card.vocab_size, "tokens")
-    text = await server.prepare(call.intake.json, renderer.decode, ids, skip_special_tokens=False)
+    text = await server.prepare(call.memory.json, renderer.decode, ids, skip_special_tokens=False)
     await call.json(DetokenizeResponse(text))

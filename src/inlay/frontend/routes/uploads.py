@@ -3,11 +3,11 @@
 import msgspec
 
 from inlay.frontend.bodies import lift
-from inlay.frontend.bodies.body import JSON, check_media, media_of
+from inlay.frontend.bodies.body import JSON, check_content_type, content_type_of
 from inlay.frontend.bodies.lift import Parsed
 from inlay.frontend.incoming import OCTETS, read_json, read_tensor
 from inlay.frontend.query import query_of
-from inlay.frontend.references import store_of
+from inlay.frontend.references import store_for
 from inlay.frontend.server import Call
 from inlay.prompt import Buffer
 from inlay.protocol.openai.prompt_embeds import (
@@ -26,11 +26,11 @@ _pin = msgspec.json.Decoder(PinRequest)
 
 async def upload(call: Call) -> None:
     """Store a tensor; with `?model=` only if that model takes it."""
-    store = store_of(call)
+    store = store_for(call)
     name = _model(call)
     card = None if name is None else call.server.card(name)
-    media = media_of(call.scope["headers"])
-    check_media(media, OCTETS, JSON)
+    media = content_type_of(call.scope["headers"])
+    check_content_type(media, OCTETS, JSON)
     data = await read_tensor(call) if media.kind == OCTETS else await _decoded(call)
     tensor = await call.server.prepare(len(data), _read, call, data, card)
     tenant = call.tenant.id
@@ -56,7 +56,7 @@ async def _decoded(call: Call) -> Buffer:
         _upload,
         lambda request: [request.data],
         limits=server.embeds.limits,
-        intake=call.intake,
+        intake=call.memory,
     )
     return parsed.data(parsed.request.data, limits=server.embeds.limits)
 
@@ -75,19 +75,19 @@ def _seen(stored: StoredPrompt) -> None:
 
 async def show(call: Call) -> None:
     """Answer with what is known of a stored prompt. Not a use."""
-    await call.json(_shown(await store_of(call).get(call.tenant.id, _id(call))))
+    await call.json(_shown(await store_for(call).get(call.tenant.id, _id(call))))
 
 
 async def delete(call: Call) -> None:
     """Delete a stored prompt from every tier."""
     id_ = _id(call)
-    await store_of(call).delete(call.tenant.id, id_)
+    await store_for(call).delete(call.tenant.id, id_)
     await call.json(PromptEmbedsDeleted(id=id_))
 
 
 async def pin(call: Call) -> None:
     """Keep a stored prompt until it is unpinned or deleted; `{"pinned": false}` lets it expire again."""
-    store = store_of(call)
+    store = store_for(call)
     request = await read_json(call, _pin, empty=PinRequest())
     await call.json(_shown(await store.pin(call.tenant.id, _id(call), request.pinned)))
 

@@ -11,11 +11,11 @@ import numpy.typing as npt
 from inlay.digest import prompt_digest, root_digest
 from inlay.embedding.cache import Bundle
 from inlay.errors import EngineError, InvalidRequestError
-from inlay.frontend.lifeline import Lifeline
+from inlay.frontend.lifeline import RequestScope
 from inlay.frontend.server import Call
 from inlay.frontend.unserved import check_unserved
-from inlay.frontend.vectors.inputs import Inputs, Piece, chunks
-from inlay.protocol.embedding import EmbeddingCard, EmbedWork
+from inlay.frontend.vectors.inputs import InputPiece, Inputs, chunks
+from inlay.protocol.embedding import EmbeddingCard, EmbedRequest
 from inlay.protocol.openai.embeddings import TextsRequest, TextsUsage
 from inlay.router import ServedModel
 
@@ -95,7 +95,7 @@ class Gathering:
         call = self._call
         out: Array = np.empty((len(inputs), size), np.float32)
         stretches = list(chunks(inputs))
-        async with Lifeline(call.server.inflight, call.receive, call.take_clock()):
+        async with RequestScope(call.server.inflight, call.receive, call.take_clock()):
             if len(stretches) == 1:
                 await self._fill(inputs, *stretches[0], out)
                 return out
@@ -119,7 +119,7 @@ class Gathering:
         async def compute(indices: Sequence[int]) -> list[Bundle]:
             await server.awake(self._model.card.name)
             chosen = [pieces[index] for index in indices]
-            work = EmbedWork(
+            request = EmbedRequest(
                 id=f"{self._id}-{next(self._numbers)}",
                 prompts=tuple(piece.prompt for piece in chosen),
                 second_from=tuple(piece.second_from for piece in chosen if piece.second_from is not None),
@@ -128,7 +128,7 @@ class Gathering:
                 deadline=self._call.remaining,
                 priority=self._priority,
             )
-            answer = await server.router.embed(self._model.card.name, work)
+            answer = await server.router.embed(self._model.card.name, request)
             rows = np.frombuffer(answer.data.view, np.float32).reshape(len(chosen), answer.size)
             return [{_VECTOR: row} for row in rows]
 
@@ -136,7 +136,7 @@ class Gathering:
         for index, bundle in enumerate(bundles, start):
             out[index] = bundle[_VECTOR]
 
-    def _prepared(self, inputs: Inputs, start: int, stop: int) -> tuple[list[Piece], list[bytes]]:
+    def _prepared(self, inputs: Inputs, start: int, stop: int) -> tuple[list[InputPiece], list[bytes]]:
         pieces = inputs.pieces(start, stop)
         secret = self._call.server.secret
         keys = [

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from inlay.errors import ContextLengthError, InvalidRequestError
-from inlay.frontend.bodies.sources import Source
+from inlay.frontend.bodies.sources import TensorSource
 from inlay.frontend.generation.messages import with_rows
 from inlay.frontend.generation.prompts import truncated
 from inlay.prompt import Prompt, Rows, Tokens
@@ -19,7 +19,7 @@ _CHARACTERS = 4
 """Characters a token stands for, in most texts."""
 
 
-class Piece(NamedTuple):
+class InputPiece(NamedTuple):
     """One input as a prompt; `second_from` is where the second text of a pair begins, None of anything else."""
 
     prompt: Prompt
@@ -37,7 +37,7 @@ class Inputs(Protocol):
         """About how many positions an input has."""
         ...
 
-    def pieces(self, start: int, stop: int) -> list[Piece]:
+    def pieces(self, start: int, stop: int) -> list[InputPiece]:
         """Inputs `start` to `stop` as prompts. CPU work. Raises `InlayError` for one that is not for the model."""
         ...
 
@@ -56,7 +56,7 @@ def chunks(inputs: Inputs) -> Iterator[tuple[int, int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Truncation:
     """How inputs are made to fit.
 
     Attributes:
@@ -80,12 +80,12 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
+class TextInputs:
     """Texts, each with `prefix` before it."""
 
     texts: Sequence[str]
     renderer: Renderer
-    cut: Cut
+    cut: Truncation
     prefix: str = ""
     lower_case: bool = False
     special: bool = True
@@ -101,7 +101,7 @@ class Texts:
         """As `Inputs.weight`."""
         return len(self.texts[index]) // _CHARACTERS + 1
 
-    def pieces(self, start: int, stop: int) -> list[Piece]:
+    def pieces(self, start: int, stop: int) -> list[InputPiece]:
         """As `Inputs.pieces`."""
         texts = self.texts[start:stop]
         if self.clips:
@@ -122,17 +122,17 @@ class Texts:
             if not ids:
                 raise InvalidRequestError(f"{param} has no tokens", param=param)
             self.cut.check(len(ids), param)
-            pieces.append(Piece(Prompt.of(Tokens(ids))))
+            pieces.append(InputPiece(Prompt.of(Tokens(ids))))
         return pieces
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
+class PairInputs:
     """Pairs of texts, for a cross-encoder; of each text `clips` tokens are kept at most, 0 for all."""
 
     pairs: Sequence[tuple[str, str]]
     renderer: Renderer
-    cut: Cut
+    cut: Truncation
     param: str
     clips: tuple[int, int] = (0, 0)
 
@@ -143,7 +143,7 @@ class Pairs:
         """As `Inputs.weight`."""
         return sum(map(len, self.pairs[index])) // _CHARACTERS + 1
 
-    def pieces(self, start: int, stop: int) -> list[Piece]:
+    def pieces(self, start: int, stop: int) -> list[InputPiece]:
         """As `Inputs.pieces`."""
         try:
             pairs = self.pairs[start:stop]
@@ -159,7 +159,7 @@ class Pairs:
             raise
         for index, pair in enumerate(found, start):
             self.cut.check(len(pair.ids), f"{self.param}[{index}]")
-        return [Piece(Prompt.of(Tokens(pair.ids)), pair.second_from) for pair in found]
+        return [InputPiece(Prompt.of(Tokens(pair.ids)), pair.second_from) for pair in found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +172,8 @@ class Chats:
 
     chats: Sequence[list[dict[str, Any]]]
     renderer: Renderer
-    cut: Cut
-    read: Callable[[Source], Rows]
+    cut: Truncation
+    read: Callable[[TensorSource], Rows]
     add_generation_prompt: bool
     continue_final_message: bool
     template_kwargs: Mapping[str, Any]
@@ -185,9 +185,9 @@ class Chats:
         """As `Inputs.weight`."""
         return sum(_characters(message.get("content")) for message in self.chats[index]) // _CHARACTERS + 1
 
-    def pieces(self, start: int, stop: int) -> list[Piece]:
+    def pieces(self, start: int, stop: int) -> list[InputPiece]:
         """As `Inputs.pieces`."""
-        return [Piece(self._prompt(index)) for index in range(start, stop)]
+        return [InputPiece(self._prompt(index)) for index in range(start, stop)]
 
     def _prompt(self, index: int) -> Prompt:
         messages, rows = with_rows(self.chats[index], self.read)
@@ -218,7 +218,7 @@ def _characters(content: object) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompts:
+class PromptInputs:
     """Ids or rows, checked and cut already."""
 
     prompts: Sequence[Prompt]
@@ -230,9 +230,18 @@ class Prompts:
         """As `Inputs.weight`."""
         return len(self.prompts[index])
 
-    def pieces(self, start: int, stop: int) -> list[Piece]:
+    def pieces(self, start: int, stop: int) -> list[InputPiece]:
         """As `Inputs.pieces`."""
-        return [Piece(prompt) for prompt in self.prompts[start:stop]]
+        return [InputPiece(prompt) for prompt in self.prompts[start:stop]]
 
 
-__all__ = ["Chats", "Cut", "Inputs", "Pairs", "Piece", "Prompts", "Texts", "chunks"]
+__all__ = [
+    "Chats",
+    "InputPiece",
+    "Inputs",
+    "PairInputs",
+    "PromptInputs",
+    "TextInputs",
+    "Truncation",
+    "chunks",
+]

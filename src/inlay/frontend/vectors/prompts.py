@@ -9,11 +9,11 @@ from inlay.frontend.bodies.sources import in_prompt_embeds, in_prompts
 from inlay.frontend.generation.messages import check_depth
 from inlay.frontend.generation.prompts import kept_positions, truncated
 from inlay.frontend.generation.sampling import check_ids
-from inlay.frontend.incoming import Incoming
+from inlay.frontend.incoming import ParsedRequest
 from inlay.frontend.references import embeddings_of
 from inlay.frontend.server import Call
 from inlay.frontend.vectors.gathering import check_count, embedding_card
-from inlay.frontend.vectors.inputs import Chats, Cut, Inputs, Prompts, Texts
+from inlay.frontend.vectors.inputs import Chats, Inputs, PromptInputs, TextInputs, Truncation
 from inlay.prompt import Prompt, Tokens
 from inlay.protocol.embedding import EmbeddingCard
 from inlay.protocol.openai.embeddings import PromptsRequest, TextsRequest
@@ -23,7 +23,7 @@ from inlay.router import ServedModel
 _OF_CHATS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 
 
-async def inputs_of(call: Call, incoming: Incoming[Any], model: ServedModel) -> Inputs:
+async def inputs_of(call: Call, incoming: ParsedRequest[Any], model: ServedModel) -> Inputs:
     """Inputs of `model` from a request.
 
     Raises:
@@ -38,9 +38,9 @@ async def inputs_of(call: Call, incoming: Incoming[Any], model: ServedModel) -> 
     return await server.prepare(incoming.size, _inputs, call, request, model, renderer, rows)
 
 
-def cut_of(request: TextsRequest, limit: int) -> Cut:
+def cut_of(request: TextsRequest, limit: int) -> Truncation:
     """Truncation that a request wants. Raises `InvalidRequestError` beyond the model's length."""
-    return Cut(limit, kept_positions(request, limit, 0), request.truncation_side or "right")
+    return Truncation(limit, kept_positions(request, limit, 0), request.truncation_side or "right")
 
 
 def _inputs(
@@ -85,7 +85,7 @@ def _chats(
     model: ServedModel,
     renderer: Renderer,
     embeddings: Embeddings,
-    cut: Cut,
+    cut: Truncation,
 ) -> Chats:
     param = "input" if request.messages is None else "messages"
     if not chats:
@@ -115,7 +115,7 @@ def _chats(
 
 
 def _texts_or_ids(
-    call: Call, request: PromptsRequest, model: ServedModel, renderer: Renderer, cut: Cut
+    call: Call, request: PromptsRequest, model: ServedModel, renderer: Renderer, cut: Truncation
 ) -> Inputs:
     given = request.input
     if given is None or given in ("", []):
@@ -129,7 +129,7 @@ def _texts_or_ids(
             where = "input" if isinstance(given, str) else f"input[{texts.index('')}]"
             raise InvalidRequestError(f"{where} is an empty string, which has no embedding", param=where)
         card = embedding_card(model)
-        return Texts(
+        return TextInputs(
             texts,
             renderer,
             cut,
@@ -160,14 +160,14 @@ def _id_lists(given: "Sequence[object]") -> list[list[int]]:
     )
 
 
-def _prompts(prompts: list[Prompt], cut: Cut, param: str) -> Prompts:
+def _prompts(prompts: list[Prompt], cut: Truncation, param: str) -> PromptInputs:
     if cut.keep is not None:
         prompts = [truncated(prompt, cut.keep, cut.side) for prompt in prompts]
     for index, prompt in enumerate(prompts):
         cut.check(len(prompt), f"{param}[{index}]")
         if not len(prompt):
             raise InvalidRequestError(f"{param}[{index}] has no positions", param=param)
-    return Prompts(prompts)
+    return PromptInputs(prompts)
 
 
 def _prefix(request: PromptsRequest, card: EmbeddingCard, model: str) -> str:

@@ -17,7 +17,7 @@ from inlay.frontend.vectors.gathering import (
     embedding_card,
     normalized,
 )
-from inlay.frontend.vectors.inputs import Pairs, Texts
+from inlay.frontend.vectors.inputs import PairInputs, TextInputs
 from inlay.frontend.vectors.logits import activated
 from inlay.frontend.vectors.prompts import cut_of
 from inlay.protocol.openai.embeddings import (
@@ -133,14 +133,14 @@ async def _scores(
     gathering = Gathering(call, model, request)
     if scores_pairs:
         partners = first * len(second) if len(first) == 1 else first
-        pairs = Pairs(list(zip(partners, second, strict=True)), renderer, cut, params[1], clips)
+        pairs = PairInputs(list(zip(partners, second, strict=True)), renderer, cut, params[1], clips)
         logits = await gathering.vectors(pairs, card.size)
         found = activated(logits, card.activation, request.use_activation)[:, 0]
     else:
         names = tuple(f"{params[0]}[{n}]" for n in range(len(first))) + tuple(
             f"{params[1]}[{n}]" for n in range(len(second))
         )
-        texts = Texts(
+        texts = TextInputs(
             [*first, *second],
             renderer,
             cut,

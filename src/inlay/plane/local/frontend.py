@@ -9,28 +9,28 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from inlay.errors import DeadlineExceededError, InlayError, OverloadedError
-from inlay.plane.delta_queue import DeltaQueue
+from inlay.plane.delta_queue import OutputQueue
 from inlay.plane.messages import (
     Answer,
-    AskCache,
     Cache,
-    CacheTold,
+    CacheChanged,
     Call,
     Cancel,
-    Deltas,
     Embed,
     Embedded,
     Failed,
     FromWorker,
+    GetCache,
+    Outputs,
     Ready,
     Submit,
     WatchCache,
 )
-from inlay.plane.questions import Questions, told
+from inlay.plane.questions import PendingCalls, snapshot_of
 from inlay.prompt import Buffer
-from inlay.protocol.embedding import EmbedWork, Vectors
+from inlay.protocol.embedding import EmbedOutput, EmbedRequest
 from inlay.protocol.routing import KvEvents, KvSnapshot
-from inlay.protocol.work import Command, Delta, ModelCard, Reply, Work, Worker
+from inlay.protocol.work import Command, ModelCard, Output, Reply, Request, Worker
 
 log = logging.getLogger(__name__)
 
@@ -71,44 +71,44 @@ class Carrier(Protocol[Heard_co]):
 class LocalStream:
     """`inlay.protocol.work.Stream` over a local connection."""
 
-    def __init__(self, link: "Link", work: Work) -> None:
+    def __init__(self, link: "Link", request: Request) -> None:
         self._link = link
-        self._work = work
-        self._deltas = DeltaQueue()
+        self._work = request
+        self._deltas = OutputQueue()
         self._cancelled = False
         self.sent: Any = None
 
-    def feed(self, delta: Delta) -> None:
-        """Take a delta of this work."""
-        self._deltas.put(delta)
+    def feed(self, output: Output) -> None:
+        """Take an output of this request."""
+        self._deltas.put(output)
 
     def fail(self, error: InlayError) -> None:
         """End with `error` after what has arrived."""
         self._deltas.fail(error)
 
-    def __aiter__(self) -> AsyncIterator[Sequence[Delta]]:
+    def __aiter__(self) -> AsyncIterator[Sequence[Output]]:
         return aiter(self._deltas)
 
-    def aborted(self) -> Delta:
-        """Return the last delta of a work that was never begun."""
-        return Delta(self._work.id, self._work.attempt, len(self._work.prior_output), finish_reason="abort")
+    def aborted(self) -> Output:
+        """Return the last output of a request that was never begun."""
+        return Output(self._work.id, self._work.attempt, len(self._work.prior_output), finish_reason="abort")
 
     def cancel(self) -> None:
-        """Stop the work; needs no answer."""
+        """Stop the request; needs no answer."""
         if not self._cancelled:
             self._cancelled = True
             self._link.cancel(self._work.id)
 
 
 class _Embedding(NamedTuple):
-    """A work whose vectors have not come, and what its message occupies until they do."""
+    """A request whose vectors have not come, and what its message occupies until they do."""
 
-    answer: "asyncio.Future[Vectors]"
+    answer: "asyncio.Future[EmbedOutput]"
     sent: Any
 
-    def aborted(self, work_id: str) -> Vectors:
-        """Return the answer of a work that was never begun; nobody waits for it."""
-        return Vectors(work_id, 0, Buffer(b""))
+    def aborted(self, request_id: str) -> EmbedOutput:
+        """Return the answer of a request that was never begun; nobody waits for it."""
+        return EmbedOutput(request_id, 0, Buffer(b""))
 
 
 class Link:
@@ -129,8 +129,8 @@ class Link:
         self._streams: dict[str, LocalStream] = {}
         self._embeddings: dict[str, _Embedding] = {}
         numbers = count()
-        self._calls = Questions[Reply](numbers)
-        self._caches = Questions[KvSnapshot](numbers)
+        self._calls = PendingCalls[Reply](numbers)
+        self._caches = PendingCalls[KvSnapshot](numbers)
         self._tell_cache: Callable[[KvEvents], None] | None = None
         self.alive = True
         self.failure: InlayError | None = None
@@ -142,7 +142,7 @@ class Link:
 
     @property
     def ready(self) -> bool:
-        """Whether it can be sent works."""
+        """Whether it can be sent requests."""
         return self.alive and self._card is not None and self.failure is None
 
     @property
@@ -158,7 +158,7 @@ class Link:
         return self._card
 
     async def wait_settled(self) -> None:
-        """Return when it can be sent works, or never will be."""
+        """Return when it can be sent requests, or never will be."""
         await self._settled.wait()
 
     async def wait_gone(self) -> None:
@@ -166,7 +166,7 @@ class Link:
         await self._gone.wait()
 
     async def wait_ready(self) -> None:
-        """Return when it can be sent works.
+        """Return when it can be sent requests.
 
         Raises:
             InlayError: the worker ended before; its own reason where it gave one.
@@ -175,65 +175,65 @@ class Link:
         if self._card is None:
             raise self.failure or OverloadedError("the worker process ended before it was ready")
 
-    def send(self, work: Work) -> LocalStream:
+    def send(self, request: Request) -> LocalStream:
         """As `Worker.send`."""
         if not self.ready:
             raise OverloadedError(GONE, retry_after=1)
-        stream = LocalStream(self, work)
-        stream.sent = self._channel.send(Submit(work))
-        self._streams[work.id] = stream
+        stream = LocalStream(self, request)
+        stream.sent = self._channel.send(Submit(request))
+        self._streams[request.id] = stream
         return stream
 
-    async def embed(self, work: EmbedWork) -> Vectors:
+    async def embed(self, request: EmbedRequest) -> EmbedOutput:
         """As `Worker.embed`."""
         if not self.ready:
             raise OverloadedError(GONE, retry_after=1)
-        answer: asyncio.Future[Vectors] = asyncio.get_running_loop().create_future()
-        self._embeddings[work.id] = _Embedding(answer, self._channel.send(Embed(work)))
+        answer: asyncio.Future[EmbedOutput] = asyncio.get_running_loop().create_future()
+        self._embeddings[request.id] = _Embedding(answer, self._channel.send(Embed(request)))
         try:
             vectors = await answer
         except asyncio.CancelledError:
-            self.cancel(work.id)
+            self.cancel(request.id)
             raise
         if vectors.error is not None:
             raise vectors.error.to_error()
         return vectors
 
-    def cancel(self, work_id: str) -> None:
-        """Stop a work it was sent."""
-        waiting = self._streams.get(work_id) or self._embeddings.get(work_id)
+    def cancel(self, request_id: str) -> None:
+        """Stop a request it was sent."""
+        waiting = self._streams.get(request_id) or self._embeddings.get(request_id)
         if not self.alive or waiting is None:
             return
         if not self._channel.withdraw(waiting.sent):
-            self._channel.send(Cancel(work_id))
+            self._channel.send(Cancel(request_id))
         elif isinstance(waiting, LocalStream):
             # The worker has not heard of it, and will not: nobody else can end it.
             self._take(waiting.aborted())
         else:
-            self._take_vectors(waiting.aborted(work_id))
+            self._take_vectors(waiting.aborted(request_id))
 
     async def call(self, command: Command, within: float = 30.0) -> Reply:
         """As `Worker.call`."""
         if not self.ready:
             raise OverloadedError(GONE, retry_after=1)
         try:
-            return await self._calls.ask(lambda number: self._say(Call(number, command)), within)
+            return await self._calls.call(lambda number: self._say(Call(number, command)), within)
         except TimeoutError:
             raise DeadlineExceededError(
                 f"the worker did not answer {command.name!r} within {within:g} s"
             ) from None
 
     def watch_cache(self, tell: Callable[[KvEvents], None]) -> None:
-        """As `inlay.protocol.routing.TellsCache`."""
+        """As `inlay.protocol.routing.CacheEventSource`."""
         self._tell_cache = tell
         self._say(WatchCache())
 
     async def kv_snapshot(self) -> KvSnapshot:
-        """As `inlay.protocol.routing.TellsCache`."""
+        """As `inlay.protocol.routing.CacheEventSource`."""
         if not self.ready:
             raise OverloadedError(GONE, retry_after=1)
         try:
-            return await self._caches.ask(lambda number: self._say(AskCache(number)), _CACHE_SECONDS)
+            return await self._caches.call(lambda number: self._say(GetCache(number)), _CACHE_SECONDS)
         except TimeoutError:
             raise OverloadedError("the worker does not tell what it has cached", retry_after=1) from None
 
@@ -245,9 +245,9 @@ class Link:
         try:
             while True:
                 match await self._channel.receive():
-                    case Deltas(deltas):
-                        for delta in deltas:
-                            self._take(delta)
+                    case Outputs(outputs):
+                        for output in outputs:
+                            self._take(output)
                     case Embedded(vectors):
                         self._take_vectors(vectors)
                     case Ready(card):
@@ -258,12 +258,12 @@ class Link:
                         self.failure = error.to_error()
                         self._tell()
                     case Answer(number, reply):
-                        self._calls.answer(number, reply)
-                    case CacheTold(events):
+                        self._calls.resolve(number, reply)
+                    case CacheChanged(events):
                         if self._tell_cache is not None:
                             self._tell_cache(events)
                     case Cache() as cache:
-                        self._caches.answer(cache.number, told(cache))
+                        self._caches.resolve(cache.number, snapshot_of(cache))
         except EOFError:
             pass
         except (ValueError, msgspec.MsgspecError):
@@ -273,18 +273,18 @@ class Link:
         finally:
             self._end()
 
-    def _take(self, delta: Delta) -> None:
-        stream = self._streams.get(delta.work_id)
+    def _take(self, output: Output) -> None:
+        stream = self._streams.get(output.request_id)
         if stream is None:
             return
-        if delta.finish_reason is not None:
+        if output.finish_reason is not None:
             # Only now has the engine let go of the rows: the memory may be used for another prompt.
-            del self._streams[delta.work_id]
+            del self._streams[output.request_id]
             self._channel.release(stream.sent)
-        stream.feed(delta)
+        stream.feed(output)
 
-    def _take_vectors(self, vectors: Vectors) -> None:
-        embedding = self._embeddings.pop(vectors.work_id, None)
+    def _take_vectors(self, vectors: EmbedOutput) -> None:
+        embedding = self._embeddings.pop(vectors.request_id, None)
         if embedding is None:
             return
         self._channel.release(embedding.sent)
@@ -369,14 +369,14 @@ class LocalPlane:
         """The workers that are ready now."""
         return [link for link in self._links if link.ready]
 
-    def miss(self, name: str, reason: str | None) -> None:
+    def set_unavailable(self, name: str, reason: str | None) -> None:
         """Say that a worker is not there that should be, and why; with None, that it is."""
         if reason is None:
             self._missing.pop(name, None)
         else:
             self._missing[name] = reason
 
-    def missing(self) -> Mapping[str, str]:
+    def unavailable(self) -> Mapping[str, str]:
         """As `Plane.missing`."""
         return self._missing
 

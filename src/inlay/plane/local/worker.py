@@ -5,51 +5,51 @@ import asyncio
 from inlay.plane.local.frontend import Carrier
 from inlay.plane.messages import (
     Answer,
-    AskCache,
     Boot,
-    CacheTold,
+    CacheChanged,
     Call,
     Cancel,
-    Deltas,
     Embed,
     Embedded,
+    GetCache,
+    Outputs,
     Ready,
     Submit,
     ToWorker,
     WatchCache,
 )
-from inlay.plane.questions import tell
-from inlay.protocol.embedding import Vectors
-from inlay.protocol.routing import KvEvents, TellsCache
-from inlay.protocol.work import Delta, ModelCard, WorkHandler
+from inlay.plane.questions import answer_cache
+from inlay.protocol.embedding import EmbedOutput
+from inlay.protocol.routing import CacheEventSource, KvEvents
+from inlay.protocol.work import ModelCard, Output, RequestHandler
 
 
 class _Outbox:
-    """Joins the deltas of one turn of the event loop into one message, and notes which works have not ended."""
+    """Joins the outputs of one turn of the event loop into one message, and notes which requests have not ended."""
 
     def __init__(self, channel: Carrier[ToWorker]) -> None:
         self._channel = channel
-        self._deltas: list[Delta] = []
+        self._deltas: list[Output] = []
         self.under_way: set[str] = set()
 
-    def put(self, delta: Delta) -> None:
-        if delta.finish_reason is not None:
-            self.under_way.discard(delta.work_id)
+    def put(self, output: Output) -> None:
+        if output.finish_reason is not None:
+            self.under_way.discard(output.request_id)
         if not self._deltas:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._deltas.append(delta)
+        self._deltas.append(output)
 
     def _flush(self) -> None:
-        deltas, self._deltas = tuple(self._deltas), []
-        self._channel.send(Deltas(deltas))
+        outputs, self._deltas = tuple(self._deltas), []
+        self._channel.send(Outputs(outputs))
 
-    def put_vectors(self, vectors: Vectors) -> None:
-        self.under_way.discard(vectors.work_id)
+    def put_vectors(self, vectors: EmbedOutput) -> None:
+        self.under_way.discard(vectors.request_id)
         self._channel.send(Embedded(vectors))
 
 
-async def serve(channel: Carrier[ToWorker], handler: WorkHandler) -> None:
-    """Announce the card of `handler`, again whenever it changes, and drive `handler` until the frontend is gone; then every work it had sent is aborted."""
+async def serve(channel: Carrier[ToWorker], handler: RequestHandler) -> None:
+    """Announce the card of `handler`, again whenever it changes, and drive `handler` until the frontend is gone; then every request it had sent is aborted."""
     outbox = _Outbox(channel)
     calls: set[asyncio.Task[None]] = set()
 
@@ -60,41 +60,41 @@ async def serve(channel: Carrier[ToWorker], handler: WorkHandler) -> None:
     try:
         while True:
             match await channel.receive():
-                case Submit(work):
-                    outbox.under_way.add(work.id)
-                    handler.generate(work, outbox.put)
-                case Embed(embed_work):
-                    outbox.under_way.add(embed_work.id)
-                    handler.embed(embed_work, outbox.put_vectors)
-                case Cancel(work_id):
-                    handler.abort(work_id)
+                case Submit(request):
+                    outbox.under_way.add(request.id)
+                    handler.generate(request, outbox.put)
+                case Embed(embed_request):
+                    outbox.under_way.add(embed_request.id)
+                    handler.embed(embed_request, outbox.put_vectors)
+                case Cancel(request_id):
+                    handler.abort(request_id)
                 case Boot():
                     raise ValueError("a worker is started once")
                 case WatchCache():
                     _watch_cache(channel, handler)
-                case (Call() | AskCache()) as question:
+                case (Call() | GetCache()) as question:
                     task = asyncio.create_task(_answer(channel, handler, question))
                     calls.add(task)
                     task.add_done_callback(calls.discard)
     except EOFError:
         return
     finally:
-        for work_id in tuple(outbox.under_way):
-            handler.abort(work_id)
+        for request_id in tuple(outbox.under_way):
+            handler.abort(request_id)
         for task in calls:
             task.cancel()
 
 
-def _watch_cache(channel: Carrier[ToWorker], handler: WorkHandler) -> None:
+def _watch_cache(channel: Carrier[ToWorker], handler: RequestHandler) -> None:
     def told(events: KvEvents) -> None:
-        channel.send(CacheTold(events))
+        channel.send(CacheChanged(events))
 
-    if isinstance(handler, TellsCache):
+    if isinstance(handler, CacheEventSource):
         handler.watch_cache(told)
 
 
-async def _answer(channel: Carrier[ToWorker], handler: WorkHandler, question: Call | AskCache) -> None:
+async def _answer(channel: Carrier[ToWorker], handler: RequestHandler, question: Call | GetCache) -> None:
     if isinstance(question, Call):
         channel.send(Answer(question.number, await handler.call(question.command)))
     else:
-        channel.send(await tell(question.number, handler))
+        channel.send(await answer_cache(question.number, handler))

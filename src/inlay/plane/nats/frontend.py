@@ -40,7 +40,7 @@ class NatsPlane:
 
     Args:
         member: joined as a frontend; closed with the plane.
-        secret_fingerprint: of the secret we make digests with; workers with another are refused. None where we send no works.
+        secret_fingerprint: of the secret we make digests with; workers with another are refused. None where we send no requests.
         protocol: the version we speak; we talk to the one before and the one after.
     """
 
@@ -92,12 +92,12 @@ class NatsPlane:
         """Every worker that is heard and fits, ready or not."""
         return list(self._links.values())
 
-    def missing(self) -> Mapping[str, str]:
-        """The workers that are there and are not sent works, or were lately, and why."""
+    def unavailable(self) -> Mapping[str, str]:
+        """The workers that are there and are not sent requests, or were lately, and why."""
         return {participant: reason for participant, (reason, _) in self._missing.items()}
 
     def unreachable(self) -> str | None:
-        """As `inlay.protocol.health.Reaches`: works wait for NATS, which may come back."""
+        """As `inlay.protocol.health.Reaches`: requests wait for NATS, which may come back."""
         seconds = self._member.control.silent_for
         return f"NATS has not answered for {seconds:.1f} s" if seconds > UNREACHABLE_SECONDS else None
 
@@ -158,7 +158,7 @@ class NatsPlane:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _miss(self, participant: str, reason: str | None) -> None:
+    def _set_unavailable(self, participant: str, reason: str | None) -> None:
         known = self._missing.pop(participant, None)
         if reason is not None:
             if known is None or known[0] != reason:
@@ -173,7 +173,7 @@ class NatsPlane:
         try:
             beat = _beats.decode(message.data)
         except msgspec.MsgspecError as error:
-            self._miss(participant, f"its heartbeat is not understood: {error}")
+            self._set_unavailable(participant, f"its heartbeat is not understood: {error}")
             return
         if abs(beat.protocol - self._protocol) > 1:
             self._drop(
@@ -186,7 +186,7 @@ class NatsPlane:
             self._drop(participant, None)
             return
         if not beat.revision:
-            self._miss(participant, "it is loading its model")
+            self._set_unavailable(participant, "it is loading its model")
             return
         link = self._links.get(participant)
         if link is not None and link.beat.incarnation != beat.incarnation:
@@ -213,7 +213,7 @@ class NatsPlane:
         try:
             found = await self._member.cards.get(participant)
         except InlayError as error:
-            self._miss(participant, error.message)
+            self._set_unavailable(participant, error.message)
             return
         except msgspec.MsgspecError as error:
             self._drop(participant, f"its card is not understood: {error}")
@@ -248,12 +248,12 @@ class NatsPlane:
         self._tell()
 
     def _judge(self, link: Link) -> None:
-        """Miss a worker that takes no works, and say of one that does so for the first time, or again."""
+        """Miss a worker that takes no requests, and say of one that does so for the first time, or again."""
         if not link.ready:
             self._serving.discard(link)
-            self._miss(link.participant, _said(link.beat))
+            self._set_unavailable(link.participant, _said(link.beat))
             return
-        self._miss(link.participant, None)
+        self._set_unavailable(link.participant, None)
         if link not in self._serving:
             self._serving.add(link)
             log.info("worker %s serves %s", link.participant, link.card.name)
@@ -262,7 +262,7 @@ class NatsPlane:
         link = self._links.pop(participant, None)
         if link is not None:
             self._serving.discard(link)
-        self._miss(participant, reason)
+        self._set_unavailable(participant, reason)
         self._mailbox.transfers.forget_sender(participant)
         if link is not None:
             link.fail(f"the worker is gone: {reason or 'it has left'}")

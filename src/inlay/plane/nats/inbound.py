@@ -1,6 +1,6 @@
 """A transfer at its receiver."""
 
-from inlay.plane.nats.kept import Kept
+from inlay.plane.nats.kept import EmbedsCache
 from inlay.plane.nats.notices import PART_BYTES, Credit, Offer, Place, places
 from inlay.prompt import Buffer
 
@@ -26,7 +26,7 @@ class Inbound:
         self.parts: dict[int, memoryview] = {}
         self.look(None)
 
-    def look(self, kept: Kept | None) -> None:
+    def look(self, kept: EmbedsCache | None) -> None:
         """See what is there, and hold it; with None, hold nothing any more."""
         offer = self.offer
         self.present = {0: Buffer(offer.header)} if offer.header else {}

@@ -18,7 +18,7 @@ GONE_SECONDS = 600.0
 _MAX_GONE = 65536
 
 
-class KeptStats(msgspec.Struct, frozen=True):
+class EmbedsCacheStats(msgspec.Struct, frozen=True):
     """The same as of `inlay.protocol.health.Stats`."""
 
     kept_bytes: int = 0
@@ -27,7 +27,7 @@ class KeptStats(msgspec.Struct, frozen=True):
     kept_evictions: int = 0
 
 
-class Kept:
+class EmbedsCache:
     """Buffers by name. The content of a name never changes, so what is kept under one is right for as long as it is kept.
 
     A name is `PROMPT/PART`; or any other, of a buffer that is not to last. Whatever somebody uses at the moment is found too: it costs
@@ -119,9 +119,9 @@ class Kept:
             self._gone.popitem(last=False)
 
     @property
-    def stats(self) -> KeptStats:
+    def stats(self) -> EmbedsCacheStats:
         """The counters now."""
-        return KeptStats(self._num_bytes, self._hits, self._misses, self._evictions)
+        return EmbedsCacheStats(self._num_bytes, self._hits, self._misses, self._evictions)
 
 
 def _prompt(name: str) -> str:

@@ -8,7 +8,7 @@ from itertools import count
 import msgspec
 
 from inlay.errors import DeadlineExceededError, InlayError, OverloadedError
-from inlay.plane.messages import AskCache, Cache
+from inlay.plane.messages import Cache, GetCache
 from inlay.plane.nats.mailbox import Mailbox
 from inlay.plane.nats.messages import (
     Acknowledge,
@@ -27,12 +27,12 @@ from inlay.plane.nats.messages import (
 from inlay.plane.nats.outbound import Outbound
 from inlay.plane.nats.silence import Clock, Presence
 from inlay.plane.nats.stream import NatsStream
-from inlay.plane.questions import Questions, told
+from inlay.plane.questions import PendingCalls, snapshot_of
 from inlay.prompt import Buffer
 from inlay.protocol import frames
-from inlay.protocol.embedding import EmbedWork, Vectors
+from inlay.protocol.embedding import EmbedOutput, EmbedRequest
 from inlay.protocol.routing import KvSnapshot
-from inlay.protocol.work import Command, Delta, ModelCard, Reply, Stats, Work
+from inlay.protocol.work import Command, ModelCard, Output, Reply, Request, Stats
 
 GONE = "the worker is gone"
 GONE_SECONDS = 3.0
@@ -41,7 +41,7 @@ GONE_UNHEARD_SECONDS = 1.5
 """The same where the server says that it does not listen any more."""
 
 _REPEAT_SECONDS = 1.0
-"""After how long a work that shows no trace at its worker is sent there again."""
+"""After how long a request that shows no trace at its worker is sent there again."""
 _IGNORED_SECONDS = 3.0
 """After how long it is taken for lost."""
 _AGAIN_SECONDS = 0.3
@@ -50,7 +50,7 @@ _CACHE_SECONDS = 10.0
 
 @dataclass
 class _Sent:
-    """How far a work has come on its way.
+    """How far a request has come on its way.
 
     Attributes:
         encoded: the message.
@@ -70,10 +70,10 @@ class _Sent:
 
 
 class _Answered:
-    """A work that is answered at once, as a stream is kept."""
+    """A request that is answered at once, as a stream is kept."""
 
     def __init__(self) -> None:
-        self.answer: asyncio.Future[Vectors] = asyncio.get_running_loop().create_future()
+        self.answer: asyncio.Future[EmbedOutput] = asyncio.get_running_loop().create_future()
         self.ended = False
         self.cancelled = False
         self.received = 0
@@ -113,8 +113,8 @@ class Link:
         self._presence = Presence(clock, gone_after=GONE_SECONDS, gone_unheard_after=GONE_UNHEARD_SECONDS)
         self._open: dict[int, NatsStream | _Answered] = {}
         self._sent: dict[int, _Sent] = {}
-        self._calls = Questions[Reply](numbers)
-        self._caches = Questions[KvSnapshot](numbers)
+        self._calls = PendingCalls[Reply](numbers)
+        self._caches = PendingCalls[KvSnapshot](numbers)
         self._telling: asyncio.Handle | None = None
         self._failed = False
 
@@ -141,7 +141,7 @@ class Link:
 
     @property
     def ready(self) -> bool:
-        """Whether it takes works."""
+        """Whether it takes requests."""
         return not self._failed and self.beat.state == "ready"
 
     @property
@@ -149,22 +149,22 @@ class Link:
         """Whether it has been silent for too long."""
         return self._presence.gone
 
-    def send(self, work: Work) -> NatsStream:
+    def send(self, request: Request) -> NatsStream:
         """As `Worker.send`."""
         self._check()
         number = next(self._numbers)
-        stream = NatsStream(number, work, used=self._acknowledge_soon, cancel=lambda: self._cancel(number))
-        sent = _Sent(frames.encode(Submit(number, work)))
+        stream = NatsStream(number, request, used=self._acknowledge_soon, cancel=lambda: self._cancel(number))
+        sent = _Sent(frames.encode(Submit(number, request)))
         self._open[number] = stream
         self._submit(number, sent)
         return stream
 
-    async def embed(self, work: EmbedWork) -> Vectors:
+    async def embed(self, request: EmbedRequest) -> EmbedOutput:
         """As `Worker.embed`."""
         self._check()
         number = next(self._numbers)
         waiting = _Answered()
-        sent = _Sent(frames.encode(Embed(number, work)))
+        sent = _Sent(frames.encode(Embed(number, request)))
         self._open[number] = waiting
         self._submit(number, sent)
         try:
@@ -175,13 +175,13 @@ class Link:
             raise
         if vectors.error is not None:
             raise vectors.error.to_error()
-        return msgspec.structs.replace(vectors, work_id=work.id)
+        return msgspec.structs.replace(vectors, request_id=request.id)
 
     async def call(self, command: Command, within: float = 30.0) -> Reply:
         """As `Worker.call`."""
         self._check()
         try:
-            return await self._calls.ask(lambda number: self._ask(Call(number, command)), within)
+            return await self._calls.call(lambda number: self._ask(Call(number, command)), within)
         except TimeoutError:
             raise DeadlineExceededError(
                 f"the worker did not answer {command.name!r} within {within:g} s"
@@ -191,7 +191,7 @@ class Link:
         """All it has cached. Raises `OverloadedError` when it is gone or does not answer."""
         self._check()
         try:
-            return await self._caches.ask(lambda number: self._ask(AskCache(number)), _CACHE_SECONDS)
+            return await self._caches.call(lambda number: self._ask(GetCache(number)), _CACHE_SECONDS)
         except TimeoutError:
             raise OverloadedError("the worker does not tell what it has cached", retry_after=1) from None
 
@@ -218,8 +218,8 @@ class Link:
         self._presence.hear()
         match message:
             case Pieces(pieces):
-                for number, index, delta in pieces:
-                    self._feed(number, index, delta)
+                for number, index, output in pieces:
+                    self._feed(number, index, output)
             case Open(streams):
                 self._compare(dict(streams))
             case Embedded(number, vectors):
@@ -230,23 +230,23 @@ class Link:
                         waiting.answer.set_result(vectors)
                 self._forget(number)
             case Answer(number, reply):
-                self._calls.answer(number, reply)
+                self._calls.resolve(number, reply)
             case Cache() as cache:
-                self._caches.answer(cache.number, told(cache))
+                self._caches.resolve(cache.number, snapshot_of(cache))
 
-    def _feed(self, number: int, index: int, delta: Delta) -> None:
+    def _feed(self, number: int, index: int, output: Output) -> None:
         stream = self._open.get(number)
         if not isinstance(stream, NatsStream):
             # Of a stream that was given up: its worker is told with the next acknowledgement, which does not name it.
             self._acknowledge_soon()
             return
         self._sent[number].known = True
-        if not stream.feed(index, delta):
+        if not stream.feed(index, output):
             self._ask_again(number, stream)
         elif stream.ended:
             self._mailbox.send(self.participant, Acknowledge(((number, stream.received),)))
             self._forget(number)
-        elif stream.cancelled or delta.prompt_logprobs is not None:
+        elif stream.cancelled or output.prompt_logprobs is not None:
             self._acknowledge_soon()
 
     def _ask_again(self, number: int, stream: NatsStream | _Answered) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from nats.aio.msg import Msg
 
 from inlay.plane.nats.connection import Connection
-from inlay.plane.nats.kept import Kept
+from inlay.plane.nats.kept import EmbedsCache
 from inlay.plane.nats.notices import Notice
 from inlay.plane.nats.outbound import Outbound
 from inlay.plane.nats.subjects import Subjects, last_token
@@ -101,7 +101,7 @@ class Mailbox(Generic[T]):
         take: Callable[[str, T], None],
         unheard: Callable[[str], None],
         room: Room | None = None,
-        kept: Kept | None = None,
+        kept: EmbedsCache | None = None,
     ) -> None:
         """Nothing is received before `open`.
 

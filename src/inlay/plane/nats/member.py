@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 from inlay.digest import Secret
 from inlay.plane.nats.cards import CARD_SECONDS, Cards, bucket
 from inlay.plane.nats.connection import Connection
-from inlay.plane.nats.kept import Kept
+from inlay.plane.nats.kept import EmbedsCache
 from inlay.plane.nats.mailbox import Mailbox
 from inlay.plane.nats.secret import agree
 from inlay.plane.nats.settings import NatsSettings
@@ -78,7 +78,7 @@ class Member:
         take: Callable[[str, T], None],
         unheard: Callable[[str], None],
         room: Room | None = None,
-        kept: Kept | None = None,
+        kept: EmbedsCache | None = None,
     ) -> Mailbox[T]:
         """Its end of all its conversations; as `Mailbox`."""
         return Mailbox(

@@ -1,6 +1,6 @@
 """What frontends and workers of a fleet say to each other.
 
-A *stream* is one attempt at one work at one worker; the frontend numbers its streams, and a number is never used again. So what
+A *stream* is one attempt at one request at one worker; the frontend numbers its streams, and a number is never used again. So what
 belongs to an earlier attempt carries a number nobody waits for, whenever it comes. The pieces of a stream are numbered from 0 by
 its worker and kept until they are acknowledged.
 """
@@ -9,24 +9,24 @@ from typing import TypeAlias
 
 import msgspec
 
-from inlay.plane.messages import AskCache, Cache
-from inlay.protocol.embedding import EmbedWork, Vectors
+from inlay.plane.messages import Cache, GetCache
+from inlay.protocol.embedding import EmbedOutput, EmbedRequest
 from inlay.protocol.routing import KvEvents
-from inlay.protocol.work import PROTOCOL, Command, Delta, Reply, Stats, Work
+from inlay.protocol.work import PROTOCOL, Command, Output, Reply, Request, Stats
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):
-    """Do this work. Said again when nothing shows that it was heard; the second time is ignored."""
+    """Do this request. Said again when nothing shows that it was heard; the second time is ignored."""
 
     stream: int
-    work: Work
+    request: Request
 
 
 class Embed(msgspec.Struct, frozen=True, tag="embed", array_like=True):
-    """Make vectors of this work. As `Submit`."""
+    """Make vectors of this request. As `Submit`."""
 
     stream: int
-    work: EmbedWork
+    request: EmbedRequest
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
@@ -60,9 +60,9 @@ class Call(msgspec.Struct, frozen=True, tag="call", array_like=True):
 
 
 class Pieces(msgspec.Struct, frozen=True, tag="pieces", array_like=True):
-    """(stream, number, delta): the next pieces of some streams. The deltas do not repeat their work's id."""
+    """(stream, number, output): the next pieces of some streams. The outputs do not repeat their request's id."""
 
-    pieces: tuple[tuple[int, int, Delta], ...]
+    pieces: tuple[tuple[int, int, Output], ...]
 
 
 class EncodedPieces(msgspec.Struct, frozen=True, tag="pieces", array_like=True):
@@ -75,7 +75,7 @@ class Embedded(msgspec.Struct, frozen=True, tag="embedded", array_like=True):
     """A stream's vectors, or why there are none."""
 
     stream: int
-    vectors: Vectors
+    vectors: EmbedOutput
 
 
 class Open(msgspec.Struct, frozen=True, tag="open", array_like=True):
@@ -91,7 +91,7 @@ class Answer(msgspec.Struct, frozen=True, tag="answer", array_like=True):
     reply: Reply
 
 
-ToWorker: TypeAlias = Submit | Embed | Cancel | Acknowledge | Again | Call | AskCache
+ToWorker: TypeAlias = Submit | Embed | Cancel | Acknowledge | Again | Call | GetCache
 ToFrontend: TypeAlias = Pieces | Embedded | Open | Answer | Cache
 
 
@@ -107,7 +107,7 @@ class Beat(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         protocol: version of the messages it speaks.
-        incarnation: counts the engines it has run: a new one knows nothing of the works and the cache of the last.
+        incarnation: counts the engines it has run: a new one knows nothing of the requests and the cache of the last.
         revision: of its card in the key-value bucket; 0 while it has none, as it loads its model for the first time.
         state: "ready"; "draining": sends what it has and takes nothing more; "away": has no engine now; "left": it ends.
         stats: of its engine, as last told; totals restart with the incarnation.

@@ -4,8 +4,8 @@ from collections import deque
 
 import msgspec
 
-from inlay.protocol.deltas import halves
-from inlay.protocol.work import Delta
+from inlay.protocol.deltas import split
+from inlay.protocol.work import Output
 
 WINDOW_PIECES = 128
 WINDOW_BYTES = 128 * 1024
@@ -39,18 +39,18 @@ class Outgoing:
         self.sent = 0
         self.ended = False
 
-    def add(self, delta: Delta) -> None:
+    def add(self, output: Output) -> None:
         """Take what the engine says."""
-        piece = _encode((self.number, self._made, msgspec.structs.replace(delta, work_id="")))
+        piece = _encode((self.number, self._made, msgspec.structs.replace(output, request_id="")))
         if len(piece) > self._limit:
-            cut = halves(delta)
+            cut = split(output)
             if cut is not None:
                 self.add(cut[0])
                 self.add(cut[1])
                 return
         self._pieces.append(piece)
         self._made += 1
-        self.ended = self.ended or delta.finish_reason is not None
+        self.ended = self.ended or output.finish_reason is not None
 
     def take(self) -> list[msgspec.Raw]:
         """The pieces that are to be sent now."""

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import msgspec
 
 from inlay.errors import InlayError
-from inlay.plane.delta_queue import DeltaQueue
-from inlay.protocol.work import Delta, Work
+from inlay.plane.delta_queue import OutputQueue
+from inlay.protocol.work import Output, Request
 
 _ACKNOWLEDGED_AT = 32
 """Pieces used since the last acknowledgement from which on the next does not wait."""
@@ -17,28 +17,28 @@ class NatsStream:
 
     Attributes:
         number: of the stream.
-        work: what it answers.
+        request: what it answers.
         received: pieces that have come, without a gap.
         cancelled: whether it is to be stopped.
         ended: the last piece has come, or it has failed.
     """
 
     def __init__(
-        self, number: int, work: Work, *, used: Callable[[], None], cancel: Callable[[], None]
+        self, number: int, request: Request, *, used: Callable[[], None], cancel: Callable[[], None]
     ) -> None:
         """Nothing has come.
 
         Args:
             number: of the stream.
-            work: what it answers.
+            request: what it answers.
             used: told when much has been used since it was last told.
             cancel: stops the stream.
         """
         self.number = number
-        self.work = work
+        self.request = request
         self._tell_used = used
         self._tell_cancelled = cancel
-        self._deltas = DeltaQueue()
+        self._deltas = OutputQueue()
         self._used = 0
         self._told = 0
         self.received = 0
@@ -50,19 +50,22 @@ class NatsStream:
         """Pieces that need not be kept for us: once cancelled, whatever came."""
         return self.received if self.cancelled or self.ended else self._used
 
-    def feed(self, number: int, delta: Delta) -> bool:
+    def feed(self, number: int, output: Output) -> bool:
         """Take a piece; whether it is the next or an old one, and no gap is before it."""
         if number != self.received:
             return number < self.received
         self.received += 1
-        self._deltas.put(msgspec.structs.replace(delta, work_id=self.work.id))
-        self.ended = self.ended or delta.finish_reason is not None
+        self._deltas.put(msgspec.structs.replace(output, request_id=self.request.id))
+        self.ended = self.ended or output.finish_reason is not None
         return True
 
     def abort(self) -> None:
-        """End as a work ends that was stopped before its worker had it."""
-        work = self.work
-        self.feed(self.received, Delta(work.id, work.attempt, len(work.prior_output), finish_reason="abort"))
+        """End as a request ends that was stopped before its worker had it."""
+        request = self.request
+        self.feed(
+            self.received,
+            Output(request.id, request.attempt, len(request.prior_output), finish_reason="abort"),
+        )
 
     def fail(self, error: InlayError) -> None:
         """End with `error` after what has arrived."""
@@ -70,7 +73,7 @@ class NatsStream:
             self.ended = True
             self._deltas.fail(error)
 
-    async def __aiter__(self) -> AsyncIterator[Sequence[Delta]]:
+    async def __aiter__(self) -> AsyncIterator[Sequence[Output]]:
         async for batch in self._deltas:
             yield batch
             self._count_used(len(batch))
@@ -82,7 +85,7 @@ class NatsStream:
             self._tell_used()
 
     def cancel(self) -> None:
-        """Stop the work; needs no answer."""
+        """Stop the request; needs no answer."""
         if not self.cancelled:
             self.cancelled = True
             if not self.ended:

@@ -21,7 +21,7 @@ from inlay.errors import InlayError, OverloadedError
 from inlay.plane.nats.connection import Connection
 from inlay.plane.nats.direct import Sink
 from inlay.plane.nats.inbound import Inbound
-from inlay.plane.nats.kept import Kept
+from inlay.plane.nats.kept import EmbedsCache
 from inlay.plane.nats.notices import (
     MAX_NAMED,
     Credit,
@@ -73,7 +73,7 @@ class Transfers:
         tell: Callable[[str, Notice], None],
         deliver: Callable[[str, memoryview, list[Buffer]], None],
         room: Room | None = None,
-        kept: Kept | None = None,
+        kept: EmbedsCache | None = None,
     ) -> None:
         """Nothing is under way.
 
@@ -92,7 +92,7 @@ class Transfers:
         self._tell = tell
         self._deliver = deliver
         self._room = room
-        self._kept = kept or Kept(0)
+        self._kept = kept or EmbedsCache(0)
         self._numbers = count(1)
         self._out: dict[int, Outbound] = {}
         self._carriers: dict[tuple[str, str], Outbound] = {}

@@ -10,9 +10,9 @@ import msgspec
 
 from inlay import liveness
 from inlay.errors import ErrorFrame, InlayError, OverloadedError
-from inlay.plane.messages import AskCache
+from inlay.plane.messages import GetCache
 from inlay.plane.nats.cards import CARD_SECONDS
-from inlay.plane.nats.kept import KEPT_BYTES, Kept
+from inlay.plane.nats.kept import KEPT_BYTES, EmbedsCache
 from inlay.plane.nats.member import Member
 from inlay.plane.nats.messages import (
     Acknowledge,
@@ -32,17 +32,17 @@ from inlay.plane.nats.messages import (
 from inlay.plane.nats.outgoing import Outgoing
 from inlay.plane.nats.silence import Clock, Presence
 from inlay.plane.nats.transfers import Room
-from inlay.plane.questions import tell
+from inlay.plane.questions import answer_cache
 from inlay.prompt import Buffer
-from inlay.protocol.embedding import EmbedWork, Vectors
-from inlay.protocol.routing import KvEvents, TellsCache
-from inlay.protocol.work import PROTOCOL, Command, Delta, ModelCard, Reply, Stats, Work, WorkHandler
+from inlay.protocol.embedding import EmbedOutput, EmbedRequest
+from inlay.protocol.routing import CacheEventSource, KvEvents
+from inlay.protocol.work import PROTOCOL, Command, ModelCard, Output, Reply, Request, RequestHandler, Stats
 
 log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 0.5
 FRONTEND_SECONDS = 5.0
-"""A frontend that gives no sign of life for so long is gone, and with it whoever waited for its works."""
+"""A frontend that gives no sign of life for so long is gone, and with it whoever waited for its requests."""
 _FRONTEND_UNHEARD_SECONDS = 3.0
 PARTED_SECONDS = 60.0
 """Without a connection of our own for so long, nobody waits for what is under way."""
@@ -56,11 +56,11 @@ _encode = msgspec.msgpack.Encoder().encode
 
 @dataclass
 class _Stream:
-    """One attempt at one work.
+    """One attempt at one request.
 
     Attributes:
         key: what the engine knows it as.
-        outgoing: its pieces; None of a work that is answered at once.
+        outgoing: its pieces; None of a request that is answered at once.
     """
 
     key: str
@@ -77,13 +77,13 @@ class _Peer:
 
 
 class NatsWorker:
-    """Offers what a `WorkHandler` can do to every frontend of the namespace.
+    """Offers what a `RequestHandler` can do to every frontend of the namespace.
 
     Heartbeats and acknowledgements are this object's: they come from the event loop it lives on, so no engine may run on that.
 
     Args:
         member: joined as a worker; closed with this.
-        handler: does the works.
+        handler: does the requests.
         room: gives writable memory for large rows that the handler reads in place, or None where there is none.
         kept_bytes: of stored prompts that have come, kept so that their next use moves no rows; 0 keeps none.
         protocol: the version we say we speak.
@@ -92,7 +92,7 @@ class NatsWorker:
     def __init__(
         self,
         member: Member,
-        handler: WorkHandler,
+        handler: RequestHandler,
         *,
         room: Room | None = None,
         kept_bytes: int = KEPT_BYTES,
@@ -102,7 +102,7 @@ class NatsWorker:
         self._handler = handler
         self._protocol = protocol
         self._clock = Clock(member.control)
-        self._kept = Kept(kept_bytes, liveness.now)
+        self._kept = EmbedsCache(kept_bytes, liveness.now)
         self._mailbox = member.mailbox(
             ToWorker, take=self._take, unheard=self._unheard, room=room, kept=self._kept
         )
@@ -128,7 +128,7 @@ class NatsWorker:
         return self._member.id
 
     async def start(self) -> None:
-        """Announce the handler's card and take works. Raises `OverloadedError` when NATS does not answer."""
+        """Announce the handler's card and take requests. Raises `OverloadedError` when NATS does not answer."""
         await self._mailbox.open()
         await self._member.control.subscribe(
             self._member.subjects.deleted_prompts,
@@ -141,7 +141,7 @@ class NatsWorker:
         # What was removed meanwhile is not told again.
         self._member.control.on_reconnect(self._kept.clear)
         self._handler.watch(self.announce)
-        if isinstance(self._handler, TellsCache):
+        if isinstance(self._handler, CacheEventSource):
             self._handler.watch_cache(self._tell_cache)
         self._tasks = [
             asyncio.create_task(loop()) for loop in (self._publish, self._beat_on, self._ask_stats)
@@ -173,7 +173,7 @@ class NatsWorker:
             self._beat()
 
     async def drain(self, seconds: float) -> None:
-        """Take no more works, and return when those under way have been told to their end, or `seconds` have passed."""
+        """Take no more requests, and return when those under way have been told to their end, or `seconds` have passed."""
         if self._state != "left":
             self._state = "draining"
             self._beat()
@@ -183,7 +183,7 @@ class NatsWorker:
 
     @property
     def under_way(self) -> int:
-        """Works that have not been told to their end."""
+        """Requests that have not been told to their end."""
         return sum(len(peer.streams) for peer in self._peers.values())
 
     async def close(self) -> None:
@@ -273,12 +273,12 @@ class NatsWorker:
         peer = self._peer(sender)
         peer.presence.hear()
         match message:
-            case Submit(number, work):
+            case Submit(number, request):
                 if number not in peer.streams:
-                    self._generate(sender, peer, number, work)
-            case Embed(number, embed_work):
+                    self._generate(sender, peer, number, request)
+            case Embed(number, embed_request):
                 if number not in peer.streams:
-                    self._embed(sender, peer, number, embed_work)
+                    self._embed(sender, peer, number, embed_request)
             case Cancel(numbers):
                 for number in numbers:
                     if number in peer.streams:
@@ -292,7 +292,7 @@ class NatsWorker:
                     self._send_soon(peer, number, stream.outgoing)
             case Call() as call:
                 self._run(self._answer(sender, call))
-            case AskCache(number):
+            case GetCache(number):
                 self._run(self._answer_cache(sender, number))
 
     def _peer(self, sender: str) -> _Peer:
@@ -325,7 +325,7 @@ class NatsWorker:
         return Reply(reply.value | msgspec.structs.asdict(self._kept.stats))
 
     async def _answer_cache(self, sender: str, number: int) -> None:
-        self._mailbox.send(sender, await tell(number, self._handler))
+        self._mailbox.send(sender, await answer_cache(number, self._handler))
 
     def _tell_cache(self, events: KvEvents) -> None:
         subject = self._member.subjects.cache_events(self.id)
@@ -347,30 +347,38 @@ class NatsWorker:
         reason = "the worker is draining" if self._state == "draining" else "the worker has no engine now"
         return ErrorFrame.of(OverloadedError(reason, retry_after=1))
 
-    def _generate(self, sender: str, peer: _Peer, number: int, work: Work) -> None:
+    def _generate(self, sender: str, peer: _Peer, number: int, request: Request) -> None:
         outgoing = Outgoing(number, self._mailbox.limit // 2)
         stream = _Stream(f"{sender}:{number}", outgoing)
         self._register(peer, number, stream)
 
-        def emit(delta: Delta) -> None:
+        def emit(output: Output) -> None:
             if peer.streams.get(number) is stream:
-                outgoing.add(delta)
+                outgoing.add(output)
                 self._send_soon(peer, number, outgoing)
 
         refusal = self._refusing()
         if refusal is not None:
-            emit(Delta(work.id, work.attempt, len(work.prior_output), finish_reason="error", error=refusal))
+            emit(
+                Output(
+                    request.id,
+                    request.attempt,
+                    len(request.prior_output),
+                    finish_reason="error",
+                    error=refusal,
+                )
+            )
             return
-        self._handler.generate(msgspec.structs.replace(work, id=stream.key), emit)
+        self._handler.generate(msgspec.structs.replace(request, id=stream.key), emit)
 
-    def _embed(self, sender: str, peer: _Peer, number: int, work: EmbedWork) -> None:
+    def _embed(self, sender: str, peer: _Peer, number: int, request: EmbedRequest) -> None:
         stream = _Stream(f"{sender}:{number}")
         self._register(peer, number, stream)
 
-        def emit(vectors: Vectors) -> None:
+        def emit(vectors: EmbedOutput) -> None:
             if peer.streams.get(number) is not stream:
                 return
-            answer = Embedded(number, msgspec.structs.replace(vectors, work_id=""))
+            answer = Embedded(number, msgspec.structs.replace(vectors, request_id=""))
             transfer = self._mailbox.send(sender, answer)
             if transfer is None:
                 self._forget(peer, number)
@@ -379,9 +387,9 @@ class NatsWorker:
 
         refusal = self._refusing()
         if refusal is not None:
-            emit(Vectors(work.id, work.attempt, Buffer(b""), error=refusal))
+            emit(EmbedOutput(request.id, request.attempt, Buffer(b""), error=refusal))
             return
-        self._handler.embed(msgspec.structs.replace(work, id=stream.key), emit)
+        self._handler.embed(msgspec.structs.replace(request, id=stream.key), emit)
 
     # What they are told.
 

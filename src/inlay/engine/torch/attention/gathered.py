@@ -175,7 +175,7 @@ class GatheredAttention:
         found = torch.bmm(torch.softmax(scores, -1).to(values.dtype), values.view(batch, -1, value_size))
         found = found.view(num_heads, group.num_sequences, apart[1], -1, value_size)
         if scoring.sinks is not None:
-            found = found * unsunk(
+            found = found * sink_scale(
                 torch.logsumexp(seen.float(), -1, keepdim=True), scoring.sinks.view(num_heads, 1, -1, 1, 1)
             ).to(found.dtype)
         out.index_copy_(0, group.rows, found.permute(1, 3, 0, 2, 4).reshape(-1, query.shape[0], value_size))
@@ -202,7 +202,7 @@ class GatheredAttention:
                 found = (weights.flatten(0, 1) @ head_values[block.seen]).view(group, own.shape[1], -1)
                 if sinks is not None:
                     lse = torch.logsumexp(scores.float(), -1, keepdim=True)
-                    found = found * unsunk(lse, sinks).to(found.dtype)
+                    found = found * sink_scale(lse, sinks).to(found.dtype)
                 target[block.rows] = found.transpose(0, 1)
 
     def _gather(self, index: Tensor, layer: int) -> tuple[Tensor, Tensor]:
@@ -319,7 +319,7 @@ class GatheredAttention:
         return torch.arange(start, stop, device=self._device)
 
 
-def unsunk(lse: Tensor, sinks: Tensor) -> Tensor:
+def sink_scale(lse: Tensor, sinks: Tensor) -> Tensor:
     """The share of a softmax that a sink leaves to the positions.
 
     A sink is one more score, without a value: exp(lse) / (exp(lse) + exp(sink)) of what would be without it.

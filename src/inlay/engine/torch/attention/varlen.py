@@ -14,11 +14,11 @@ from torch.nn.attention import (
 )
 from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
-from inlay.engine.torch.attention.gathered import GatheredAttention, Workspace, unsunk
+from inlay.engine.torch.attention.gathered import GatheredAttention, Workspace, sink_scale
 from inlay.engine.torch.attention.layers import LayerShape
 from inlay.engine.torch.attention.paged import Scoring
 from inlay.engine.torch.attention.pages import Pages
-from inlay.engine.torch.batch import Batch, Stretch
+from inlay.engine.torch.batch import Batch, BatchItem
 from inlay.engine.torch.cache.page_groups import PageGroup
 from inlay.engine.torch.cache.table import PageRun
 from inlay.errors import EngineError
@@ -106,7 +106,7 @@ class VarlenAttention:
             raise EngineError(
                 f"varlen_attn gave a logsumexp of {tuple(lse.shape)} for queries {tuple(query.shape)}"
             )
-        share = unsunk(lse, scoring.sinks[:, None])
+        share = sink_scale(lse, scoring.sinks[:, None])
         return cast("Tensor", found * share.t()[..., None].to(found.dtype))
 
     def arguments(self, layer: int, query: Tensor, scoring: Scoring) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def _largest_error(
     error = 0.0
     for steps in (((0, 2 * page_size + 2), (0, 5)), ((2 * page_size + 2, 1), (5, 1))):
         stretches = [
-            Stretch(((start, Tokens([0] * count)),), start, count, (run,), True)
+            BatchItem(((start, Tokens([0] * count)),), start, count, (run,), True)
             for (start, count), run in zip(steps, runs, strict=True)
         ]
         batch = Batch.pack(stretches, page_size).to(device)

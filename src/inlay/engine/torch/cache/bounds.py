@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from inlay.engine.torch.cache.page_groups import first_page, most_pages, pages_for
 from inlay.errors import ContextLengthError, InvalidRequestError
-from inlay.protocol.work import Work
+from inlay.protocol.work import Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class EngineLimits:
     """What fits into the engine at all.
 
     Attributes:
@@ -40,7 +40,7 @@ class Bounds:
         """Pages of all groups that a sequence of `length` positions holds at most, computed by `chunk` or fewer a step."""
         return sum(most_pages(window, length, chunk, self.page_size) for window in self.windows)
 
-    def lacking(self, computed: int, length: int) -> int:
+    def pages_missing(self, computed: int, length: int) -> int:
         """Pages that a sequence of which `computed` positions have theirs still takes until `length` are, at most."""
         end, have = self.pages_for(length), self.pages_for(computed)
         total = 0
@@ -52,18 +52,18 @@ class Bounds:
             total += most - have
         return total
 
-    def check(self, work: Work) -> None:
+    def check(self, request: Request) -> None:
         """Refuse what could never run, however long it waited.
 
         Raises:
             ContextLengthError: prompt and output are longer than the model or the pages can take.
             InvalidRequestError: nothing to start from, or a segment that may not be split is larger than a step.
         """
-        prompt = len(work.prompt)
+        prompt = len(request.prompt)
         if not prompt:
             raise InvalidRequestError("a prompt needs at least one position, got none", param="prompt")
-        total = prompt + work.sampling.max_tokens
-        atomic = work.prompt.atomic_bounds()
+        total = prompt + request.sampling.max_tokens
+        atomic = request.prompt.atomic_bounds()
         chunk = max((stop - start for start, stop in atomic), default=1)
         if total > self.max_model_len or self.most_pages(total, chunk) > self.num_pages:
             lengths = range(self.max_model_len + 1)
@@ -72,7 +72,7 @@ class Bounds:
             )
             raise ContextLengthError(
                 f"the maximum context length is {limit} positions; got a prompt of {prompt} and "
-                f"max_tokens of {work.sampling.max_tokens}, together {total}"
+                f"max_tokens of {request.sampling.max_tokens}, together {total}"
             )
         for start, stop in atomic:
             if stop - start > self.max_num_batched_tokens:
@@ -82,4 +82,4 @@ class Bounds:
                 )
 
 
-__all__ = ["Bounds"]
+__all__ = ["EngineLimits"]

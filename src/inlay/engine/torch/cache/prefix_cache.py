@@ -46,11 +46,11 @@ class PrefixCache:
         self._names[page] = (group, digest)
         return True
 
-    def rest(self, page: int) -> None:
+    def mark_idle(self, page: int) -> None:
         """A known page lost its last user: it is now the most recently used of the idle."""
         self._idle[page] = None
 
-    def wake(self, page: int) -> None:
+    def mark_used(self, page: int) -> None:
         """A known page has a user again, or still."""
         self._idle.pop(page, None)
 

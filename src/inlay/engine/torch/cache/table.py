@@ -39,15 +39,15 @@ class PageTable:
     holder, not to be handed out before it is scrubbed). Page 0 is the null page: it fills block tables where nobody looks.
     """
 
-    __slots__ = ("_cache", "_condemned", "_dirty", "_free", "_proven", "_references", "num_pages")
+    __slots__ = ("_cache", "_dirty", "_free", "_invalidated", "_references", "_verified", "num_pages")
 
     def __init__(self, num_pages: int, cache: PrefixCache) -> None:
         self.num_pages = num_pages
         self._cache = cache
         self._free = list(range(num_pages, 0, -1))
         self._references = [0] * (num_pages + 1)
-        self._proven = bytearray(num_pages + 1)
-        self._condemned: set[int] = set()
+        self._verified = bytearray(num_pages + 1)
+        self._invalidated: set[int] = set()
         self._dirty: list[int] = []
 
     @property
@@ -74,12 +74,12 @@ class PageTable:
         """How many hold `page`."""
         return self._references[page]
 
-    def exclusive(self, runs: Iterable[PageRun]) -> int:
+    def num_exclusive(self, runs: Iterable[PageRun]) -> int:
         """Number of pages that only these runs, of one sequence or several, hold."""
         holders = Counter(page for run in runs for page in run.pages)
         return sum(self._references[page] == count for page, count in holders.items())
 
-    def unheld(self, pages: Iterable[int]) -> int:
+    def num_unreferenced(self, pages: Iterable[int]) -> int:
         """How many of `pages` nobody holds."""
         return sum(self._references[page] == 0 for page in pages)
 
@@ -97,7 +97,7 @@ class PageTable:
                 if page is None:
                     raise RuntimeError("the page table counted a page that is not there")
                 self._references[page] = 1
-                self._proven[page] = False
+                self._verified[page] = False
                 run.pages.append(page)
         return True
 
@@ -105,7 +105,7 @@ class PageTable:
         """Append pages that the prefix cache knows to `run`."""
         for page in pages:
             self._references[page] += 1
-            self._cache.wake(page)
+            self._cache.mark_used(page)
         run.pages.extend(pages)
 
     def advance(self, run: PageRun, first: int) -> None:
@@ -124,25 +124,25 @@ class PageTable:
             run.pages.clear()
             run.first = 0
 
-    def prove(self, pages: Iterable[int]) -> None:
+    def mark_verified(self, pages: Iterable[int]) -> None:
         """Note that finite logits came out of these pages."""
         for page in pages:
-            self._proven[page] = True
+            self._verified[page] = True
 
-    def condemn(self, pages: Iterable[int], *, spare_proven: bool) -> None:
+    def invalidate(self, pages: Iterable[int], *, keep_verified: bool) -> None:
         """Non-finite logits came out of these pages, held or idle: no digest may name what may hold bad keys or values.
 
         Args:
             pages: which.
-            spare_proven: leave those alone that gave finite logits before, or one bad prompt could empty the cache of the
+            keep_verified: leave those alone that gave finite logits before, or one bad prompt could empty the cache of the
                 prefix it shares with good ones. False for those that the failed step itself wrote to.
         """
         for page in pages:
-            if spare_proven and self._proven[page]:
+            if keep_verified and self._verified[page]:
                 continue
             known = self._cache.forget(page)
             if self._references[page]:
-                self._condemned.add(page)
+                self._invalidated.add(page)
             elif known:
                 self._dirty.append(page)
 
@@ -166,11 +166,11 @@ class PageTable:
             self._references[page] -= 1
             if self._references[page]:
                 continue
-            if page in self._condemned:
-                self._condemned.discard(page)
+            if page in self._invalidated:
+                self._invalidated.discard(page)
                 self._dirty.append(page)
             elif page in self._cache:
-                self._cache.rest(page)
+                self._cache.mark_idle(page)
             else:
                 self._free.append(page)
 

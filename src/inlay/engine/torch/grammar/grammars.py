@@ -15,7 +15,7 @@ from inlay.engine.torch.grammar.matchers import PARAM, matcher_of, tokenizer_of
 from inlay.engine.torch.grammar.source import source_of
 from inlay.engine.torch.grammar.state import GrammarState
 from inlay.engine.torch.grammar.trial import Trial, TrialProcess
-from inlay.engine.torch.grammar.turns import Job, Turns, yield_to_others
+from inlay.engine.torch.grammar.turns import FairExecutor, Task, yield_to_others
 from inlay.errors import DeadlineExceededError, EngineError, InlayError, InvalidRequestError, OverloadedError
 from inlay.protocol.work import Grammar, GrammarKind
 
@@ -29,7 +29,7 @@ MAX_KEPT_SOURCE = 4 * 1024 * 1024
 """Characters their sources may have together: what they take grows with them."""
 
 MAX_SECONDS = 30.0
-"""A work waits so long for its grammar; on an idle core the limits of a trial allow two, and nearly all take less than 0.1."""
+"""A request waits so long for its grammar; on an idle core the limits of a trial allow two, and nearly all take less than 0.1."""
 
 _THREADS = 8
 """Trials at a time: one more than the clients that must ask for what takes long before anyone else waits for them."""
@@ -42,7 +42,7 @@ class _Key(NamedTuple):
 
 
 class Waiting:
-    """A work's wait for the state of its grammar.
+    """A request's wait for the state of its grammar.
 
     Attributes:
         state: to come. Its exception is an `InvalidRequestError` when the grammar is none, is too costly, or does not allow the output.
@@ -52,7 +52,7 @@ class Waiting:
 
     __slots__ = ("job", "state")
 
-    def __init__(self, job: Job[LLMatcher]) -> None:
+    def __init__(self, job: Task[LLMatcher]) -> None:
         self.job = job
         self.state: Future[GrammarState] = Future()
 
@@ -62,7 +62,7 @@ class Grammars:
 
     All but those that are cheap by their count are compiled in a process of their own first, which ends at its limits, or when
     nobody waits any more (`trial`). Only what has passed is compiled here, where nothing can be interrupted, and kept for those with
-    the same salt. Clients take turns (`Turns`).
+    the same salt. Clients take turns (`FairExecutor`).
     """
 
     def __init__(self, path: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
@@ -74,11 +74,11 @@ class Grammars:
             eos_token_ids: what ends an output where its grammar may end.
         """
         self._vocab_size = vocab_size
-        self._turns: Turns[LLMatcher] = Turns(_THREADS, "inlay-grammar")
+        self._turns: FairExecutor[LLMatcher] = FairExecutor(_THREADS, "inlay-grammar")
         # Apart from those that compile: what has been compiled waits for nobody.
         self._threads = ThreadPoolExecutor(1, "inlay-grammar-state", initializer=yield_to_others)
         self._lock = threading.Lock()
-        self._kept: OrderedDict[_Key, Job[LLMatcher]] = OrderedDict()
+        self._kept: OrderedDict[_Key, Task[LLMatcher]] = OrderedDict()
         self._tokenizer = self._threads.submit(tokenizer_of, path, eos_token_ids)
         self._trials = TrialProcess(path, eos_token_ids)
 
@@ -102,11 +102,11 @@ class Grammars:
         client: Hashable = None,
         salt: str | None = None,
     ) -> "Waiting":
-        """The state of a work at the end of the output it has so far.
+        """The state of a request at the end of the output it has so far.
 
         Args:
             grammar: what its output must match.
-            stop_token_ids: of the work.
+            stop_token_ids: of the request.
             output: ids.
             client: whose it is; clients take turns.
             salt: compiled grammars are shared by those who have the same.
@@ -117,12 +117,12 @@ class Grammars:
         key = _Key(grammar.kind, grammar.source, salt)
         with self._lock:
             job = self._job(key)
-            self._turns.join(job, client)
+            self._turns.submit(job, client)
         waiting = Waiting(job)
 
         def left(state: "Future[GrammarState]") -> None:
             with self._lock:
-                if self._turns.leave(job, client) and not job.done.done():
+                if self._turns.unsubscribe(job, client) and not job.done.done():
                     job.stop()
                     if self._kept.get(key) is job:
                         del self._kept[key]
@@ -154,12 +154,12 @@ class Grammars:
         else:
             waiting.state.set_result(state)
 
-    def _job(self, key: "_Key") -> Job[LLMatcher]:
+    def _job(self, key: "_Key") -> Task[LLMatcher]:
         found = self._kept.get(key)
         if found is None:
             grammar = Grammar(key.kind, key.source)
             trial = Trial(self._trials, grammar)
-            found = self._kept[key] = Job(partial(self._compile, grammar, trial), trial.stop)
+            found = self._kept[key] = Task(partial(self._compile, grammar, trial), trial.stop)
             found.done.add_done_callback(partial(self._compiled, key, found))
         self._kept.move_to_end(key)
         size = sum(len(kept.source) for kept in self._kept)
@@ -168,8 +168,8 @@ class Grammars:
             size -= len(dropped.source)
         return found
 
-    def _compiled(self, key: "_Key", job: Job[LLMatcher], done: "Future[LLMatcher]") -> None:
-        """Keep what a grammar is, and no failure of the machine: the next work tries again."""
+    def _compiled(self, key: "_Key", job: Task[LLMatcher], done: "Future[LLMatcher]") -> None:
+        """Keep what a grammar is, and no failure of the machine: the next request tries again."""
         error = done.exception()
         if error is not None and not isinstance(error, InvalidRequestError):
             with self._lock:
@@ -185,7 +185,7 @@ class Grammars:
 
 
 def too_late(waiting: Waiting, deadline: float | None) -> InlayError:
-    """Why a work ends whose grammar was not compiled within its `deadline`, in seconds, or within `MAX_SECONDS`."""
+    """Why a request ends whose grammar was not compiled within its `deadline`, in seconds, or within `MAX_SECONDS`."""
     if deadline is not None and deadline < MAX_SECONDS:
         return DeadlineExceededError("the deadline passed before the grammar was compiled")
     if not waiting.job.begun:

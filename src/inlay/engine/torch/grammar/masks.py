@@ -5,7 +5,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from inlay.engine.torch.grammar.state import GrammarState, Mask
-from inlay.engine.torch.grammar.turns import Turns
+from inlay.engine.torch.grammar.turns import FairExecutor
 from inlay.errors import InlayError
 
 GRACE = 0.05
@@ -17,7 +17,7 @@ _SHARE = 2
 """Of the threads, for one client."""
 
 
-class Masked(Protocol):
+class MaskedSequence(Protocol):
     """What a sequence shows of itself."""
 
     @property
@@ -36,26 +36,26 @@ class Masked(Protocol):
         ...
 
 
-_S = TypeVar("_S", bound=Masked)
+_S = TypeVar("_S", bound=MaskedSequence)
 
 
 class Masks:
     """Computes them; clients take turns. A grammar that takes long is left behind by the steps, and its thread ends when it ends."""
 
     def __init__(self) -> None:
-        self._turns: Turns[Mask | None] = Turns(_THREADS, "inlay-mask", share=_SHARE)
+        self._turns: FairExecutor[Mask | None] = FairExecutor(_THREADS, "inlay-mask", share=_SHARE)
 
     def close(self) -> None:
         """Compute nothing more."""
         self._turns.close()
 
-    def prepare(self, sequences: Iterable[Masked]) -> None:
+    def prepare(self, sequences: Iterable[MaskedSequence]) -> None:
         """Begin, for those whose next token is chosen in this step."""
         for sequence in sequences:
             if sequence.grammar is not None:
                 sequence.grammar.prepare(sequence.output, self._turns, sequence.client)
 
-    def drop(self, sequence: Masked) -> None:
+    def drop(self, sequence: MaskedSequence) -> None:
         """A sequence has ended: its mask, where it waits for its turn, is not computed."""
         if sequence.grammar is not None:
             sequence.grammar.drop(self._turns, sequence.client)
@@ -87,7 +87,7 @@ class Masks:
         return late
 
 
-def _is_slow(sequence: Masked) -> bool:
+def _is_slow(sequence: MaskedSequence) -> bool:
     return sequence.grammar is not None and sequence.grammar.slow
 
 

@@ -9,7 +9,7 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from inlay.engine.torch.grammar.matchers import PARAM, refusal
-from inlay.engine.torch.grammar.turns import Job, Turns
+from inlay.engine.torch.grammar.turns import FairExecutor, Task
 from inlay.errors import InlayError, InvalidRequestError
 from inlay.protocol.work import Grammar
 
@@ -71,7 +71,7 @@ class GrammarState:
         self._mask: Mask = np.zeros((vocab_size + 31) // 32, dtype=np.uint32)
         self._start: int | None = None if grammar.after else 0
         self._seen = 0
-        self._job: Job[Mask | None] | None = None
+        self._job: Task[Mask | None] | None = None
         self._old = -1
         self._masks = 0
         self._spent = 0.0
@@ -112,18 +112,18 @@ class GrammarState:
         """Nothing but the end may follow."""
         return self._start is not None and bool(self._matcher.is_stopped())
 
-    def prepare(self, output: Sequence[int], turns: Turns[Mask | None], client: Hashable) -> None:
+    def prepare(self, output: Sequence[int], turns: FairExecutor[Mask | None], client: Hashable) -> None:
         """Begin to compute the mask of what follows `output` when it is `client`'s turn, unless that was done before."""
         if self._old != len(output):
             self._old = len(output)
             self._started = None
-            self._job = Job(partial(self._compute, list(output)))
-            turns.join(self._job, client)
+            self._job = Task(partial(self._compute, list(output)))
+            turns.submit(self._job, client)
 
-    def drop(self, turns: Turns[Mask | None], client: Hashable) -> None:
+    def drop(self, turns: FairExecutor[Mask | None], client: Hashable) -> None:
         """Compute no more of what `prepare` was given, unless it has begun. The sequence has ended."""
         if self._job is not None:
-            turns.leave(self._job, client)
+            turns.unsubscribe(self._job, client)
             self._job = None
 
     def _compute(self, output: list[int]) -> Mask | None:

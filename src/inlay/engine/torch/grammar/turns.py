@@ -14,7 +14,7 @@ from inlay.fair_queue import FairQueue
 T = TypeVar("T")
 
 
-class Job(Generic[T]):
+class Task(Generic[T]):
     """One of them, for whoever waits.
 
     Attributes:
@@ -38,12 +38,12 @@ class Job(Generic[T]):
         """Those who wait for it, each once."""
         return tuple(self._waiting)
 
-    def join(self, client: Hashable) -> bool:
+    def subscribe(self, client: Hashable) -> bool:
         """Whether the client did not wait before."""
         self._waiting[client] += 1
         return self._waiting[client] == 1
 
-    def leave(self, client: Hashable) -> bool:
+    def unsubscribe(self, client: Hashable) -> bool:
         """Whether the client waits no more."""
         self._waiting[client] -= 1
         if self._waiting[client]:
@@ -61,7 +61,7 @@ class Job(Generic[T]):
             self.done.set_result(result)
 
 
-class Turns(Generic[T]):
+class FairExecutor(Generic[T]):
     """Runs jobs on threads, which nothing can interrupt. Safe to use from any thread.
 
     Clients take turns, and none has more than its share running: one that asks for much, or for what takes long, delays its own. A
@@ -75,7 +75,7 @@ class Turns(Generic[T]):
         self._share = share
         self._threads = ThreadPoolExecutor(threads, name, yield_to_others)
         self._lock = threading.Lock()
-        self._queue: FairQueue[tuple[Job[T], Hashable]] = FairQueue()
+        self._queue: FairQueue[tuple[Task[T], Hashable]] = FairQueue()
         self._running: Counter[Hashable] = Counter()
         self._busy: set[Hashable] = set()
         self._closed = False
@@ -86,19 +86,19 @@ class Turns(Generic[T]):
             self._closed = True
         self._threads.shutdown(wait=False)
 
-    def join(self, job: Job[T], client: Hashable) -> None:
+    def submit(self, job: Task[T], client: Hashable) -> None:
         """Have a client wait for a job, which gets into the client's line unless it has begun. Raises `OverloadedError` when closed."""
         with self._lock:
             if self._closed:
                 raise OverloadedError("the engine is closing")
-            if job.join(client) and not job.begun:
+            if job.subscribe(client) and not job.begun:
                 self._queue.push((job, client), client, 0)
             self._begin()
 
-    def leave(self, job: Job[T], client: Hashable) -> bool:
+    def unsubscribe(self, job: Task[T], client: Hashable) -> bool:
         """A client who had joined waits no more. Whether nobody does: if it has not begun, it never will."""
         with self._lock:
-            if job.leave(client) and not job.begun:
+            if job.unsubscribe(client) and not job.begun:
                 self._queue.remove((job, client), client, 0)
             return not job.clients
 
@@ -119,7 +119,7 @@ class Turns(Generic[T]):
                 self._busy.add(client)
             self._threads.submit(self._run, job, client)
 
-    def _run(self, job: Job[T], client: Hashable) -> None:
+    def _run(self, job: Task[T], client: Hashable) -> None:
         job.run()
         with self._lock:
             self._busy.discard(client)
@@ -136,4 +136,4 @@ def yield_to_others() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
 
 
-__all__ = ["Job", "Turns", "yield_to_others"]
+__all__ = ["FairExecutor", "Task", "yield_to_others"]

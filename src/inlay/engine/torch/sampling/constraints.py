@@ -1,7 +1,7 @@
 """What may be chosen at all: logit biases, end tokens before their time, words that are not to be said, allowed ids, grammars.
 
 Order and meaning are vLLM's, but for two things. Where a grammar leaves nothing but its end, the end is allowed although
-`min_tokens` is not reached. Where nothing at all is left the work fails, and says so.
+`min_tokens` is not reached. Where nothing at all is left the request fails, and says so.
 
 Suffixes of tensors: S sequences in the batch, K those of them with a list of what is allowed, V vocabulary.
 """
@@ -19,7 +19,7 @@ from inlay.engine.torch.transfers import upload
 from inlay.protocol.work import Sampling
 
 
-class Constrained(Protocol):
+class ConstrainedSequence(Protocol):
     """What a sequence shows of itself."""
 
     @property
@@ -48,7 +48,9 @@ class _Compiled:
 
     __slots__ = ("_biased", "_biases", "_ends", "_lengths", "_words", "allowed", "sequence")
 
-    def __init__(self, sequence: Constrained, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, sequence: ConstrainedSequence, vocab_size: int, eos_token_ids: tuple[int, ...]
+    ) -> None:
         sampling = sequence.sampling
         self.sequence = sequence
         biases = {id_: bias for id_, bias in sampling.logit_bias.items() if 0 <= id_ < vocab_size}
@@ -111,11 +113,11 @@ class Constraints:
         """The `id()` of each sequence something is kept for."""
         return self._compiled.keys()
 
-    def forget(self, sequence: Constrained) -> None:
+    def forget(self, sequence: ConstrainedSequence) -> None:
         """Drop what was kept for `sequence` between steps."""
         self._compiled.pop(id(sequence), None)
 
-    def _of(self, sequence: Constrained) -> _Compiled | None:
+    def _of(self, sequence: ConstrainedSequence) -> _Compiled | None:
         """The constraints of `sequence`, None where it has none but a grammar."""
         compiled = self._compiled.get(id(sequence))
         if compiled is None and _constrains(sequence.sampling):
@@ -123,7 +125,7 @@ class Constraints:
             self._compiled[id(sequence)] = compiled
         return compiled
 
-    def apply(self, logits_SV: Tensor, sequences: Sequence[Constrained]) -> Tensor:
+    def apply(self, logits_SV: Tensor, sequences: Sequence[ConstrainedSequence]) -> Tensor:
         """The logits with all constraints; -inf is what must not be chosen. A copy if anything changed.
 
         Raises:
@@ -147,7 +149,7 @@ class Constraints:
             sampling.grammar is not None or sampling.bad_words or sampling.allowed_token_ids is not None
         )
 
-    def _added(self, logits_SV: Tensor, sequences: Sequence[Constrained]) -> Tensor:
+    def _added(self, logits_SV: Tensor, sequences: Sequence[ConstrainedSequence]) -> Tensor:
         cells = [
             (row, *compiled.added())
             for row, sequence in enumerate(sequences)
@@ -165,7 +167,7 @@ class Constraints:
         # Adding -inf bans a token whatever its bias; the sum is the same in any order of the cells but for rounding.
         return logits_SV.index_put(place, added, accumulate=True)
 
-    def _allowed(self, sequence: Constrained) -> NDArray[np.bool_] | None:
+    def _allowed(self, sequence: ConstrainedSequence) -> NDArray[np.bool_] | None:
         """Bool (V,): which ids may be chosen; None when all may."""
         mask = None if sequence.grammar is None else sequence.grammar.prepared()
         allowed = None if mask is None else self._unpacked(mask.view(np.uint8))
@@ -183,4 +185,4 @@ class Constraints:
         return allowed
 
 
-__all__ = ["Constrained", "Constraints"]
+__all__ = ["ConstrainedSequence", "Constraints"]

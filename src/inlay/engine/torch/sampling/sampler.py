@@ -25,8 +25,8 @@ from blake3 import blake3
 from torch import Tensor
 
 from inlay.engine.torch.native import kernels
-from inlay.engine.torch.sampling.constraints import Constrained, Constraints
-from inlay.engine.torch.sampling.tally import Tallied, Tally
+from inlay.engine.torch.sampling.constraints import ConstrainedSequence, Constraints
+from inlay.engine.torch.sampling.tally import CountedSequence, TokenCounts
 from inlay.engine.torch.sampling.thinking import Thoughtful, Thoughts, only
 from inlay.engine.torch.transfers import Download, upload
 from inlay.errors import InlayError, InvalidRequestError
@@ -39,20 +39,20 @@ WIDTHS = (256, 4096, 32768)
 """How many candidates are ranked at first, and then, before all of the vocabulary is: 256 nearly always settle a top_p, at a
 fiftieth of the cost of sorting 150,000."""
 
-LOOK_UP_BLOCK = 512
+CDF_BLOCK = 512
 """Weights summed up at once when a uniform number is looked up."""
 
 _counter = struct.Struct("<QQ")
 
 
-class Choice(NamedTuple):
+class SampledToken(NamedTuple):
     """The next token of a sequence."""
 
     token_id: int
     logprobs: TokenLogprobs | None
 
 
-class Drawn(NamedTuple):
+class SampledTokens(NamedTuple):
     """What is chosen for the sequences of a step. The device knows it at once, the host when it reads it.
 
     Attributes:
@@ -65,19 +65,19 @@ class Drawn(NamedTuple):
     ids: Tensor
     bound: Mapping[int, int]
     wanted: Mapping[int, int]
-    told: Download
+    output_logprobs: Download
 
-    def read(self) -> list[Choice | InlayError]:
+    def read(self) -> list[SampledToken | InlayError]:
         """The next token of each sequence, or why none is left to choose. Waits for the device."""
-        ids_S, best_R, *alternatives = self.told.wait()
+        ids_S, best_R, *alternatives = self.output_logprobs.wait()
         logprobs: dict[int, TokenLogprobs] = {}
         if self.wanted:
             own, ids, values = (tensor.tolist() for tensor in alternatives)
             for index, (row, count) in enumerate(self.wanted.items()):
                 top = tuple(zip(ids[index][:count], values[index][:count], strict=True))
                 logprobs[row] = TokenLogprobs(own[index], top)
-        found: list[Choice | InlayError] = [
-            Choice(id_, logprobs.get(row)) for row, id_ in enumerate(ids_S.tolist())
+        found: list[SampledToken | InlayError] = [
+            SampledToken(id_, logprobs.get(row)) for row, id_ in enumerate(ids_S.tolist())
         ]
         for row, place in self.bound.items():
             if best_R[place] == -torch.inf:
@@ -87,7 +87,7 @@ class Drawn(NamedTuple):
         return found
 
 
-class Sampled(Constrained, Tallied, Thoughtful, Protocol):
+class SampledSequence(ConstrainedSequence, CountedSequence, Thoughtful, Protocol):
     """What a sequence shows of itself."""
 
 
@@ -157,7 +157,7 @@ def _is_greedy(sampling: Sampling) -> bool:
     return sampling.temperature < GREEDY_BELOW
 
 
-def _is_plain(sequence: Sampled) -> bool:
+def _is_plain(sequence: SampledSequence) -> bool:
     """Whether nothing is wanted but the likeliest token."""
     sampling = sequence.sampling
     return (
@@ -188,10 +188,10 @@ class Sampler:
         self._vocab_size = vocab_size
         self._device = device
         self._constraints = Constraints(vocab_size, eos_token_ids, device)
-        self._tallies: dict[int, Tally] = {}
+        self._token_counts: dict[int, TokenCounts] = {}
         self._thoughts = Thoughts()
 
-    def draw(self, logits_SV: Tensor, sequences: Sequence[Sampled]) -> Drawn:
+    def draw(self, logits_SV: Tensor, sequences: Sequence[SampledSequence]) -> SampledTokens:
         """Choose the next token of each sequence. `logits_SV` is left as it is.
 
         A row whose largest logit is not finite (all are -inf, or one is NaN) gets the token `argmax` names. Waits for the
@@ -204,7 +204,7 @@ class Sampler:
         others = [row for row, sequence in enumerate(sequences) if not _is_plain(sequence)]
         if not others:
             ids_S = _argmax(logits_SV)
-            return Drawn(ids_S, {}, {}, Download(ids_S, ids_S))
+            return SampledTokens(ids_S, {}, {}, Download(ids_S, ids_S))
         chosen = [sequences[row] for row in others]
         logits_RV, rows_R = self._rows(logits_SV, others)
         logits_RV = logits_RV.float()
@@ -232,9 +232,9 @@ class Sampler:
                     named[place] = sampling.logprob_token_ids
                     wanted[place] = len(named[place])
         told = Download(ids_S, best_R, *self._logprobs(logits_RV, ids_R, wanted, named))
-        return Drawn(ids_S, bound, {others[place]: count for place, count in wanted.items()}, told)
+        return SampledTokens(ids_S, bound, {others[place]: count for place, count in wanted.items()}, told)
 
-    def _choose(self, processed_SV: Tensor, sequences: Sequence[Sampled]) -> Tensor:
+    def _choose(self, processed_SV: Tensor, sequences: Sequence[SampledSequence]) -> Tensor:
         """Ids (S,): the likeliest, or drawn."""
         samplings = [sequence.sampling for sequence in sequences]
         drawn = [row for row, sampling in enumerate(samplings) if not _is_greedy(sampling)]
@@ -248,24 +248,26 @@ class Sampler:
             ids_S[rows_R] = self._draw(values_RV, [samplings[row] for row in drawn], uniforms)
         return ids_S
 
-    def sample(self, logits_SV: Tensor, sequences: Sequence[Sampled]) -> list[Choice | InlayError]:
+    def sample(
+        self, logits_SV: Tensor, sequences: Sequence[SampledSequence]
+    ) -> list[SampledToken | InlayError]:
         """What `draw` chooses, at once."""
         return self.draw(logits_SV, sequences).read()
 
-    def forget(self, sequence: Sampled) -> None:
+    def forget(self, sequence: SampledSequence) -> None:
         """Drop what was kept for `sequence` between steps; nothing happens when nothing was."""
-        self._tallies.pop(id(sequence), None)
+        self._token_counts.pop(id(sequence), None)
         self._constraints.forget(sequence)
         self._thoughts.forget(sequence)
 
     def __len__(self) -> int:
         """Sequences something is kept for."""
-        return len(self._tallies.keys() | self._constraints.kept() | self._thoughts.kept())
+        return len(self._token_counts.keys() | self._constraints.kept() | self._thoughts.kept())
 
     def _tensor(self, values: Sequence[float] | np.ndarray, dtype: torch.dtype) -> Tensor:
         return upload(torch.as_tensor(values, dtype=dtype), self._device)
 
-    def _penalised(self, logits_SV: Tensor, sequences: Sequence[Sampled]) -> Tensor:
+    def _penalised(self, logits_SV: Tensor, sequences: Sequence[SampledSequence]) -> Tensor:
         """With repetition, frequency and presence penalties; a copy if anything changed."""
         rows = [row for row, sequence in enumerate(sequences) if _penalises(sequence.sampling)]
         tallies = [self._tally(sequences[row]) for row in rows]
@@ -294,10 +296,10 @@ class Sampler:
         values = values - frequency * counts - presence * (counts > 0)
         return logits_SV.index_put(place, values)
 
-    def _tally(self, sequence: Sampled) -> Tally:
-        tally = self._tallies.get(id(sequence))
+    def _tally(self, sequence: SampledSequence) -> TokenCounts:
+        tally = self._token_counts.get(id(sequence))
         if tally is None:
-            tally = self._tallies[id(sequence)] = Tally(sequence, self._vocab_size)
+            tally = self._token_counts[id(sequence)] = TokenCounts(sequence, self._vocab_size)
         tally.catch_up(self._vocab_size)
         return tally
 
@@ -322,19 +324,19 @@ class Sampler:
         free = [row for row, sampling in enumerate(samplings) if not self._truncates(sampling)]
         if free:
             open_RV, open_R = self._rows(scaled_RV, free)
-            ids_R[open_R] = look_up(open_RV.softmax(dim=-1), uniform_R[open_R])
+            ids_R[open_R] = inverse_cdf(open_RV.softmax(dim=-1), uniform_R[open_R])
 
         cut = [row for row, sampling in enumerate(samplings) if self._truncates(sampling)]
         if cut:
             open_RV, open_R = self._rows(scaled_RV, cut)
-            bounds = Bounds.of([samplings[row] for row in cut], self._vocab_size, self._device)
+            bounds = TruncationParams.of([samplings[row] for row in cut], self._vocab_size, self._device)
             ids_R[open_R] = self._draw_cut(open_RV, uniform_R[open_R], bounds)
         return torch.where(finite_R, ids_R, best_R)
 
     def _truncates(self, sampling: Sampling) -> bool:
         return 0 < sampling.top_k < self._vocab_size or sampling.top_p < 1 or sampling.min_p > 0
 
-    def _draw_cut(self, values_RV: Tensor, uniform_R: Tensor, bounds: "Bounds") -> Tensor:
+    def _draw_cut(self, values_RV: Tensor, uniform_R: Tensor, bounds: "TruncationParams") -> Tensor:
         """Ids (R,) drawn within bounds, from more and more candidates while it is not sure that there are none beyond."""
         ids_R = torch.zeros(len(values_RV), dtype=torch.int64, device=self._device)
         open_R = torch.arange(len(values_RV), device=self._device)
@@ -343,7 +345,7 @@ class Sampler:
             candidates_RC = ranked(values_RV, count)
             weights_RC, settled_R = bounds.weigh(values_RV, candidates_RC)
             by_id_RC, order_RC = candidates_RC.sort(dim=-1)
-            places_R = look_up(weights_RC.gather(1, order_RC), uniform_R[open_R])
+            places_R = inverse_cdf(weights_RC.gather(1, order_RC), uniform_R[open_R])
             ids_R[open_R] = by_id_RC.gather(1, places_R[:, None])[:, 0]
             if count >= bounds.widest or bool(settled_R.all()):
                 break
@@ -382,17 +384,17 @@ class Sampler:
         return own_R, ids_RC, logprobs_RV.gather(1, ids_RC)
 
 
-def look_up(weights_RC: Tensor, uniform_R: Tensor) -> Tensor:
+def inverse_cdf(weights_RC: Tensor, uniform_R: Tensor) -> Tensor:
     """Indices (R,) where the cumulated weights first exceed the uniform share of their sum; never one of weight zero.
 
     In two steps, blocks and then the weights of one block, since cumulating a whole vocabulary in float64 costs more than
     all the rest of a draw.
     """
     num_rows, size = weights_RC.shape
-    blocks = size // LOOK_UP_BLOCK
-    whole = blocks * LOOK_UP_BLOCK
+    blocks = size // CDF_BLOCK
+    whole = blocks * CDF_BLOCK
     sums = [
-        weights_RC[:, :whole].view(num_rows, blocks, LOOK_UP_BLOCK).sum(dim=-1, dtype=torch.float64),
+        weights_RC[:, :whole].view(num_rows, blocks, CDF_BLOCK).sum(dim=-1, dtype=torch.float64),
         weights_RC[:, whole:].sum(dim=-1, keepdim=True, dtype=torch.float64),
     ]
     blocks_RB = torch.cat(sums, dim=1).cumsum(dim=-1)
@@ -401,11 +403,11 @@ def look_up(weights_RC: Tensor, uniform_R: Tensor) -> Tensor:
     block_R1 = torch.searchsorted(blocks_RB, target_R1, right=True)
     before_R1 = torch.where(block_R1 > 0, blocks_RB.gather(1, (block_R1 - 1).clamp(min=0)), 0.0)
 
-    places_RB = block_R1 * LOOK_UP_BLOCK + torch.arange(LOOK_UP_BLOCK, device=weights_RC.device)
+    places_RB = block_R1 * CDF_BLOCK + torch.arange(CDF_BLOCK, device=weights_RC.device)
     inside_RB = weights_RC.gather(1, places_RB.clamp(max=size - 1)) * (places_RB < size)
     cumulated_RB = inside_RB.cumsum(dim=-1, dtype=torch.float64)
     target_R1 = _below(target_R1 - before_R1, cumulated_RB[:, -1:])
-    return (block_R1 * LOOK_UP_BLOCK + torch.searchsorted(cumulated_RB, target_R1, right=True))[:, 0]
+    return (block_R1 * CDF_BLOCK + torch.searchsorted(cumulated_RB, target_R1, right=True))[:, 0]
 
 
 def _below(values: Tensor, limits: Tensor) -> Tensor:
@@ -413,7 +415,7 @@ def _below(values: Tensor, limits: Tensor) -> Tensor:
     return torch.minimum(values, torch.nextafter(limits, torch.zeros_like(limits)))
 
 
-class Bounds(NamedTuple):
+class TruncationParams(NamedTuple):
     """What of the distribution may be drawn, one entry a row.
 
     Attributes:
@@ -433,7 +435,7 @@ class Bounds(NamedTuple):
     uncut: bool
 
     @classmethod
-    def of(cls, samplings: Sequence[Sampling], vocab_size: int, device: torch.device) -> "Bounds":
+    def of(cls, samplings: Sequence[Sampling], vocab_size: int, device: torch.device) -> "TruncationParams":
         """The bounds `samplings` set."""
         top_k = [
             min(sampling.top_k, vocab_size) if sampling.top_k > 0 else vocab_size for sampling in samplings
@@ -451,7 +453,7 @@ class Bounds(NamedTuple):
             ),
         )
 
-    def select(self, rows: Tensor) -> "Bounds":
+    def select(self, rows: Tensor) -> "TruncationParams":
         """Those of `rows`."""
         return self._replace(
             top_k_R=self.top_k_R[rows], top_p_R=self.top_p_R[rows], min_p_R=self.min_p_R[rows]
@@ -492,4 +494,4 @@ class Bounds(NamedTuple):
         return weights_RC * (places_C < kept_R[:, None]), known_R
 
 
-__all__ = ["Choice", "Sampled", "Sampler"]
+__all__ = ["SampledSequence", "SampledToken", "Sampler"]

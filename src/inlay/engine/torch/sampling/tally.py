@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 
 
-class Tallied(Protocol):
+class CountedSequence(Protocol):
     """What a sequence shows of itself."""
 
     @property
@@ -20,7 +20,7 @@ class Tallied(Protocol):
         ...
 
 
-class Tally:
+class TokenCounts:
     """Which ids a sequence has had, and how often in its output: arrays of distinct ids that grow with it.
 
     Attributes:
@@ -29,7 +29,7 @@ class Tally:
 
     __slots__ = ("_counts", "_ids", "_places", "_seen", "_size", "sequence")
 
-    def __init__(self, sequence: Tallied, vocab_size: int) -> None:
+    def __init__(self, sequence: CountedSequence, vocab_size: int) -> None:
         self.sequence = sequence
         prompt = np.unique(np.asarray(sequence.prompt_token_ids, dtype=np.int64))
         prompt = prompt[(prompt >= 0) & (prompt < vocab_size)]
@@ -72,4 +72,4 @@ class Tally:
         return self._counts[: self._size]
 
 
-__all__ = ["Tallied", "Tally"]
+__all__ = ["CountedSequence", "TokenCounts"]

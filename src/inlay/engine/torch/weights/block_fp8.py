@@ -55,7 +55,7 @@ def block_of(config: Mapping[str, Any]) -> Block | None:
     )
 
 
-def refuse_bare(directory: Path) -> None:
+def check_has_scales(directory: Path) -> None:
     """Refuse fp8 weights of which the configuration says nothing: they would be read without their scales.
 
     Raises:
@@ -139,4 +139,4 @@ def _check(weight: StoredTensor, scale: StoredTensor | None, block: Block) -> No
         )
 
 
-__all__ = ["Block", "block_of", "dequantised", "product", "refuse_bare"]
+__all__ = ["Block", "block_of", "check_has_scales", "dequantised", "product"]

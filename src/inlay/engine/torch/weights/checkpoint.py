@@ -13,7 +13,7 @@ from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from inlay.engine.torch.checks import dtype_name
-from inlay.engine.torch.weights.block_fp8 import block_of, dequantised, refuse_bare
+from inlay.engine.torch.weights.block_fp8 import block_of, check_has_scales, dequantised
 from inlay.engine.torch.weights.families import next_token_layers
 from inlay.engine.torch.weights.progress import told
 from inlay.errors import InvalidRequestError
@@ -71,7 +71,7 @@ def _weights(directory: Path) -> Iterator[dict[str, Any]]:
             "multi-token prediction is not used: %s* of the checkpoint are left out", "*, ".join(layers)
         )
     if block is None:
-        refuse_bare(directory)
+        check_has_scales(directory)
         yield {"pretrained_model_name_or_path": directory}
         return
     _logger.info("the weights are fp8 in blocks of %d x %d: each is dequantised as it is read", *block)
