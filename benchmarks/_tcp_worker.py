@@ -13,9 +13,9 @@ import uvloop
 from inlay.digest import Secret
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
-from inlay.plane.local import serve
-from inlay.plane.messages import ToWorker
 from inlay.transport import Connection, Listener, ReceiveMemory
+from inlay.transport.local import serve
+from inlay.transport.messages import ToWorker
 from inlay.transport.tls import make_identity
 from inlay.worker.host import EngineHost
 

@@ -41,8 +41,8 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.threads import environment
 from inlay.frontend.vectors.gathering import normalized
 from inlay.frontend.vectors.inputs import TextInputs, Truncation, chunks
-from inlay.protocol.embedding import EmbedOutput, EmbedRequest
 from inlay.render import Renderer
+from inlay.request import EmbedOutput, EmbedRequest
 
 ONE = "what is the capital of the island on the hill and who rules it"
 PEERS = {

@@ -29,13 +29,13 @@ from transformers import AutoModelForCausalLM, DynamicCache, Qwen3Config
 
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.cache.bounds import EngineLimits
+from inlay.engine.torch.cache.limits import EngineLimits
 from inlay.engine.torch.grammar.grammars import Grammars
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
 from inlay.engine.torch.threads import environment
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.work import Grammar, Request, Sampling
+from inlay.request import Grammar, Request, Sampling
 
 PAGE_SIZE = 16
 LASTING = 256

@@ -29,7 +29,7 @@ from benchmarks.engine import Ours, Vllm, bandwidth, gemm_peak, prompt, write_mo
 from inlay.engine.torch import lora, prompt_logprobs
 from inlay.engine.torch.attention.gathered import GatheredAttention
 from inlay.engine.torch.batch import Batch
-from inlay.engine.torch.flight import InFlightStep
+from inlay.engine.torch.in_flight_step import InFlightStep
 from inlay.engine.torch.lora import AdaptedLinear, LowRankPair
 from inlay.engine.torch.native import Kernels
 from inlay.engine.torch.threads import environment

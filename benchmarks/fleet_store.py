@@ -18,19 +18,19 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import uvloop
+from inlay.transport.nats.frontend import NatsPlane
+from inlay.transport.nats.member import Member
+from inlay.transport.nats.settings import NatsSettings
 from pydantic import SecretStr
 from tests.models import tiny
 from tests.parts import Part
-from tests.plane.nats_server import NatsServer
 from tests.serving import free_port
 from tests.store.frontends import Frontend, Frontends, seen
 from tests.store.making import target
+from tests.transport.nats_server import NatsServer
 
-from inlay.plane.nats.frontend import NatsPlane
-from inlay.plane.nats.member import Member
-from inlay.plane.nats.settings import NatsSettings
 from inlay.prompt import Buffer, Prompt
-from inlay.protocol.work import Request, Sampling
+from inlay.request import Request, Sampling
 from inlay.tensors import ReadLimits, read, write
 
 ROWS, HIDDEN = 2560, 1024

@@ -23,16 +23,16 @@ import uvloop
 from tests.models import tiny
 
 from benchmarks import http_choice
+from inlay.card import ModelCard
 from inlay.digest import Secret
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError
 from inlay.frontend import FrontendSettings, build_app
 from inlay.frontend.serve import serve as serve_http
-from inlay.plane.local import LocalPlane
-from inlay.protocol.embedding import EmbedOutput, EmbedRequest
-from inlay.protocol.work import Command, FinishReason, ModelCard, Output, Reply, Request, Usage
+from inlay.request import Command, EmbedOutput, EmbedRequest, FinishReason, Output, Reply, Request, Usage
 from inlay.router import Router
+from inlay.transport.local import LocalPlane
 from inlay.worker import spawn
 
 BODIES: dict[str, tuple[str, dict[str, object]]] = {

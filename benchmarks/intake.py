@@ -27,15 +27,15 @@ import msgspec
 import numpy as np
 
 from benchmarks._serving import HIDDEN, takes
+from inlay.api.openai.completions import CompletionRequest
 from inlay.digest import Secret, row_digests
-from inlay.frontend.bodies import lift
+from inlay.frontend.bodies import base64_extractor as lift
 from inlay.frontend.bodies.allocator import keep_freed_memory
 from inlay.frontend.bodies.memory import private
 from inlay.frontend.bodies.sources import in_completion, tensor_data
-from inlay.plane.local import Arena
 from inlay.prompt import Buffer, Rows
-from inlay.protocol.openai.completions import CompletionRequest
 from inlay.tensors import ReadLimits, read, to_rows, write
+from inlay.transport.local import Arena
 
 _PIECE = 256 * 1024
 LIMITS = ReadLimits(max_bytes=1 << 30)

@@ -20,15 +20,15 @@ from typing import Any
 
 import numpy as np
 import uvloop
+from inlay.transport.nats.frontend import NatsPlane
+from inlay.transport.nats.member import Member
 from tests.models import make
 from tests.parts import Part
-from tests.plane.nats_server import NatsServer
+from tests.transport.nats_server import NatsServer
 
 from inlay.digest import Secret, with_digests
-from inlay.plane.nats.frontend import NatsPlane
-from inlay.plane.nats.member import Member
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.protocol.work import Request, Sampling
+from inlay.request import Request, Sampling
 from inlay.router import Router
 from inlay.router.settings import RouterSettings
 

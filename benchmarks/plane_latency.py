@@ -21,6 +21,9 @@ from pathlib import Path
 
 import psutil
 import uvloop
+from inlay.transport.nats.frontend import NatsPlane
+from inlay.transport.nats.member import Member
+from inlay.transport.nats.settings import NatsSettings
 from pydantic import SecretStr
 from tests.models import tiny
 from tests.parts import Part
@@ -28,14 +31,12 @@ from tests.serving import free_port
 
 from inlay.digest import Secret, with_digests
 from inlay.engine.settings import EngineSettings
-from inlay.plane.local import LocalPlane
-from inlay.plane.messages import FromWorker
-from inlay.plane.nats.frontend import NatsPlane
-from inlay.plane.nats.member import Member
-from inlay.plane.nats.settings import NatsSettings
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.protocol.work import Plane, Request, Sampling
+from inlay.request import Request, Sampling
 from inlay.transport import ReceiveMemory, dial
+from inlay.transport.api import Plane
+from inlay.transport.local import LocalPlane
+from inlay.transport.messages import FromWorker
 from inlay.worker import spawn
 
 HIDDEN = 1024

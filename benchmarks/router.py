@@ -18,14 +18,15 @@ from random import Random
 import msgspec
 import numpy as np
 
+from inlay.card import Limits, ModelCard
 from inlay.digest import BLOCK_SIZE, Secret
 from inlay.errors import OverloadedError
 from inlay.prompt import ROW_DIGEST_SIZE, Buffer, Prompt, Rows, Tokens
-from inlay.protocol.embedding import EmbedOutput, EmbedRequest
-from inlay.protocol.routing import FrontendLoad, KvEvents, KvSnapshot, Stored, routing_chain
-from inlay.protocol.work import Command, Limits, ModelCard, Output, Reply, Request, Sampling, Stream, Worker
+from inlay.request import Command, EmbedOutput, EmbedRequest, Output, Reply, Request, Sampling
 from inlay.router import Router
 from inlay.router.kv_index import keys_of
+from inlay.routing import FrontendLoad, KvEvents, KvSnapshot, Stored, routing_chain
+from inlay.transport.api import Stream, Worker
 
 SECRET = Secret(bytes(32))
 PAGE = 4096

@@ -21,25 +21,18 @@ from typing import NamedTuple
 
 import msgspec
 
+from inlay.card import Limits, ModelCard
 from inlay.digest import BLOCK_SIZE, Secret
 from inlay.prompt import ROW_DIGEST_SIZE, Buffer, Prompt, Rows, Tokens
-from inlay.protocol.embedding import EmbedOutput, EmbedRequest
-from inlay.protocol.routing import (
-    KEY_SIZE,
-    FrontendLoad,
-    KvEvents,
-    Removed,
-    Stored,
-    WorkerLoad,
-    routing_chain,
-)
-from inlay.protocol.work import Command, Limits, ModelCard, Reply, Request, Stream
+from inlay.request import Command, EmbedOutput, EmbedRequest, Reply, Request
 from inlay.router.kv_index import keys_of
 from inlay.router.member import PoolMember
 from inlay.router.peers import TELL_SECONDS, Peers
 from inlay.router.policies import policy_of
 from inlay.router.pool import Pool
 from inlay.router.settings import RouterSettings
+from inlay.routing import KEY_SIZE, FrontendLoad, KvEvents, Removed, Stored, WorkerLoad, routing_chain
+from inlay.transport.api import Stream
 
 SECRET = Secret(bytes(32))
 PREFILL = 8000.0

@@ -29,8 +29,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from benchmarks.engine import Ours, prompt, write_model
 from inlay.engine.torch.grammar.grammars import Grammars
 from inlay.engine.torch.threads import environment
-from inlay.protocol.work import Grammar
 from inlay.render.tokenizer import load_tokenizer
+from inlay.request import Grammar
 
 VOCAB_SIZE = 151936
 EOS_ID = 0

@@ -9,7 +9,9 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "inlay"
 
-SHARED = {"prompt", "digest", "errors", "pace", "fair_queue", "liveness", "lazy"}
+BASE = {"prompt", "digest", "errors", "pace", "fair_queue", "liveness", "lazy"}
+MESSAGES = {"request", "card", "outputs", "refusals", "routing"}
+SHARED = BASE | MESSAGES
 MAY_IMPORT = {
     "prompt": {"errors"},
     "errors": set[str](),
@@ -18,20 +20,24 @@ MAY_IMPORT = {
     "lazy": set[str](),
     "fair_queue": set[str](),
     "digest": {"prompt", "errors", "pace"},
+    "request": BASE,
+    "card": BASE | {"request"},
+    "outputs": BASE | {"request"},
+    "refusals": BASE | {"request", "card"},
+    "routing": BASE | {"request", "card"},
     "tensors": SHARED,
-    "protocol": SHARED,
-    "render": SHARED | {"protocol", "tensors"},
-    "plane": SHARED | {"protocol", "transport"},
-    "transport": SHARED | {"protocol"},
-    "router": SHARED | {"protocol", "plane"},
+    "api": SHARED,
+    "render": SHARED | {"api", "tensors"},
+    "transport": SHARED,
+    "router": SHARED | {"transport"},
     "telemetry": {"errors"},
-    "store": SHARED | {"protocol", "tensors"},
+    "store": SHARED | {"tensors"},
     "frontend": SHARED
-    | {"embedding", "protocol", "tensors", "render", "router", "plane", "store", "telemetry"},
+    | {"embedding", "api", "tensors", "render", "router", "transport", "store", "telemetry"},
     "adapter": SHARED | {"tensors"},
     "embedding": SHARED,
-    "worker": SHARED | {"telemetry", "protocol", "plane", "engine", "adapter", "tensors"},
-    "engine": SHARED | {"embedding", "protocol", "tensors", "render", "adapter"},
+    "worker": SHARED | {"telemetry", "transport", "engine", "adapter", "tensors"},
+    "engine": SHARED | {"embedding", "tensors", "render", "adapter"},
     "client": SHARED | {"tensors", "render"},
     "demo": set[str](),
 }

@@ -26,7 +26,7 @@ DTYPE_SIZES: dict[str, int] = {
 class Buffer:
     """Contiguous read-only bytes that are passed on, never copied into a message.
 
-    Frames carry a buffer beside their header (`inlay.protocol.frames`), which is why rows hold this and not `bytes`.
+    Frames carry a buffer beside their header (`inlay.transport.frames`), which is why rows hold this and not `bytes`.
     Equal when the bytes are equal.
 
     Attributes:

@@ -22,8 +22,8 @@ import pytest
 from inlay.tensors import write
 from tests.models import tiny
 from tests.parts import Part, running
-from tests.plane.nats_server import NatsServer
 from tests.serving import Served, free_port, serving
+from tests.transport.nats_server import NatsServer
 
 pytestmark = pytest.mark.slow
 END_SECONDS = 90

@@ -12,9 +12,9 @@ import pytest
 
 from tests.models import tiny
 from tests.parts import running
-from tests.plane.nats_server import NatsServer
 from tests.serving import serving
 from tests.sse import events
+from tests.transport.nats_server import NatsServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -20,7 +20,7 @@ import torch
 from tests.equality.reference import rows_of, tokenizer_of
 from tests.models import tiny
 from tests.parts import Part
-from tests.plane.nats_server import NatsServer
+from tests.transport.nats_server import NatsServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -11,12 +11,12 @@ from inlay.cli.settings import StatusSettings
 from inlay.cli.status import _show
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
-from inlay.plane.nats import worker as worker_module
+from inlay.transport.nats import worker as worker_module
 from tests.models import tiny
-from tests.plane.conftest import nats_server
-from tests.plane.fleet import Fleet
-from tests.plane.nats_server import NatsServer
-from tests.plane.test_conformance import SECRET
+from tests.transport.conftest import nats_server
+from tests.transport.fleet import Fleet
+from tests.transport.nats_server import NatsServer
+from tests.transport.test_conformance import SECRET
 
 __all__ = ["nats_server"]
 

@@ -11,10 +11,11 @@ import pytest_asyncio
 
 from inlay import engine as engines
 from inlay.adapter.files import content_id, open_adapter
+from inlay.card import Adapter
+from inlay.engine.api import AdapterEngine, GenerateEngine
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InlayError, InvalidRequestError, NotFoundError
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.work import Adapter, AdapterEngine, GenerateEngine
 from tests import adapters
 from tests.engine import reference
 from tests.engine.conformance import SECRET, Receiver, ids, make_request, run

@@ -16,7 +16,9 @@ import pytest_asyncio
 import torch
 
 from inlay import engine as engines
+from inlay.card import Feature
 from inlay.digest import Secret
+from inlay.engine.api import GenerateEngine
 from inlay.engine.settings import EngineSettings
 from inlay.errors import (
     ContextLengthError,
@@ -27,8 +29,7 @@ from inlay.errors import (
     NotFoundError,
 )
 from inlay.prompt import Prompt, Rows, Tokens
-from inlay.protocol.capabilities import Feature
-from inlay.protocol.work import GenerateEngine, Output, Request, Sampling, Task
+from inlay.request import Output, Request, Sampling, Task
 from tests.engine import reference
 from tests.equality.reference import model_of
 

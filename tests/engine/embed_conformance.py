@@ -17,6 +17,7 @@ import pytest_asyncio
 
 from inlay import engine as engines
 from inlay.digest import Secret
+from inlay.engine.api import EmbeddingEngine, Engine
 from inlay.engine.settings import EngineSettings
 from inlay.errors import (
     ContextLengthError,
@@ -27,8 +28,7 @@ from inlay.errors import (
     OverloadedError,
 )
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.protocol.embedding import EmbeddingEngine, EmbedOutput, EmbedRequest
-from inlay.protocol.work import Engine, Task
+from inlay.request import EmbedOutput, EmbedRequest, Task
 from tests import embedding_reference as reference
 from tests.embedding_models import MAX_LENGTH, VOCAB_SIZE
 

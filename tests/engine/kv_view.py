@@ -1,6 +1,6 @@
 """What a reader of vLLM's events makes of them: which blocks are cached."""
 
-from inlay.protocol.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, EventBatch
+from inlay.engine.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, EventBatch
 
 
 class View:

@@ -3,10 +3,10 @@ from typing import Any
 import pytest
 
 from inlay.engine.admission import Admission
-from inlay.engine.torch.cache.bounds import EngineLimits
+from inlay.engine.torch.cache.limits import EngineLimits
 from inlay.errors import EmbeddingsError, InvalidRequestError
 from inlay.prompt import Buffer, Field, Media, Prompt, Rows, Segment, Tokens
-from inlay.protocol.work import Request, Sampling
+from inlay.request import Request, Sampling
 
 
 def admission(refuses_rows: str | None = None) -> Admission:

@@ -12,7 +12,7 @@ from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.protocol.work import Output, Request, Sampling
+from inlay.request import Output, Request, Sampling
 from tests.engine.reference import embedded, greedy
 from tests.equality.reference import model_of
 from tests.models import tiny

@@ -6,10 +6,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inlay.card import Limits, ModelCard
 from inlay.digest import Secret, with_digests
 from inlay.engine.kv_chain import KvChain, blocks_of
-from inlay.prompt import Buffer, Prompt, Rows, Segment, Tokens
-from inlay.protocol.kv_events import (
+from inlay.engine.kv_events import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
@@ -18,8 +18,8 @@ from inlay.protocol.kv_events import (
     decode,
     encode,
 )
-from inlay.protocol.routing import KEY_SIZE, Stored, routing_chain
-from inlay.protocol.work import Limits, ModelCard
+from inlay.prompt import Buffer, Prompt, Rows, Segment, Tokens
+from inlay.routing import KEY_SIZE, Stored, routing_chain
 from inlay.worker.kv_feed import KvFeed
 
 SECRET = Secret(bytes(range(32)))

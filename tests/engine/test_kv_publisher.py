@@ -11,11 +11,7 @@ import msgspec
 import pytest
 import zmq
 
-from inlay.engine.kv_events_config import KvEventsConfig, endpoint_of
-from inlay.engine.kv_publisher import KvPublisher
-from inlay.engine.kv_subscriber import KvSubscriber
-from inlay.errors import InvalidRequestError
-from inlay.protocol.kv_events import (
+from inlay.engine.kv_events import (
     END_OF_REPLAY,
     SEQUENCE_SIZE,
     AllBlocksCleared,
@@ -24,6 +20,10 @@ from inlay.protocol.kv_events import (
     EventBatch,
     encode,
 )
+from inlay.engine.kv_events_config import KvEventsConfig, endpoint_of
+from inlay.engine.kv_publisher import KvPublisher
+from inlay.engine.kv_subscriber import KvSubscriber
+from inlay.errors import InvalidRequestError
 
 LOCAL = "tcp://127.0.0.1:*"
 

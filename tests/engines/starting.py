@@ -10,8 +10,8 @@ import pytest
 
 from inlay import engine as engines
 from inlay.digest import Secret
+from inlay.engine.api import GenerateEngine
 from inlay.engine.settings import EngineSettings
-from inlay.protocol.work import GenerateEngine
 
 SECRET = Secret(bytes(range(32)))
 

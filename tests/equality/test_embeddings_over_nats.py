@@ -15,9 +15,9 @@ from inlay.frontend.serve import serve
 from inlay.router import Router
 from tests import embedding_reference as reference
 from tests.embedding_models import WORDS, tiny_embedding
-from tests.plane.conftest import nats_server
-from tests.plane.fleet import Fleet, found
-from tests.plane.nats_server import NatsServer
+from tests.transport.conftest import nats_server
+from tests.transport.fleet import Fleet, found
+from tests.transport.nats_server import NatsServer
 
 __all__ = ["nats_server"]
 

@@ -13,10 +13,10 @@ from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.frontend import App, FrontendSettings, build_app
 from inlay.frontend.serve import serve
-from inlay.plane.local import LocalPlane
-from inlay.protocol.work import Command, Reply
+from inlay.request import Command, Reply
 from inlay.router import Router
 from inlay.store import PromptStore, StoreSettings
+from inlay.transport.local import LocalPlane
 from inlay.worker import spawn
 
 T = TypeVar("T")

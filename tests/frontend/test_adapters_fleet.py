@@ -11,14 +11,15 @@ from pydantic import SecretStr
 
 from inlay.adapter.library import AdapterLibrary
 from inlay.digest import Secret
+from inlay.engine.api import Engine
 from inlay.engine.settings import EngineSettings
 from inlay.frontend import build_app
 from inlay.frontend.settings import FrontendSettings
-from inlay.protocol.work import Command, Engine
+from inlay.request import Command
 from inlay.router import Router
 from inlay.worker.adapters import AdapterRegistry
 from inlay.worker.host import EngineHost
-from tests.plane.direct import DirectPlane
+from tests.transport.direct import DirectPlane
 from tests.worker.echoing import AdaptingEcho
 from tests.worker.test_adapters import HIDDEN, write_lora, write_prompt
 

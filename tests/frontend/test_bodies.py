@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from inlay.frontend.generation.works import Generation
-from inlay.protocol.openai.chat import ChatRequest
-from inlay.protocol.openai.completions import CompletionRequest
-from inlay.protocol.openai.responses import ResponsesRequest
+from inlay.api.openai.chat import ChatRequest
+from inlay.api.openai.completions import CompletionRequest
+from inlay.api.openai.responses import ResponsesRequest
+from inlay.frontend.generation.generation import Generation
 from inlay.render import StopStrings
 from inlay.router import Router
 from tests.frontend.live import Fleet, until

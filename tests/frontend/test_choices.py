@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from inlay.errors import EngineError, ErrorFrame, OverloadedError
 from inlay.frontend.generation.choices import ChoicePiece, ChoiceState, DisplayOptions
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.work import Output, Request, Sampling, Usage
 from inlay.render import Begins, OutputFormat, ParsedOutput, ReasoningIds, Renderer, StopStrings
 from inlay.render.parsers.calls import Tools
 from inlay.render.parsers.hermes import HermesParser
+from inlay.request import Output, Request, Sampling, Usage
 from tests.models import EOS_ID, TURN, tiny
 from tests.render.directories import qwen_like
 

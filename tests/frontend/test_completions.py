@@ -10,7 +10,7 @@ import torch
 
 from inlay.errors import InvalidRequestError
 from inlay.frontend.generation.sampling import check_together
-from inlay.protocol.work import Sampling
+from inlay.request import Sampling
 from tests.equality.reference import greedy, tokenizer_of
 from tests.frontend.live import Fleet
 from tests.frontend.payloads import TEXT, embeds_of, error, post, saved

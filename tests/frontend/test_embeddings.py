@@ -13,10 +13,10 @@ import openai
 import pytest
 import torch
 
+from inlay.api.openai.embeddings import EmbeddingRequest
+from inlay.card import EmbeddingCard
 from inlay.errors import InvalidRequestError
 from inlay.frontend.vectors.embeddings import Shown
-from inlay.protocol.embedding import EmbeddingCard
-from inlay.protocol.openai.embeddings import EmbeddingRequest
 from tests import embedding_reference as reference
 from tests.embedding_models import MAX_LENGTH, VOCAB_SIZE, WORDS, tiny_embedding
 from tests.frontend.live import Fleet, fleet

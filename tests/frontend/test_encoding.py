@@ -13,9 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inlay.api.openai.embeddings import EmbeddingRequest, TextsUsage
 from inlay.errors import InvalidRequestError
 from inlay.frontend.vectors.encoding import DTYPES, About, Encoding
-from inlay.protocol.openai.embeddings import EmbeddingRequest, TextsUsage
 
 ABOUT = About("embd-1", 7, "modèle", TextsUsage(5, 5))
 ORDERS = ("native", "big", "little")

@@ -11,13 +11,13 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
+from inlay.card import ModelCard, Probe
 from inlay.digest import Secret
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError
 from inlay.frontend.metrics.engine_health import Health, combined_status
-from inlay.protocol.health import Probe
-from inlay.protocol.work import Command, ModelCard
+from inlay.request import Command
 from inlay.worker.host import EngineHost
 from tests.frontend.live import Fleet, fleet
 from tests.models import tiny

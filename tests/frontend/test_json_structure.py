@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay.errors import BodyTooLargeError, InvalidRequestError
-from inlay.frontend.bodies import lift, structure
+from inlay.frontend.bodies import base64_extractor as lift
+from inlay.frontend.bodies import structure
 from inlay.frontend.bodies.limits import EmbedsLimits
 from inlay.frontend.bodies.structure import (
     MAX_CONTAINERS,
@@ -114,7 +115,7 @@ def test_texts_of_one_request_count_together() -> None:
 
 def test_counting_gives_way_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     turns = []
-    monkeypatch.setattr(structure, "give_way", lambda: turns.append(1))
+    monkeypatch.setattr(structure, "yield_gil", lambda: turns.append(1))
     text = b'"' + b"a" * (5 << 20)
     count(text)
     check_structure(text)

@@ -12,7 +12,7 @@ from torch import Tensor
 from inlay.errors import EngineError
 from inlay.frontend.generation.prompt_logprobs import LEAST, PromptScores
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.work import PromptLogprobs
+from inlay.request import PromptLogprobs
 from tests.equality.reference import model_of, tokenizer_of
 from tests.frontend.live import Fleet, fleet
 from tests.frontend.payloads import TEXT, embeds_of, error, post, saved

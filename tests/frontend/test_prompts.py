@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
+from inlay.api.openai.completions import CompletionRequest, PromptPart, TextPart, TokenIdsPart
+from inlay.api.openai.generation import GenerationRequest
 from inlay.digest import Secret, row_digests
 from inlay.errors import InvalidRequestError
 from inlay.frontend.bodies import embeds as embeds_module
@@ -21,11 +23,9 @@ from inlay.frontend.bodies.limits import EmbedsLimits
 from inlay.frontend.generation.prompts import PromptReader, cut_off, kept_positions, truncated
 from inlay.frontend.metrics.frontend import Metrics
 from inlay.frontend.settings import FrontendSettings
-from inlay.plane.local.arena import Arena
 from inlay.prompt import Buffer, Prompt, Rows, Segment, Tokens
-from inlay.protocol.openai.completions import CompletionRequest, PromptPart, TextPart, TokenIdsPart
-from inlay.protocol.openai.generation import GenerationRequest
 from inlay.render import Renderer, ends
+from inlay.transport.local.arena import Arena
 from tests.equality.reference import rows_of, tokenizer_of
 from tests.frontend.live import Fleet
 from tests.frontend.payloads import TEXT, embeds_of, error, post, saved

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from inlay.plane.local import Channel
 from inlay.store import PromptStore, StoreSettings
 from inlay.tensors import write
+from inlay.transport.local import Channel
 from tests.frontend.live import SECRET, Fleet
 from tests.frontend.payloads import TEXT, embeds_of, error, post
 

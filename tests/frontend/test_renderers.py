@@ -6,11 +6,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from inlay.card import Limits, ModelCard
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.frontend.renderers import Renderers, read_template
 from inlay.frontend.serve import check
 from inlay.frontend.settings import FrontendSettings
-from inlay.protocol.work import Limits, ModelCard
 from tests.models import tiny
 
 

@@ -5,6 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inlay.api.openai.responses import ResponsesRequest, TextOptions
 from inlay.errors import InvalidRequestError
 from inlay.frontend.bodies.sources import TensorSource, check_source
 from inlay.frontend.generation.messages import with_rows
@@ -17,7 +18,6 @@ from inlay.frontend.responses.input import (
     functions,
     in_input,
 )
-from inlay.protocol.openai.responses import ResponsesRequest, TextOptions
 
 KEYS = (
     "type", "role", "content", "output", "text", "summary", "name", "call_id", "arguments", "status", "refusal", "data",

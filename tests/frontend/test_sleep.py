@@ -18,7 +18,7 @@ from inlay.router import Router
 from tests.frontend.live import SECRET, Fleet, fleet
 from tests.frontend.payloads import error, post
 from tests.models import tiny
-from tests.plane.direct import DirectPlane
+from tests.transport.direct import DirectPlane
 
 ASKED: dict[str, Any] = {"prompt": "the lighthouse keeper counted", "max_tokens": 12, "temperature": 0}
 CHIEF = {"authorization": "Bearer chief"}

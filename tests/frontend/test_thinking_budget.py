@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
+from inlay.api.openai.chat import ChatRequest
 from inlay.frontend import FrontendSettings
-from inlay.frontend.generation.reading import ModelFormats
+from inlay.frontend.generation.output_format import ModelFormats
 from inlay.frontend.generation.thinking import with_budget
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.protocol.openai.chat import ChatRequest
-from inlay.protocol.work import Sampling, ThinkingBudget
 from inlay.render import Renderer
+from inlay.request import Sampling, ThinkingBudget
 from tests.frontend.live import Fleet, fleet
 from tests.frontend.payloads import error, post
 from tests.models import THINK, add_thinking, make

@@ -27,7 +27,7 @@ from inlay.engine.torch.grammar.matchers import matcher_of, tokenizer_of
 from inlay.engine.torch.grammar.source import source_of
 from inlay.engine.torch.grammar.trial_process import MAX_CPU
 from inlay.errors import InlayError
-from inlay.protocol.work import Grammar, GrammarKind
+from inlay.request import Grammar, GrammarKind
 from tests.fuzz.mutation import mutated
 
 CORPUS = Path(__file__).parent / "corpus" / "grammars"

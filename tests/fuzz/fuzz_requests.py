@@ -27,8 +27,8 @@ import msgspec
 import numpy as np
 
 from inlay.errors import InlayError, NotFoundError
-from inlay.protocol import frames
-from inlay.protocol.work import GrammarKind
+from inlay.request import GrammarKind
+from inlay.transport import frames
 from tests.fuzz.guided import instrumented, run
 from tests.fuzz.json_mutation import JsonMutation
 from tests.fuzz.mutation import mutated
@@ -78,8 +78,9 @@ class _Call(Protocol):
 @cache
 def _routes() -> _Routes:
     """Imported late, so that they can be instrumented."""
+    from inlay.card import Adapter, Limits, ModelCard
     from inlay.digest import Secret
-    from inlay.frontend.bodies import lift
+    from inlay.frontend.bodies import base64_extractor as lift
     from inlay.frontend.bodies.admission import Reservation
     from inlay.frontend.bodies.memory import Room, private
     from inlay.frontend.callers.auth import ANYONE
@@ -89,7 +90,6 @@ def _routes() -> _Routes:
     from inlay.frontend.server import Call, Server
     from inlay.frontend.settings import FrontendSettings
     from inlay.prompt import Buffer
-    from inlay.protocol.work import Adapter, Limits, ModelCard
     from inlay.router import Router, ServedModel
     from inlay.store import PromptStore
     from inlay.store.prompts import Threads

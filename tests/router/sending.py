@@ -2,9 +2,10 @@
 
 from random import Random
 
-from inlay.protocol.routing import WorkerLoad
-from inlay.protocol.work import Request, Stream
+from inlay.request import Request
 from inlay.router import Router
+from inlay.routing import WorkerLoad
+from inlay.transport.api import Stream
 
 IDLE = WorkerLoad()
 

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
+from inlay.card import Limits, ModelCard
 from inlay.errors import OverloadedError
-from inlay.protocol.embedding import EmbedOutput, EmbedRequest
-from inlay.protocol.work import Command, Limits, ModelCard, Reply, Request, Stream
+from inlay.request import Command, EmbedOutput, EmbedRequest, Reply, Request
+from inlay.transport.api import Stream
 
 CARD = ModelCard(
     name="m", path="m", weights_id="w", dtype="float32", vocab_size=9, hidden_size=4,

@@ -10,10 +10,10 @@ from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.errors import NotFoundError, OverloadedError
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.embedding import EmbedRequest, EmitEmbedOutput
+from inlay.request import EmbedRequest, EmitEmbedOutput
 from inlay.router import Router
-from tests.plane.conftest import echo_settings
-from tests.plane.direct import DirectPlane
+from tests.transport.conftest import echo_settings
+from tests.transport.direct import DirectPlane
 
 __all__ = ["echo_settings"]
 

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from inlay.card import EMBEDS_OFF
 from inlay.digest import Secret
+from inlay.engine.api import Engine
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.errors import EmbeddingsError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.protocol.capabilities import EMBEDS_OFF
-from inlay.protocol.embedding import EmbedRequest
-from inlay.protocol.work import Engine, Output, Request, Sampling
+from inlay.request import EmbedRequest, Output, Request, Sampling
 from inlay.router import Router
 from inlay.worker.host import EngineHost
-from tests.plane.direct import DirectPlane
 from tests.router.sending import send
+from tests.transport.direct import DirectPlane
 
 SECRET = Secret(bytes(32))
 ROWS = Prompt.of(Tokens((1,)), Rows(Buffer(bytes(3 * 8 * 4)), "float32", (3, 8)))

@@ -3,11 +3,11 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.protocol.routing import FrontendLoad, WorkerLoad
 from inlay.router.key_table import Keys
 from inlay.router.kv_index import KvIndex, keys_of
 from inlay.router.member import PoolMember
 from inlay.router.peers import FORGOTTEN_SECONDS, WHOLE_SECONDS, Peers
+from inlay.routing import FrontendLoad, WorkerLoad
 from tests.router.standing import Standing
 
 WORKERS = ("w0", "w1", "w2")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay.router.policies import Kv, LeastLoaded, Policy, PowerOfTwo, RoundRobin, View, Weights, policy_of
-from inlay.router.sessions import hash_of, rendezvous_hash
+from inlay.router.rendezvous import hash_of, rendezvous_hash
 from inlay.router.settings import RouterSettings
 
 WEIGHTS = Weights(1, 1)

@@ -7,16 +7,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inlay.card import EMBEDS_OFF, Adapter, ModelCard
 from inlay.digest import BLOCK_SIZE
-from inlay.protocol.capabilities import EMBEDS_OFF
-from inlay.protocol.routing import WorkerLoad
-from inlay.protocol.work import Adapter, ModelCard
 from inlay.router.key_table import Keys
 from inlay.router.kv_index import keys_of
 from inlay.router.member import BRIDGED_SECONDS, PoolMember
 from inlay.router.policies import policy_of
 from inlay.router.pool import Pool
 from inlay.router.settings import RouterSettings
+from inlay.routing import WorkerLoad
 from tests.router.standing import CARD, Standing
 
 ADAPTER = Adapter(name="a", content_id="0" * 32, path="a")

@@ -11,29 +11,20 @@ import msgspec
 import numpy as np
 import pytest
 
+from inlay.card import Exactness
 from inlay.digest import Secret, with_digests
+from inlay.engine.api import Engine
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
 from inlay.errors import DeadlineExceededError, ErrorFrame, InvalidRequestError, OverloadedError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.protocol.work import (
-    Emit,
-    Engine,
-    Exactness,
-    Grammar,
-    Output,
-    PromptLogprobs,
-    Request,
-    Sampling,
-    Stream,
-    TokenLogprobs,
-    Usage,
-)
+from inlay.request import Emit, Grammar, Output, PromptLogprobs, Request, Sampling, TokenLogprobs, Usage
 from inlay.router import Router, resume
+from inlay.transport.api import Stream
 from tests.models import tiny
-from tests.plane.direct import DirectPlane
 from tests.router.sending import IDLE, First, send
+from tests.transport.direct import DirectPlane
 
 SECRET = Secret(bytes(32))
 

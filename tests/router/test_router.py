@@ -11,10 +11,11 @@ from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.errors import NotFoundError, OverloadedError
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.work import Command, Request, Sampling, Stream
+from inlay.request import Command, Request, Sampling
 from inlay.router import Router
-from tests.plane.direct import DirectPlane
+from inlay.transport.api import Stream
 from tests.router.sending import IDLE, send
+from tests.transport.direct import DirectPlane
 
 SECRET = Secret(bytes(32))
 

@@ -10,16 +10,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from inlay.card import Adapter, Limits, ModelCard
 from inlay.digest import Secret
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.errors import DeadlineExceededError, NotFoundError, OverloadedError, RateLimitedError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.protocol.work import Adapter, Emit, Limits, ModelCard, Output, Request, Sampling, Stream
+from inlay.request import Emit, Output, Request, Sampling
 from inlay.router import Router
 from inlay.router.settings import RouterSettings
-from tests.plane.direct import DirectPlane
+from inlay.transport.api import Stream
 from tests.router.sending import IDLE, First, send
+from tests.transport.direct import DirectPlane
 
 SECRET = Secret(bytes(32))
 

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from inlay.protocol.work import Command
+from inlay.request import Command
 from tests.equality.reference import rows_of, tokenizer_of
 from tests.frontend.live import Fleet, fleet
 from tests.frontend.payloads import saved

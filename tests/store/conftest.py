@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.plane.conftest import nats_server
-from tests.plane.nats_server import NatsServer
 from tests.store.directories import Opened
 from tests.store.frontends import Frontends
 from tests.store.making import Clock
+from tests.transport.conftest import nats_server
+from tests.transport.nats_server import NatsServer
 
 __all__ = ["nats_server"]
 

@@ -6,16 +6,17 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
+from inlay.transport.nats.member import Member
+from inlay.transport.nats.prompts import NatsPrompts
+from inlay.transport.nats.settings import NatsSettings
+
 from inlay.digest import Secret
-from inlay.plane.nats.member import Member
-from inlay.plane.nats.prompts import NatsPrompts
-from inlay.plane.nats.settings import NatsSettings
 from inlay.prompt import Rows
 from inlay.store import StoredPrompt
 from inlay.store.fleet import FleetLimits, FleetStore
 from inlay.store.store import PromptStore
-from tests.plane.nats_server import NatsServer
 from tests.store.making import TTL, Clock, target, upload_of
+from tests.transport.nats_server import NatsServer
 
 SECRET = Secret(bytes(range(32)))
 

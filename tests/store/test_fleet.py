@@ -16,14 +16,14 @@ from inlay.errors import (
     OverloadedError,
     RateLimitedError,
 )
-from inlay.plane.nats import prompts as prompts_module
 from inlay.store import StoredPrompt
 from inlay.store.entry import cost
 from inlay.store.reaper import ORPHAN_SECONDS, PERIOD_SECONDS, Reaper
 from inlay.store.shared import LATE, Record, listed, name_of
-from tests.plane.nats_server import NatsServer
+from inlay.transport.nats import prompts as prompts_module
 from tests.store.frontends import Frontend, Frontends
 from tests.store.making import TTL, Clock, plain, target, upload_of
+from tests.transport.nats_server import NatsServer
 
 
 async def until(done: Callable[[], bool]) -> None:

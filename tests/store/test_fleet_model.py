@@ -19,9 +19,9 @@ from hypothesis.stateful import (
 
 from inlay.errors import NotFoundError, OverloadedError
 from inlay.store.shared import LATE
-from tests.plane.nats_server import NatsServer
 from tests.store.frontends import Frontend, Frontends
 from tests.store.making import TTL, Clock, upload_of
+from tests.transport.nats_server import NatsServer
 
 T = TypeVar("T")
 

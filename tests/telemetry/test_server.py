@@ -118,11 +118,11 @@ def test_a_request_is_a_tree_of_spans_from_http_to_the_engine(told: Told) -> Non
     assert told.ask(TRACE, prompt=SECRET_WORDS + " every night", ignore_eos=True).status_code == 200
     found = told.collector.wait_for(bytes.fromhex(TRACE), 6)
     assert set(found) == {
-        "POST /v1/completions", "inlay.prepare", "inlay.work", "inlay.queue", "inlay.prefill", "inlay.decode",
+        "POST /v1/completions", "inlay.prepare", "inlay.request", "inlay.queue", "inlay.prefill", "inlay.decode",
     }  # fmt: skip
     service, http = found["POST /v1/completions"]
     assert (service, http.parent_span_id.hex()) == ("inlay-frontend", PARENT)
-    service, request = found["inlay.work"]
+    service, request = found["inlay.request"]
     assert (service, request.parent_span_id) == ("inlay-worker", http.span_id)
     assert found["inlay.prepare"][1].parent_span_id == http.span_id
     stages = [found[f"inlay.{name}"][1] for name in ("queue", "prefill", "decode")]

@@ -1,8 +1,9 @@
 """An echo engine that takes adapters, strictly: it fails when told to, and whenever its worker asks for what it must not."""
 
+from inlay.card import Adapter
 from inlay.engine.echo import EchoEngine
 from inlay.errors import EngineError, InvalidRequestError, NotFoundError
-from inlay.protocol.work import Adapter, Emit, Request
+from inlay.request import Emit, Request
 
 
 class AdaptingEcho(EchoEngine):

@@ -11,14 +11,15 @@ import pytest
 from safetensors.numpy import save_file
 
 from inlay.adapter.library import AdapterLibrary
+from inlay.card import ModelCard
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError, InvalidRequestError, NotFoundError
 from inlay.prompt import Prompt, Rows, Tokens
-from inlay.protocol.work import Command, ModelCard, Output, Request, Sampling
-from inlay.worker.adapter_orders import LoadAdapterRequest, check_adapters, parse_modules
+from inlay.request import Command, Output, Request, Sampling
 from inlay.worker.adapters import AdapterRegistry
 from inlay.worker.host import EngineHost, host_of
+from inlay.worker.load_adapter_request import LoadAdapterRequest, check_adapters, parse_modules
 from inlay.worker.supervisor import restoring
 from tests.worker.echoing import AdaptingEcho
 

@@ -12,13 +12,14 @@ from hypothesis import settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from inlay.adapter.library import AdapterLibrary
+from inlay.card import ModelCard
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InlayError
-from inlay.protocol.work import ModelCard, Output
-from inlay.worker.adapter_orders import LoadAdapterRequest
+from inlay.request import Output
 from inlay.worker.adapters import AdapterRegistry
 from inlay.worker.host import EngineHost
+from inlay.worker.load_adapter_request import LoadAdapterRequest
 from tests.worker.echoing import AdaptingEcho
 from tests.worker.test_adapters import Client, write_lora, write_prompt
 

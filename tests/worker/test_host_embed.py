@@ -4,10 +4,9 @@ from inlay.digest import Secret
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.embedding import EmbedOutput, EmbedRequest, EmitEmbedOutput
-from inlay.protocol.work import Command
+from inlay.request import Command, EmbedOutput, EmbedRequest, EmitEmbedOutput
 from inlay.worker.host import EngineHost
-from tests.plane.conftest import echo_settings
+from tests.transport.conftest import echo_settings
 
 __all__ = ["echo_settings"]
 

@@ -10,7 +10,7 @@ import pytest
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError
-from inlay.plane.local import LocalPlane
+from inlay.transport.local import LocalPlane
 from inlay.worker import spawn
 from inlay.worker.interpreter import NEEDED, interpreter
 from tests.frontend.live import fleet

@@ -12,7 +12,7 @@ import pytest
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError, OverloadedError
-from inlay.plane.local import LocalPlane
+from inlay.transport.local import LocalPlane
 from inlay.worker import spawn
 
 SECRET = Secret(bytes(32))
@@ -47,7 +47,7 @@ async def test_a_worker_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
 import asyncio, sys
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
-from inlay.plane.local import LocalPlane
+from inlay.transport.local import LocalPlane
 from inlay.worker import spawn
 
 async def main():

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from inlay.card import ModelCard
 from inlay.digest import Secret
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.errors import ContextLengthError, InvalidRequestError, OverloadedError
 from inlay.prompt import Buffer, Prompt, Tokens
-from inlay.protocol.embedding import EmbedOutput, EmbedRequest
-from inlay.protocol.routing import KEY_SIZE, KvEvents, KvSnapshot, Stored
-from inlay.protocol.work import Command, ModelCard, Output, Request, Sampling
+from inlay.request import Command, EmbedOutput, EmbedRequest, Output, Request, Sampling
+from inlay.routing import KEY_SIZE, KvEvents, KvSnapshot, Stored
 from inlay.worker import Relay, relay
-from tests.plane.caching import CachingHost
-from tests.plane.direct import DirectPlane
+from tests.transport.caching import CachingHost
+from tests.transport.direct import DirectPlane
 
 SECRET = Secret(bytes(32))
 

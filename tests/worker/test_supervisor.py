@@ -17,10 +17,10 @@ import pytest
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError, OverloadedError
-from inlay.plane.local import Arena, Channel, LocalPlane
-from inlay.plane.messages import FromWorker
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.protocol.work import Command, Request, Sampling
+from inlay.request import Command, Request, Sampling
+from inlay.transport.local import Arena, Channel, LocalPlane
+from inlay.transport.messages import FromWorker
 from inlay.worker import Backoff, RestartGroup, Supervisor, WorkerProcess, spawn
 from inlay.worker.interpreter import Interpreter
 from tests import adapters

@@ -11,14 +11,14 @@ from inlay.digest import Secret
 from inlay.frontend import build_app
 from inlay.frontend.address import check_address
 from inlay.frontend.serve import check, serve
-from inlay.plane.nats.frontend import NatsPlane
-from inlay.plane.nats.member import Member
-from inlay.plane.nats.prompts import NatsPrompts
 from inlay.router import Router
 from inlay.store import PromptStore
 from inlay.store.fleet import FleetStore
 from inlay.store.secret import read_key
 from inlay.telemetry import Tracing, configure
+from inlay.transport.nats.frontend import NatsPlane
+from inlay.transport.nats.member import Member
+from inlay.transport.nats.prompts import NatsPrompts
 
 
 def run(settings: FleetFrontendSettings) -> int:

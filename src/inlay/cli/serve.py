@@ -11,8 +11,9 @@ from typing import TypeAlias
 from urllib.parse import urlsplit
 
 import inlay
+from inlay.card import EmbeddingCard, ModelCard
 from inlay.cli.console import Console
-from inlay.cli.engine_words import with_engine_args
+from inlay.cli.engine_args import with_engine_args
 from inlay.cli.loop import run_until_signal
 from inlay.cli.model_directory import check_model
 from inlay.cli.settings import ServeSettings
@@ -28,13 +29,12 @@ from inlay.frontend.address import check_address
 from inlay.frontend.serve import check, serve
 from inlay.frontend.settings import FrontendSettings
 from inlay.pace import freeze_gc
-from inlay.plane.local import LocalPlane, RoutedPlane
-from inlay.protocol.embedding import EmbeddingCard
-from inlay.protocol.work import ModelCard, Task
+from inlay.request import Task
 from inlay.router import Router
 from inlay.telemetry import Tracing, configure
+from inlay.transport.local import LocalPlane, RoutedPlane
 from inlay.worker import RestartGroup, Supervisor, starting
-from inlay.worker.adapter_orders import check_adapters
+from inlay.worker.load_adapter_request import check_adapters
 
 _ACCEPTING_SECONDS = 0.02
 

@@ -7,11 +7,11 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from inlay.engine.settings import EngineSettings
 from inlay.frontend.settings import FrontendSettings
-from inlay.plane.nats.kept import KEPT_BYTES
-from inlay.plane.nats.settings import NatsSettings
 from inlay.router.settings import RouterSettings
 from inlay.store.settings import FleetStoreSettings, StoreSettings
 from inlay.telemetry import TelemetrySettings
+from inlay.transport.nats.embeds_cache import KEPT_BYTES
+from inlay.transport.nats.settings import NatsSettings
 
 _MODEL = Field(description="Directory of the model, or its name on the hub.")
 

@@ -13,9 +13,9 @@ from inlay import liveness
 from inlay.cli.console import Console
 from inlay.cli.settings import StatusSettings
 from inlay.cli.signals import on_signals
-from inlay.plane.nats.frontend import NatsPlane
-from inlay.plane.nats.link import Link
-from inlay.plane.nats.member import Member
+from inlay.transport.nats.frontend import NatsPlane
+from inlay.transport.nats.link import Link
+from inlay.transport.nats.member import Member
 
 _LISTEN_SECONDS = 0.6
 """For a sign of life of everybody who has a card: more than the time between two heartbeats."""

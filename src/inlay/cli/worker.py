@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import inlay
 from inlay.cli.console import Console
-from inlay.cli.engine_words import with_engine_args
+from inlay.cli.engine_args import with_engine_args
 from inlay.cli.loop import run_until_signal
 from inlay.cli.model_directory import check_model
 from inlay.cli.settings import WorkerSettings
@@ -20,13 +20,13 @@ from inlay.cli.signals import on_signals
 from inlay.digest import Secret
 from inlay.engine import check as check_engine
 from inlay.engine.ranks import Rank, ranks_of, tied
-from inlay.plane.local import LocalPlane
-from inlay.plane.nats.member import Member
-from inlay.plane.nats.worker import NatsWorker
 from inlay.store.secret import read_key
 from inlay.telemetry import configure
+from inlay.transport.local import LocalPlane
+from inlay.transport.nats.member import Member
+from inlay.transport.nats.worker import NatsWorker
 from inlay.worker import Relay, RestartGroup, Supervisor, starting
-from inlay.worker.adapter_orders import check_adapters
+from inlay.worker.load_adapter_request import check_adapters
 
 _EMBEDS = "--enable-prompt-embeds"
 

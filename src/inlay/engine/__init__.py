@@ -1,4 +1,4 @@
-"""What runs a model: one package or module an engine, all behind `inlay.protocol.work.Engine`.
+"""What runs a model: one package or module an engine, all behind `inlay.engine.api.Engine`.
 
 Importing this imports no engine: each brings its heavy libraries only where it is created.
 """
@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from importlib import import_module
 
 from inlay.digest import Secret
+from inlay.engine.api import Engine
 from inlay.engine.ranks import check_ranks
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError
-from inlay.protocol.work import Engine
 
 __all__ = ["Engine", "EngineSettings", "check", "create", "environment"]
 

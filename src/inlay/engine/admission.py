@@ -4,9 +4,10 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from inlay.card import ModelCard
 from inlay.errors import EmbeddingsError, InvalidRequestError, NotFoundError
 from inlay.prompt import Prompt, Rows, Tokens
-from inlay.protocol.work import GrammarKind, ModelCard, Request, Sampling
+from inlay.request import GrammarKind, Request, Sampling
 
 
 class LengthLimits(Protocol):

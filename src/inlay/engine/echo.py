@@ -16,21 +16,20 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
+from inlay.card import EmbeddingCard, Exactness, Limits, ModelCard, Stats
 from inlay.digest import Secret, row_digests
 from inlay.engine.settings import EngineSettings
 from inlay.errors import ContextLengthError, DeadlineExceededError, ErrorFrame, InvalidRequestError
 from inlay.prompt import ROW_DIGEST_SIZE, Buffer, Prompt, Rows, Tokens
-from inlay.protocol.embedding import EmbeddingCard, EmbedOutput, EmbedRequest, EmitEmbedOutput
-from inlay.protocol.work import (
+from inlay.request import (
+    EmbedOutput,
+    EmbedRequest,
     Emit,
-    Exactness,
-    Limits,
-    ModelCard,
+    EmitEmbedOutput,
     Output,
     PromptLogprobs,
     Request,
     Sampling,
-    Stats,
     Task,
     TokenLogprobs,
     Usage,
@@ -47,7 +46,7 @@ class _Running:
 
 
 class EchoEngine:
-    """`inlay.protocol.work.Engine` that repeats the prompt: one token for every request under way each turn of the loop."""
+    """`inlay.engine.api.Engine` that repeats the prompt: one token for every request under way each turn of the loop."""
 
     def __init__(self, settings: EngineSettings, secret: Secret) -> None:
         self._settings = settings

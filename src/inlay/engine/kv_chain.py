@@ -14,11 +14,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
+from inlay.card import ModelCard
 from inlay.digest import BLOCK_SIZE, Chain, Secret, root_digest, row_digests
+from inlay.engine.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, EventBatch
 from inlay.prompt import ROW_DIGEST_SIZE, Prompt, Rows, Segment
-from inlay.protocol.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, EventBatch
-from inlay.protocol.routing import Cleared, KvEvent, Removed, Stored, keys_of
-from inlay.protocol.work import ModelCard
+from inlay.routing import Cleared, KvEvent, Removed, Stored, keys_of
 
 log = logging.getLogger(__name__)
 

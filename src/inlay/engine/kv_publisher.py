@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import zmq
 
+from inlay.engine.kv_events import END_OF_REPLAY, SEQUENCE_SIZE, Event, EventBatch, encode
 from inlay.engine.kv_events_config import PARAM, KvEventsConfig
 from inlay.errors import InvalidRequestError
-from inlay.protocol.kv_events import END_OF_REPLAY, SEQUENCE_SIZE, Event, EventBatch, encode
 
 log = logging.getLogger(__name__)
 

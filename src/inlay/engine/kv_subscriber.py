@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 import zmq
 
-from inlay.protocol.kv_events import END_OF_REPLAY, SEQUENCE_SIZE, EventBatch, decode
+from inlay.engine.kv_events import END_OF_REPLAY, SEQUENCE_SIZE, EventBatch, decode
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from inlay.errors import ContextLengthError, InvalidRequestError
-from inlay.protocol.work import Request
+from inlay.request import Request
 
 
 @dataclass(frozen=True, slots=True)

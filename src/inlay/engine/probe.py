@@ -4,9 +4,10 @@ import asyncio
 import time
 from itertools import count
 
+from inlay.engine.api import GenerateEngine
 from inlay.errors import EngineError
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.work import GenerateEngine, Output, Request, Sampling
+from inlay.request import Output, Request, Sampling
 
 FIRST = -(2**31) - 1
 """A priority before every client's."""

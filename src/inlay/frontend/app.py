@@ -11,6 +11,27 @@ from starlette.routing import Route
 from starlette.routing import Router as PathRouter
 
 import inlay
+from inlay.api.openai.adapters import AdapterList, LoadLoraAdapterRequest, UnloadLoraAdapterRequest
+from inlay.api.openai.admin import Asleep, Awake, CacheReset, IsSleeping
+from inlay.api.openai.chat import ChatChunk, ChatCompletion, ChatRequest
+from inlay.api.openai.completions import Completion, CompletionChunk, CompletionRequest
+from inlay.api.openai.embeddings import (
+    ClassificationRequest,
+    ClassificationResponse,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    PoolingRequest,
+    PoolingResponse,
+    RerankRequest,
+    RerankResponse,
+    ScoreRequest,
+    ScoreResponse,
+)
+from inlay.api.openai.models import ModelEntry, ModelList
+from inlay.api.openai.prompt_embeds import PinRequest, PromptEmbeds, PromptEmbedsDeleted, UploadRequest
+from inlay.api.openai.responses import Response, ResponsesRequest
+from inlay.api.openai.responses_events import StreamEvent
+from inlay.api.openai.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from inlay.digest import Secret
 from inlay.errors import InlayError, NotFoundError
 from inlay.frontend import openapi
@@ -39,7 +60,7 @@ from inlay.frontend.generation.chat import chat_completions
 from inlay.frontend.generation.completions import completions
 from inlay.frontend.metrics.engine_health import Health
 from inlay.frontend.openapi import Operation
-from inlay.frontend.record import begin_span, log_request
+from inlay.frontend.request_log import begin_span, log_request
 from inlay.frontend.responses.route import responses
 from inlay.frontend.routes import adapters, admin, health, info, models, pages, tokenize, uploads
 from inlay.frontend.routes.health import Status, Version
@@ -48,37 +69,6 @@ from inlay.frontend.settings import FrontendSettings
 from inlay.frontend.vectors.embeddings import embeddings
 from inlay.frontend.vectors.pooling import classify, pooling
 from inlay.frontend.vectors.scoring import rerank, score
-from inlay.protocol.openai.adapters import AdapterList, LoadLoraAdapterRequest, UnloadLoraAdapterRequest
-from inlay.protocol.openai.admin import Asleep, Awake, CacheReset, IsSleeping
-from inlay.protocol.openai.chat import ChatChunk, ChatCompletion, ChatRequest
-from inlay.protocol.openai.completions import Completion, CompletionChunk, CompletionRequest
-from inlay.protocol.openai.embeddings import (
-    ClassificationRequest,
-    ClassificationResponse,
-    EmbeddingRequest,
-    EmbeddingResponse,
-    PoolingRequest,
-    PoolingResponse,
-    RerankRequest,
-    RerankResponse,
-    ScoreRequest,
-    ScoreResponse,
-)
-from inlay.protocol.openai.models import ModelEntry, ModelList
-from inlay.protocol.openai.prompt_embeds import (
-    PinRequest,
-    PromptEmbeds,
-    PromptEmbedsDeleted,
-    UploadRequest,
-)
-from inlay.protocol.openai.responses import Response, ResponsesRequest
-from inlay.protocol.openai.responses_events import StreamEvent
-from inlay.protocol.openai.tokenize import (
-    DetokenizeRequest,
-    DetokenizeResponse,
-    TokenizeRequest,
-    TokenizeResponse,
-)
 from inlay.router import Router
 from inlay.store import PromptStore, StoredPrompts
 from inlay.telemetry import Tracing

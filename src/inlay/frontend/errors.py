@@ -10,8 +10,8 @@ from typing import ClassVar
 
 import msgspec
 
+from inlay.api.openai.generation import ErrorResponse
 from inlay.errors import AuthenticationError, EngineError, ErrorBody, InlayError, InvalidRequestError
-from inlay.protocol.openai.generation import ErrorResponse
 
 MAX_TEXT = 2000
 """Characters of an error's message, or of its param, at most."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
+from inlay.api.openai.generation import ErrorResponse
 from inlay.frontend.bodies.multipart import MULTIPART
-from inlay.frontend.incoming import OCTETS
-from inlay.protocol.openai.generation import ErrorResponse
+from inlay.frontend.parsed_request import OCTETS
 
 _REF = "#/components/schemas/{name}"
 

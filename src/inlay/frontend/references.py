@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from inlay.card import ModelCard
 from inlay.errors import InvalidRequestError, NotFoundError
 from inlay.frontend.bodies.embeds import Embeddings
 from inlay.frontend.bodies.sources import TensorSource, check_source
-from inlay.frontend.incoming import ParsedRequest
+from inlay.frontend.parsed_request import ParsedRequest
 from inlay.frontend.server import Call
 from inlay.prompt import Rows
-from inlay.protocol.work import ModelCard
 from inlay.store import StoredPrompt, StoredPrompts
 from inlay.tensors.tensor import quoted
 

@@ -5,8 +5,8 @@ import logging
 from pathlib import Path
 from typing import NamedTuple
 
+from inlay.card import ModelCard
 from inlay.errors import EngineError, InlayError, InvalidRequestError
-from inlay.protocol.work import ModelCard
 from inlay.render import Renderer
 from inlay.render.template import ChatTemplate
 

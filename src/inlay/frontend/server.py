@@ -11,20 +11,20 @@ from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
+from inlay.card import ModelCard
 from inlay.digest import Secret
 from inlay.embedding.cache import ResultCache
 from inlay.errors import DeadlineExceededError
 from inlay.frontend.bodies.admission import ByteBudget, Reservation
+from inlay.frontend.bodies.base64_extractor import ExtractedBody
 from inlay.frontend.bodies.body import Receive, Scope, Send, header, read_body
 from inlay.frontend.bodies.embeds import EmbedsReader
-from inlay.frontend.bodies.intake import RequestMemory
-from inlay.frontend.bodies.lift import ExtractedBody
 from inlay.frontend.bodies.limits import EmbedsLimits
 from inlay.frontend.bodies.memory import Room, private
+from inlay.frontend.bodies.request_memory import RequestMemory
 from inlay.frontend.callers.auth import ANYONE, Caller, Tenant
 from inlay.frontend.callers.clients import Clients
 from inlay.frontend.callers.keys import Keys
-from inlay.frontend.lifeline import Deadline, Inflight
 from inlay.frontend.metrics.cache import CacheMetrics
 from inlay.frontend.metrics.engine import EngineMetrics
 from inlay.frontend.metrics.frontend import Metrics, RequestTimes
@@ -32,10 +32,11 @@ from inlay.frontend.metrics.router import RouterMetrics
 from inlay.frontend.metrics.store import StoreMetrics
 from inlay.frontend.metrics.worker import WorkerMetrics
 from inlay.frontend.renderers import Renderers
+from inlay.frontend.request_scope import Deadline, Inflight
 from inlay.frontend.settings import FrontendSettings
 from inlay.frontend.tasks import check_task
 from inlay.pace import mark_background
-from inlay.protocol.work import ModelCard, Task
+from inlay.request import Task
 from inlay.router import Router, ServedModel
 from inlay.store import LocalStoredPrompts, PromptStore, StoredPrompts
 from inlay.telemetry import Span, Tracing

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from inlay.api.openai.responses_events import ResponseEvent
 from inlay.frontend.bodies.body import Send
-from inlay.protocol.openai.responses_events import ResponseEvent
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

@@ -1,7 +1,8 @@
 """Which routes a model serves, by the task it was started for."""
 
+from inlay.card import ModelCard
 from inlay.errors import InvalidRequestError
-from inlay.protocol.work import ModelCard, Task
+from inlay.request import Task
 
 ROUTES: dict[Task, tuple[str, ...]] = {
     Task.GENERATE: ("/v1/completions", "/v1/chat/completions", "/v1/responses"),

@@ -2,9 +2,9 @@
 
 import msgspec
 
+from inlay.api.openai.unserved import UNSERVED, unserved
 from inlay.errors import InvalidRequestError
 from inlay.frontend.quoting import shown_value
-from inlay.protocol.openai.unserved import UNSERVED, unserved
 
 
 def check_unserved(request: msgspec.Struct) -> None:

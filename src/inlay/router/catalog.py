@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from inlay.card import Adapter, ModelCard
 from inlay.errors import NotFoundError, OverloadedError
-from inlay.protocol.work import Adapter, ModelCard, Worker
 from inlay.router.model import ServedModel, content_of
 from inlay.router.pool import PoolKey
+from inlay.transport.api import Worker
 
 _NAMED = 5
 """Names of served models at most in the error of one that is not."""
@@ -16,7 +17,7 @@ class Catalog:
 
     Args:
         workers: those that are ready, the same list as long as nothing has changed.
-        missing: as `inlay.protocol.work.Plane.missing`.
+        missing: as `inlay.transport.api.Plane.missing`.
     """
 
     def __init__(

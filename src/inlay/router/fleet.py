@@ -8,15 +8,16 @@ from operator import is_
 from random import Random
 
 from inlay import liveness
-from inlay.protocol.routing import RoutingFeed, WorkerLoad
-from inlay.protocol.work import ModelCard, Plane, Worker
-from inlay.router.caches import CacheTracker
+from inlay.card import ModelCard
+from inlay.router.cache_tracker import CacheTracker
 from inlay.router.key_table import Keys
 from inlay.router.member import PoolMember
 from inlay.router.peers import Peers
 from inlay.router.policies import policy_of
 from inlay.router.pool import Pool, PoolKey
 from inlay.router.settings import RouterSettings
+from inlay.routing import RoutingFeed, WorkerLoad
+from inlay.transport.api import Plane, Worker
 
 
 class Fleet:

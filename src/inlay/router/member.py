@@ -2,12 +2,13 @@
 
 import math
 
+from inlay.card import ModelCard
 from inlay.digest import BLOCK_SIZE
-from inlay.protocol.routing import WorkerLoad
-from inlay.protocol.work import ModelCard, Worker
 from inlay.router.key_table import Keys
 from inlay.router.kv_index import KvIndex
-from inlay.router.sessions import hash_of
+from inlay.router.rendezvous import hash_of
+from inlay.routing import WorkerLoad
+from inlay.transport.api import Worker
 
 BRIDGED_SECONDS = 10.0
 """Of a worker that tells what it has cached: how long what it was sent counts as cached before it has said so."""

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from inlay.protocol.work import Adapter, ModelCard
+from inlay.card import Adapter, ModelCard
 
 
 class ServedModel(NamedTuple):

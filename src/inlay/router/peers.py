@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from inlay.protocol.routing import FrontendLoad, WorkerLoad
 from inlay.router.key_table import Keys
 from inlay.router.kv_index import keys_of
 from inlay.router.member import PoolMember
+from inlay.routing import FrontendLoad, WorkerLoad
 
 TELL_SECONDS = 0.25
 """How often changes are told."""

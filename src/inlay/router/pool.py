@@ -9,17 +9,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from inlay.card import ModelCard
 from inlay.digest import BLOCK_SIZE
 from inlay.prompt import Prompt
-from inlay.protocol.routing import WorkerLoad
-from inlay.protocol.work import ModelCard, Worker
 from inlay.router.key_table import Keys
 from inlay.router.kv_index import KvIndex
 from inlay.router.member import PoolMember
 from inlay.router.model import content_of
 from inlay.router.policies import Policy, Positions, View
-from inlay.router.sessions import Hashes, rendezvous_hash
+from inlay.router.rendezvous import Hashes, rendezvous_hash
 from inlay.router.settings import RouterSettings
+from inlay.routing import WorkerLoad
+from inlay.transport.api import Worker
 
 
 class PoolKey(NamedTuple):

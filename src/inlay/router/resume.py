@@ -12,9 +12,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import msgspec
 
 from inlay import liveness
+from inlay.card import Exactness, ModelCard
 from inlay.errors import DeadlineExceededError, EngineError, InlayError, NotFoundError, OverloadedError
-from inlay.protocol.deltas import coalesce, drop_known, trim_to_offset
-from inlay.protocol.work import Exactness, ModelCard, Output, PromptLogprobs, Request, Stream, Usage, Worker
+from inlay.outputs import coalesce, drop_known, trim_to_offset
+from inlay.request import Output, PromptLogprobs, Request, Usage
+from inlay.transport.api import Stream, Worker
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +61,7 @@ class Sent:
 
 
 class ResumingStream:
-    """`inlay.protocol.work.Stream` over every attempt at a request.
+    """`inlay.transport.api.Stream` over every attempt at a request.
 
     Args:
         request: the first attempt, which has been sent.

@@ -9,15 +9,13 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
+from inlay.card import Adapter, ModelCard
 from inlay.digest import BLOCK_SIZE, Secret
 from inlay.errors import DeadlineExceededError, OverloadedError
-from inlay.protocol.embedding import EmbedOutput, EmbedRequest
-from inlay.protocol.health import Reaches
-from inlay.protocol.routing import WorkerLoad, routing_chain
-from inlay.protocol.work import Adapter, ModelCard, Plane, Request, Stream, Worker
+from inlay.request import EmbedOutput, EmbedRequest, Request
+from inlay.router.admission_queue import AdmissionQueue
 from inlay.router.catalog import Catalog
 from inlay.router.fleet import Fleet
-from inlay.router.followed import LoadReservation, TrackedStream
 from inlay.router.key_table import Keys
 from inlay.router.kv_index import keys_of
 from inlay.router.member import PoolMember
@@ -25,8 +23,10 @@ from inlay.router.model import ServedModel
 from inlay.router.pool import Pool
 from inlay.router.resume import ResumingStream, Sent
 from inlay.router.settings import RouterSettings
-from inlay.router.tally import RouterStats
-from inlay.router.waiting import AdmissionQueue
+from inlay.router.stats import RouterStats
+from inlay.router.tracked_stream import LoadReservation, TrackedStream
+from inlay.routing import WorkerLoad, routing_chain
+from inlay.transport.api import Plane, Reaches, Stream, Worker
 
 ASLEEP_RETRY_AFTER = 5.0
 """Seconds after which to ask again for a model that is asleep: waking takes about that long."""
@@ -128,11 +128,11 @@ class Router:
         return self._catalog.adapters(card)
 
     def unavailable(self) -> Mapping[str, str]:
-        """As `inlay.protocol.work.Plane.missing`."""
+        """As `inlay.transport.api.Plane.missing`."""
         return self._plane.unavailable()
 
     def unreachable(self) -> str | None:
-        """As `inlay.protocol.health.Reaches`; None where the plane is never cut off."""
+        """As `inlay.transport.api.Reaches`; None where the plane is never cut off."""
         return self._plane.unreachable() if isinstance(self._plane, Reaches) else None
 
     def unready(self) -> OverloadedError:
@@ -153,7 +153,7 @@ class Router:
             await self._plane.changed()
 
     def room(self, num_bytes: int) -> memoryview | None:
-        """As `inlay.protocol.work.Plane.room`."""
+        """As `inlay.transport.api.Plane.room`."""
         return self._plane.room(num_bytes)
 
     # Works.

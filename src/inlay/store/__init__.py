@@ -29,8 +29,8 @@ __getattr__ = exported(
     {
         "StoredPrompt": "entry",
         "Target": "entry",
-        "OwnPrompts": "prompts",
-        "Prompts": "prompts",
+        "LocalStoredPrompts": "prompts",
+        "StoredPrompts": "prompts",
         "load_secret": "secret",
         "read_key": "secret",
         "FleetStoreSettings": "settings",

@@ -10,7 +10,7 @@ from inlay.store.background import Background
 from inlay.store.directory import Directory, Found
 from inlay.store.entry import Entry, StoredFile
 from inlay.store.file_format import DamagedFileError
-from inlay.store.ledger import StoreIndex
+from inlay.store.index import StoreIndex
 
 _log = logging.getLogger(__name__)
 

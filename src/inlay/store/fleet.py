@@ -17,10 +17,10 @@ from inlay.errors import BodyTooLargeError, NotFoundError, OverloadedError
 from inlay.prompt import Buffer, Rows
 from inlay.store.entry import Description, Entry, StoredPrompt, Target, cost
 from inlay.store.file_format import DamagedFileError, FileFormat, LockedFileError
-from inlay.store.flights import AsyncSingleFlight
-from inlay.store.ledger import LONGEST_WAIT
+from inlay.store.index import LONGEST_WAIT
 from inlay.store.names import Key, Names
 from inlay.store.prompts import Threads, nothing
+from inlay.store.quotas import TenantQuotas
 from inlay.store.reaper import PERIOD_SECONDS, Reaper
 from inlay.store.sealing import Sealer
 from inlay.store.shared import (
@@ -35,7 +35,7 @@ from inlay.store.shared import (
     name_of,
     room,
 )
-from inlay.store.shares import TenantQuotas
+from inlay.store.single_flight import AsyncSingleFlight
 from inlay.store.store import PromptStore, StoreStats, missing
 from inlay.tensors import Tensor, prompts_of
 

@@ -92,7 +92,7 @@ def key_of(name: str) -> Key:
 
 
 class Shared(Protocol):
-    """Where records and contents are kept: `inlay.plane.nats.prompts.NatsPrompts`, which says what the methods do."""
+    """Where records and contents are kept: `inlay.transport.nats.prompts.NatsPrompts`, which says what the methods do."""
 
     async def find(self, key: str) -> tuple[int, bytes | None]:
         """(revision, record) of a key; the record is None where there is none."""

@@ -22,10 +22,10 @@ from inlay.store.directory import Directory
 from inlay.store.disk import DiskTier
 from inlay.store.entry import PAGE, Description, Entry, StoredPrompt, Target, cost, views
 from inlay.store.file_format import FileFormat
-from inlay.store.flights import SingleFlight
-from inlay.store.ledger import Limits, StoreIndex
+from inlay.store.index import Limits, StoreIndex
 from inlay.store.names import Key, Names
 from inlay.store.sealing import Sealer
+from inlay.store.single_flight import SingleFlight
 from inlay.tensors import Tensor, prompts_of, to_rows
 from inlay.tensors.tensor import quoted
 

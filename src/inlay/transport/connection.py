@@ -1,6 +1,6 @@
 """One connection between two processes: messages in and out over TCP or a Unix socket.
 
-It offers what `inlay.plane.local.channel.Channel` offers, so that both ends of a plane are the same
+It offers what `inlay.transport.local.channel.Channel` offers, so that both ends of a plane are the same
 code. Sending never blocks; a peer that does not read is cut off when too much waits for it.
 """
 
@@ -14,7 +14,7 @@ import msgspec
 
 from inlay import liveness
 from inlay.prompt import Buffer
-from inlay.protocol import frames
+from inlay.transport import frames
 from inlay.transport.handshake import Handshake, HandshakeError
 from inlay.transport.memory import ReceiveMemory
 from inlay.transport.wire import FrameReader, FrameWriter, Message, Offer, Offered, Withdrawn

@@ -1,7 +1,7 @@
 """Frames of a connection: small messages whole, large ones as chunks between them. No input or output.
 
 A frame is a head (kind, number, length; little endian) and its body. A message is a msgpack header and
-the raw buffers it names (`inlay.protocol.frames`). Up to `CHUNK_BYTES` it is one frame. A larger one is
+the raw buffers it names (`inlay.transport.frames`). Up to `CHUNK_BYTES` it is one frame. A larger one is
 offered first: the receiver grants it when it has memory, names the buffers that it already has, and
 then gets the others in chunks. So one large message delays a small one by at most a chunk.
 """
@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from inlay.prompt import Buffer
-from inlay.protocol import frames
+from inlay.transport import frames
 
 CHUNK_BYTES = 128 * 1024
 """Bytes of a chunk, and of the largest message that is sent in one frame."""

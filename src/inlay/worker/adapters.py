@@ -24,13 +24,15 @@ from inlay import liveness
 from inlay.adapter import LoraFiles, PromptFiles
 from inlay.adapter.files import check_fits, dtype_of, elements, shapes_of
 from inlay.adapter.library import Opened
+from inlay.card import Adapter
 from inlay.digest import Secret, row_digests
+from inlay.engine.api import AdapterEngine, Engine
 from inlay.errors import EngineError, InlayError, InvalidRequestError, NotFoundError
 from inlay.prompt import Buffer, Prompt, Rows
-from inlay.protocol.work import Adapter, AdapterEngine, Emit, Engine, Output, Request
+from inlay.request import Emit, Output, Request
 from inlay.tensors.rows import to_rows
 from inlay.tensors.tensor import Tensor
-from inlay.worker.adapter_orders import LoadAdapterRequest
+from inlay.worker.load_adapter_request import LoadAdapterRequest
 
 log = logging.getLogger(__name__)
 

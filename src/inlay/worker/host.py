@@ -8,7 +8,10 @@ import msgspec
 from msgspec.structs import replace
 
 from inlay.adapter.library import AdapterLibrary
+from inlay.card import EMBEDS_OFF, ModelCard
 from inlay.digest import Secret
+from inlay.engine.api import EmbeddingEngine, Engine, GenerateEngine
+from inlay.engine.kv_events import BlockEventSource
 from inlay.engine.settings import EngineSettings
 from inlay.errors import (
     EmbeddingsError,
@@ -19,15 +22,12 @@ from inlay.errors import (
     OverloadedError,
 )
 from inlay.prompt import Buffer, Prompt
-from inlay.protocol.capabilities import EMBEDS_OFF
-from inlay.protocol.embedding import EmbeddingEngine, EmbedOutput, EmbedRequest, EmitEmbedOutput
-from inlay.protocol.kv_events import BlockEventSource
-from inlay.protocol.routing import KvEvents, KvSnapshot
-from inlay.protocol.work import Command, Emit, Engine, GenerateEngine, ModelCard, Output, Reply, Request
+from inlay.request import Command, EmbedOutput, EmbedRequest, Emit, EmitEmbedOutput, Output, Reply, Request
+from inlay.routing import KvEvents, KvSnapshot
 from inlay.telemetry import Tracing
-from inlay.worker.adapter_orders import load_request_of, parse_modules
 from inlay.worker.adapters import AdapterRegistry
 from inlay.worker.kv_feed import KvFeed
+from inlay.worker.load_adapter_request import load_request_of, parse_modules
 from inlay.worker.probing import EngineProber
 from inlay.worker.sleeping import RunningRequests, SleepControl
 from inlay.worker.spans import traced
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class EngineHost:
-    """`inlay.protocol.work.RequestHandler` around an engine: refusals become error outputs, commands become calls.
+    """`inlay.transport.api.RequestHandler` around an engine: refusals become error outputs, commands become calls.
 
     Args:
         engine: started.
@@ -86,11 +86,11 @@ class EngineHost:
         return card if self._adapters is None else replace(card, adapters=self._adapters.ready)
 
     def watch_cache(self, tell: Callable[[KvEvents], None]) -> None:
-        """As `inlay.protocol.routing.CacheEventSource`."""
+        """As `inlay.routing.CacheEventSource`."""
         self._feed.watch(tell)
 
     async def kv_snapshot(self) -> KvSnapshot:
-        """As `inlay.protocol.routing.CacheEventSource`. Raises `InvalidRequestError` for an engine that tells nothing."""
+        """As `inlay.routing.CacheEventSource`. Raises `InvalidRequestError` for an engine that tells nothing."""
         if not self._tells:
             raise InvalidRequestError("the worker tells of no cache")
         return self._feed.snapshot()

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from inlay.prompt import Buffer
-from inlay.protocol.routing import KEY_SIZE, Cleared, KvEvent, KvEvents, KvSnapshot, Removed, Stored
+from inlay.routing import KEY_SIZE, Cleared, KvEvent, KvEvents, KvSnapshot, Removed, Stored
 
 
 class KvFeed:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from inlay import liveness
+from inlay.card import Probe
+from inlay.engine.api import Engine
 from inlay.errors import EngineError, InlayError
-from inlay.protocol.health import Probe
-from inlay.protocol.work import Engine
 from inlay.worker.sleeping import SleepControl
 
 log = logging.getLogger(__name__)

@@ -12,14 +12,15 @@ from types import MappingProxyType
 
 from inlay import engine
 from inlay.digest import Secret
+from inlay.engine.api import FailingEngine
 from inlay.engine.ranks import Rank
 from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError, ErrorFrame, InlayError
 from inlay.pace import freeze_gc
-from inlay.plane.local import RESERVED, Arena, Channel, serve
-from inlay.plane.messages import Boot, Failed, FromWorker, ToWorker
-from inlay.protocol.work import Command, FailingEngine
+from inlay.request import Command
 from inlay.telemetry import TelemetrySettings, Tracing, configure
+from inlay.transport.local import RESERVED, Arena, Channel, serve
+from inlay.transport.messages import Boot, Failed, FromWorker, ToWorker
 from inlay.worker.host import host_of
 from inlay.worker.interpreter import Interpreter, interpreter
 

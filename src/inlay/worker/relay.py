@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 
+from inlay.card import ModelCard
 from inlay.errors import (
     DeadlineExceededError,
     EngineError,
@@ -12,11 +13,11 @@ from inlay.errors import (
     InvalidRequestError,
     OverloadedError,
 )
+from inlay.outputs import coalesce
 from inlay.prompt import Buffer
-from inlay.protocol.deltas import coalesce
-from inlay.protocol.embedding import EmbedOutput, EmbedRequest, EmitEmbedOutput
-from inlay.protocol.routing import CacheEventSource, KvEvents, KvSnapshot
-from inlay.protocol.work import Command, Emit, ModelCard, Output, Plane, Reply, Request, Stream, Worker
+from inlay.request import Command, EmbedOutput, EmbedRequest, Emit, EmitEmbedOutput, Output, Reply, Request
+from inlay.routing import CacheEventSource, KvEvents, KvSnapshot
+from inlay.transport.api import Plane, Stream, Worker
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ _CALL_SECONDS = 600.0
 
 
 class Relay:
-    """`inlay.protocol.work.RequestHandler` around whichever worker a local plane has now.
+    """`inlay.transport.api.RequestHandler` around whichever worker a local plane has now.
 
     Args:
         plane: of one worker, which may be another after a while.

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
 from inlay import liveness
+from inlay.engine.api import Engine, SleepingEngine
 from inlay.errors import EngineError, InvalidRequestError, OverloadedError
-from inlay.protocol.embedding import EmbedOutput, EmitEmbedOutput
-from inlay.protocol.work import Command, Emit, Engine, Output, SleepingEngine
+from inlay.request import Command, EmbedOutput, Emit, EmitEmbedOutput, Output
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 import time
 
-from inlay.protocol.work import Emit, Output, Request, Usage
+from inlay.request import Emit, Output, Request, Usage
 from inlay.telemetry import Tracing
 
 
@@ -12,7 +12,7 @@ def traced(tracing: Tracing, request: Request, emit: Emit, engine: str) -> Emit:
     Prefill ends with the first token: what the engine computes of the prompt, and the step that chooses that token.
     """
     began = time.time_ns()
-    span = tracing.begin("inlay.work", request.trace, "consumer", began)
+    span = tracing.begin("inlay.request", request.trace, "consumer", began)
     first: int | None = None
 
     def noticing(output: Output) -> None:
@@ -31,8 +31,8 @@ def traced(tracing: Tracing, request: Request, emit: Emit, engine: str) -> Emit:
                 tracing.record("inlay.decode", span.traceparent, first, ended, {})
             span.end(
                 {
-                    "inlay.work.id": request.id,
-                    "inlay.work.attempt": request.attempt,
+                    "inlay.request.id": request.id,
+                    "inlay.request.attempt": request.attempt,
                     "inlay.engine": engine,
                     "gen_ai.usage.input_tokens": usage.prompt_tokens,
                     "gen_ai.usage.output_tokens": usage.completion_tokens,

@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, TypeAlias
 
+from inlay.card import ModelCard
 from inlay.errors import EngineError
-from inlay.plane.local import Link, LocalPlane
-from inlay.protocol.work import Command, ModelCard
+from inlay.request import Command
+from inlay.transport.local import Link, LocalPlane
 from inlay.worker.process import WorkerProcess
 
 log = logging.getLogger(__name__)

@@ -3,12 +3,12 @@
 from typing import Any
 
 from inlay.digest import Chain, Secret, root_digest
-from inlay.engine.torch.cache.bounds import EngineLimits
+from inlay.engine.torch.cache.limits import EngineLimits
 from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
 from inlay.engine.torch.sequence import Sequence
 from inlay.prompt import Buffer, Prompt, Rows, Segment, Tokens
-from inlay.protocol.work import Request, Sampling
+from inlay.request import Request, Sampling
 
 SECRET = Secret(bytes(32))
 POISON = 99

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from inlay.engine.torch.sampling.constraints import Constraints
-from inlay.protocol.work import Sampling
+from inlay.request import Sampling
 from tests.engine.torch.test_sampler import Sequence, choose, logits
 
 VOCAB, EOS, CPU = 13, (2, 5), torch.device("cpu")

@@ -19,7 +19,7 @@ from inlay.engine.torch import decode_graphs, model
 from inlay.engine.torch.attention import choice as attention
 from inlay.engine.torch.attention.varlen import Lengths, VarlenAttention, reads_pages
 from inlay.engine.torch.batch import Batch, BatchItem
-from inlay.engine.torch.cache.bounds import EngineLimits
+from inlay.engine.torch.cache.limits import EngineLimits
 from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.decode_graphs import DecodeGraphs, reason_unsupported, sizes
 from inlay.engine.torch.model import CausalModel
@@ -27,7 +27,7 @@ from inlay.engine.torch.step import Core
 from inlay.engine.torch.weights import linear
 from inlay.engine.torch.weights.linear import FusedPart
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.work import Output, Request, Sampling
+from inlay.request import Output, Request, Sampling
 from tests.engine import reference
 from tests.engine.torch.varlen import kernel_on_cpu
 from tests.models import FAMILIES, VOCAB_SIZE, make, tiny
@@ -115,7 +115,7 @@ def test_graphs_decode_as_transformers_does_while_neighbours_come_and_go(
     if (
         family == "gpt_oss"
     ):  # torch says of grouped products in float32 that they do not exist, and computes them
-        monkeypatch.setattr(decode_graphs, "obstacle", lambda *_: None)
+        monkeypatch.setattr(decode_graphs, "reason_unsupported", lambda *_: None)
     capture = Capturing()
     engine = Core(load(family), BOUNDS, SECRET, capture=capture)
     for tensor in (*engine.pages.keys, *engine.pages.values):

@@ -18,14 +18,14 @@ from transformers import AutoConfig
 
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.cache.bounds import EngineLimits
+from inlay.engine.torch.cache.limits import EngineLimits
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
 from inlay.engine.torch.weights.block_fp8 import block_of, dequantised, product
 from inlay.engine.torch.weights.families import check_positions, family_of, next_token_layers
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.work import Output, Request, Sampling
+from inlay.request import Output, Request, Sampling
 from inlay.tensors.table import EmbeddingTable
 from tests.deepseek import by_formula, plain_r1, published, tiny_r1, write
 from tests.engine import reference

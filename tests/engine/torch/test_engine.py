@@ -15,7 +15,7 @@ from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
 from inlay.errors import EngineError, InvalidRequestError, OverloadedError
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.work import Output
+from inlay.request import Output
 from tests.engine.conformance import Receiver, ids, make_request, run
 from tests.models import tiny
 

@@ -16,14 +16,14 @@ from inlay.client import PromptEmbedder
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.attention.layers import LayerShape
-from inlay.engine.torch.cache.bounds import EngineLimits
+from inlay.engine.torch.cache.limits import EngineLimits
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
 from inlay.engine.torch.weights.families import FAMILIES as SERVED
 from inlay.engine.torch.weights.families import REFUSED, family_of
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.protocol.work import Output, Request, Sampling, TokenLogprobs
+from inlay.request import Output, Request, Sampling, TokenLogprobs
 from tests.engine import reference
 from tests.models import FAMILIES, VOCAB_SIZE, make, tiny
 

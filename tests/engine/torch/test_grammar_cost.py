@@ -12,7 +12,7 @@ from inlay.engine.torch.grammar.cost import Cost, sequence
 from inlay.engine.torch.grammar.regex import cost_of_regex
 from inlay.engine.torch.grammar.source import source_of
 from inlay.errors import InvalidRequestError
-from inlay.protocol.work import Grammar, GrammarKind
+from inlay.request import Grammar, GrammarKind
 
 
 def schema(**value: Any) -> tuple[GrammarKind, str]:

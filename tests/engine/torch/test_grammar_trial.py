@@ -22,7 +22,7 @@ import pytest
 from inlay.engine.torch.grammar import grammars
 from inlay.engine.torch.grammar.trial import Trial, TrialProcess, count
 from inlay.errors import EngineError, InvalidRequestError
-from inlay.protocol.work import Grammar
+from inlay.request import Grammar
 from tests.frontend.live import until
 from tests.models import EOS_ID, VOCAB_SIZE, tiny
 

@@ -11,7 +11,7 @@ from inlay.engine.torch.grammar import grammars
 from inlay.engine.torch.grammar import source as grammar_source
 from inlay.engine.torch.grammar.matchers import refusal
 from inlay.errors import DeadlineExceededError, InvalidRequestError, OverloadedError
-from inlay.protocol.work import Grammar
+from inlay.request import Grammar
 from tests.models import EOS_ID, VOCAB_SIZE, tiny
 
 

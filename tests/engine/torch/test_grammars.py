@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 from llguidance import LLParserLimits
 
+from inlay.card import Exactness
 from inlay.digest import with_digests
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
@@ -23,8 +24,8 @@ from inlay.engine.torch.grammar import state as grammar_state
 from inlay.engine.torch.grammar.state import GrammarState
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.protocol.work import MAX_GRAMMAR, Exactness, Grammar, GrammarKind, Request, Sampling
 from inlay.render import Renderer
+from inlay.request import MAX_GRAMMAR, Grammar, GrammarKind, Request, Sampling
 from tests.engine.conformance import SECRET, Receiver
 from tests.models import EOS_ID, VOCAB_SIZE, tiny
 

@@ -9,13 +9,13 @@ import pytest
 
 from inlay import engine as engines
 from inlay.digest import with_digests
+from inlay.engine.api import GenerateEngine
+from inlay.engine.kv_events import EventBatch
 from inlay.engine.kv_subscriber import KvSubscriber
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.kv_events import EventBatch
-from inlay.protocol.routing import KEY_SIZE, KvEvents, routing_chain
-from inlay.protocol.work import GenerateEngine
+from inlay.routing import KEY_SIZE, KvEvents, routing_chain
 from inlay.worker.host import EngineHost
 from tests.engine.conformance import SECRET, ids, make_request, run
 from tests.engine.kv_view import View

@@ -11,7 +11,7 @@ from inlay.engine.torch.grammar.grammars import Grammars
 from inlay.engine.torch.grammar.masks import Masks
 from inlay.engine.torch.grammar.state import GrammarState, Mask
 from inlay.errors import InvalidRequestError
-from inlay.protocol.work import Grammar
+from inlay.request import Grammar
 from tests.models import EOS_ID, VOCAB_SIZE, tiny
 
 HELD = 60.0

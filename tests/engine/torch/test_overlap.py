@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from inlay.engine.torch.cache.bounds import EngineLimits
+from inlay.engine.torch.cache.limits import EngineLimits
 from inlay.engine.torch.grammar.grammars import Grammars
 from inlay.engine.torch.step import Core
 from inlay.errors import EngineError
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.work import Grammar, Output
+from inlay.request import Grammar, Output
 from tests.engine.torch.test_step import SECRET, Outcome, fill, ids, load, make_request, prompts, run, truth
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import prompt_logprobs
-from inlay.engine.torch.cache.bounds import EngineLimits
+from inlay.engine.torch.cache.limits import EngineLimits
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
 from inlay.errors import EngineError
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.work import Request
+from inlay.request import Request
 from tests.engine import reference
 from tests.engine.torch.test_step import SECRET, Outcome, core, ids, make_request, noise, run
 from tests.equality.reference import model_of

@@ -21,7 +21,7 @@ from transformers import (
 
 from inlay.engine.torch.grammar.state import GrammarState
 from inlay.engine.torch.sampling.sampler import WIDTHS, SampledToken, Sampler
-from inlay.protocol.work import Sampling
+from inlay.request import Sampling
 
 VOCAB = 400
 EOS = (2, 5)

@@ -5,7 +5,7 @@ from inlay.digest import Chain, Secret, chain, root_digest
 from inlay.engine.torch.sequence import Sequence
 from inlay.errors import EngineError
 from inlay.prompt import Buffer, Prompt, Rows, Segment, Tokens
-from inlay.protocol.work import Request, Sampling
+from inlay.request import Request, Sampling
 
 SECRET = Secret(bytes(32))
 ROOT = root_digest(SECRET, weights_id="w", dtype="float32")

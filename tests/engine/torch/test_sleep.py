@@ -17,15 +17,15 @@ import torch
 from torch import nn
 
 from inlay.digest import Secret
+from inlay.engine.kv_events import AllBlocksCleared, BlockStored, Event
 from inlay.engine.kv_subscriber import KvSubscriber
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.sleep import HostCopy, SleepState, storages
 from inlay.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.kv_events import AllBlocksCleared, BlockStored, Event
-from inlay.protocol.routing import Cleared, KvEvent, Stored
-from inlay.protocol.work import Command
+from inlay.request import Command
+from inlay.routing import Cleared, KvEvent, Stored
 from inlay.worker.host import EngineHost
 from tests import adapters
 from tests.engine.adapter_conformance import load

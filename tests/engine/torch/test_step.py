@@ -12,13 +12,13 @@ import torch
 
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.cache.bounds import EngineLimits
+from inlay.engine.torch.cache.limits import EngineLimits
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.sampling.sampler import SampledSequence, SampledTokens
 from inlay.engine.torch.step import Core
 from inlay.errors import DeadlineExceededError, EmbeddingsError, EngineError
 from inlay.prompt import Prompt, Rows, Tokens
-from inlay.protocol.work import Output, Request, Sampling
+from inlay.request import Output, Request, Sampling
 from tests.engine import reference
 from tests.models import EOS_ID, tiny
 

@@ -16,7 +16,7 @@ from inlay.engine.torch.grammar.state import GrammarState
 from inlay.engine.torch.sampling.sampler import SampledToken, Sampler
 from inlay.engine.torch.sampling.thinking import Thinking
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.work import Sampling, ThinkingBudget
+from inlay.request import Sampling, ThinkingBudget
 from tests.engine.conformance import ids, make_request, run
 from tests.models import tiny
 

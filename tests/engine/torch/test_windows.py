@@ -11,13 +11,13 @@ import torch
 
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.cache.bounds import EngineLimits
+from inlay.engine.torch.cache.limits import EngineLimits
 from inlay.engine.torch.cache.page_groups import pages_for
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
 from inlay.errors import EmbeddingsError
 from inlay.prompt import Prompt, Rows, Tokens
-from inlay.protocol.work import Output, Request, Sampling
+from inlay.request import Output, Request, Sampling
 from tests.engine import reference
 from tests.models import make
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from inlay.engine.api import GenerateEngine
 from inlay.engine.settings import EngineSettings
-from inlay.protocol.work import GenerateEngine
 from tests.engines.sglang.serving import FLAGS
 from tests.engines.starting import mark, started
 from tests.models import tiny

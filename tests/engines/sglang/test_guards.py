@@ -8,11 +8,11 @@ import psutil
 import pytest
 import torch
 
+from inlay.card import Feature
+from inlay.engine.api import FailingEngine, GenerateEngine
 from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.capabilities import Feature
-from inlay.protocol.work import FailingEngine, GenerateEngine
 from tests.engine import reference
 from tests.engine.conformance import Receiver, ids, make_request, run
 from tests.engines.starting import started

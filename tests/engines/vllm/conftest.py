@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from inlay.engine.api import GenerateEngine
 from inlay.engine.settings import EngineSettings
-from inlay.protocol.work import GenerateEngine
 from tests.engines.starting import mark, started
 from tests.engines.vllm.serving import FLAGS, model
 

@@ -7,8 +7,8 @@ from typing import cast
 import pytest
 import pytest_asyncio
 
+from inlay.engine.api import GenerateEngine
 from inlay.engine.settings import EngineSettings
-from inlay.protocol.work import GenerateEngine
 from tests.engine.adapter_conformance import AdapterConformance, Adapting
 from tests.engines.starting import started
 from tests.engines.vllm.serving import FLAGS

@@ -1,6 +1,6 @@
 import pytest
 
-from inlay.protocol.work import GenerateEngine
+from inlay.engine.api import GenerateEngine
 from tests.engine.conformance import EngineConformance
 
 

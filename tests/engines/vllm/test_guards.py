@@ -19,11 +19,12 @@ import pytest
 import pytest_asyncio
 import torch
 
+from inlay.card import Adapter, Feature
+from inlay.engine.api import AdapterEngine, GenerateEngine
 from inlay.engine.settings import EngineSettings
 from inlay.errors import EmbeddingsError, EngineError, InvalidRequestError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.protocol.capabilities import Feature
-from inlay.protocol.work import Adapter, AdapterEngine, GenerateEngine, Grammar, Output, Request
+from inlay.request import Grammar, Output, Request
 from inlay.tensors.reader import read
 from tests import adapters
 from tests.deepseek import plain_r1

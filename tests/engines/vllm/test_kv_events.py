@@ -13,15 +13,15 @@ import pytest_asyncio
 import zmq
 
 from inlay.digest import with_digests
+from inlay.engine.api import GenerateEngine
+from inlay.engine.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, encode
 from inlay.engine.kv_events_config import KvEventsConfig
 from inlay.engine.kv_publisher import KvPublisher
 from inlay.engine.kv_subscriber import KvSubscriber
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, encode
-from inlay.protocol.routing import KEY_SIZE, Cleared, KvEvent, KvEvents, Removed, Stored, routing_chain
-from inlay.protocol.work import GenerateEngine
+from inlay.routing import KEY_SIZE, Cleared, KvEvent, KvEvents, Removed, Stored, routing_chain
 from inlay.worker.host import EngineHost
 from inlay.worker.sleeping import RunningRequests, SleepControl
 from tests.engine.conformance import Receiver, ids, make_request, run

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from inlay.protocol.openai import embeddings as ours
+from inlay.api.openai import embeddings as ours
 
 
 def test_no_field_of_vllms_answers_is_left_out() -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from inlay.card import ModelCard, Stats
 from inlay.engine.admission import PromptAdmission
 from inlay.engine.embed.queue import BatchQueue, Item
 from inlay.engine.embed.vector_model import EmbeddingModel, EmbedInput, LoadedEmbeddingModel
@@ -26,8 +27,7 @@ from inlay.errors import (
     OverloadedError,
 )
 from inlay.prompt import Buffer, Prompt, Tokens
-from inlay.protocol.embedding import EmbedOutput, EmbedRequest, EmitEmbedOutput
-from inlay.protocol.work import ModelCard, Stats, Task
+from inlay.request import EmbedOutput, EmbedRequest, EmitEmbedOutput, Task
 
 log = logging.getLogger(__name__)
 

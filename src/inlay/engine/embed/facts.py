@@ -7,12 +7,12 @@ from typing import Any
 
 from blake3 import blake3
 
+from inlay.card import EmbeddingCard
 from inlay.embedding.config import EmbeddingConfig, PoolingMode, activation_of
 from inlay.engine.embed.families import Family
 from inlay.engine.settings import EngineSettings
 from inlay.engine.weights import weights_id
 from inlay.errors import InvalidRequestError
-from inlay.protocol.embedding import EmbeddingCard
 
 _logger = logging.getLogger(__name__)
 

@@ -12,12 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from inlay import __version__
+from inlay.card import Limits, ModelCard
 from inlay.digest import Secret
 from inlay.engine.embed.encoder import Encoder
 from inlay.engine.embed.vector_model import EmbedInput, LoadedEmbeddingModel
 from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError
-from inlay.protocol.work import Limits, ModelCard, Task
+from inlay.request import Task
 
 log = logging.getLogger(__name__)
 

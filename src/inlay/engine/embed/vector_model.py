@@ -7,9 +7,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from inlay.card import ModelCard
 from inlay.errors import EngineError
 from inlay.prompt import Prompt
-from inlay.protocol.work import ModelCard
 
 
 @dataclass(frozen=True, slots=True)

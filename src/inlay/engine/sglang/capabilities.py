@@ -1,6 +1,6 @@
 """What this engine makes of SGLang: the models whose prompts may be rows, those that make vectors, and what is refused. No SGLang here."""
 
-from inlay.protocol.capabilities import Refusal
+from inlay.card import Refusal
 
 TESTED = "0.5.23"
 """The release the table below was made with."""

@@ -12,6 +12,7 @@ import sglang
 from sglang.srt.managers.io_struct import EmbeddingReqInput
 from transformers import AutoConfig
 
+from inlay.card import EmbeddingCard, Limits, ModelCard
 from inlay.digest import Secret
 from inlay.embedding.config import EmbeddingConfig, PoolingMode
 from inlay.engine.embed import facts
@@ -27,8 +28,7 @@ from inlay.engine.sglang.prompts import input_of
 from inlay.engine.weights import directory_of
 from inlay.errors import EngineError, InlayError, InvalidRequestError
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.embedding import EmbeddingCard
-from inlay.protocol.work import Limits, ModelCard, Task
+from inlay.request import Task
 from inlay.tensors.table import config_of
 
 _BATCHES = 2

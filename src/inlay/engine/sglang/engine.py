@@ -6,18 +6,19 @@ from uuid import uuid4
 
 from sglang.srt.managers.io_struct import GenerateReqInput
 
+from inlay import refusals
+from inlay.card import ModelCard, Stats
 from inlay.digest import Secret
 from inlay.engine.probe import probe
 from inlay.engine.settings import EngineSettings
-from inlay.engine.sglang.follower import SglangRequestTracker
 from inlay.engine.sglang.loading import LoadedSglang, load
 from inlay.engine.sglang.process import Process
 from inlay.engine.sglang.prompts import input_of
+from inlay.engine.sglang.request_tracker import SglangRequestTracker
 from inlay.engine.sglang.sampling import params_of
 from inlay.errors import DeadlineExceededError, EngineError, InlayError, InvalidRequestError, OverloadedError
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol import refusals
-from inlay.protocol.work import Emit, ModelCard, Request, Stats
+from inlay.request import Emit, Request
 
 log = logging.getLogger(__name__)
 

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import sglang
 
+from inlay.card import Exactness, Limits, ModelCard
 from inlay.digest import Secret
 from inlay.engine.admission import Admission
 from inlay.engine.generation_config import default_sampling, eos_token_ids, generation_config
@@ -16,7 +17,7 @@ from inlay.engine.sglang import capabilities
 from inlay.engine.sglang.arguments import server_args
 from inlay.engine.sglang.process import Process
 from inlay.engine.weights import directory_of, weights_id
-from inlay.protocol.work import Exactness, Limits, ModelCard, Task
+from inlay.request import Task
 from inlay.tensors.table import config_of
 
 _MAX_LOGPROBS = 20

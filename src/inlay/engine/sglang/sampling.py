@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from inlay.protocol.work import Request
+from inlay.request import Request
 
 
 def params_of(request: Request, *, seeded: bool) -> dict[str, Any]:

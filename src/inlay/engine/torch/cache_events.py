@@ -8,12 +8,12 @@ from typing import Protocol
 from blake3 import blake3
 
 from inlay.digest import BLOCK_DIGEST_SIZE, BLOCK_SIZE, Secret
+from inlay.engine.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from inlay.engine.kv_events_config import KvEventsConfig
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.sequence import Sequence as Computed
 from inlay.prompt import Tokens
-from inlay.protocol.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, Event
-from inlay.protocol.routing import Cleared, KvEvent, Removed, Stored, keys_of
+from inlay.routing import Cleared, KvEvent, Removed, Stored, keys_of
 
 
 class Publisher(Protocol):

@@ -1,11 +1,12 @@
 """What a torch engine says of itself."""
 
 from inlay import __version__
+from inlay.card import Exactness, Limits, ModelCard
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.grammar.grammars import KINDS
 from inlay.engine.torch.step import Core
-from inlay.protocol.work import Exactness, Limits, ModelCard, Task
+from inlay.request import Task
 
 
 def card_of(settings: EngineSettings, core: Core, secret: Secret) -> ModelCard:

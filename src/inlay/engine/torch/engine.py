@@ -12,13 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from inlay.card import Adapter, ModelCard, Stats
 from inlay.digest import Secret
 from inlay.engine.admission import Admission
 from inlay.engine.probe import probe
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.adapters import bank_of, read_lows
-from inlay.engine.torch.cache.bounds import EngineLimits
 from inlay.engine.torch.cache.capacity import available_memory, num_pages, share_of_gpu
+from inlay.engine.torch.cache.limits import EngineLimits
 from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.card import card_of
 from inlay.engine.torch.decode_graphs import CudaCapture
@@ -34,16 +35,8 @@ from inlay.errors import (
     InvalidRequestError,
     OverloadedError,
 )
-from inlay.protocol.routing import KvEvent
-from inlay.protocol.work import (
-    Adapter,
-    Emit,
-    Grammar,
-    ModelCard,
-    Output,
-    Request,
-    Stats,
-)
+from inlay.request import Emit, Grammar, Output, Request
+from inlay.routing import KvEvent
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.sampling.sampler import ranked
 from inlay.engine.torch.scheduler import ScheduledChunk
 from inlay.engine.torch.transfers import Download, upload
-from inlay.protocol.work import PromptLogprobs
+from inlay.request import PromptLogprobs
 
 MAX_LOGITS = 2**24
 """Logits made at a time, 64 MiB of float32: a long chunk of a prompt is scored in pieces of so many."""

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from inlay.errors import ErrorFrame, InlayError
-from inlay.protocol.work import Emit, FinishReason, Output, Request, Usage
+from inlay.request import Emit, FinishReason, Output, Request, Usage
 
 
 class RequestReceiver(NamedTuple):

@@ -27,7 +27,7 @@ from itertools import chain, islice
 from operator import attrgetter
 
 from inlay.engine.torch.adapter_turns import AdapterTurns
-from inlay.engine.torch.cache.bounds import EngineLimits
+from inlay.engine.torch.cache.limits import EngineLimits
 from inlay.engine.torch.cache.prefix_cache import PrefixCache
 from inlay.engine.torch.cache.table import PageTable
 from inlay.engine.torch.cache_events import CacheEvents

@@ -9,15 +9,7 @@ from inlay.engine.torch.grammar.state import GrammarState
 from inlay.engine.torch.lora import BASE
 from inlay.errors import ErrorFrame, InlayError
 from inlay.prompt import Prompt, Segment, Tokens
-from inlay.protocol.work import (
-    FinishReason,
-    Output,
-    PromptLogprobs,
-    Request,
-    Sampling,
-    TokenLogprobs,
-    Usage,
-)
+from inlay.request import FinishReason, Output, PromptLogprobs, Request, Sampling, TokenLogprobs, Usage
 
 
 class Sequence:

@@ -15,9 +15,9 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from inlay.card import Stats
 from inlay.engine.torch.model import CausalModel
 from inlay.errors import InvalidRequestError
-from inlay.protocol.work import Stats
 
 TAGS = ("weights", "kv_cache")
 """What wakes on its own, as vLLM calls it."""

@@ -7,16 +7,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from inlay.card import Stats
 from inlay.digest import Chain, Secret, root_digest
 from inlay.engine.torch import prompt_logprobs
 from inlay.engine.torch.adapters import LoraAdapters
 from inlay.engine.torch.batch import Batch
-from inlay.engine.torch.cache.bounds import EngineLimits
+from inlay.engine.torch.cache.limits import EngineLimits
 from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.decode_graphs import Capture, DecodeGraphs
-from inlay.engine.torch.flight import InFlightStep
 from inlay.engine.torch.grammar.masks import Masks
 from inlay.engine.torch.grammar.state import GrammarState
+from inlay.engine.torch.in_flight_step import InFlightStep
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.sampling.sampler import SampledToken, Sampler
 from inlay.engine.torch.scheduler import ScheduledChunk, Scheduler
@@ -24,7 +25,7 @@ from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.transfers import upload
 from inlay.errors import DeadlineExceededError, EmbeddingsError, EngineError, InlayError
 from inlay.prompt import Rows
-from inlay.protocol.work import FinishReason, Output, PromptLogprobs, Request, Stats
+from inlay.request import FinishReason, Output, PromptLogprobs, Request
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,9 @@ from typing import Any
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 
+from inlay.card import Adapter
 from inlay.errors import InvalidRequestError
-from inlay.protocol.work import Adapter, Request
+from inlay.request import Request
 
 
 class VllmAdapters:

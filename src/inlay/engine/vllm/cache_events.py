@@ -10,14 +10,15 @@ from typing import Any
 import torch
 from vllm.config import KVEventsConfig
 
+from inlay.card import ModelCard
 from inlay.digest import Secret
 from inlay.engine.kv_chain import KvChain, NotedBlock, blocks_of
+from inlay.engine.kv_events import EventBatch
 from inlay.engine.kv_events_config import endpoint_of
 from inlay.engine.kv_subscriber import KvSubscriber
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.kv_events import EventBatch
-from inlay.protocol.routing import Cleared, KvEvent
-from inlay.protocol.work import ModelCard, Request
+from inlay.request import Request
+from inlay.routing import Cleared, KvEvent
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 What bare vLLM does with each is in `tests/engines/vllm/test_guards.py`, which shows it and that it cannot happen here.
 """
 
-from inlay.protocol.capabilities import Refusal
+from inlay.card import Refusal
 
 TESTED = "0.32"
 """The release line the table below was made with."""

@@ -6,22 +6,23 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 from typing import Any, TypeVar
 
+from inlay import refusals
+from inlay.card import Adapter, ModelCard, Stats
 from inlay.digest import Secret
 from inlay.engine.probe import probe
 from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm import capabilities, reasoning
 from inlay.engine.vllm.adapters import VllmAdapters
 from inlay.engine.vllm.cache_events import VllmCacheEvents
-from inlay.engine.vllm.follower import VllmRequestTracker
 from inlay.engine.vllm.launching import shut_down
 from inlay.engine.vllm.loading import LoadedVllm, load
 from inlay.engine.vllm.prompts import input_of
+from inlay.engine.vllm.request_tracker import VllmRequestTracker
 from inlay.engine.vllm.sampling import params_of
 from inlay.errors import DeadlineExceededError, EngineError, InlayError, InvalidRequestError, OverloadedError
 from inlay.prompt import Tokens
-from inlay.protocol import refusals
-from inlay.protocol.routing import KvEvent
-from inlay.protocol.work import Adapter, Emit, ModelCard, Request, Stats
+from inlay.request import Emit, Request
+from inlay.routing import KvEvent
 
 log = logging.getLogger(__name__)
 

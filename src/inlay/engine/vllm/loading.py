@@ -10,6 +10,7 @@ import msgspec
 import vllm
 from vllm.usage.usage_lib import UsageContext
 
+from inlay.card import Exactness, Limits, ModelCard
 from inlay.digest import Secret
 from inlay.engine.admission import Admission
 from inlay.engine.generation_config import default_sampling, eos_token_ids, generation_config
@@ -26,7 +27,7 @@ from inlay.engine.vllm.sampling import KINDS
 from inlay.engine.vllm.stats import Counters
 from inlay.engine.weights import directory_of, weights_id
 from inlay.errors import EngineError
-from inlay.protocol.work import Exactness, Limits, ModelCard, Request, Sampling, Task
+from inlay.request import Request, Sampling, Task
 from inlay.tensors.table import config_of
 
 log = logging.getLogger(__name__)

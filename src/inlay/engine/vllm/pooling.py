@@ -14,6 +14,7 @@ from transformers import AutoConfig
 from vllm.pooling_params import PoolingParams
 from vllm.usage.usage_lib import UsageContext
 
+from inlay.card import EmbeddingCard, Limits, ModelCard
 from inlay.digest import Secret
 from inlay.embedding.config import EmbeddingConfig, PoolingMode
 from inlay.engine.embed import facts
@@ -30,8 +31,7 @@ from inlay.engine.vllm.stats import Counters
 from inlay.engine.weights import directory_of
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.embedding import EmbeddingCard
-from inlay.protocol.work import Limits, ModelCard, Task
+from inlay.request import Task
 from inlay.tensors.table import config_of
 
 log = logging.getLogger(__name__)

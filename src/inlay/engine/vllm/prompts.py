@@ -10,7 +10,7 @@ import torch
 from vllm.inputs.engine import embeds_input, tokens_input
 
 from inlay.prompt import Prompt, Rows, Tokens
-from inlay.protocol.work import Request
+from inlay.request import Request
 
 
 def input_of(request: Request, placeholder: int) -> Any:

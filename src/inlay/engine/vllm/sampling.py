@@ -7,7 +7,7 @@ from blake3 import blake3
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 from inlay.errors import InvalidRequestError
-from inlay.protocol.work import Grammar, GrammarKind, Request
+from inlay.request import Grammar, GrammarKind, Request
 
 KINDS: tuple[GrammarKind, ...] = ("json_schema", "json_object", "regex", "choice", "grammar")
 """The kinds of grammar vLLM holds an output to."""

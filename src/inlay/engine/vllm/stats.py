@@ -4,7 +4,7 @@ from typing import Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from inlay.protocol.work import Stats
+from inlay.card import Stats
 
 
 class Counters(StatLoggerBase):  # type: ignore[misc]

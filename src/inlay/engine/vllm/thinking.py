@@ -6,9 +6,9 @@ from typing import Any
 from vllm.config.reasoning import ReasoningConfig
 
 from inlay.errors import InvalidRequestError
-from inlay.protocol.work import Request
 from inlay.render import Renderer
 from inlay.render.formats import REASONING_FORMS, ReasoningForm, reasoning_form_of
+from inlay.request import Request
 
 PARAM = "thinking_token_budget"
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 from inlay import liveness
 from inlay.errors import BodyTooLargeError, UnsupportedMediaTypeError
 from inlay.frontend.bodies.admission import Reservation
+from inlay.frontend.bodies.base64_extractor import Base64Extractor, ExtractedBody
 from inlay.frontend.bodies.connection import EXTENSION, BodySource
-from inlay.frontend.bodies.lift import Base64Extractor, ExtractedBody
 from inlay.frontend.bodies.limits import EmbedsLimits
 from inlay.frontend.bodies.memory import Room, private
 from inlay.frontend.errors import BodyTimeoutError, ClientGone, TransferCodingError

@@ -6,6 +6,9 @@ from typing import Any
 
 import msgspec
 
+from inlay.api.openai.completions import CompletionRequest
+from inlay.api.openai.embeddings import PromptsRequest
+from inlay.card import ModelCard
 from inlay.digest import Secret, row_digests
 from inlay.errors import EmbeddingsError, InvalidRequestError, NotFoundError
 from inlay.frontend.bodies import sources
@@ -13,9 +16,6 @@ from inlay.frontend.bodies.limits import EmbedsLimits
 from inlay.frontend.bodies.sources import TensorSource
 from inlay.frontend.metrics.frontend import Metrics
 from inlay.prompt import DTYPE_SIZES, Buffer, Rows
-from inlay.protocol.openai.completions import CompletionRequest
-from inlay.protocol.openai.embeddings import PromptsRequest
-from inlay.protocol.work import ModelCard
 from inlay.store import Target
 from inlay.tensors import ReadLimits, Tensor, prompts_of, read, to_rows
 from inlay.tensors.tensor import quoted

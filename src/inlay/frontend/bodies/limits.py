@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Iterable
 
+from inlay.card import EMBEDS_OFF, ModelCard
 from inlay.errors import BodyTooLargeError, InvalidRequestError
 from inlay.frontend.settings import AUTO, FrontendSettings
 from inlay.prompt import DTYPE_SIZES
-from inlay.protocol.capabilities import EMBEDS_OFF
-from inlay.protocol.work import ModelCard
 from inlay.tensors import ReadLimits
 
 OVERHEAD_BYTES = 64 * 1024

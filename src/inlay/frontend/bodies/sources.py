@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from inlay.api.openai.completions import CompletionRequest, EmbedsSource, PromptEmbedsPart
+from inlay.api.openai.embeddings import PromptsRequest
 from inlay.errors import EmbeddingsError, InvalidRequestError
 from inlay.frontend.errors import HOW_TO_SEND
 from inlay.frontend.quoting import shown_at
-from inlay.protocol.openai.completions import CompletionRequest, EmbedsSource, PromptEmbedsPart
-from inlay.protocol.openai.embeddings import PromptsRequest
 
 
 class TensorSource(NamedTuple):

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from inlay.api.openai.generation import GenerationRequest
 from inlay.errors import InvalidRequestError
-from inlay.protocol.openai.generation import GenerationRequest
 from inlay.render import Renderer
 
 MAX_IDS = 128

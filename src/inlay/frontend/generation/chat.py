@@ -6,28 +6,28 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
+from inlay.api.openai.chat import ChatRequest
 from inlay.errors import InvalidRequestError
 from inlay.frontend.answer_id import answer_id
 from inlay.frontend.bodies.embeds import Embeddings
-from inlay.frontend.bodies.intake import size_of
+from inlay.frontend.bodies.request_memory import size_of
 from inlay.frontend.bodies.sources import TensorSource, in_messages
 from inlay.frontend.generation.chat_shape import ChatShape
+from inlay.frontend.generation.generation import Generation
 from inlay.frontend.generation.messages import check_depth, with_rows
+from inlay.frontend.generation.output_format import ModelFormats, check_tool_use, output_format_for
 from inlay.frontend.generation.prompt_logprobs import with_prompt_logprobs
 from inlay.frontend.generation.prompts import cut_off, kept_positions, truncated
-from inlay.frontend.generation.reading import ModelFormats, check_tool_use, output_format_for
 from inlay.frontend.generation.respond import generation_of, respond
 from inlay.frontend.generation.sampling import check_request, sampling_of
 from inlay.frontend.generation.thinking import with_budget
 from inlay.frontend.generation.tools import ToolUse
-from inlay.frontend.generation.works import Generation
-from inlay.frontend.incoming import ParsedRequest, read_request
+from inlay.frontend.parsed_request import ParsedRequest, read_request
 from inlay.frontend.references import embeddings_of
 from inlay.frontend.server import Call
 from inlay.prompt import Prompt, Rows
-from inlay.protocol.openai.chat import ChatRequest
-from inlay.protocol.work import Sampling, Task
 from inlay.render import Renderer
+from inlay.request import Sampling, Task
 from inlay.router import ServedModel
 
 ReadMessages: TypeAlias = Callable[[Callable[[TensorSource], Rows]], tuple[list[dict[str, Any]], list[Rows]]]

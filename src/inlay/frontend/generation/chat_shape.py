@@ -6,15 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from inlay.errors import InlayError
-from inlay.frontend.errors import shown
-from inlay.frontend.generation.alternatives import token_names
-from inlay.frontend.generation.choices import ChoicePiece, ChoiceState
-from inlay.frontend.generation.completions import joined, prompt_ids
-from inlay.frontend.generation.prompt_logprobs import LEAST
-from inlay.frontend.generation.tools import ToolChoice, ToolUse
-from inlay.frontend.generation.works import Generation, Pieces, UsageShown
-from inlay.protocol.openai.chat import (
+from inlay.api.openai.chat import (
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -30,7 +22,15 @@ from inlay.protocol.openai.chat import (
     ToolCallPiece,
     TopLogprob,
 )
-from inlay.protocol.openai.generation import ErrorResponse, UsageInfo
+from inlay.api.openai.generation import ErrorResponse, UsageInfo
+from inlay.errors import InlayError
+from inlay.frontend.errors import shown
+from inlay.frontend.generation.alternatives import token_names
+from inlay.frontend.generation.choices import ChoicePiece, ChoiceState
+from inlay.frontend.generation.completions import joined, prompt_ids
+from inlay.frontend.generation.generation import Generation, Pieces, UsageShown
+from inlay.frontend.generation.prompt_logprobs import LEAST
+from inlay.frontend.generation.tools import ToolChoice, ToolUse
 from inlay.render import ParsedOutput, Renderer, ToolCallDelta
 
 _UNSET = msgspec.UNSET

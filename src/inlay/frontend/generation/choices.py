@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from inlay.errors import EngineError, OverloadedError
-from inlay.protocol.work import Output, Request, TokenLogprobs
 from inlay.render import (
     PLAIN,
     Begins,
@@ -18,6 +17,7 @@ from inlay.render import (
     StopStrings,
     ToolCallDelta,
 )
+from inlay.request import Output, Request, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,25 +6,7 @@ from typing import Any
 
 import msgspec
 
-from inlay.errors import InlayError, InvalidRequestError
-from inlay.frontend.answer_id import answer_id
-from inlay.frontend.bodies.intake import size_of
-from inlay.frontend.bodies.sources import in_completion
-from inlay.frontend.errors import shown
-from inlay.frontend.generation.alternatives import token_names
-from inlay.frontend.generation.choices import ChoicePiece, ChoiceState
-from inlay.frontend.generation.prompt_logprobs import LEAST, check_has_ids, with_prompt_logprobs
-from inlay.frontend.generation.prompts import PromptReader, kept_positions
-from inlay.frontend.generation.reading import ModelFormats
-from inlay.frontend.generation.respond import generation_of, respond
-from inlay.frontend.generation.sampling import check_request, sampling_of
-from inlay.frontend.generation.thinking import with_budget
-from inlay.frontend.generation.works import Generation, Pieces, UsageShown
-from inlay.frontend.incoming import read_request
-from inlay.frontend.references import embeddings_of
-from inlay.frontend.server import Call
-from inlay.prompt import Prompt
-from inlay.protocol.openai.completions import (
+from inlay.api.openai.completions import (
     Completion,
     CompletionChoice,
     CompletionChunk,
@@ -32,9 +14,27 @@ from inlay.protocol.openai.completions import (
     CompletionLogprobs,
     CompletionRequest,
 )
-from inlay.protocol.openai.generation import ErrorResponse, UsageInfo
-from inlay.protocol.work import Sampling, Task, TokenLogprobs
+from inlay.api.openai.generation import ErrorResponse, UsageInfo
+from inlay.errors import InlayError, InvalidRequestError
+from inlay.frontend.answer_id import answer_id
+from inlay.frontend.bodies.request_memory import size_of
+from inlay.frontend.bodies.sources import in_completion
+from inlay.frontend.errors import shown
+from inlay.frontend.generation.alternatives import token_names
+from inlay.frontend.generation.choices import ChoicePiece, ChoiceState
+from inlay.frontend.generation.generation import Generation, Pieces, UsageShown
+from inlay.frontend.generation.output_format import ModelFormats
+from inlay.frontend.generation.prompt_logprobs import LEAST, check_has_ids, with_prompt_logprobs
+from inlay.frontend.generation.prompts import PromptReader, kept_positions
+from inlay.frontend.generation.respond import generation_of, respond
+from inlay.frontend.generation.sampling import check_request, sampling_of
+from inlay.frontend.generation.thinking import with_budget
+from inlay.frontend.parsed_request import read_request
+from inlay.frontend.references import embeddings_of
+from inlay.frontend.server import Call
+from inlay.prompt import Prompt
 from inlay.render import Detokenizer, Renderer
+from inlay.request import Sampling, Task, TokenLogprobs
 from inlay.router import ServedModel
 
 _decoder = msgspec.json.Decoder(CompletionRequest)

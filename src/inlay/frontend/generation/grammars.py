@@ -5,12 +5,13 @@ from typing import Any
 
 import msgspec
 
+from inlay.api.openai.chat import ChatRequest
+from inlay.api.openai.generation import GenerationRequest
+from inlay.card import ModelCard
 from inlay.errors import InvalidRequestError
 from inlay.frontend.generation.messages import check_depth
 from inlay.frontend.quoting import shown_at, shown_value
-from inlay.protocol.openai.chat import ChatRequest
-from inlay.protocol.openai.generation import GenerationRequest
-from inlay.protocol.work import MAX_GRAMMAR, Grammar, GrammarKind, ModelCard
+from inlay.request import MAX_GRAMMAR, Grammar, GrammarKind
 
 _FORMAT, _OUTPUTS = "response_format", "structured_outputs"
 

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 import numpy as np
 
+from inlay.api.openai.generation import GenerationRequest, PromptLogprob
+from inlay.card import ModelCard
 from inlay.errors import BodyTooLargeError, EngineError, InvalidRequestError
 from inlay.frontend.bodies.admission import Reservation
 from inlay.prompt import Prompt
-from inlay.protocol.openai.generation import GenerationRequest, PromptLogprob
-from inlay.protocol.work import ModelCard, PromptLogprobs, Sampling, TokenLogprobs
 from inlay.render import Renderer
+from inlay.request import PromptLogprobs, Sampling, TokenLogprobs
 
 LEAST = -9999.0
 """What is shown for a logprob below it, as JSON has no infinity; vLLM's and OpenAI's number."""

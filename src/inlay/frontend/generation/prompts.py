@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 
+from inlay.api.openai.completions import CompletionRequest, PromptPart, TextPart, TokenIdsPart
+from inlay.api.openai.embeddings import TextsRequest
+from inlay.api.openai.generation import GenerationRequest
+from inlay.card import ModelCard
 from inlay.errors import InvalidRequestError
 from inlay.frontend.bodies.embeds import Embeddings
 from inlay.frontend.bodies.sources import in_completion, part_source
 from inlay.frontend.generation.sampling import check_ids
 from inlay.prompt import Prompt, Segment, Tokens, split_point
-from inlay.protocol.openai.completions import CompletionRequest, PromptPart, TextPart, TokenIdsPart
-from inlay.protocol.openai.embeddings import TextsRequest
-from inlay.protocol.openai.generation import GenerationRequest
-from inlay.protocol.work import ModelCard
 from inlay.render import End, Renderer, Side
 
 

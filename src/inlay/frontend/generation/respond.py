@@ -10,11 +10,14 @@ from typing import Protocol
 import msgspec
 from blake3 import blake3
 
-from inlay import __version__
+from inlay import __version__, refusals
+from inlay.api.openai.generation import GenerationRequest
+from inlay.card import ModelCard
 from inlay.errors import InlayError, InvalidRequestError
 from inlay.frontend.access import session_of
 from inlay.frontend.errors import ClientGone, internal_error
 from inlay.frontend.generation.choices import ChoiceState, DisplayOptions
+from inlay.frontend.generation.generation import Generation, Pieces
 from inlay.frontend.generation.grammars import field_of
 from inlay.frontend.generation.prompt_logprobs import PromptScores, reserve, size_of_logprobs
 from inlay.frontend.generation.sampling import (
@@ -25,15 +28,12 @@ from inlay.frontend.generation.sampling import (
     stops_of,
 )
 from inlay.frontend.generation.thinking import for_prompt
-from inlay.frontend.generation.works import Generation, Pieces
-from inlay.frontend.lifeline import RequestScope
+from inlay.frontend.request_scope import RequestScope
 from inlay.frontend.server import Call
 from inlay.frontend.sse import UNNAMED, EventStream, Framing
 from inlay.prompt import Prompt
-from inlay.protocol import refusals
-from inlay.protocol.openai.generation import GenerationRequest
-from inlay.protocol.work import ModelCard, Request, Sampling
 from inlay.render import PLAIN, OutputFormat, Renderer, StopStrings
+from inlay.request import Request, Sampling
 from inlay.router import ServedModel
 
 _log = logging.getLogger(__name__)

@@ -6,13 +6,14 @@ from typing import NamedTuple
 
 import msgspec
 
+from inlay.api.openai.generation import GenerationRequest
+from inlay.card import ModelCard
 from inlay.errors import ContextLengthError, InvalidRequestError
 from inlay.frontend.generation.alternatives import named_ids
 from inlay.frontend.generation.grammars import check_served, field_of, grammar_of
 from inlay.frontend.unserved import check_unserved
-from inlay.protocol.openai.generation import GenerationRequest
-from inlay.protocol.work import ModelCard, Sampling
 from inlay.render import Renderer
+from inlay.request import Sampling
 
 _INF = math.inf
 MAX_STOPS, MAX_STOP_LENGTH, MAX_STOPS_LENGTH = 64, 4096, 16_384

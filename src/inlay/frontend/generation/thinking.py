@@ -2,14 +2,14 @@
 
 import msgspec
 
+from inlay.api.openai.generation import GenerationRequest
 from inlay.errors import InvalidRequestError
-from inlay.frontend.generation.reading import ModelFormats
+from inlay.frontend.generation.output_format import ModelFormats
 from inlay.prompt import Prompt
-from inlay.protocol.openai.generation import GenerationRequest
-from inlay.protocol.work import Sampling, ThinkingBudget
 from inlay.render import OutputFormat, Renderer
 from inlay.render.formats import ReasoningForm
 from inlay.render.output import Begins
+from inlay.request import Sampling, ThinkingBudget
 
 _FIELD = "thinking_token_budget"
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from inlay.errors import InvalidRequestError
 from inlay.frontend.quoting import shown_at, shown_value
-from inlay.protocol.work import MAX_GRAMMAR, Grammar
 from inlay.render.parsers.calls import CallsParser, Tools
 from inlay.render.parsers.forced import NamedParser, RequiredParser
+from inlay.request import MAX_GRAMMAR, Grammar
 
 MAX_NAME = 256
 """Characters in a function's name at most."""

@@ -8,8 +8,10 @@ import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from inlay.card import Stats
 from inlay.errors import InlayError
-from inlay.protocol.work import Command, Stats, Worker
+from inlay.request import Command
+from inlay.transport.api import Worker
 
 WITHIN = 0.5
 """Seconds a worker has to answer. One that does not is missing from what is shown, which is not the same as 0."""

@@ -7,8 +7,9 @@ from typing import Literal
 import msgspec
 
 from inlay import liveness
+from inlay.card import ModelCard
 from inlay.errors import ErrorBody
-from inlay.protocol.work import ModelCard, Worker
+from inlay.transport.api import Worker
 
 State = Literal["ok", "unprobed", "asleep", "failing", "silent"]
 """`failing`: its last probe failed. `silent`: the next is long overdue, so the worker itself is stuck."""

@@ -6,7 +6,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from inlay.frontend.metrics.engine_health import health_of
-from inlay.protocol.work import Worker
+from inlay.transport.api import Worker
 
 _SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 """As vLLM names the levels 0, 1 and 2."""

@@ -1,9 +1,9 @@
 """What of a request to `/v1/responses` is served, before anything is made of it."""
 
+from inlay.api.openai.responses import ResponsesRequest
 from inlay.errors import InvalidRequestError
 from inlay.frontend.generation.messages import check_depth
 from inlay.frontend.unserved import check_unserved
-from inlay.protocol.openai.responses import ResponsesRequest
 
 LOGPROBS = "message.output_text.logprobs"
 _INCLUDABLE = (

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from inlay.api.openai.responses import ResponsesRequest
 from inlay.errors import InvalidRequestError
 from inlay.frontend.bodies.sources import TensorSource, in_content
 from inlay.frontend.quoting import shown_at, shown_value
-from inlay.protocol.openai.responses import ResponsesRequest
 
 PARTS = "input_text, output_text, refusal, prompt_embeds"
 """Types of the parts of a content."""

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from inlay.protocol.openai.chat import TokenLogprob
-from inlay.protocol.openai.responses import (
+from inlay.api.openai.chat import TokenLogprob
+from inlay.api.openai.responses import (
     ItemStatus,
     OutputFunctionCall,
     OutputItem,
@@ -15,7 +15,7 @@ from inlay.protocol.openai.responses import (
     OutputText,
     ReasoningText,
 )
-from inlay.protocol.openai.responses_events import (
+from inlay.api.openai.responses_events import (
     ArgumentsDelta,
     ArgumentsDone,
     ItemAdded,

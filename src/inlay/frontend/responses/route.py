@@ -7,12 +7,14 @@ from functools import partial
 
 import msgspec
 
+from inlay.api.openai.chat import ChatRequest
+from inlay.api.openai.responses import ReasoningOptions, Response, ResponsesRequest, TextOptions
 from inlay.errors import InvalidRequestError
 from inlay.frontend.answer_id import answer_id
 from inlay.frontend.generation.chat import prepare_chat
 from inlay.frontend.generation.messages import with_rows
 from inlay.frontend.generation.respond import respond
-from inlay.frontend.incoming import read_request
+from inlay.frontend.parsed_request import read_request
 from inlay.frontend.responses.checks import LOGPROBS, check_responses
 from inlay.frontend.responses.input import (
     PARTS,
@@ -26,9 +28,7 @@ from inlay.frontend.responses.input import (
 from inlay.frontend.responses.shape import ResponsesShape
 from inlay.frontend.server import Call
 from inlay.frontend.sse import NAMED
-from inlay.protocol.openai.chat import ChatRequest
-from inlay.protocol.openai.responses import ReasoningOptions, Response, ResponsesRequest, TextOptions
-from inlay.protocol.work import Sampling
+from inlay.request import Sampling
 
 _decoder = msgspec.json.Decoder(ResponsesRequest)
 

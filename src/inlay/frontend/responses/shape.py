@@ -6,14 +6,8 @@ from typing import Any
 
 import msgspec
 
-from inlay.errors import InlayError
-from inlay.frontend.errors import shown
-from inlay.frontend.generation.chat_shape import token_logprobs
-from inlay.frontend.generation.choices import ChoicePiece, ChoiceState
-from inlay.frontend.generation.works import Generation, Pieces
-from inlay.frontend.responses.items import Items
-from inlay.protocol.openai.chat import TokenLogprob
-from inlay.protocol.openai.responses import (
+from inlay.api.openai.chat import TokenLogprob
+from inlay.api.openai.responses import (
     FailureDetails,
     IncompleteDetails,
     InputTokensDetails,
@@ -21,7 +15,7 @@ from inlay.protocol.openai.responses import (
     Response,
     ResponsesUsage,
 )
-from inlay.protocol.openai.responses_events import (
+from inlay.api.openai.responses_events import (
     Completed,
     Created,
     ErrorEvent,
@@ -30,6 +24,12 @@ from inlay.protocol.openai.responses_events import (
     InProgress,
     ResponseEvent,
 )
+from inlay.errors import InlayError
+from inlay.frontend.errors import shown
+from inlay.frontend.generation.chat_shape import token_logprobs
+from inlay.frontend.generation.choices import ChoicePiece, ChoiceState
+from inlay.frontend.generation.generation import Generation, Pieces
+from inlay.frontend.responses.items import Items
 from inlay.render import ReasoningDelta, Renderer
 
 _CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}

@@ -7,16 +7,18 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from inlay.errors import InlayError, InvalidRequestError, NotFoundError
-from inlay.frontend.errors import from_parser
-from inlay.frontend.server import Call
-from inlay.protocol.openai.adapters import (
+from inlay.api.openai.adapters import (
     AdapterEntry,
     AdapterList,
     LoadLoraAdapterRequest,
     UnloadLoraAdapterRequest,
 )
-from inlay.protocol.work import Command, ModelCard, Reply, Task, Worker
+from inlay.card import ModelCard
+from inlay.errors import InlayError, InvalidRequestError, NotFoundError
+from inlay.frontend.errors import from_parser
+from inlay.frontend.server import Call
+from inlay.request import Command, Reply, Task
+from inlay.transport.api import Worker
 
 WITHIN = 3600.0
 """Seconds a worker has to load or unload one; it keeps to bounds of its own."""

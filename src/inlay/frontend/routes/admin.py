@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import Sequence
 
+from inlay.api.openai.admin import Asleep, Awake, CacheReset, IsSleeping, WorkerAnswer, WorkerSleep
 from inlay.errors import InlayError, InvalidRequestError
 from inlay.frontend.query import query_of
 from inlay.frontend.server import Call
-from inlay.protocol.openai.admin import Asleep, Awake, CacheReset, IsSleeping, WorkerAnswer, WorkerSleep
-from inlay.protocol.work import Command, Worker
+from inlay.request import Command
+from inlay.transport.api import Worker
 
 WITHIN = 30.0
 """Seconds a worker has to do what it is told."""

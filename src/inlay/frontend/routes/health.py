@@ -4,9 +4,9 @@ import msgspec
 
 import inlay
 from inlay.errors import OverloadedError
-from inlay.frontend.lifeline import shutting_down
 from inlay.frontend.metrics import frontend as metrics
 from inlay.frontend.metrics.engine_health import combined_status, health_of
+from inlay.frontend.request_scope import shutting_down
 from inlay.frontend.server import Call
 from inlay.router.router import ASLEEP_RETRY_AFTER
 

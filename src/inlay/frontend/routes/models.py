@@ -4,10 +4,10 @@ from typing import Literal
 
 import msgspec
 
+from inlay.api.openai.models import EmbeddingFacts, ModelEntry, ModelLimits, ModelList
+from inlay.card import EmbeddingCard
 from inlay.frontend.server import Call
-from inlay.protocol.embedding import EmbeddingCard
-from inlay.protocol.openai.models import EmbeddingFacts, ModelEntry, ModelLimits, ModelList
-from inlay.protocol.work import Task
+from inlay.request import Task
 from inlay.router import ServedModel
 
 

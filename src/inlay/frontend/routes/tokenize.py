@@ -5,21 +5,16 @@ from typing import Any
 
 import msgspec
 
+from inlay.api.openai.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from inlay.card import ModelCard
 from inlay.errors import InvalidRequestError
 from inlay.frontend.bodies.sources import TensorSource
 from inlay.frontend.generation.messages import check_depth, with_rows
 from inlay.frontend.generation.sampling import check_ids
-from inlay.frontend.incoming import read_json
+from inlay.frontend.parsed_request import read_json
 from inlay.frontend.server import Call
 from inlay.frontend.unserved import check_unserved
 from inlay.prompt import Rows
-from inlay.protocol.openai.tokenize import (
-    DetokenizeRequest,
-    DetokenizeResponse,
-    TokenizeRequest,
-    TokenizeResponse,
-)
-from inlay.protocol.work import ModelCard
 from inlay.render import Renderer
 
 _tokenize = msgspec.json.Decoder(TokenizeRequest)

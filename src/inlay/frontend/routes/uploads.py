@@ -2,21 +2,16 @@
 
 import msgspec
 
-from inlay.frontend.bodies import lift
+from inlay.api.openai.prompt_embeds import PinRequest, PromptEmbeds, PromptEmbedsDeleted, UploadRequest
+from inlay.card import ModelCard
+from inlay.frontend.bodies import base64_extractor as lift
+from inlay.frontend.bodies.base64_extractor import Parsed
 from inlay.frontend.bodies.body import JSON, check_content_type, content_type_of
-from inlay.frontend.bodies.lift import Parsed
-from inlay.frontend.incoming import OCTETS, read_json, read_tensor
+from inlay.frontend.parsed_request import OCTETS, read_json, read_tensor
 from inlay.frontend.query import query_of
 from inlay.frontend.references import store_for
 from inlay.frontend.server import Call
 from inlay.prompt import Buffer
-from inlay.protocol.openai.prompt_embeds import (
-    PinRequest,
-    PromptEmbeds,
-    PromptEmbedsDeleted,
-    UploadRequest,
-)
-from inlay.protocol.work import ModelCard
 from inlay.store import StoredPrompt
 from inlay.tensors import Tensor, read
 

@@ -5,9 +5,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from inlay.api.openai.embeddings import EmbeddingRequest
+from inlay.card import EmbeddingCard
 from inlay.errors import InvalidRequestError
 from inlay.frontend.answer_id import answer_id
-from inlay.frontend.incoming import read_request
+from inlay.frontend.parsed_request import read_request
 from inlay.frontend.server import Call
 from inlay.frontend.vectors.encoding import About, Answer, Encoding
 from inlay.frontend.vectors.gathering import (
@@ -18,9 +20,7 @@ from inlay.frontend.vectors.gathering import (
     vectors_of,
 )
 from inlay.frontend.vectors.prompts import inputs_of
-from inlay.protocol.embedding import EmbeddingCard
-from inlay.protocol.openai.embeddings import EmbeddingRequest
-from inlay.protocol.work import Task
+from inlay.request import Task
 
 _decoder = msgspec.json.Decoder(EmbeddingRequest)
 

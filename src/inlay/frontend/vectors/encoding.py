@@ -13,10 +13,10 @@ import numpy.typing as npt
 import orjson
 import pybase64
 
+from inlay.api.openai.embeddings import EncodedRequest, TextsUsage
 from inlay.errors import InvalidRequestError
 from inlay.frontend.server import JSON
 from inlay.frontend.vectors.gathering import Array
-from inlay.protocol.openai.embeddings import EncodedRequest, TextsUsage
 
 Format: TypeAlias = Literal["float", "base64", "bytes", "bytes_only"]
 Header: TypeAlias = tuple[bytes, bytes]

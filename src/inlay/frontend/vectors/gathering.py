@@ -8,15 +8,16 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from inlay.api.openai.embeddings import TextsRequest, TextsUsage
+from inlay.card import EmbeddingCard
 from inlay.digest import prompt_digest, root_digest
 from inlay.embedding.cache import Bundle
 from inlay.errors import EngineError, InvalidRequestError
-from inlay.frontend.lifeline import RequestScope
+from inlay.frontend.request_scope import RequestScope
 from inlay.frontend.server import Call
 from inlay.frontend.unserved import check_unserved
 from inlay.frontend.vectors.inputs import InputPiece, Inputs, chunks
-from inlay.protocol.embedding import EmbeddingCard, EmbedRequest
-from inlay.protocol.openai.embeddings import TextsRequest, TextsUsage
+from inlay.request import EmbedRequest
 from inlay.router import ServedModel
 
 Array = npt.NDArray[np.float32]

@@ -4,9 +4,16 @@ import time
 
 import msgspec
 
+from inlay.api.openai.embeddings import (
+    ClassificationData,
+    ClassificationRequest,
+    ClassificationResponse,
+    PoolingRequest,
+)
+from inlay.card import EmbeddingCard
 from inlay.errors import InvalidRequestError
 from inlay.frontend.answer_id import answer_id
-from inlay.frontend.incoming import read_request
+from inlay.frontend.parsed_request import read_request
 from inlay.frontend.server import JSON, Call
 from inlay.frontend.vectors.embeddings import normalizes
 from inlay.frontend.vectors.encoding import About, Answer, Encoding
@@ -19,14 +26,7 @@ from inlay.frontend.vectors.gathering import (
 )
 from inlay.frontend.vectors.logits import activated
 from inlay.frontend.vectors.prompts import inputs_of
-from inlay.protocol.embedding import EmbeddingCard
-from inlay.protocol.openai.embeddings import (
-    ClassificationData,
-    ClassificationRequest,
-    ClassificationResponse,
-    PoolingRequest,
-)
-from inlay.protocol.work import Task
+from inlay.request import Task
 from inlay.router import ServedModel
 
 _pooling_decoder = msgspec.json.Decoder(PoolingRequest)

@@ -3,20 +3,20 @@
 from collections.abc import Sequence
 from typing import Any
 
+from inlay.api.openai.embeddings import PromptsRequest, TextsRequest
+from inlay.card import EmbeddingCard
 from inlay.errors import InvalidRequestError
 from inlay.frontend.bodies.embeds import Embeddings
 from inlay.frontend.bodies.sources import in_prompt_embeds, in_prompts
 from inlay.frontend.generation.messages import check_depth
 from inlay.frontend.generation.prompts import kept_positions, truncated
 from inlay.frontend.generation.sampling import check_ids
-from inlay.frontend.incoming import ParsedRequest
+from inlay.frontend.parsed_request import ParsedRequest
 from inlay.frontend.references import embeddings_of
 from inlay.frontend.server import Call
 from inlay.frontend.vectors.gathering import check_count, embedding_card
 from inlay.frontend.vectors.inputs import Chats, Inputs, PromptInputs, TextInputs, Truncation
 from inlay.prompt import Prompt, Tokens
-from inlay.protocol.embedding import EmbeddingCard
-from inlay.protocol.openai.embeddings import PromptsRequest, TextsRequest
 from inlay.render import Renderer
 from inlay.router import ServedModel
 

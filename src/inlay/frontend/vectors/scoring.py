@@ -6,21 +6,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from inlay.errors import InvalidRequestError
-from inlay.frontend.answer_id import answer_id
-from inlay.frontend.incoming import read_json
-from inlay.frontend.server import Call
-from inlay.frontend.vectors.gathering import (
-    Gathering,
-    check_count,
-    check_texts_request,
-    embedding_card,
-    normalized,
-)
-from inlay.frontend.vectors.inputs import PairInputs, TextInputs
-from inlay.frontend.vectors.logits import activated
-from inlay.frontend.vectors.prompts import cut_of
-from inlay.protocol.openai.embeddings import (
+from inlay.api.openai.embeddings import (
     RankedDocument,
     RerankRequest,
     RerankResponse,
@@ -32,7 +18,21 @@ from inlay.protocol.openai.embeddings import (
     ScoringRequest,
     TextsUsage,
 )
-from inlay.protocol.work import Task
+from inlay.errors import InvalidRequestError
+from inlay.frontend.answer_id import answer_id
+from inlay.frontend.parsed_request import read_json
+from inlay.frontend.server import Call
+from inlay.frontend.vectors.gathering import (
+    Gathering,
+    check_count,
+    check_texts_request,
+    embedding_card,
+    normalized,
+)
+from inlay.frontend.vectors.inputs import PairInputs, TextInputs
+from inlay.frontend.vectors.logits import activated
+from inlay.frontend.vectors.prompts import cut_of
+from inlay.request import Task
 from inlay.router import ServedModel
 
 _score_decoder = msgspec.json.Decoder(ScoreRequest)

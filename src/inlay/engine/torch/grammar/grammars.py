@@ -11,13 +11,13 @@ from typing import NamedTuple
 from llguidance import LLMatcher
 
 from inlay.engine.torch.grammar.cheap import is_cheap
+from inlay.engine.torch.grammar.fair_executor import FairExecutor, Task, yield_to_others
 from inlay.engine.torch.grammar.matchers import PARAM, matcher_of, tokenizer_of
 from inlay.engine.torch.grammar.source import source_of
 from inlay.engine.torch.grammar.state import GrammarState
 from inlay.engine.torch.grammar.trial import Trial, TrialProcess
-from inlay.engine.torch.grammar.turns import FairExecutor, Task, yield_to_others
 from inlay.errors import DeadlineExceededError, EngineError, InlayError, InvalidRequestError, OverloadedError
-from inlay.protocol.work import Grammar, GrammarKind
+from inlay.request import Grammar, GrammarKind
 
 KINDS: tuple[GrammarKind, ...] = ("json_schema", "json_object", "regex", "choice", "grammar")
 """What can be held to."""

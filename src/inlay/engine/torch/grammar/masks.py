@@ -4,8 +4,8 @@ import time
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
+from inlay.engine.torch.grammar.fair_executor import FairExecutor
 from inlay.engine.torch.grammar.state import GrammarState, Mask
-from inlay.engine.torch.grammar.turns import FairExecutor
 from inlay.errors import InlayError
 
 GRACE = 0.05

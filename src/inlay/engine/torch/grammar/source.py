@@ -15,7 +15,7 @@ from inlay.engine.torch.grammar.lark import check_lark
 from inlay.engine.torch.grammar.regex import check_regex
 from inlay.engine.torch.grammar.schemas import check_schema
 from inlay.errors import InvalidRequestError
-from inlay.protocol.work import MAX_GRAMMAR, Grammar
+from inlay.request import MAX_GRAMMAR, Grammar
 
 # As the library tells them apart, but white space is read once.
 _LARK = re.compile(r"^[^\S\n]*+(?:%llguidance\b|start\s*+:)", re.MULTILINE)

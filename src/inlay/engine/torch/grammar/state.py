@@ -8,10 +8,10 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
+from inlay.engine.torch.grammar.fair_executor import FairExecutor, Task
 from inlay.engine.torch.grammar.matchers import PARAM, refusal
-from inlay.engine.torch.grammar.turns import FairExecutor, Task
 from inlay.errors import InlayError, InvalidRequestError
-from inlay.protocol.work import Grammar
+from inlay.request import Grammar
 
 Mask = NDArray[np.uint32]
 """One bit an id, lowest first, in words of 32: whether it may come next."""

@@ -18,7 +18,7 @@ import msgspec
 
 from inlay.engine.torch.grammar.trial_process import MAX_CPU, MAX_MEMORY, Answer
 from inlay.errors import EngineError, InvalidRequestError
-from inlay.protocol.work import Grammar
+from inlay.request import Grammar
 
 _ENDED_BY = {
     signal.SIGXCPU: f"compiling it takes more than {MAX_CPU} s of processor time",

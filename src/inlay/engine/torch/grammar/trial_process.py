@@ -26,7 +26,7 @@ from llguidance import LLTokenizer
 from inlay.engine.torch.grammar.matchers import matcher_of, tokenizer_of
 from inlay.engine.torch.grammar.source import source_of
 from inlay.errors import InlayError
-from inlay.protocol.work import Grammar
+from inlay.request import Grammar
 
 MAX_CPU = 2
 """Seconds of processor time for a trial."""

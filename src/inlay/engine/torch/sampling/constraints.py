@@ -16,7 +16,7 @@ from torch import Tensor
 
 from inlay.engine.torch.grammar.state import GrammarState
 from inlay.engine.torch.transfers import upload
-from inlay.protocol.work import Sampling
+from inlay.request import Sampling
 
 
 class ConstrainedSequence(Protocol):

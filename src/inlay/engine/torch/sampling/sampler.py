@@ -26,11 +26,11 @@ from torch import Tensor
 
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.sampling.constraints import ConstrainedSequence, Constraints
-from inlay.engine.torch.sampling.tally import CountedSequence, TokenCounts
 from inlay.engine.torch.sampling.thinking import Thoughtful, Thoughts, only
+from inlay.engine.torch.sampling.token_counts import CountedSequence, TokenCounts
 from inlay.engine.torch.transfers import Download, upload
 from inlay.errors import InlayError, InvalidRequestError
-from inlay.protocol.work import Sampling, TokenLogprobs
+from inlay.request import Sampling, TokenLogprobs
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy, as in vLLM."""

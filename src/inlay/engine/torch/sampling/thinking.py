@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from inlay.protocol.work import Sampling, ThinkingBudget
+from inlay.request import Sampling, ThinkingBudget
 
 
 class Thoughtful(Protocol):

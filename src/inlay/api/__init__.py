@@ -1,0 +1,1 @@
+"""APIs that clients speak: request and response types."""

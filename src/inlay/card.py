@@ -1,0 +1,233 @@
+"""Model cards: the metadata a worker announces of its model, its limits and its health."""
+
+from enum import StrEnum
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from inlay.request import GrammarKind, Task
+
+PROTOCOL = 1
+"""The version of these messages."""
+
+
+class Exactness(StrEnum):
+    """Equality of a resumed stream, with a feature in use, to one that was not cut.
+
+    What was shown before is never changed. ROUNDED is what 16 bits give: numbers depend on what is computed
+    together, so that where two tokens are nearly equally likely the other may come, and what follows is
+    another continuation.
+    """
+
+    EXACT = "exact"
+    ROUNDED = "rounded"
+    SAMPLED = "sampled"
+    IMPOSSIBLE = "impossible"
+
+    @classmethod
+    def of_dtype(cls, dtype: str) -> "Exactness":
+        """EXACT or ROUNDED, by a model's activation dtype."""
+        return cls.EXACT if dtype == "float32" else cls.ROUNDED
+
+
+Feature: TypeAlias = Literal[
+    "adapter",
+    "grammar",
+    "grammar_after",
+    "prompt_logprobs",
+    "bad_words",
+    "allowed_token_ids",
+    "min_tokens",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "prior_output_with_grammar",
+    "prior_output_with_penalties",
+    "temperature_above_2",
+    "logprob_token_ids",
+    "thinking_token_budget",
+]
+"""What a request may ask for beyond a plain continuation of its prompt."""
+
+
+Prompts: TypeAlias = Literal["any", "rows", "mixed"]
+"""With which prompts: any, those with rows, or those with rows and tokens."""
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """One thing an engine refuses.
+
+    Attributes:
+        feature: what may not be asked for.
+        prompts: together with which prompts.
+        reason: what would happen; a sentence without its full stop.
+    """
+
+    feature: Feature
+    prompts: Prompts
+    reason: str
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one request may ask of a worker."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_logprobs: int = 20
+    max_prompt_embeds_abs: float | None = None
+    """Largest absolute value a row's element may have, or None where the engine bounds nothing."""
+
+
+class Adapter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An adapter that is loaded and takes requests; it is a model of its own to clients.
+
+    Attributes:
+        name: what clients call it.
+        content_id: digest of its configuration and weights, 32 hex digits; block digests hold it, never the name.
+        path: the directory or address it was loaded from.
+        kind: "lora", or "prompt": trained rows that stand before every prompt.
+        rank: of a "lora".
+        num_positions: of a "prompt"; they count as the prompt's.
+    """
+
+    name: str
+    content_id: str
+    path: str
+    kind: Literal["lora", "prompt"] = "lora"
+    rank: int = 0
+    num_positions: int = 0
+
+
+class EmbeddingCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a worker says of a model that makes vectors.
+
+    Attributes:
+        size: elements of a vector; of a scoring model, its labels.
+        normalize: vectors have length 1 unless a client asks otherwise.
+        any_dimensions: a vector may be shortened to any number of its first elements.
+        dimensions: the numbers of elements it may be shortened to, where not to any.
+        prompts: what is put before a text, by name ("query", "document").
+        default_prompt: name of the one that is put before texts of requests that name none.
+        lower_case: texts are lowered before they are tokenized.
+        unit: vectors leave the engine with length 1 already: requests that want another are refused.
+        activation: what makes scores of a scoring model's logits: "sigmoid", "softmax", "tanh" or "identity".
+        labels: of a scoring model, what its labels are called; empty where nobody says.
+    """
+
+    size: int
+    normalize: bool = True
+    any_dimensions: bool = False
+    dimensions: tuple[int, ...] = ()
+    prompts: dict[str, str] = {}
+    default_prompt: str | None = None
+    lower_case: bool = False
+    unit: bool = False
+    activation: str = "identity"
+    labels: tuple[str, ...] = ()
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An engine's counters; totals only grow."""
+
+    running: int = 0
+    waiting: int = 0
+    blocks_used: int = 0
+    blocks_total: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    rows_served: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    progress: int = 0
+    """Positions computed since the start: grows while the engine lives, even through a long prefill."""
+    kept_bytes: int = 0
+    """Of stored prompts' rows that the worker keeps now; it changes both ways."""
+    kept_hits: int = 0
+    """Uses of those that it had; then those that were sent to it, and what went to make room."""
+    kept_misses: int = 0
+    kept_evictions: int = 0
+    busy_seconds: float = 0.0
+    """Seconds in which the model had a batch; of engines that make vectors."""
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker found when it had its engine do something.
+
+    Attributes:
+        at: Unix time, on the worker's clock, when the engine had answered or was given up.
+        seconds: it took until then.
+        error: why it failed, or None.
+        next_within: seconds after `at` in which another is known, or the worker itself is stuck.
+    """
+
+    at: float
+    seconds: float
+    error: str | None = None
+    next_within: float
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker says of itself when it is ready and whenever it changes, and what `/v1/models` shows of it.
+
+    Workers with equal `name`, `weights_id` and `dtype` are a pool; routing and resuming never leave a pool.
+
+    Attributes:
+        name: the served name.
+        aliases: further served names.
+        path: where the model was loaded from; the frontend reads tokenizer and chat template there.
+        weights_id: identity of configuration and weights, 32 hex digits.
+        embedding_table_id: identity of the input embedding table, 32 hex digits, as `inlay.client` stamps it.
+        embedding_abs_max: largest absolute value in the embedding table, after the model's own scale.
+        dtype: activation dtype, one of `inlay.prompt.DTYPE_SIZES`.
+        prompt_embeds: why rows are refused by this model or engine, or None where they are accepted.
+        eos_token_ids: the model's own end tokens.
+        default_sampling: fields of `Sampling` the model's generation config sets.
+        resuming: exactness by feature: "greedy", "sampling", "penalties", "logprobs", "grammar".
+        grammars: the kinds of grammar the engine can hold an output to; none when it cannot.
+        shares_text_prefix: whether text-only and mixed prompts share cached prefixes.
+        seeds: whether the seed of a request decides what is drawn.
+        refusals: what it cannot do safely, or at all.
+        kv_events: whether the worker tells which blocks it has cached, as `inlay.routing` says.
+        adapters: those that are loaded; it changes while a worker runs.
+        asleep: the level of its sleep, 0 while it is awake; only an awake worker is sent requests.
+        probe: the last one of its engine; None before the first, while it sleeps, and where it is not probed.
+        secret_fingerprint: of the namespace's root secret.
+        embedding: of a model that makes vectors or scores.
+    """
+
+    name: str
+    path: str
+    weights_id: str
+    dtype: str
+    vocab_size: int
+    hidden_size: int
+    limits: Limits
+    engine: str
+    engine_version: str
+    tasks: tuple[Task, ...] = (Task.GENERATE,)
+    aliases: tuple[str, ...] = ()
+    embedding_table_id: str = ""
+    embedding_abs_max: float = 0.0
+    prompt_embeds: str | None = None
+    block_size: int = 16
+    num_blocks: int = 0
+    eos_token_ids: tuple[int, ...] = ()
+    default_sampling: dict[str, float | int] = {}
+    resuming: dict[str, Exactness] = {}
+    grammars: tuple[GrammarKind, ...] = ()
+    shares_text_prefix: bool = True
+    seeds: bool = True
+    kv_events: bool = False
+    refusals: tuple[Refusal, ...] = ()
+    adapters: tuple[Adapter, ...] = ()
+    asleep: int = 0
+    probe: Probe | None = None
+    secret_fingerprint: str = ""
+    embedding: EmbeddingCard | None = None
+    protocol: int = PROTOCOL
+
+
+EMBEDS_OFF = "You must set --enable-prompt-embeds on its workers"
+"""Value of `ModelCard.prompt_embeds` of a worker started without `--enable-prompt-embeds`."""

@@ -1,0 +1,61 @@
+"""One request under way in SGLang: what SGLang says of it becomes outputs. On the event loop; no SGLang."""
+
+import math
+from typing import Any
+
+from inlay.engine.request_tracker import RequestTracker
+from inlay.errors import EngineError
+from inlay.request import Emit, Request, TokenLogprobs
+
+
+class SglangRequestTracker(RequestTracker):
+    """A request that SGLang runs. It ends at the first stop token, which SGLang is not told of: see `params_of`."""
+
+    def __init__(self, request: Request, emit: Emit, request_id: str, eos_token_ids: tuple[int, ...]) -> None:
+        super().__init__(request, emit, request_id)
+        sampling = request.sampling
+        self._stops = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)}
+        self._seen = 0
+
+    def take(self, answer: dict[str, Any]) -> bool:
+        """Emit what an answer adds; answers hold all that came before. Nothing once it has ended: whether it has."""
+        if not self.ended:
+            self._take(answer)
+        return self.ended
+
+    def _take(self, answer: dict[str, Any]) -> None:
+        said, first = answer["meta_info"], self._seen
+        ids = tuple(answer["output_ids"][first:])
+        self._seen += len(ids)
+        self.cached = said.get("cached_tokens") or 0
+        ends = said.get("finish_reason")
+        stop = next((place for place, id_ in enumerate(ids) if id_ in self._stops), None)
+        if stop is not None:
+            ids = ids[: stop + 1]
+        logprobs = self._logprobs(said, first, len(ids))
+        if any(math.isnan(entry.logprob) for entry in logprobs):
+            self.corrupted()
+            return
+        shown = () if self.request.sampling.logprobs is None else logprobs
+        if stop is not None:
+            self.put(ids, shown, None, "stop")
+        elif ends is None:
+            if ids:
+                self.put(ids, shown, None, None)
+        elif ends["type"] == "length":
+            self.put(ids, shown, None, "length")
+        else:
+            failed = EngineError(f"SGLang ended the request: {ends.get('message') or ends['type']}")
+            self.put(ids, shown, None, "error", failed)
+
+    def _logprobs(self, said: dict[str, Any], first: int, count: int) -> tuple[TokenLogprobs, ...]:
+        """Of `count` tokens from `first` on: each a list of logprob, id and nothing, the best beside it likewise."""
+        chosen = said["output_token_logprobs"][first : first + count]
+        best = (said.get("output_top_logprobs") or ())[first : first + count] or [()] * len(chosen)
+        return tuple(
+            TokenLogprobs(one[0], tuple((int(id_), value) for value, id_, _ in top or ()))
+            for one, top in zip(chosen, best, strict=True)
+        )
+
+
+__all__ = ["SglangRequestTracker"]

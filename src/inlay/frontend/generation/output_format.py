@@ -1,0 +1,151 @@
+"""How the answers of a chat are read: which parsers, from where, and where in them a grammar begins to bind."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from inlay.card import ModelCard
+from inlay.errors import InvalidRequestError
+from inlay.frontend.generation.grammars import check_served
+from inlay.frontend.generation.tools import ToolChoice, ToolUse
+from inlay.frontend.settings import FrontendSettings
+from inlay.prompt import Prompt, Tokens
+from inlay.render import Begins, OutputFormat, OutputParser, ReasoningIds, Renderer
+from inlay.render.formats import (
+    CHANNELS,
+    REASONING_FORMS,
+    TOOL_FORMS,
+    ChannelForm,
+    ReasoningForm,
+    ToolForm,
+    answer_parser,
+    reasoning_form_of,
+    tool_form_of,
+)
+from inlay.render.parsers.calls import Tools
+from inlay.render.parsers.harmony import HarmonyParser
+from inlay.request import Grammar, Sampling
+
+_TAIL = 16
+"""Tokens at the end of a prompt that show whether it leaves the reasoning open."""
+
+
+class ModelFormats(NamedTuple):
+    """The forms in which a model writes tool calls and reasoning, None where it has none that is known."""
+
+    tools: ToolForm | ChannelForm | None
+    reasoning: ReasoningForm | ChannelForm | None
+
+    @classmethod
+    def of(cls, settings: FrontendSettings, renderer: Renderer) -> "ModelFormats":
+        """Those the settings name, else those the model's chat templates show."""
+        templates = renderer.chat_templates
+        tools, reasoning = settings.tool_call_parser, settings.reasoning_parser
+        tools_name = tool_form_of(templates) if tools == "auto" else tools
+        reasoning_name = reasoning_form_of(templates) if reasoning == "auto" else reasoning
+        return cls(TOOL_FORMS.get(tools_name or ""), REASONING_FORMS.get(reasoning_name or ""))
+
+    @property
+    def channels(self) -> bool:
+        """One parser reads all."""
+        return CHANNELS in self
+
+
+def check_tool_use(settings: FrontendSettings, card: ModelCard, forms: ModelFormats, use: ToolUse) -> None:
+    """Raise `InvalidRequestError` where calls could not be told from text, or not be enforced."""
+    check_served(use.grammar, card, "tool_choice")
+    if use.choice is not ToolChoice.AUTO:
+        return
+    if not settings.enable_auto_tool_choice:
+        raise InvalidRequestError(
+            "tool_choice 'auto' is switched off on this server (--no-enable-auto-tool-choice); 'none', 'required' and a named "
+            "function are served",
+            param="tool_choice",
+        )
+    if forms.tools is None:
+        raise InvalidRequestError(
+            "tool_choice 'auto' needs a model whose chat template shows a known form of tool calls, and this one's does not: "
+            "name the form with --tool-call-parser, or choose 'none', 'required' or a function",
+            param="tool_choice",
+        )
+
+
+def output_format_for(
+    forms: ModelFormats,
+    renderer: Renderer,
+    prompt: Prompt,
+    use: ToolUse,
+    sampling: Sampling,
+    *,
+    continued: Sequence[Mapping[str, Any]] | None = None,
+) -> tuple[OutputFormat, Sampling]:
+    """How the answers to `prompt` are read, and `sampling` with the grammar that the tools ask for.
+
+    A grammar binds the answer and not the reasoning before it: where the prompt leaves the reasoning open, it binds
+    behind the reasoning's end. Where it does not, it binds from the first token, so that what must match does.
+
+    Args:
+        forms: of the model.
+        renderer: of the model.
+        prompt: of the chat.
+        use: of tools; its grammar goes before that of `sampling`.
+        sampling: of all choices.
+        continued: the messages, when the last of them is to be continued.
+    """
+    grammar = use.grammar or sampling.grammar
+    tools = Tools(
+        use.schemas if use.choice is not ToolChoice.NONE else {},
+        use.parallel,
+        **({"make_id": forms.tools.make_id} if isinstance(forms.tools, ToolForm) else {}),
+    )
+    if forms.channels and not use.forced:
+        bound = grammar and msgspec.structs.replace(
+            grammar, after=renderer.encode(CHANNELS.answer, add_special_tokens=False)
+        )
+        own = tools if forms.tools is not None else Tools()
+        return OutputFormat(lambda: HarmonyParser(own), frozenset(CHANNELS.tokens)), _bound(sampling, bound)
+    calls = forms.tools if use.choice is ToolChoice.AUTO and isinstance(forms.tools, ToolForm) else None
+    tokens = frozenset(calls.tokens if calls is not None else ())
+
+    def answer() -> OutputParser:
+        return use.forced_parser(tools) if use.forced else answer_parser(calls, tools)
+
+    form = forms.reasoning
+    if not isinstance(form, ReasoningForm):
+        return OutputFormat(answer, tokens), _bound(sampling, grammar)
+    begins = _begins(form, renderer, prompt, continued)
+    start, end = renderer.token_id(form.start), renderer.token_id(form.end)
+    if grammar is not None:
+        if begins is Begins.INSIDE and end is not None:
+            grammar = msgspec.structs.replace(grammar, after=(end,))
+        else:
+            begins = Begins.BEHIND
+    ids = None if start is None or end is None else ReasoningIds(start, end, begins)
+    read = OutputFormat(lambda: form.parser(begins, answer()), tokens | {form.start, form.end}, ids)
+    return read, _bound(sampling, grammar)
+
+
+def _bound(sampling: Sampling, grammar: Grammar | None) -> Sampling:
+    return msgspec.structs.replace(sampling, grammar=grammar)
+
+
+def _begins(
+    form: ReasoningForm, renderer: Renderer, prompt: Prompt, continued: Sequence[Mapping[str, Any]] | None
+) -> Begins:
+    if continued is not None:
+        return form.begins_within(_text(continued[-1].get("content")))
+    last = prompt.segments[-1]
+    return form.begins_after(renderer.decode(last.ids[-_TAIL:]) if isinstance(last, Tokens) else "")
+
+
+def _text(content: object) -> str:
+    """What of a message's content is text."""
+    if isinstance(content, list):
+        return "".join(map(_text, content))
+    if isinstance(content, Mapping):
+        content = content.get("text")
+    return content if isinstance(content, str) else ""
+
+
+__all__ = ["ModelFormats", "check_tool_use", "output_format_for"]

@@ -1,1 +1,0 @@
-"""What is said between the parts: `openai` by clients, `request` to workers, `frames` as bytes."""

@@ -1,0 +1,107 @@
+"""Whether a request asks for what an engine refuses: checked before it is sent, and again by the engine."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+
+from inlay.card import Feature, Prompts, Refusal
+from inlay.errors import InvalidRequestError
+from inlay.request import Request
+
+
+class _Meaning(msgspec.Struct, frozen=True):
+    asked: Callable[[Request], bool]
+    param: str
+    words: str
+
+
+def _penalised(request: Request) -> bool:
+    """Whether penalties look at what was put out before."""
+    sampling = request.sampling
+    return bool(sampling.presence_penalty or sampling.frequency_penalty)
+
+
+_MEANINGS: Mapping[Feature, _Meaning] = {
+    "adapter": _Meaning(lambda request: request.adapter is not None, "model", "an adapter"),
+    "grammar": _Meaning(lambda request: request.sampling.grammar is not None, "grammar", "structured output"),
+    "grammar_after": _Meaning(
+        lambda request: request.sampling.grammar is not None and bool(request.sampling.grammar.after),
+        "grammar",
+        "structured output that begins after the model's reasoning",
+    ),
+    "prompt_logprobs": _Meaning(
+        lambda request: request.sampling.prompt_logprobs is not None, "prompt_logprobs", "prompt_logprobs"
+    ),
+    "bad_words": _Meaning(lambda request: bool(request.sampling.bad_words), "bad_words", "bad_words"),
+    "allowed_token_ids": _Meaning(
+        lambda request: request.sampling.allowed_token_ids is not None,
+        "allowed_token_ids",
+        "allowed_token_ids",
+    ),
+    "min_tokens": _Meaning(lambda request: request.sampling.min_tokens > 0, "min_tokens", "min_tokens"),
+    "min_p": _Meaning(lambda request: request.sampling.min_p > 0.0, "min_p", "min_p"),
+    "repetition_penalty": _Meaning(
+        lambda request: request.sampling.repetition_penalty != 1.0, "repetition_penalty", "repetition_penalty"
+    ),
+    "presence_penalty": _Meaning(
+        lambda request: request.sampling.presence_penalty != 0.0, "presence_penalty", "presence_penalty"
+    ),
+    "frequency_penalty": _Meaning(
+        lambda request: request.sampling.frequency_penalty != 0.0, "frequency_penalty", "frequency_penalty"
+    ),
+    "prior_output_with_grammar": _Meaning(
+        lambda request: bool(request.prior_output) and request.sampling.grammar is not None,
+        "grammar",
+        "to go on with structured output that another worker began",
+    ),
+    "prior_output_with_penalties": _Meaning(
+        lambda request: bool(request.prior_output) and _penalised(request),
+        "presence_penalty",
+        "to go on with an output that another worker began under presence_penalty or frequency_penalty",
+    ),
+    "temperature_above_2": _Meaning(
+        lambda request: request.sampling.temperature > 2.0, "temperature", "a temperature above 2"
+    ),
+    "logprob_token_ids": _Meaning(
+        lambda request: bool(request.sampling.logprob_token_ids), "logprob_token_ids", "logprob_token_ids"
+    ),
+    "thinking_token_budget": _Meaning(
+        lambda request: request.sampling.thinking is not None,
+        "thinking_token_budget",
+        "thinking_token_budget",
+    ),
+}
+
+_WITH: Mapping[Prompts, str] = {
+    "any": "",
+    "rows": " with prompt embeddings",
+    "mixed": " with a prompt of text and embeddings",
+}
+
+
+def check(refusals: Iterable[Refusal], request: Request, engine: str) -> None:
+    """Return if `request` asks for nothing that is refused.
+
+    Args:
+        refusals: of the engine that is to run it.
+        request: what is asked.
+        engine: its name and version, for the message.
+
+    Raises:
+        InvalidRequestError: it does; the message names the engine and the reason.
+    """
+    for refusal in refusals:
+        meaning = _MEANINGS[refusal.feature]
+        if _applies(refusal.prompts, request) and meaning.asked(request):
+            raise InvalidRequestError(
+                f"{meaning.words}{_WITH[refusal.prompts]} is not supported by the engine of this model ({engine}): "
+                f"{refusal.reason}",
+                param=meaning.param,
+            )
+
+
+def _applies(prompts: Prompts, request: Request) -> bool:
+    if prompts == "any":
+        return True
+    has_rows = request.prompt.has_rows
+    return has_rows if prompts == "rows" else has_rows and bool(request.prompt.token_ids())

@@ -1,0 +1,311 @@
+"""Requests to workers, their parameters, and the outputs that come back.
+
+Unknown fields are ignored, so a field may be added with a default but never change its meaning. All types are msgspec
+structs; embeddings inside them travel as raw buffers (`inlay.transport.frames`).
+"""
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from inlay.errors import ErrorFrame
+from inlay.prompt import Buffer, Prompt, Tokens
+
+
+class Task(StrEnum):
+    """What an engine can be asked for."""
+
+    GENERATE = "generate"
+    EMBED = "embed"
+    SCORE = "score"
+
+
+FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
+
+
+GrammarKind: TypeAlias = Literal["json_schema", "json_object", "regex", "choice", "grammar", "structural_tag"]
+"""Kinds of grammar, by vLLM's names; see `Grammar`."""
+
+
+MAX_GRAMMAR = 256 * 1024
+"""Characters of a grammar's source."""
+
+
+class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A grammar that the whole text of an output must match; the engine compiles it.
+
+    Attributes:
+        kind: how to read `source`. "json_schema": the schema as JSON. "json_object": any JSON object, `source` is empty.
+            "regex": a regular expression that matches all of the output. "choice": a JSON list of strings, one of which
+            the output is. "grammar": Lark or GBNF (which vLLM calls EBNF). "structural_tag": vLLM's, as JSON.
+        source: the text of it.
+        after: token ids; the output is free until it holds this run of ids for the first time, and the grammar binds what
+            follows. Empty: it binds from the start.
+    """
+
+    kind: GrammarKind
+    source: str = ""
+    after: tuple[int, ...] = ()
+
+
+class ThinkingBudget(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Tokens that a model may think for, as vLLM's `thinking_token_budget` counts them.
+
+    What stands between `start` and `end` is thinking. Where it has as many tokens as `tokens`, `end` is chosen next,
+    whatever else binds the output. Thinking that begins anew has a budget of its own.
+
+    Attributes:
+        tokens: at most, the tags not counted.
+        start: ids of the tag before it; at least one.
+        end: ids of the tag behind it; at least one.
+        spent: tokens of a thinking that the prompt has begun and not ended; None where it has not.
+    """
+
+    tokens: int
+    start: tuple[int, ...]
+    end: tuple[int, ...]
+    spent: int | None = None
+
+    def spent_in(self, prompt: Prompt) -> int | None:
+        """Positions behind the last start tag of `prompt`; None where no thinking is open there."""
+        behind = 0
+        for segment in reversed(prompt.segments):
+            if isinstance(segment, Tokens):
+                start, end = _last(segment.ids, self.start), _last(segment.ids, self.end)
+                if start > end:
+                    return behind + len(segment) - start - len(self.start)
+                if end >= 0:
+                    return None
+            behind += len(segment)
+        return None
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the next token is chosen. Defaults are OpenAI's; the frontend has checked every range.
+
+    Attributes:
+        max_tokens: output tokens at most, the resumed ones included; 0 where only the prompt is of interest.
+        min_tokens: output tokens before an end token may be chosen.
+        temperature: 0 is greedy.
+        top_k: 0 means all.
+        seed: the source of all randomness: a choice is a pure function of (seed, output index) and the distribution.
+        logit_bias: token id to the value added to its logit.
+        stop_token_ids: end the output as the model's own end tokens do.
+        ignore_eos: the model's own end tokens do not end the output.
+        logprobs: number of alternatives a token, None for no logprobs; the chosen token is always given.
+        grammar: what the output must match, or None; only of a kind in the card's `grammars`.
+        bad_words: runs of token ids of which none may be completed in the output.
+        allowed_token_ids: the only ids that may be chosen, or None for all. The end tokens are allowed only when named.
+        prompt_logprobs: alternatives a prompt position, None for none; only where all of the prompt is tokens. A request with
+            `prior_output` has been told of its prompt before and is not told again.
+        logprob_token_ids: ids whose logprobs stand, in this order, in the place of the most likely ones'.
+        thinking: when the model's reasoning is ended for it, or None.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0
+    logit_bias: dict[int, float] = {}
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    grammar: Grammar | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    prompt_logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
+    thinking: ThinkingBudget | None = None
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One sequence to be generated.
+
+    Attributes:
+        id: unique among the requests in flight of a frontend.
+        attempt: counts up when the request is sent again; answers of older attempts are dropped.
+        prompt: rows are in the model's activation dtype and carry their digests.
+        prior_output: ids an earlier attempt has already shown; they stay output for penalties, limits and usage.
+        adapter: name of the adapter, or None.
+        salt: separates prefix caches; the tenant or the client's `cache_salt`.
+        deadline: seconds the request may still take when it is sent, or None.
+        priority: lower is sooner, as in vLLM.
+        trace: W3C `traceparent` of the span it belongs to, where that is recorded.
+        client: whose it is, as its frontend tells clients apart: who makes an engine wait takes turns with the others. None where unknown.
+    """
+
+    id: str
+    prompt: Prompt
+    sampling: Sampling
+    attempt: int = 0
+    prior_output: tuple[int, ...] = ()
+    adapter: str | None = None
+    salt: str | None = None
+    deadline: float | None = None
+    priority: int = 0
+    trace: str | None = None
+    client: str | None = None
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Logprobs at one output position: of the chosen token and of the `top` most likely (id, logprob), best first.
+
+    Under `Sampling.logprob_token_ids` of those ids, as they were given.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Logprobs at N consecutive prompt positions, each given all that stands before it; little endian, C order.
+
+    Attributes:
+        start: the first of the positions, at least 1: nothing stands before position 0.
+        ids: int32 [N, 1 + K]: the prompt's own token, then the K most likely, best first.
+        logprobs: float32 [N, 1 + K], of these.
+        ranks: int32 [N], of the prompt's own token: 1 is the most likely.
+    """
+
+    start: int
+    ids: bytes
+    logprobs: bytes
+    ranks: bytes
+
+    def __len__(self) -> int:
+        return len(self.ranks) // 4
+
+
+class Usage(msgspec.Struct, frozen=True, array_like=True):
+    """Positions counted by the engine; `cached_tokens` is what of the prompt came from the prefix cache.
+
+    `queued_seconds` is how long the request waited for its first step, where the engine says so.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    queued_seconds: float = 0.0
+
+
+class Output(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """A piece of a request's output.
+
+    Attributes:
+        request_id: of the request.
+        attempt: of the request.
+        offset: output index of the first id here, resumed ones counted.
+        token_ids: the new ids. An end or stop token that ended the output is the last of them, counted in usage.
+        logprobs: one for each id, when asked for.
+        finish_reason: set on the last output; with "error", `error` says why.
+        stop_token_id: the id that ended the output, when one did; it is also the last of `token_ids`.
+        usage: set on the first and on the last output.
+        error: why the request failed.
+        prompt_logprobs: of the next prompt positions, when asked for; all of them have come with or before the first id.
+    """
+
+    request_id: str
+    attempt: int
+    offset: int
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    usage: Usage | None = None
+    error: ErrorFrame | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+
+
+Emit: TypeAlias = Callable[[Output], None]
+"""Takes an output on the event loop the engine was started on; must not block."""
+
+
+class Command(msgspec.Struct, frozen=True, array_like=True):
+    """An admin call to a worker; `inlay.worker.host` has their names."""
+
+    name: str
+    arguments: dict[str, str | int | float | bool | None] = {}
+
+
+class Reply(msgspec.Struct, frozen=True, array_like=True):
+    """A worker's answer to a command."""
+
+    value: dict[str, str | int | float | bool | None] = {}
+    error: ErrorFrame | None = None
+
+
+class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Texts, or pairs of texts, to be embedded or scored together; one answer holds the vectors of all.
+
+    Attributes:
+        id: unique among the requests in flight of a frontend.
+        attempt: counts up when the request is sent again; answers of older attempts are dropped.
+        prompts: the texts with the special tokens around them; rows are in the model's activation dtype.
+        second_from: of each prompt that is a pair, the position from which on it is the second text (token type 1); empty where
+            they are no pairs.
+        adapter: name of the adapter, or None.
+        salt: the tenant, where tenants share nothing.
+        deadline: seconds the request may still take when it is sent, or None.
+        priority: lower is sooner, as in vLLM.
+    """
+
+    id: str
+    prompts: tuple[Prompt, ...]
+    attempt: int = 0
+    second_from: tuple[int, ...] = ()
+    adapter: str | None = None
+    salt: str | None = None
+    deadline: float | None = None
+    priority: int = 0
+
+    @property
+    def positions(self) -> int:
+        """Positions of all prompts."""
+        return sum(map(len, self.prompts))
+
+
+class EmbedOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """The answer to an `EmbedRequest`, in one piece.
+
+    Attributes:
+        request_id: of the request.
+        attempt: of the request.
+        data: float32 [prompts of the request, size], C order, little endian, all finite; empty with an error.
+        size: elements of a vector; of a scoring model, its labels, as logits.
+        prompt_tokens: positions computed.
+        error: why there are none.
+    """
+
+    request_id: str
+    attempt: int
+    data: Buffer
+    size: int = 0
+    prompt_tokens: int = 0
+    error: ErrorFrame | None = None
+
+
+EmitEmbedOutput: TypeAlias = Callable[[EmbedOutput], None]
+"""Takes an answer on the event loop the engine was started on; must not block."""
+
+
+def _last(ids: Sequence[int], run: tuple[int, ...]) -> int:
+    """Index at which `run` begins for the last time, or -1."""
+    ids = tuple(ids)
+    backwards, place = ids[::-1], 0
+    while True:
+        try:
+            place = backwards.index(run[-1], place)
+        except ValueError:
+            return -1
+        start = len(ids) - place - len(run)
+        if start >= 0 and ids[start : start + len(run)] == run:
+            return start
+        place += 1

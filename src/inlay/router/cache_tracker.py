@@ -1,0 +1,127 @@
+"""Follows what workers tell of their caches: numbered messages, and a snapshot where one is missing."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from inlay.errors import InlayError
+from inlay.router.kv_index import keys_of
+from inlay.router.member import PoolMember
+from inlay.router.pool import Pool
+from inlay.routing import KEY_SIZE, KvEvents, KvSnapshot, Removed, Stored
+
+_log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 1.0
+"""Before a snapshot is asked for again."""
+
+_AT_ONCE = 4096
+"""Blocks of a snapshot that are taken before others have a turn."""
+
+_KEPT = 4096
+"""Messages kept while a snapshot is on its way; when more come it is asked for again."""
+
+
+class _Followed:
+    """One worker's cache. `sequence` is of the last message it holds, None while a snapshot is waited for."""
+
+    __slots__ = ("asking", "member", "pool", "sequence", "waiting")
+
+    def __init__(self, pool: Pool, member: PoolMember) -> None:
+        self.pool = pool
+        self.member = member
+        self.sequence: int | None = None
+        self.waiting: list[KvEvents] = []
+        self.asking: asyncio.Task[None] | None = None
+
+
+class CacheTracker:
+    """Keeps what workers told in the indexes of their pools.
+
+    Args:
+        snapshot: asks a worker for all it has.
+    """
+
+    def __init__(self, snapshot: Callable[[str], Awaitable[KvSnapshot]]) -> None:
+        self._snapshot = snapshot
+        self._followed: dict[str, _Followed] = {}
+
+    def follow(self, pool: Pool, member: PoolMember) -> None:
+        """A new worker: ask what it has, if it tells."""
+        for id_ in [id_ for id_, known in self._followed.items() if known.member.seat is None]:
+            self._stop(self._followed.pop(id_))
+        if member.card.kv_events:
+            followed = self._followed[member.id] = _Followed(pool, member)
+            self._ask(followed)
+
+    def take(self, worker_id: str, message: KvEvents) -> None:
+        """A worker tells of changes."""
+        followed = self._followed.get(worker_id)
+        if followed is None or followed.member.seat is None:
+            return
+        if followed.sequence is None:
+            followed.waiting.append(message)
+            if len(followed.waiting) > _KEPT:
+                followed.waiting.clear()  # the gap is seen when the snapshot has come
+            return
+        if message.sequence <= followed.sequence:
+            return
+        if message.sequence > followed.sequence + 1:
+            followed.sequence = None
+            followed.waiting = [message]
+            self._ask(followed)
+            return
+        followed.sequence = message.sequence
+        self._apply(followed, message)
+
+    def _apply(self, followed: _Followed, message: KvEvents) -> None:
+        pool, member = followed.pool, followed.member
+        for event in message.events:
+            if isinstance(event, Stored):
+                pool.index.store(member.told, keys_of(event.keys))
+            elif isinstance(event, Removed):
+                pool.index.remove(member.told, keys_of(event.keys))
+            else:
+                member.forget()
+                pool.renumbered(member)
+
+    def _ask(self, followed: _Followed) -> None:
+        if followed.asking is None or followed.asking.done():
+            followed.asking = asyncio.create_task(self._learn(followed))
+
+    async def _learn(self, followed: _Followed) -> None:
+        """Ask until it is known what the worker has, and nothing is missing after that."""
+        member, pool = followed.member, followed.pool
+        while member.seat is not None and followed.sequence is None:
+            try:
+                snapshot = await self._snapshot(member.id)
+            except InlayError as error:
+                _log.info("worker %s does not say what it has cached: %s", member.id, error.message)
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            member.forget_told()
+            pool.renumbered(member)
+            view = snapshot.keys.view
+            for start in range(0, len(view), _AT_ONCE * KEY_SIZE):
+                pool.index.store(member.told, keys_of(bytes(view[start : start + _AT_ONCE * KEY_SIZE])))
+                await asyncio.sleep(0)
+            followed.sequence = snapshot.sequence
+            waiting, followed.waiting = followed.waiting, []
+            for index, message in enumerate(waiting):
+                if message.sequence > followed.sequence + 1:
+                    followed.sequence, followed.waiting = None, waiting[index:]
+                    break
+                self.take(member.id, message)
+
+    async def close(self) -> None:
+        """Ask for nothing more."""
+        tasks = [known.asking for known in self._followed.values() if known.asking is not None]
+        for known in self._followed.values():
+            self._stop(known)
+        self._followed.clear()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @staticmethod
+    def _stop(followed: _Followed) -> None:
+        if followed.asking is not None:
+            followed.asking.cancel()

@@ -1,0 +1,98 @@
+"""What is under way at a worker, counted from its beginning to its end."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from inlay.request import Output
+from inlay.router.member import PoolMember
+from inlay.router.pool import Pool
+from inlay.transport.api import Stream
+
+_GROWS_BY = 16
+"""Output tokens after which a sequence counts as longer: not each is worth the arithmetic."""
+
+
+class LoadReservation:
+    """A request's part of its worker's load.
+
+    Args:
+        pool: of the worker.
+        member: the worker.
+        prefill: positions it has to compute before the first token.
+        length: positions of the prompt.
+        ended: called with the client once it has ended.
+        client: whose it is.
+    """
+
+    __slots__ = ("_client", "_decode", "_ended", "_length", "_member", "_new", "_pool", "_prefill")
+
+    def __init__(
+        self,
+        pool: Pool,
+        member: PoolMember,
+        *,
+        prefill: int,
+        length: int,
+        ended: Callable[[str | None], None],
+        client: str | None = None,
+    ) -> None:
+        self._pool = pool
+        self._member = member
+        self._prefill = prefill
+        self._length = length
+        self._ended: Callable[[str | None], None] | None = ended
+        self._decode = 0
+        self._new = 0
+        self._client = client
+        pool.change(member, requests=1, prefill=prefill, client=client)
+
+    def take(self, outputs: Sequence[Output]) -> None:
+        """The worker has said so much."""
+        if self._ended is None:
+            return
+        for output in outputs:
+            self._new += len(output.token_ids)
+        if not self._decode and self._new:
+            self._decode = self._length
+            self._pool.change(self._member, prefill=-self._prefill, decode=self._length)
+            self._prefill = 0
+        elif self._new >= _GROWS_BY:
+            self._decode += self._new
+            self._pool.change(self._member, decode=self._new)
+            self._new = 0
+
+    def end(self) -> None:
+        """It is under way no more. May be said again."""
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            self._pool.change(
+                self._member,
+                requests=-1,
+                prefill=-self._prefill,
+                decode=-self._decode,
+                client=self._client,
+            )
+            ended(self._client)
+
+
+class TrackedStream:
+    """A stream that counts until it has ended, however it ends."""
+
+    __slots__ = ("_charge", "_stream")
+
+    def __init__(self, stream: Stream, charge: LoadReservation) -> None:
+        self._stream = stream
+        self._charge = charge
+
+    async def __aiter__(self) -> AsyncIterator[Sequence[Output]]:
+        """As `inlay.transport.api.Stream`."""
+        try:
+            async for outputs in self._stream:
+                self._charge.take(outputs)
+                yield outputs
+        finally:
+            self._charge.end()
+
+    def cancel(self) -> None:
+        """As `inlay.transport.api.Stream`."""
+        self._stream.cancel()
+        self._charge.end()

@@ -1,0 +1,126 @@
+"""Protocols of a transport: planes, workers and streams."""
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+from inlay.card import ModelCard
+from inlay.request import (
+    Command,
+    EmbedOutput,
+    EmbedRequest,
+    Emit,
+    EmitEmbedOutput,
+    Output,
+    Reply,
+    Request,
+)
+
+
+class Stream(Protocol):
+    """One request under way, as the frontend sees it."""
+
+    def __aiter__(self) -> AsyncIterator[Sequence[Output]]:
+        """Outputs as they come, all that have arrived at a time; ends after the one with a finish reason.
+
+        Raises:
+            OverloadedError: the worker is gone; the request may be sent again elsewhere.
+            InvalidRequestError: the worker refused the request.
+        """
+        ...
+
+    def cancel(self) -> None:
+        """Stop the request; needs no answer. Safe to call again and after the end."""
+        ...
+
+
+class Worker(Protocol):
+    """A worker a plane knows, ready for work."""
+
+    @property
+    def id(self) -> str:
+        """Unique in the plane, never used again."""
+        ...
+
+    @property
+    def card(self) -> ModelCard:
+        """What it announced."""
+        ...
+
+    def send(self, request: Request) -> Stream:
+        """Send a request. Rows go as raw buffers; requests whose prompts share memory share it on the way where the plane can."""
+        ...
+
+    async def embed(self, request: EmbedRequest) -> EmbedOutput:
+        """Send a request and wait for its answer; whoever stops waiting cancels it. Raises as `Stream` does, and what the answer says."""
+        ...
+
+    async def call(self, command: Command, within: float = 30.0) -> Reply:
+        """Run an admin command. Raises `OverloadedError` when the worker is gone, `DeadlineExceededError` after `within` s."""
+        ...
+
+
+class Plane(Protocol):
+    """Carries works to workers and outputs back. The frontend's side."""
+
+    async def start(self) -> None:
+        """Connect, and begin to learn of workers."""
+        ...
+
+    async def close(self) -> None:
+        """Cancel what is under way and disconnect."""
+        ...
+
+    def workers(self) -> Sequence[Worker]:
+        """The workers that are ready now."""
+        ...
+
+    def unavailable(self) -> Mapping[str, str]:
+        """The workers that should be there and are not ready, by whatever name, and why."""
+        ...
+
+    async def changed(self) -> None:
+        """Return at the next change of the set of ready workers or of a card. Any number may wait.
+
+        Nothing is missed by `while not condition(): await plane.changed()`.
+        """
+        ...
+
+    def room(self, num_bytes: int) -> memoryview | None:
+        """Writable memory of which a buffer in a request is not copied on its way, or None where there is none.
+
+        It is free again once neither a view of it nor a request that was sent with one is left.
+        """
+        ...
+
+
+class RequestHandler(Protocol):
+    """What a plane's worker side drives: `inlay.worker` implements it around an engine."""
+
+    def watch(self, announce: Callable[[ModelCard], None]) -> None:
+        """Call `announce` with the card, now and whenever it has changed."""
+        ...
+
+    def generate(self, request: Request, emit: Emit) -> None:
+        """As `GenerateEngine.generate`."""
+        ...
+
+    def embed(self, request: EmbedRequest, emit: EmitEmbedOutput) -> None:
+        """As `EmbeddingEngine.embed`, but what is refused is an answer too."""
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """As `Engine.abort`."""
+        ...
+
+    async def call(self, command: Command) -> Reply:
+        """Run a command; failures are a `Reply` with an error."""
+        ...
+
+
+@runtime_checkable
+class Reaches(Protocol):
+    """A plane whose workers may all be out of reach for a while, though they are there."""
+
+    def unreachable(self) -> str | None:
+        """Say why nothing reaches any worker now, or None."""
+        ...

@@ -1,0 +1,112 @@
+"""What the two ends of a plane say to each other, whatever carries it."""
+
+from typing import TypeAlias
+
+import msgspec
+
+from inlay.card import ModelCard
+from inlay.errors import ErrorFrame
+from inlay.request import Command, EmbedOutput, EmbedRequest, Output, Reply, Request
+from inlay.routing import KvEvents, KvSnapshot
+
+
+class Boot(msgspec.Struct, frozen=True, tag="boot", array_like=True):
+    """The first message to a process that is to become a worker: settings as JSON, and the root secret.
+
+    On the connection, so that the secret is in no argument and no environment.
+
+    Attributes:
+        telemetry: settings of logs and traces, as JSON.
+        restore: commands to run before it announces itself: they make it what a worker was whose place it takes.
+        prompt_embeds: whether clients may send embeddings as prompts, where the model takes them.
+    """
+
+    settings: str
+    secret: bytes
+    restore: tuple[Command, ...] = ()
+    telemetry: str = "{}"
+    prompt_embeds: bool = True
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):
+    """Do this request."""
+
+    request: Request
+
+
+class Embed(msgspec.Struct, frozen=True, tag="embed", array_like=True):
+    """Make vectors of this request."""
+
+    request: EmbedRequest
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
+    """Stop that request; its last output, or its answer, still comes."""
+
+    request_id: str
+
+
+class Call(msgspec.Struct, frozen=True, tag="call", array_like=True):
+    """Run a command; the answer carries the same number."""
+
+    number: int
+    command: Command
+
+
+class WatchCache(msgspec.Struct, frozen=True, tag="watch-cache", array_like=True):
+    """Tell from now on what changes in the cache."""
+
+
+class GetCache(msgspec.Struct, frozen=True, tag="ask-cache", array_like=True):
+    """Tell all that is cached; the answer carries the same number."""
+
+    number: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
+    """The worker can be sent request, as the card says; sent again whenever that has changed."""
+
+    card: ModelCard
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
+    """The worker will never be ready."""
+
+    error: ErrorFrame
+
+
+class Outputs(msgspec.Struct, frozen=True, tag="deltas", array_like=True):
+    """All that the engine said since the last message."""
+
+    outputs: tuple[Output, ...]
+
+
+class Embedded(msgspec.Struct, frozen=True, tag="embedded", array_like=True):
+    """A request's vectors, or why there are none."""
+
+    output: EmbedOutput
+
+
+class Answer(msgspec.Struct, frozen=True, tag="answer", array_like=True):
+    """What a command gave."""
+
+    number: int
+    reply: Reply
+
+
+class CacheChanged(msgspec.Struct, frozen=True, tag="cache-told", array_like=True):
+    """What changed in the cache."""
+
+    events: KvEvents
+
+
+class Cache(msgspec.Struct, frozen=True, tag="cache", array_like=True):
+    """What is cached, or why that cannot be told."""
+
+    number: int
+    snapshot: KvSnapshot | None = None
+    error: ErrorFrame | None = None
+
+
+ToWorker: TypeAlias = Boot | Submit | Embed | Cancel | Call | WatchCache | GetCache
+FromWorker: TypeAlias = Ready | Failed | Outputs | Embedded | Answer | CacheChanged | Cache

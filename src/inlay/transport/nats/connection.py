@@ -1,0 +1,328 @@
+"""One connection to NATS, which comes back by itself."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeAlias
+
+import nats
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
+
+from inlay import liveness
+from inlay.errors import InvalidRequestError, OverloadedError
+from inlay.transport.nats.direct import DirectTransport, Sink
+from inlay.transport.nats.settings import NatsSettings
+
+log = logging.getLogger(__name__)
+
+Take: TypeAlias = Callable[[Msg], None]
+"""Takes a message on the event loop; must not block."""
+
+CONNECT_SECONDS = 10.0
+"""How long the first connection may take where something listens; where nothing does, the settings say how long to wait."""
+
+_PROBE_SECONDS = 0.5
+_STALE_SECONDS = 2.0
+"""Seconds that a message to ourselves may take before the connection counts as cut."""
+_RETRY_SECONDS = 0.25
+_ATTEMPT_SECONDS = 2
+_SHOWN_BYTES = 200
+"""Of a subject that is logged."""
+_AUTHORIZATION = "authorization violation"
+_SUBSCRIPTION_BYTES = 256 * 1024 * 1024
+
+
+class _Client(Client):
+    """The library's client, which outlives a message that it cannot read."""
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        # What is raised here would end the client's reading for good, and the server lets others send any bytes as subject, reply and headers.
+        try:
+            await super()._process_msg(sid, subject, reply, data, headers)
+        except (nats.errors.Error, ValueError, IndexError) as error:
+            log.warning("a message on %r is dropped, as it cannot be read: %s", subject[:_SHOWN_BYTES], error)
+
+
+class Connection:
+    """A client of NATS that publishes without waiting and knows since when it has been connected.
+
+    What is published while there is no connection is dropped: whoever needs an answer asks again.
+
+    Attributes:
+        max_payload: bytes of a message at most.
+    """
+
+    def __init__(self, settings: NatsSettings, name: str, *, direct: bool = False) -> None:
+        """Not connected.
+
+        Args:
+            settings: of the servers.
+            name: that the servers know it by.
+            direct: large payloads pass the client by, where the connection is no WebSocket.
+        """
+        self._settings = settings
+        self._name = name
+        self._client = _Client()
+        self._direct: DirectTransport | None = None
+        if direct and not settings.urls[0].startswith("ws"):
+            # The client makes its own only where it has none.
+            self._client._transport = self._direct = DirectTransport()
+        self._outbox: deque[tuple[str, bytes, str]] = deque()
+        self._filled = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._on_reconnect: list[Callable[[], None]] = []
+        self._since: float | None = None
+        self._lost_at = 0.0
+        self._problem: Exception | None = None
+        self._closing = False
+        self._echoed = asyncio.Event()
+        self._echo_sent: float | None = None
+        self._refused = asyncio.Event()
+
+    async def open(self) -> None:
+        """Connect.
+
+        Raises:
+            InvalidRequestError: a file of the settings cannot be used, or the server does not let us in.
+            OverloadedError: no server answered in time.
+        """
+        settings = self._settings
+        tls = settings.tls()
+        # Set only where given: the client takes a context that is None for a wish to have one.
+        extra = settings.credentials() | ({} if tls is None else {"tls": tls})
+        connecting = asyncio.create_task(
+            self._client.connect(
+                settings.urls,
+                name=self._name,
+                error_cb=self._failed,
+                disconnected_cb=self._disconnected,
+                reconnected_cb=self._reconnected,
+                connect_timeout=_ATTEMPT_SECONDS,
+                reconnect_time_wait=_RETRY_SECONDS,  # type: ignore[arg-type]  # it is slept for
+                max_reconnect_attempts=-1,
+                **extra,  # type: ignore[arg-type]
+            )
+        )
+        refused = asyncio.create_task(self._refused.wait())
+        try:
+            for seconds in (settings.nats_wait, max(0.0, CONNECT_SECONDS - settings.nats_wait)):
+                await asyncio.wait(
+                    {connecting, refused}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+                )
+                if connecting.done() or refused.done() or self._nobody_listens:
+                    break
+            if not connecting.done():
+                raise self._unreachable()
+            connecting.result()
+        except (OSError, ValueError, ImportError) as error:
+            raise InvalidRequestError(f"NATS credentials cannot be used: {error}") from error
+        finally:
+            refused.cancel()
+            if not connecting.done():
+                connecting.cancel()
+                await asyncio.gather(connecting, return_exceptions=True)
+                await self._client.close()
+        self._since = liveness.now()
+        echo = self._client.new_inbox()
+        await self.subscribe(echo, lambda _: self._echoed.set())
+        self._tasks = [asyncio.create_task(self._pump()), asyncio.create_task(self._probe(echo))]
+
+    @property
+    def _nobody_listens(self) -> bool:
+        return isinstance(self._problem, OSError) and not isinstance(self._problem, TimeoutError)
+
+    def _unreachable(self) -> InvalidRequestError | OverloadedError:
+        where, problem = self._settings.shown_urls, self._problem
+        if isinstance(problem, ConnectionRefusedError):
+            said = "nothing listens there"
+        else:
+            said = str(problem or "no answer").removeprefix("nats: ")
+        if self._refused.is_set():
+            hint = "" if self._settings.has_login else ". Give it --nats-nkey-seed, as `inlay nats` says"
+            return InvalidRequestError(f"the NATS server at {where} does not let us in: {said}{hint}")
+        return OverloadedError(
+            f"cannot reach NATS at {where}: {said}. Start it with `inlay nats`, or say where it is with --nats",
+            retry_after=1,
+        )
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection now."""
+        return self._since is not None and self._client.is_connected
+
+    @property
+    def since(self) -> float | None:
+        """Time at which it was last established (`inlay.liveness`); None while there is none."""
+        return self._since if self.connected else None
+
+    @property
+    def lost_for(self) -> float:
+        """Seconds without a connection; 0 while there is one, or until the client has said that there is none."""
+        return 0.0 if self._since is not None else liveness.now() - self._lost_at
+
+    @property
+    def silent_for(self) -> float:
+        """Seconds in which nothing was shown to have passed: without a connection, or since a message to ourselves that has not come back."""
+        if self._since is None or self._echo_sent is None:
+            return self.lost_for
+        return liveness.now() - self._echo_sent
+
+    @property
+    def max_payload(self) -> int:
+        """Bytes of a message at most, as the server says."""
+        return self._client.max_payload
+
+    @property
+    def jetstream(self) -> JetStreamContext:
+        """The server's storage."""
+        return self._client.jetstream(timeout=2)
+
+    def on_reconnect(self, act: Callable[[], None]) -> None:
+        """Have `act` called whenever the connection is back."""
+        self._on_reconnect.append(act)
+
+    def publish(self, subject: str, payload: bytes, reply: str = "") -> None:
+        """Send a message, in the order of the calls."""
+        if self.connected:
+            self._outbox.append((subject, payload, reply))
+            self._filled.set()
+
+    async def send(self, subject: str, payload: "bytes | memoryview") -> None:
+        """Send a message, past those of `publish`, once there is room for it on the connection.
+
+        Raises:
+            OverloadedError: there is no connection.
+        """
+        try:
+            if self._direct is None:
+                await self._client.publish(subject, payload)  # type: ignore[arg-type]  # it is joined, so a view will do
+            elif self.connected and len(payload) <= self.max_payload:
+                await self._direct.publish(subject, payload)
+            else:
+                raise OverloadedError(
+                    "there is no connection to NATS, or one of smaller messages", retry_after=1
+                )
+        except (nats.errors.Error, OSError) as error:
+            raise OverloadedError(f"the connection to NATS is cut: {error}", retry_after=1) from error
+
+    async def receive(self, subject: str, sink: Sink) -> None:
+        """Have `sink` take every message on `subject`, whose subjects begin with its prefix, until the connection is closed."""
+
+        def take(message: Msg) -> None:
+            place = sink.place(message.subject, len(message.data))
+            if place is not None:
+                place[:] = message.data
+                sink.placed(message.subject)
+
+        if self._direct is not None:
+            self._direct.sink = sink
+        await self.subscribe(subject, take)
+
+    async def subscribe(self, subject: str, take: Take) -> None:
+        """Hand every message on `subject` to `take`, in order, until the connection is closed."""
+
+        async def taken(message: Msg) -> None:
+            take(message)
+
+        await self._client.subscribe(subject, cb=taken, pending_bytes_limit=_SUBSCRIPTION_BYTES)
+
+    async def settle(self) -> None:
+        """Return when the server knows of all subscriptions so far. Raises `OverloadedError` when it does not answer."""
+        try:
+            # The client's ping overtakes what it has not written yet; after its answer all of that is written, so the second is behind it.
+            for _ in range(2):
+                await self._client.flush(timeout=_ATTEMPT_SECONDS)
+        except nats.errors.Error as error:
+            raise OverloadedError(f"the connection to NATS is cut: {error}", retry_after=1) from error
+
+    async def close(self) -> None:
+        """Send what is still to be sent, and disconnect."""
+        self._closing = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_STALE_SECONDS):
+                while self._outbox and self._client.is_connected:
+                    await self._client.publish(*self._outbox.popleft())
+                if self._client.is_connected:
+                    await self._client.flush(timeout=_ATTEMPT_SECONDS)
+        self._abort()
+        # What has not left by now never will: the client would try, and end in the middle of its closing.
+        self._client._pending.clear()
+        self._client._pending_data_size = 0
+        await self._client.close()
+
+    async def _pump(self) -> None:
+        while True:
+            await self._filled.wait()
+            self._filled.clear()
+            while self._outbox:
+                subject, payload, reply = self._outbox.popleft()
+                try:
+                    await self._client.publish(subject, payload, reply)
+                except nats.errors.MaxPayloadError:
+                    # A cluster whose servers do not agree on the limit: it must not end the pump.
+                    log.error("a message of %d bytes is over the limit of NATS", len(payload))
+                except nats.errors.Error:
+                    self._outbox.clear()
+
+    async def _probe(self, echo: str) -> None:
+        """Notice a connection that is up and carries nothing, long before TCP does, and one that the client has stopped reading."""
+        while True:
+            await asyncio.sleep(_PROBE_SECONDS)
+            since = self.since
+            if since is None:
+                continue
+            self._echoed.clear()
+            self._echo_sent = liveness.now()
+            try:
+                async with liveness.timeout(_STALE_SECONDS):
+                    # What becomes of the connection is told by its own callbacks.
+                    with suppress(nats.errors.Error):
+                        await self._client.publish(echo, b"")
+                    await self._echoed.wait()
+            except TimeoutError:
+                if self.since == since:
+                    log.warning("NATS has not answered for %g s: connecting again", _STALE_SECONDS)
+                    self._abort()
+                    await self._client.force_reconnect()
+            self._echo_sent = None
+
+    def _abort(self) -> None:
+        # The client has no way to let go of a connection whose other end does not read: it waits until all is written.
+        writer = getattr(self._client._transport, "_io_writer", None)
+        if writer is not None:
+            writer.transport.abort()
+
+    async def _failed(self, error: Exception) -> None:
+        self._problem = error
+        if _AUTHORIZATION in str(error).lower():
+            self._refused.set()
+        if not self._client.is_connected:
+            # The client forgets the connection of an attempt that failed, without closing it.
+            self._abort()
+        if self._since is not None and not isinstance(error, OSError | nats.errors.UnexpectedEOF):
+            log.warning("NATS: %s", str(error) or type(error).__name__)
+
+    async def _disconnected(self) -> None:
+        was, self._since = self._since, None
+        self._lost_at = liveness.now()
+        self._outbox.clear()
+        if was is not None and not self._closing:
+            log.warning(
+                "%s: the connection to NATS at %s is cut; it is tried again until it holds",
+                self._name,
+                self._settings.shown_urls,
+            )
+
+    async def _reconnected(self) -> None:
+        self._since = liveness.now()
+        log.warning("%s: connected to NATS again, after %.1f s", self._name, self._since - self._lost_at)
+        for act in self._on_reconnect:
+            act()

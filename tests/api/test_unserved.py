@@ -1,0 +1,73 @@
+"""The table of fields that are refused, and the types that declare them."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from inlay.api.openai.chat import ChatRequest
+from inlay.api.openai.completions import CompletionRequest
+from inlay.api.openai.embeddings import (
+    ClassificationRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
+from inlay.api.openai.responses import ResponsesRequest
+from inlay.api.openai.tokenize import TokenizeRequest
+from inlay.api.openai.unserved import UNSERVED, unserved
+from inlay.errors import InvalidRequestError
+from inlay.frontend.unserved import check_unserved
+
+TYPES = (
+    ChatRequest,
+    ClassificationRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ResponsesRequest,
+    ScoreRequest,
+    TokenizeRequest,
+)
+FIELDS = [(kind, name) for kind in TYPES for name in unserved(kind)]
+
+
+def with_field(kind: type[msgspec.Struct], name: str, value: object) -> msgspec.Struct:
+    needed: dict[type, dict[str, object]] = {
+        ChatRequest: {"messages": []},
+        RerankRequest: {"query": "a", "documents": ["b"]},
+    }
+    return msgspec.convert({**needed.get(kind, {}), name: value}, kind)
+
+
+def test_each_field_that_is_declared_so_has_a_reason_and_each_reason_a_field() -> None:
+    assert {name for _, name in FIELDS} == set(UNSERVED)
+
+
+def test_each_of_them_stands_in_the_page_of_the_api() -> None:
+    page = Path("docs/api.md").read_text().split("## Fields that are refused")[1].split("\n## ")[0]
+    assert set(re.findall(r"`(\w+)`", page)) >= set(UNSERVED)
+
+
+@pytest.mark.parametrize(("kind", "name"), FIELDS)
+def test_a_field_that_is_not_served_is_refused_by_name_and_null_is_not(
+    kind: type[msgspec.Struct], name: str
+) -> None:
+    check_unserved(with_field(kind, name, None))
+    for value in UNSERVED[name].absent:
+        check_unserved(with_field(kind, name, value))
+    with pytest.raises(InvalidRequestError, match=UNSERVED[name].text[:20]) as caught:
+        check_unserved(with_field(kind, name, {"a": 7}))
+    assert caught.value.param == name
+    assert caught.value.message.startswith(f"{name} is not supported: ")
+    assert caught.value.message.endswith("; got an object with 'a'")
+
+
+def test_a_number_is_no_boolean_where_the_one_asks_for_nothing() -> None:
+    check_unserved(ChatRequest(messages=[], length_penalty=1))
+    for name, value in (("length_penalty", True), ("return_prompt_text", 0), ("stream_interval", True)):
+        with pytest.raises(InvalidRequestError, match=name):
+            check_unserved(with_field(ChatRequest, name, value))

@@ -1,0 +1,39 @@
+import pytest
+
+from inlay.cli.command import UsageError
+from inlay.cli.engine_args import with_engine_args
+from inlay.engine.settings import EngineSettings
+
+
+def test_words_after_the_dashes_follow_those_of_a_file_and_what_flags_mean_comes_last() -> None:
+    engine = EngineSettings(model="m", engine="vllm", engine_arguments=["--seed", "5"])
+    found = with_engine_args(
+        engine, ["--quantization", "fp8"], "--enable-prompt-embeds", "--scheduling-policy priority"
+    )
+    assert found.engine_arguments == [
+        *("--seed", "5", "--quantization", "fp8", "--enable-prompt-embeds", "--scheduling-policy", "priority")
+    ]
+    assert found.model_fields_set == engine.model_fields_set
+
+
+@pytest.mark.parametrize(
+    "given", ["--enable-prompt-embeds", "--no-enable-prompt-embeds", "--enable-prompt-embeds=1"]
+)
+def test_a_word_that_was_given_stays_as_it_was_given(given: str) -> None:
+    engine = EngineSettings(model="m", engine="vllm")
+    assert with_engine_args(engine, [given], "--enable-prompt-embeds").engine_arguments == [given]
+
+
+def test_sglang_is_told_its_own_words_and_not_vllms() -> None:
+    engine = EngineSettings(model="m", engine="sglang", engine_arguments=["--page-size", "1"])
+    found = with_engine_args(engine, ["--mem-fraction-static", "0.5"], "--enable-prompt-embeds")
+    assert found.engine_arguments == ["--page-size", "1", "--mem-fraction-static", "0.5"]
+
+
+def test_an_engine_that_takes_no_words_says_so() -> None:
+    engine = EngineSettings(model="m")
+    assert with_engine_args(engine, [], "--enable-prompt-embeds") is engine
+    with pytest.raises(
+        UsageError, match="the torch engine takes no further arguments, got '--seed 5' after --"
+    ):
+        with_engine_args(engine, ["--seed", "5"])

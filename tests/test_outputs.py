@@ -1,0 +1,144 @@
+"""Cutting what an engine says changes nothing of it."""
+
+from array import array
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inlay.errors import EngineError, ErrorFrame
+from inlay.outputs import coalesce, drop_known, slice_prompt_logprobs, split, trim_to_offset
+from inlay.request import FinishReason, Output, PromptLogprobs, TokenLogprobs, Usage
+
+
+def scores(start: int, count: int, top: int) -> PromptLogprobs:
+    width = 1 + top
+    return PromptLogprobs(
+        start,
+        array("i", range(count * width)).tobytes(),
+        array("f", range(count * width)).tobytes(),
+        array("i", range(count)).tobytes(),
+    )
+
+
+def pieces(output: Output) -> list[Output]:
+    cut = split(output)
+    return [output] if cut is None else [*pieces(cut[0]), *pieces(cut[1])]
+
+
+@given(
+    offset=st.integers(0, 9),
+    count=st.integers(0, 9),
+    prompt=st.integers(0, 9),
+    top=st.integers(0, 3),
+    logprobs=st.booleans(),
+)
+def test_the_parts_of_a_output_say_the_same_in_the_same_order(
+    offset: int, count: int, prompt: int, top: int, logprobs: bool
+) -> None:
+    whole = Output(
+        "w",
+        2,
+        offset,
+        tuple(range(count)),
+        tuple(TokenLogprobs(-float(n)) for n in range(count)) if logprobs else (),
+        "stop",
+        7,
+        Usage(5, offset + count),
+        prompt_logprobs=scores(3, prompt, top) if prompt else None,
+    )
+    parts = pieces(whole)
+    assert all(len(part.token_ids) <= 1 for part in parts)
+    assert tuple(id_ for part in parts for id_ in part.token_ids) == whole.token_ids
+    assert tuple(one for part in parts for one in part.logprobs) == whole.logprobs
+    assert [part.offset for part in parts if part.token_ids] == list(range(offset, offset + count))
+    told = [part.prompt_logprobs for part in parts if part.prompt_logprobs is not None]
+    assert [one.start for one in told] == list(range(3, 3 + prompt))
+    if whole.prompt_logprobs is not None:
+        for name in ("ids", "logprobs", "ranks"):
+            assert b"".join(getattr(one, name) for one in told) == getattr(whole.prompt_logprobs, name)
+    assert [part.finish_reason for part in parts[:-1]] == [None] * (len(parts) - 1)
+    assert (parts[-1].finish_reason, parts[-1].stop_token_id, parts[-1].usage) == (
+        "stop",
+        7,
+        whole.usage,
+    )
+    first_id = next((i for i, part in enumerate(parts) if part.token_ids), len(parts))
+    assert all(part.prompt_logprobs is None for part in parts[first_id + 1 :])
+
+
+@given(offset=st.integers(0, 9), count=st.integers(1, 9), skipped=st.integers(0, 9))
+def test_ids_that_were_shown_are_left_out(offset: int, count: int, skipped: int) -> None:
+    output = Output("w", 0, offset, tuple(range(count)), tuple(TokenLogprobs(float(n)) for n in range(count)))
+    at = min(offset + skipped, offset + count)
+    rest = trim_to_offset(output, at)
+    assert rest.offset == max(at, offset)
+    assert rest.token_ids == output.token_ids[at - offset :]
+    assert [one.logprob for one in rest.logprobs] == list(map(float, rest.token_ids))
+
+
+@given(count=st.integers(1, 9), top=st.integers(0, 3), position=st.integers(0, 20))
+def test_prompt_logprobs_that_were_told_are_left_out(count: int, top: int, position: int) -> None:
+    told = scores(4, count, top)
+    rest = drop_known(told, position)
+    if position >= 4 + count:
+        assert rest is None
+    else:
+        assert rest == slice_prompt_logprobs(told, max(0, position - 4), count)
+        assert rest.start == max(4, position)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 4), min_size=1, max_size=8),
+    with_logprobs=st.sets(st.integers(0, 7)),
+    told=st.sets(st.integers(0, 7)),
+    resumed=st.integers(0, 5),
+    reason=st.sampled_from([None, "stop", "length", "abort"]),
+)
+def test_joined_outputs_say_the_same_in_the_same_order(
+    sizes: list[int], with_logprobs: set[int], told: set[int], resumed: int, reason: FinishReason | None
+) -> None:
+    outputs, offset = [], resumed
+    for index, size in enumerate(sizes):
+        ids = tuple(range(offset, offset + size))
+        last = index == len(sizes) - 1
+        outputs.append(
+            Output(
+                "w",
+                1,
+                offset,
+                ids,
+                tuple(TokenLogprobs(-float(id_)) for id_ in ids) if index in with_logprobs else (),
+                reason if last else None,
+                7 if last and reason == "stop" else None,
+                Usage(3, offset + size) if index in told else None,
+            )
+        )
+        offset += size
+    fewer = coalesce(outputs)
+    assert [id_ for output in fewer for id_ in output.token_ids] == list(range(resumed, offset))
+    assert [output.offset + len(output.token_ids) for output in fewer[:-1]] == [
+        output.offset for output in fewer[1:]
+    ]
+    assert [one for output in fewer for one in output.logprobs] == [
+        one for output in outputs for one in output.logprobs
+    ]
+    assert all(len(output.logprobs) in (0, len(output.token_ids)) for output in fewer)
+    assert [output.finish_reason for output in fewer] == [None] * (len(fewer) - 1) + [reason]
+    assert fewer[-1].stop_token_id == outputs[-1].stop_token_id
+    usages = [output.usage for output in outputs if output.usage is not None]
+    assert [output.usage for output in fewer if output.usage is not None][-1:] == usages[-1:]
+    if not with_logprobs and reason != "abort":
+        assert len(fewer) == 1
+
+
+def test_what_does_not_follow_is_not_joined() -> None:
+    first = Output("w", 1, 0, (1, 2))
+    for second in (
+        Output("w", 1, 3, (4,)),
+        Output("w", 1, 1, (2,)),
+        Output("w", 2, 2, (3,)),
+        Output("w", 1, 2, (3,), finish_reason="abort"),
+        Output("w", 1, 2, finish_reason="error", error=ErrorFrame.of(EngineError("no"))),
+        Output("w", 1, 2, prompt_logprobs=scores(0, 1, 0)),
+    ):
+        assert coalesce([first, second]) == [first, second]

@@ -1,0 +1,39 @@
+"""A host whose engine has a cache to tell of."""
+
+import asyncio
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from inlay.card import ModelCard
+from inlay.engine.api import Engine
+from inlay.prompt import Buffer
+from inlay.request import Command, Reply
+from inlay.routing import KvEvents, KvSnapshot
+from inlay.worker.host import EngineHost
+
+
+class CachingHost(EngineHost):
+    """Tells what it is told to, and can fall silent."""
+
+    def __init__(self, engine: Engine, keys: bytes = b"") -> None:
+        super().__init__(engine)
+        self.keys = keys
+        self.tell: Callable[[KvEvents], None] = lambda events: None
+        self.silent = False
+        self.awake = asyncio.Event()
+
+    @property
+    def card(self) -> ModelCard:
+        return replace(super().card, kv_events=True)
+
+    async def call(self, command: Command) -> Reply:
+        if self.silent:
+            await self.awake.wait()
+        return await super().call(command)
+
+    def watch_cache(self, tell: Callable[[KvEvents], None]) -> None:
+        self.tell = tell
+
+    async def kv_snapshot(self) -> KvSnapshot:
+        return KvSnapshot(7, Buffer(self.keys))

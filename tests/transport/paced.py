@@ -1,0 +1,80 @@
+"""An echo engine that takes its time, as a worker of a fleet in a process of its own that can be killed and frozen.
+
+python -m tests.transport.paced URL NAMESPACE MODEL
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import uvloop
+from inlay.transport.nats.member import Member
+from inlay.transport.nats.settings import NatsSettings
+from inlay.transport.nats.worker import NatsWorker
+
+from inlay.digest import Secret
+from inlay.engine.echo import EchoEngine
+from inlay.engine.settings import EngineSettings
+from inlay.worker.host import EngineHost
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SECRET = Secret(bytes(32))
+STEP_SECONDS = 0.004
+
+
+class PacedEngine(EchoEngine):
+    """One token for every request under way each `STEP_SECONDS`."""
+
+    def _schedule(self) -> None:
+        if self._stepping is None and self._running:
+            self._stepping = asyncio.get_running_loop().call_later(STEP_SECONDS, self._step)
+
+
+def paced_settings(model: str) -> EngineSettings:
+    """Of an engine that serves the model as "m"."""
+    return EngineSettings(model=model, engine="echo", served_model_name=["m"])
+
+
+async def _work(url: str, namespace: str, model: str) -> None:
+    engine = PacedEngine(paced_settings(model), SECRET)
+    await engine.start()
+    member = await Member.join(NatsSettings(nats=[url], namespace=namespace), "worker")  # type: ignore[list-item]
+    worker = NatsWorker(member, EngineHost(engine))
+    await worker.start()
+    await worker.wait_announced()
+    print(worker.id, flush=True)
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    await stop.wait()
+    await worker.close()
+
+
+class PacedWorker:
+    """Such a process."""
+
+    def __init__(self, url: str, namespace: str, model: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.transport.paced", url, namespace, model],
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT / "src"), str(ROOT))))},
+        )
+        assert self._process.stdout is not None
+        self.id = self._process.stdout.readline().decode().strip()
+
+    def send(self, number: signal.Signals) -> None:
+        """Signal it."""
+        self._process.send_signal(number)
+
+    def end(self) -> None:
+        """Make sure it is gone."""
+        self._process.kill()
+        self._process.communicate()
+
+
+if __name__ == "__main__":
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_work(*sys.argv[1:4]))

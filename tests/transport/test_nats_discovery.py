@@ -1,0 +1,353 @@
+"""Who is there, who is refused, and who agrees on a secret."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from inlay.card import PROTOCOL
+from inlay.digest import Secret
+from inlay.engine.echo import EchoEngine
+from inlay.engine.settings import EngineSettings
+from inlay.errors import InvalidRequestError, OverloadedError
+from inlay.prompt import Prompt, Tokens
+from inlay.request import Command, EmbedRequest, Request, Sampling
+from inlay.transport.local import LocalPlane
+from inlay.transport.nats.frontend import NatsPlane
+from inlay.transport.nats.member import Member
+from inlay.transport.nats.messages import Acknowledge, Beat, Embed, Submit, ToWorker
+from inlay.transport.nats.settings import NatsSettings
+from inlay.transport.nats.worker import NatsWorker
+from inlay.worker import Relay
+from tests.transport.fleet import Fleet, FleetWorker, card_of, found
+from tests.transport.nats_server import NatsServer
+from tests.transport.test_conformance import SECRET, collect, ids, make_request
+
+
+@pytest.fixture
+async def fleet(nats_server: NatsServer) -> AsyncIterator[Fleet]:
+    fleet = Fleet(nats_server)
+    yield fleet
+    await fleet.close()
+
+
+async def until(plane: NatsPlane, reason: str) -> None:
+    """Return when the plane misses a worker for that reason."""
+    async with asyncio.timeout(10):
+        while not any(reason in said for said in plane.unavailable().values()):
+            await plane.changed()
+
+
+async def test_a_frontend_that_comes_later_learns_of_the_workers_that_are_there(
+    fleet: Fleet, echo_settings: EngineSettings
+) -> None:
+    for _ in range(3):
+        await fleet.worker(EchoEngine(echo_settings, SECRET))
+    workers = await found(await fleet.frontend(SECRET), 3)
+    assert len({worker.id for worker in workers}) == 3
+    for worker in workers:
+        assert ids(await collect(worker.send(make_request("a", Tokens([3]), max_tokens=2)))) == [3, 3]
+
+
+async def test_a_worker_that_loads_its_model_is_told_from_one_that_is_not_there(
+    fleet: Fleet, echo_settings: EngineSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "inlay")
+    plane = await fleet.frontend(SECRET)
+    engine = EchoEngine(echo_settings, SECRET)
+    await engine.start()
+    worker = NatsWorker(await Member.join(fleet.settings, "worker"), Relay(LocalPlane()))
+    await worker.start()
+    await until(plane, "it is loading its model")
+    assert not plane.workers()
+    worker.announce(engine.card)
+    await found(plane)
+    assert not plane.unavailable()
+    said = [
+        record.getMessage() for record in caplog.records if record.name == "inlay.transport.nats.frontend"
+    ]
+    assert said == [
+        f"worker {worker.id}: it is loading its model",
+        f"worker {worker.id} serves {engine.card.name}",
+    ]
+    await worker.close()
+    await engine.close()
+
+
+async def test_fleets_of_other_namespaces_are_not_seen(
+    fleet: Fleet, nats_server: NatsServer, echo_settings: EngineSettings
+) -> None:
+    other = Fleet(nats_server)
+    await other.worker(EchoEngine(echo_settings, SECRET))
+    await fleet.worker(EchoEngine(echo_settings, SECRET))
+    plane = await fleet.frontend(SECRET)
+    (worker,) = await found(plane)
+    assert worker.id.startswith(fleet.workers[0].worker.id)
+    await other.close()
+
+
+async def test_a_card_that_changes_is_seen_by_every_frontend(
+    fleet: Fleet, echo_settings: EngineSettings
+) -> None:
+    worker = await fleet.worker(EchoEngine(echo_settings, SECRET))
+    planes = [await fleet.frontend(SECRET) for _ in range(2)]
+    for plane in planes:
+        await found(plane)
+    worker.worker.announce(msgspec.structs.replace(worker.engine.card, aliases=("another",)))
+    for plane in planes:
+        while card_of(plane).aliases != ("another",):
+            await plane.changed()
+
+
+async def test_a_worker_whose_engine_is_gone_is_routed_around_and_comes_back_as_another(
+    fleet: Fleet, echo_settings: EngineSettings
+) -> None:
+    worker = await fleet.worker(EchoEngine(echo_settings, SECRET))
+    plane = await fleet.frontend(SECRET)
+    (before,) = await found(plane)
+    worker.worker.away()
+    while plane.workers():
+        await plane.changed()
+    assert list(plane.unavailable().values()) == ["it has no engine now"]
+    worker.worker.announce(worker.engine.card)
+    (after,) = await found(plane)
+    assert after.id != before.id
+    with pytest.raises(OverloadedError, match="gone"):
+        before.send(make_request("a", Tokens([1])))
+
+
+async def test_a_draining_worker_ends_what_it_has_and_is_not_routed_to(
+    fleet: Fleet, echo_settings: EngineSettings
+) -> None:
+    worker = await fleet.worker(EchoEngine(echo_settings, SECRET))
+    plane = await fleet.frontend(SECRET)
+    (link,) = await found(plane)
+    stream = link.send(make_request("a", Tokens([1]), max_tokens=20_000))
+    iterator = aiter(stream)
+    told = list(await anext(iterator))
+    draining = asyncio.create_task(worker.worker.drain(30))
+    while plane.workers():
+        await plane.changed()
+    with pytest.raises(OverloadedError, match="draining"):
+        await collect(link.send(make_request("late", Tokens([1]))))
+    told += [delta async for deltas in iterator for delta in deltas]
+    assert len(ids(told)) == 20_000
+    await draining
+    assert not worker.worker.under_way
+
+
+async def test_a_worker_that_leaves_says_so_at_once(fleet: Fleet, echo_settings: EngineSettings) -> None:
+    worker = await fleet.worker(EchoEngine(echo_settings, SECRET))
+    plane = await fleet.frontend(SECRET)
+    (link,) = await found(plane)
+    iterator = aiter(link.send(make_request("a", Tokens([1]), max_tokens=150_000)))
+    await anext(iterator)
+    await worker.worker.close()
+    with pytest.raises(OverloadedError, match="it has left"):
+        async for _ in iterator:
+            pass
+    assert plane.workers() == []
+
+
+@pytest.mark.parametrize("older", ["frontend", "worker"])
+async def test_a_version_talks_to_the_one_before_it(
+    fleet: Fleet, echo_settings: EngineSettings, older: str
+) -> None:
+    worker, frontend = (PROTOCOL, PROTOCOL + 1) if older == "worker" else (PROTOCOL + 1, PROTOCOL)
+    await fleet.worker(EchoEngine(echo_settings, SECRET), protocol=worker)
+    plane = await fleet.frontend(SECRET, protocol=frontend)
+    (link,) = await found(plane)
+    assert ids(await collect(link.send(make_request("a", Tokens([1, 2]), max_tokens=3)))) == [1, 2, 1]
+
+
+@pytest.mark.parametrize("distance", [-2, 2])
+async def test_versions_that_are_further_apart_are_refused_and_it_is_said_why(
+    fleet: Fleet, echo_settings: EngineSettings, distance: int
+) -> None:
+    await fleet.worker(EchoEngine(echo_settings, SECRET), protocol=PROTOCOL + distance)
+    plane = await fleet.frontend(SECRET)
+    await until(plane, f"it speaks version {PROTOCOL + distance} of the protocol")
+    assert plane.workers() == []
+
+
+def test_what_a_later_version_adds_to_a_message_is_ignored() -> None:
+    class LaterBeat(Beat, frozen=True, array_like=True):
+        news: tuple[str, ...] = ("more",)
+
+    class LaterAcknowledge(msgspec.Struct, frozen=True, tag="acknowledge", array_like=True):
+        streams: tuple[tuple[int, int], ...]
+        all: bool = False
+        news: dict[str, int] = {}
+
+    beat = msgspec.msgpack.decode(msgspec.msgpack.encode(LaterBeat(2, 1, 5, "ready")), type=Beat)
+    assert (beat.protocol, beat.incarnation, beat.revision) == (2, 1, 5)
+    later = LaterAcknowledge(((1, 2),), True, {"more": 1})
+    told: ToWorker = msgspec.msgpack.decode(msgspec.msgpack.encode(later), type=ToWorker)
+    assert told == Acknowledge(((1, 2),), all=True)
+    plain = Request(id="a", prompt=Prompt.of(Tokens([1])), sampling=Sampling(max_tokens=1))
+    wire = msgspec.msgpack.decode(msgspec.msgpack.encode(Submit(1, plain)))
+    wire[2]["of a later version"] = 1
+    read: ToWorker = msgspec.msgpack.decode(msgspec.msgpack.encode(wire), type=ToWorker)
+    assert read == Submit(1, plain)
+
+
+async def test_a_worker_with_another_secret_is_refused_and_it_is_said_why(
+    fleet: Fleet, echo_settings: EngineSettings
+) -> None:
+    await fleet.worker(EchoEngine(echo_settings, Secret(b"x" * 32)))
+    plane = await fleet.frontend(SECRET)
+    await until(plane, f"this frontend {SECRET.fingerprint}: digests would not meet")
+    assert plane.workers() == []
+
+
+async def test_those_who_join_a_namespace_at_once_agree_on_its_secret(fleet: Fleet) -> None:
+    members = await asyncio.gather(*(Member.join(fleet.settings, "worker") for _ in range(6)))
+    secrets = await asyncio.gather(*(member.secret(None) for member in members))
+    assert len({secret.root for secret in secrets}) == 1
+    with pytest.raises(InvalidRequestError, match=rf"has the secret {secrets[0].fingerprint}"):
+        await members[0].secret(SECRET)
+    assert (await members[0].secret(secrets[0])).root == secrets[0].root
+    for member in members:
+        await member.leave()
+
+
+async def test_a_secret_from_a_file_is_never_kept_in_nats(fleet: Fleet) -> None:
+    member = await Member.join(fleet.settings, "frontend")
+    assert (await member.secret(SECRET)).root == SECRET.root
+    with pytest.raises(InvalidRequestError, match="--secret-file"):
+        await member.secret(None)
+    await member.leave()
+
+
+async def test_a_server_that_is_not_there_is_named_and_nothing_is_called_cut(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inlay.transport.nats.connection.CONNECT_SECONDS", 3600.0)
+    nowhere = NatsSettings(nats=["nats://user:s3cret@127.0.0.1:1"], nats_wait=0.3)  # type: ignore[list-item]
+    with pytest.raises(OverloadedError) as caught:
+        await Member.join(nowhere, "worker")
+    said = "cannot reach NATS at nats://127.0.0.1:1: nothing listens there. Start it with `inlay nats`"
+    assert caught.value.message.startswith(said)
+    assert "cut" not in caplog.text
+
+
+async def test_a_server_that_comes_a_little_later_is_waited_for(tmp_path: Path) -> None:
+    with NatsServer(tmp_path) as server:
+        settings = server.settings().model_copy(update={"nats_wait": 60.0})
+        server.kill()
+        joining = asyncio.create_task(Member.join(settings, "worker"))
+        await asyncio.sleep(0.1)
+        assert not joining.done()
+        await asyncio.to_thread(server.start)
+        await (await joining).leave()
+
+
+async def test_only_who_knows_the_password_is_let_in(tmp_path: Path) -> None:
+    with NatsServer(tmp_path, extra='authorization { user: "inlay", password: "s3cret" }') as server:
+        with pytest.raises(InvalidRequestError, match="does not let us in"):
+            await Member.join(server.settings(), "worker")
+        known = NatsSettings(nats=[server.url.replace("//", "//inlay:s3cret@")])  # type: ignore[list-item]
+        await (await Member.join(known, "worker")).leave()
+
+
+async def test_a_server_that_keeps_nothing_is_refused_and_it_is_said_why(tmp_path: Path) -> None:
+    with (
+        NatsServer(tmp_path, jetstream=False) as server,
+        pytest.raises(InvalidRequestError, match="it needs JetStream"),
+    ):
+        await Member.join(server.settings(), "worker")
+
+
+async def test_calls_are_answered_by_the_worker_that_was_asked(
+    fleet: Fleet, echo_settings: EngineSettings
+) -> None:
+    for _ in range(2):
+        await fleet.worker(EchoEngine(echo_settings, SECRET))
+    first, second = await found(await fleet.frontend(SECRET), 2)
+    await collect(first.send(make_request("a", Tokens([1]), max_tokens=5)))
+    counted = [(await worker.call(Command("stats"))).value["generated_tokens"] for worker in (first, second)]
+    assert counted == [5, 0]
+
+
+async def test_a_worker_says_what_its_engine_counts_with_its_heartbeats(
+    fleet: Fleet, echo_settings: EngineSettings
+) -> None:
+    await fleet.worker(EchoEngine(echo_settings, SECRET))
+    plane = await fleet.frontend(SECRET)
+    (worker,) = await found(plane)
+    await collect(worker.send(make_request("a", Tokens([1]), max_tokens=5)))
+    async with asyncio.timeout(10):
+        while plane.links()[0].stats.generated_tokens != 5:  # noqa: ASYNC110  # nobody is told of a heartbeat
+            await asyncio.sleep(0.02)
+
+
+async def test_two_frontends_may_use_the_same_ids(fleet: Fleet, echo_settings: EngineSettings) -> None:
+    await fleet.worker(EchoEngine(echo_settings, SECRET))
+    planes = [await fleet.frontend(SECRET) for _ in range(2)]
+    workers = [(await found(plane))[0] for plane in planes]
+    answers = await asyncio.gather(
+        *(
+            collect(worker.send(make_request("same", Tokens([n]), max_tokens=300)))
+            for n, worker in enumerate(workers)
+        )
+    )
+    assert [set(ids(answer)) for answer in answers] == [{0}, {1}]
+
+
+async def test_a_frontend_whose_messages_are_not_understood_harms_nobody(
+    fleet: Fleet, echo_settings: EngineSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker: FleetWorker = await fleet.worker(EchoEngine(echo_settings, SECRET))
+    plane = await fleet.frontend(SECRET)
+    (link,) = await found(plane)
+    control = plane._member.control
+    with caplog.at_level(logging.WARNING):
+        for payload in (b"", b"\0", b"\0\1\0\0\1\0\0\0a\xc1", b"\1\1\0\0\1\0\0\0a\xc1"):
+            control.publish(plane._member.subjects.messages(worker.worker.id), payload)
+        assert ids(await collect(link.send(make_request("a", Tokens([1]), max_tokens=2)))) == [1, 1]
+    assert "no message" in caplog.text
+    assert "not understood" in caplog.text
+
+
+async def test_a_request_that_got_lost_on_its_way_is_sent_again(
+    fleet: Fleet, echo_settings: EngineSettings
+) -> None:
+    worker = await fleet.worker(EchoEngine(echo_settings, SECRET))
+    (link,) = await found(await fleet.frontend(SECRET))
+    mailbox = worker.worker._mailbox
+    take, lost = mailbox._take, 0
+
+    def losing(sender: str, message: ToWorker) -> None:
+        nonlocal lost
+        if isinstance(message, Submit | Embed) and lost < 2:
+            lost += 1
+        else:
+            take(sender, message)
+
+    mailbox._take = losing
+    answers = await asyncio.gather(
+        collect(link.send(make_request("a", Tokens([7]), max_tokens=3))),
+        link.embed(EmbedRequest(id="e", prompts=(Prompt.of(Tokens([1])),))),
+    )
+    assert lost == 2
+    assert ids(answers[0]) == [7, 7, 7]
+    assert answers[1].size == 64
+
+
+async def test_a_worker_that_has_forgotten_a_frontend_says_so_to_it(
+    fleet: Fleet, echo_settings: EngineSettings
+) -> None:
+    worker = await fleet.worker(EchoEngine(echo_settings, SECRET))
+    (link,) = await found(await fleet.frontend(SECRET))
+    iterator = aiter(link.send(make_request("a", Tokens([1]), max_tokens=190_000)))
+    await anext(iterator)
+    # As after a frontend stood still for longer than a worker waits for it.
+    for sender in list(worker.worker._peers):
+        worker.worker._end_peer(sender)
+    with pytest.raises(OverloadedError, match="given the request up"):
+        async for _ in iterator:
+            pass
+    assert ids(await collect(link.send(make_request("b", Tokens([7]), max_tokens=3)))) == [7, 7, 7]

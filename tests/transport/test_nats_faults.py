@@ -1,0 +1,306 @@
+"""Parts of a fleet die, freeze and come back, and every stream ends with exactly the tokens of an undisturbed one."""
+
+import asyncio
+import os
+import signal
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
+from itertools import cycle, islice
+from pathlib import Path
+
+import pytest
+from inlay.transport.nats.frontend import NatsPlane
+from inlay.transport.nats.member import Member
+from inlay.transport.nats.outgoing import WINDOW_PIECES
+from inlay.transport.nats.stream import NatsStream
+
+from inlay.digest import with_digests
+from inlay.engine.settings import EngineSettings
+from inlay.errors import OverloadedError
+from inlay.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.request import Command, Output, Request, Sampling
+from inlay.router import Router
+from inlay.transport.api import Stream
+from inlay.transport.nats import frontend as frontend_module
+from tests.router.sending import send
+from tests.transport.fleet import found
+from tests.transport.nats_server import NatsServer
+from tests.transport.paced import SECRET, PacedWorker
+
+pytestmark = pytest.mark.slow
+
+STREAMS = 20
+TOKENS = 700
+BOUND = 60
+"""Seconds within which everything must have come to an end: nothing hangs."""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[NatsServer]:
+    server = NatsServer(tmp_path)
+    server.start()
+    yield server
+    server.kill()
+
+
+class Place:
+    """A namespace on a server, its worker processes and this process's frontend."""
+
+    def __init__(self, server: NatsServer, model: str) -> None:
+        self.server = server
+        self.namespace = uuid.uuid4().hex
+        self._model = model
+        self.workers: list[PacedWorker] = []
+        self.planes: list[NatsPlane] = []
+
+    def worker(self) -> PacedWorker:
+        self.workers.append(PacedWorker(self.server.url, self.namespace, self._model))
+        return self.workers[-1]
+
+    async def frontend(self) -> NatsPlane:
+        member = await Member.join(self.server.settings(self.namespace), "frontend")
+        self.planes.append(NatsPlane(member, secret_fingerprint=SECRET.fingerprint))
+        await self.planes[-1].start()
+        return self.planes[-1]
+
+    def at(self, plane: NatsPlane, worker: PacedWorker) -> int:
+        """Streams a frontend has at a worker."""
+        return sum(len(link._open) for link in plane.links() if link.participant == worker.id)
+
+
+@pytest.fixture
+async def place(server: NatsServer, echo_settings: EngineSettings) -> AsyncIterator[Place]:
+    place = Place(server, echo_settings.model)
+    yield place
+    for plane in place.planes:
+        await plane.close()
+    for worker in place.workers:
+        worker.end()
+
+
+def prompt(number: int) -> list[int]:
+    return [number + 1, number + 2, *range(300 + number % 7)]
+
+
+def make_request(number: int, tokens: int = TOKENS) -> Request:
+    return Request(
+        id=str(number), prompt=Prompt.of(Tokens(prompt(number))), sampling=Sampling(max_tokens=tokens)
+    )
+
+
+async def read(stream: Stream, seen: "list[Output] | None" = None) -> list[int]:
+    told = [] if seen is None else seen
+    async for outputs in stream:
+        told.extend(outputs)
+    assert told[-1].finish_reason == "length"
+    usage = told[-1].usage
+    ids = [id_ for output in told for id_ in output.token_ids]
+    assert usage is not None
+    assert usage.completion_tokens == len(ids)
+    return ids
+
+
+async def answer(router: Router, request: Request, seen: "list[Output] | None" = None) -> list[int]:
+    return await read(await send(router, request), seen)
+
+
+def start(router: Router, count: int = STREAMS, tokens: int = TOKENS) -> "list[asyncio.Task[list[int]]]":
+    return [asyncio.create_task(answer(router, make_request(n, tokens))) for n in range(count)]
+
+
+async def check(tasks: "list[asyncio.Task[list[int]]]", tokens: int = TOKENS) -> None:
+    async with asyncio.timeout(BOUND):
+        answers = await asyncio.gather(*tasks)
+    for number, answer in enumerate(answers):
+        assert answer == list(islice(cycle(prompt(number)), tokens))
+
+
+async def until_quiet(plane: NatsPlane, worker: PacedWorker) -> None:
+    """Return when a worker's engine has nothing to do."""
+    async with asyncio.timeout(BOUND):
+        while True:
+            for link in plane.workers():
+                if link.id.startswith(worker.id):
+                    with suppress(OverloadedError):
+                        if (await link.call(Command("stats"))).value["running"] == 0:
+                            return
+            await asyncio.sleep(0.1)
+
+
+async def test_a_worker_is_killed_and_its_streams_go_on_elsewhere(place: Place) -> None:
+    first, _ = place.worker(), place.worker()
+    plane = await place.frontend()
+    await found(plane, 2)
+    tasks = start(Router(plane))
+    await asyncio.sleep(0.7)
+    assert place.at(plane, first)
+    first.send(signal.SIGKILL)
+    await check(tasks)
+
+
+async def test_a_frozen_worker_is_replaced_and_gives_up_when_it_wakes(place: Place) -> None:
+    first, _ = place.worker(), place.worker()
+    plane = await place.frontend()
+    await found(plane, 2)
+    tasks = start(Router(plane), tokens=3000)
+    await asyncio.sleep(0.5)
+    assert place.at(plane, first)
+    first.send(signal.SIGSTOP)
+    while len(plane.workers()) == 2:
+        await plane.changed()
+    first.send(signal.SIGCONT)
+    await found(plane, 2)
+    # It had more than ten seconds of work, of which nobody waits for the answer.
+    async with asyncio.timeout(5):
+        await until_quiet(plane, first)
+    await check(tasks, 3000)
+
+
+async def test_a_worker_that_ends_in_the_middle_hands_its_streams_over(place: Place) -> None:
+    first, _ = place.worker(), place.worker()
+    plane = await place.frontend()
+    await found(plane, 2)
+    tasks = start(Router(plane))
+    await asyncio.sleep(0.5)
+    assert place.at(plane, first)
+    first.send(signal.SIGTERM)
+    await check(tasks)
+
+
+async def test_nats_is_restarted_and_streams_go_on_where_they_were(place: Place) -> None:
+    place.worker(), place.worker()
+    plane = await place.frontend()
+    await found(plane, 2)
+    seen: list[list[Output]] = [[] for _ in range(STREAMS)]
+    router = Router(plane)
+    tasks = [asyncio.create_task(answer(router, make_request(n), told)) for n, told in enumerate(seen)]
+    await asyncio.sleep(0.5)
+    place.server.kill()
+    await asyncio.sleep(1)
+    place.server.start()
+    await check(tasks)
+    # The engines went on all the while: what they had said meanwhile was read again, and nothing was computed twice.
+    assert {output.attempt for told in seen for output in told} == {0}
+    # And the fleet is as it was.
+    await found(plane, 2)
+    await check(start(router, 3, 20), 20)
+
+
+@pytest.mark.parametrize("seconds", [1.0, 6.0])
+async def test_nats_stands_still_and_nobody_is_given_up(place: Place, seconds: float) -> None:
+    place.worker(), place.worker()
+    plane = await place.frontend()
+    await found(plane, 2)
+    tasks = start(Router(plane), tokens=1500)
+    await asyncio.sleep(0.5)
+    place.server.freeze()
+    await asyncio.sleep(seconds)
+    assert len(plane.workers()) == 2
+    place.server.thaw()
+    await check(tasks, 1500)
+
+
+async def test_when_nats_does_not_come_back_streams_fail_within_a_bound(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frontend_module, "PARTED_SECONDS", 1.0)
+    monkeypatch.setattr("inlay.router.resume.WAIT_SECONDS", 1.0)
+    place.worker()
+    plane = await place.frontend()
+    await found(plane)
+    router = Router(plane)
+    tasks = start(router, tokens=100_000)
+    await asyncio.sleep(0.5)
+    place.server.kill()
+    async with asyncio.timeout(BOUND):
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(end, OverloadedError) for end in ends)
+    with pytest.raises(OverloadedError):
+        await send(router, make_request(0))
+
+
+async def test_a_client_that_does_not_read_stalls_neither_its_engine_nor_its_neighbours(place: Place) -> None:
+    worker = place.worker()
+    plane = await place.frontend()
+    (link,) = await found(plane)
+    slow = link.send(make_request(0, 3000))
+    iterator = aiter(slow)
+    told = list(await anext(iterator))
+    await check(start(Router(plane), 4), TOKENS)
+    # All of the slow one's answer is made, and nearly all of it waits at its worker.
+    await until_quiet(plane, worker)
+    assert isinstance(slow, NatsStream)
+    assert len(slow._deltas.waiting) <= WINDOW_PIECES
+    told += [output async for outputs in iterator for output in outputs]
+    ids = [id_ for output in told for id_ in output.token_ids]
+    assert ids == list(islice(cycle(prompt(0)), 3000))
+
+
+async def test_requests_of_a_frontend_that_is_gone_end_at_their_workers(place: Place) -> None:
+    worker = place.worker()
+    lost, other = await place.frontend(), await place.frontend()
+    await found(lost)
+    await found(other)
+    tasks = start(Router(lost), tokens=100_000)
+    await asyncio.sleep(0.5)
+    running = (await other.workers()[0].call(Command("stats"))).value["running"]
+    assert running == STREAMS
+    # As when its process is killed: the connections close, and nobody is told why.
+    assert lost._ticking is not None
+    lost._ticking.cancel()
+    for connection in (lost._member.control, lost._member.bulk):
+        connection._outbox.clear()
+        await connection.close()
+    async with asyncio.timeout(15):
+        await until_quiet(other, worker)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_large_prompt_whose_worker_dies_on_the_way_is_sent_elsewhere(place: Place) -> None:
+    first, _ = place.worker(), place.worker()
+    plane = await place.frontend()
+    await found(plane, 2)
+    rows = Rows(Buffer(os.urandom(64 * 4 * 30_000)), "float32", (30_000, 64))
+    router = Router(plane)
+    # Digests are made here: the engine of these workers runs on the loop that their heartbeats come from.
+    prompt = with_digests(Prompt.of(rows), SECRET)
+    big = Request(id="big", prompt=prompt, sampling=Sampling(max_tokens=30))
+    whole = await answer(router, big)
+    for each in range(2):
+        stream = await send(router, Request(id=f"big {each}", prompt=big.prompt, sampling=big.sampling))
+        if place.at(plane, first):
+            break
+    task = asyncio.create_task(read(stream))
+    await asyncio.sleep(0.01)
+    first.send(signal.SIGSTOP)
+    async with asyncio.timeout(BOUND):
+        assert await task == whole
+    first.send(signal.SIGCONT)
+
+
+@contextmanager
+def lossy(plane: NatsPlane, every: int) -> Iterator[None]:
+    """Have each `every`th message to the frontend get lost."""
+    mailbox = plane._mailbox
+    received, count = mailbox._take, 0
+
+    def take(sender: str, message: object) -> None:
+        nonlocal count
+        count += 1
+        if count % every:
+            received(sender, message)  # type: ignore[arg-type]
+
+    mailbox._take = take
+    yield
+    mailbox._take = received
+
+
+async def test_messages_that_get_lost_are_read_again(place: Place) -> None:
+    place.worker()
+    plane = await place.frontend()
+    await found(plane)
+    with lossy(plane, 7):
+        await check(start(Router(plane), 8, 400), 400)
