@@ -8,10 +8,15 @@ FOLDER = Path(__file__).resolve().parent
 
 
 def main(names: list[str]) -> int:
-    known = {path.stem: path for path in sorted(FOLDER.glob("*.py")) if not path.stem.startswith("_")}
+    known = {
+        path.stem: path for path in sorted(FOLDER.glob("*.py")) if not path.stem.startswith("_")
+    }
     unknown = set(names) - set(known)
     if unknown:
-        print(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(known)}", file=sys.stderr)
+        print(
+            f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(known)}",
+            file=sys.stderr,
+        )
         return 2
     status = 0
     for name in names or known:

@@ -1,6 +1,7 @@
 """The attacks of `benchmarks.attacks`, as data: each row says what is sent, and how.
 
-A new one is one more `Attack` in `ATTACKS`. Traffic goes to the server that the benchmark started itself, on 127.0.0.1.
+A new one is one more `Attack` in `ATTACKS`. Traffic goes to the server that the benchmark started
+itself, on 127.0.0.1.
 """
 
 import contextlib
@@ -64,7 +65,8 @@ class Attack:
         sent: what is sent, in a few words.
         prepare: makes what is sent, before anything is measured.
         fleet: the server is a frontend, a worker and a NATS server, instead of one command.
-        asked: what the second client asks for besides `max_tokens: 1`, by a number that no other request of its has.
+        asked: what the second client asks for besides `max_tokens: 1`, by a number that no other
+            request of its has.
     """
 
     name: str
@@ -86,7 +88,9 @@ def posting(*posts: Post, keys: Sequence[str] = KEYS[:1], connections: int = 1) 
                 answers[_post(target.port, posts[count % len(posts)], key)] += 1
                 count += 1
 
-        threads = [threading.Thread(target=one, args=(key,), daemon=True) for key in (*keys,) * connections]
+        threads = [
+            threading.Thread(target=one, args=(key,), daemon=True) for key in (*keys,) * connections
+        ]
         for thread in threads:
             thread.start()
         stop.wait()
@@ -154,12 +158,18 @@ def _stop_strings(length: int) -> Send:
 
 
 def _grammars() -> Send:
-    slow = [_completion(structured_outputs={"regex": "a?" * size + "a" * size}) for size in range(4990, 5000)]
+    slow = [
+        _completion(structured_outputs={"regex": "a?" * size + "a" * size})
+        for size in range(4990, 5000)
+    ]
     return posting(*slow, keys=KEYS)
 
 
 def aborted_uploads(announced: int, sent: int, connections: int = 64) -> Send:
-    """Announce a body of so many bytes, send a part of it, and close; so many at once, again and again."""
+    """Announce a body of so many bytes, send a part of it, and close.
+
+    So many at once, again and again.
+    """
     head = (
         f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
         f"authorization: Bearer {KEYS[0]}\r\ncontent-length: {announced}\r\n\r\n"
@@ -169,7 +179,9 @@ def aborted_uploads(announced: int, sent: int, connections: int = 64) -> Send:
     def run(target: Target, stop: Event) -> Answers:
         answers: Answers = Counter()
         while not stop.is_set():
-            opened = [socket.create_connection(("127.0.0.1", target.port)) for _ in range(connections)]
+            opened = [
+                socket.create_connection(("127.0.0.1", target.port)) for _ in range(connections)
+            ]
             for connection in opened:
                 with contextlib.suppress(OSError):
                     connection.sendall(begun)
@@ -240,12 +252,16 @@ ATTACKS: tuple[Attack, ...] = (
     Attack(
         "white space, allowed",
         "16 MB before the object",
-        lambda: posting(Post("/v1/completions", b" " * 16_000_000 + b'{"prompt":"a","max_tokens":1}')),
+        lambda: posting(
+            Post("/v1/completions", b" " * 16_000_000 + b'{"prompt":"a","max_tokens":1}')
+        ),
     ),
     Attack(
         "white space",
         "60 MB before the object",
-        lambda: posting(Post("/v1/completions", b" " * 60_000_000 + b'{"prompt":"a","max_tokens":1}')),
+        lambda: posting(
+            Post("/v1/completions", b" " * 60_000_000 + b'{"prompt":"a","max_tokens":1}')
+        ),
     ),
     Attack(
         "/tokenize, refused",
@@ -285,7 +301,9 @@ ATTACKS: tuple[Attack, ...] = (
     Attack(
         "large bodies",
         "10 MB of base64 that is no tensor",
-        lambda: posting(_json("/v1/completions", prompt_embeds=b64encode(bytes(7_800_000)).decode())),
+        lambda: posting(
+            _json("/v1/completions", prompt_embeds=b64encode(bytes(7_800_000)).decode())
+        ),
     ),
     Attack("hostile files", f"{len(FILES) + len(BOMBS)} files, each refused", _hostile_files),
     Attack("NATS", "a subject that is not UTF-8", nats_garbage, fleet=True),

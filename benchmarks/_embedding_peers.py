@@ -31,13 +31,21 @@ def vllm(model: str, threads: int, dtype: str) -> Any:
     from vllm import LLM
 
     engine = LLM(
-        model, runner="pooling", dtype=dtype, max_model_len=256, enforce_eager=True, disable_log_stats=True
+        model,
+        runner="pooling",
+        dtype=dtype,
+        max_model_len=256,
+        enforce_eager=True,
+        disable_log_stats=True,
     )
     return lambda texts: engine.embed(texts, use_tqdm=False)
 
 
 def onnx(model: str, threads: int, dtype: str) -> Any:
-    """Exported, sorted by length, mean pooled: what ONNX Runtime can do at best. `dtype` is float32 or int8."""
+    """Exported, sorted by length, mean pooled: what ONNX Runtime can do at best.
+
+    `dtype` is float32 or int8.
+    """
     import numpy as np
     import onnxruntime
     import torch
@@ -47,7 +55,9 @@ def onnx(model: str, threads: int, dtype: str) -> Any:
 
     folder = tempfile.mkdtemp()
     path = f"{folder}/model.onnx"
-    loaded = AutoModel.from_pretrained(model, dtype=torch.float32, attn_implementation="eager").eval()
+    loaded = AutoModel.from_pretrained(
+        model, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     names = ["input_ids", "attention_mask", "token_type_ids"]
     given = tuple(torch.ones(2, 5, dtype=torch.int64) for _ in names)
 
@@ -90,7 +100,11 @@ def onnx(model: str, threads: int, dtype: str) -> Any:
             for row, index in enumerate(chosen):
                 batch[row, : len(ids[index])] = ids[index]
                 mask[row, : len(ids[index])] = 1
-            given = {"input_ids": batch, "attention_mask": mask, "token_type_ids": np.zeros_like(batch)}
+            given = {
+                "input_ids": batch,
+                "attention_mask": mask,
+                "token_type_ids": np.zeros_like(batch),
+            }
             (states,) = session.run(None, given)
             pooled = (states * mask[:, :, None]).sum(1) / mask.sum(1, keepdims=True)
             out[chosen] = pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
@@ -116,7 +130,12 @@ def infinity(model: str, threads: int, dtype: str) -> Any:
     return lambda texts: loop.run_until_complete(engine.embed(sentences=texts))
 
 
-PEERS = {"infinity": infinity, "sentence-transformers": sentence_transformers, "vllm": vllm, "onnx": onnx}
+PEERS = {
+    "infinity": infinity,
+    "sentence-transformers": sentence_transformers,
+    "vllm": vllm,
+    "onnx": onnx,
+}
 
 
 def main() -> None:

@@ -1,4 +1,6 @@
-"""vLLM's and Dynamo's own way from a body to a tensor. Run with the python of either; answers each line `STAGE FILE` with the seconds it took.
+"""vLLM's and Dynamo's own way from a body to a tensor.
+
+Run with the python of either; answers each line `STAGE FILE` with the seconds it took.
 
 reader    from the base64 alone: vLLM's `safe_load_prompt_embeds`; under Dynamo the function of its worker that calls its own vLLM's
 body      the JSON, the request model, then the same. Dynamo does this in its frontend, a binary of which nothing can be called alone
@@ -52,7 +54,9 @@ def main() -> None:
             tensor = read(text)
         start = time.perf_counter()
         if stage == "body":
-            safe_load_prompt_embeds(config, CompletionRequest.model_validate(json.loads(body)).prompt_embeds)
+            safe_load_prompt_embeds(
+                config, CompletionRequest.model_validate(json.loads(body)).prompt_embeds
+            )
         elif stage == "reader":
             read(text)
         else:

@@ -1,7 +1,7 @@
 """Servers to measure, side by side: inlay, and where their environments are there, vLLM and Dynamo.
 
-A peer runs from an environment of its own: `BENCH_VLLM` and `BENCH_DYNAMO` name its python. docs/performance.md says how such an
-environment is made.
+A peer runs from an environment of its own: `BENCH_VLLM` and `BENCH_DYNAMO` name its python.
+docs/performance.md says how such an environment is made.
 """
 
 import contextlib
@@ -27,7 +27,10 @@ NOTHING: Mapping[str, str] = {}
 
 @dataclass(frozen=True)
 class Server:
-    """A server under measurement: where it listens, and the processes it consists of, first the one that takes requests."""
+    """A server under measurement.
+
+    Where it listens, and the processes it consists of, first the one that takes requests.
+    """
 
     name: str
     port: int
@@ -40,7 +43,9 @@ class Server:
         total = 0.0
         for pid in _descendants(self.pids):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+                fields = (
+                    Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+                )
                 total += (int(fields[11]) + int(fields[12])) / ticks
         return total
 
@@ -54,7 +59,9 @@ class Server:
                         total += int(line.split()[1]) * 1024
         return total
 
-    def post(self, path: str, body: bytes, content_type: str = "application/json") -> tuple[int, bytes]:
+    def post(
+        self, path: str, body: bytes, content_type: str = "application/json"
+    ) -> tuple[int, bytes]:
         """Status and body of the answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         try:
@@ -98,7 +105,9 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def _running(name: str, port: int, ready: str, *commands: list[str], **environment: str) -> Iterator[Server]:
+def _running(
+    name: str, port: int, ready: str, *commands: list[str], **environment: str
+) -> Iterator[Server]:
     with tempfile.TemporaryFile() as log:
         processes = [
             subprocess.Popen(
@@ -127,7 +136,9 @@ def _running(name: str, port: int, ready: str, *commands: list[str], **environme
                     process.wait()
 
 
-def _wait_ready(server: Server, processes: list["subprocess.Popen[bytes]"], ready: str, log: int) -> None:
+def _wait_ready(
+    server: Server, processes: list["subprocess.Popen[bytes]"], ready: str, log: int
+) -> None:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         if any(process.poll() is not None for process in processes):
@@ -227,7 +238,13 @@ def vllm(model: Path, *arguments: object) -> contextlib.AbstractContextManager[S
         "--served-model-name",
         "m",
     ]
-    command += ["--port", str(port), "--enforce-eager", "--enable-prompt-embeds", *map(str, arguments)]
+    command += [
+        "--port",
+        str(port),
+        "--enforce-eager",
+        "--enable-prompt-embeds",
+        *map(str, arguments),
+    ]
     return _running(
         "vllm",
         port,
@@ -267,7 +284,9 @@ def dynamo(
         "mocker": ["--model-path", str(model), "--model-name", "m", "--speedup-ratio", "1000000"],
     }
     plane = (
-        {"DYN_REQUEST_PLANE": "tcp"} if nats is None else {"DYN_REQUEST_PLANE": "nats", "NATS_SERVER": nats}
+        {"DYN_REQUEST_PLANE": "tcp"}
+        if nats is None
+        else {"DYN_REQUEST_PLANE": "nats", "NATS_SERVER": nats}
     )
     return _running(
         "dynamo" if nats is None else "dynamo, NATS",
@@ -289,7 +308,10 @@ HIDDEN = 4096
 """Of `wide_model`."""
 
 DYNAMO_ROWS = 1279
-"""Rows of it, in bfloat16, that Dynamo takes at most: it refuses what is over 10 MiB once decoded."""
+"""Rows of it, in bfloat16, that Dynamo takes at most.
+
+It refuses what is over 10 MiB once decoded.
+"""
 
 
 def rows_of(megabytes: int) -> int:
@@ -302,8 +324,13 @@ def takes(name: str, num_rows: int) -> bool:
     return name != "dynamo" or num_rows <= DYNAMO_ROWS
 
 
-def side_by_side(stack: contextlib.ExitStack, model: Path, only: Collection[str] = ()) -> list[Server]:
-    """inlay, vLLM and Dynamo on one `wide_model`, those that are there, or of them those in `only`; they run until the stack ends."""
+def side_by_side(
+    stack: contextlib.ExitStack, model: Path, only: Collection[str] = ()
+) -> list[Server]:
+    """inlay, vLLM and Dynamo on one `wide_model`, those that are there, or of them those in `only`.
+
+    They run until the stack ends.
+    """
     launches: dict[str, Callable[[], contextlib.AbstractContextManager[Server] | None]] = {
         "inlay": lambda: inlay(model, *wide_limits(64)),
         "vllm": lambda: vllm(model, *VLLM_ARGUMENTS),
@@ -315,7 +342,10 @@ def side_by_side(stack: contextlib.ExitStack, model: Path, only: Collection[str]
 
 
 def wide_model(directory: Path, *, hidden: int = HIDDEN, max_len: int = 10_240) -> Path:
-    """A one-layer Llama with a hidden size like an 8B model's and random bf16 weights: the prompt is large, the model is not."""
+    """A one-layer Llama with a hidden size like an 8B model's and random bf16 weights.
+
+    The prompt is large, the model is not.
+    """
     return make(
         "llama",
         directory,

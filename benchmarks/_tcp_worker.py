@@ -1,4 +1,6 @@
-"""An echo engine behind a TCP listener, in a process of its own: for `plane_latency` and `rpc_choice`.
+"""An echo engine behind a TCP listener, in a process of its own.
+
+For `plane_latency` and `rpc_choice`.
 
     python -m benchmarks._tcp_worker MODEL_DIRECTORY < ROOT_SECRET
 

@@ -1,4 +1,6 @@
-"""vLLM's engine in its own Python, driven over standard input by `benchmarks/engine.py`: a JSON command a line, seconds back.
+"""vLLM's engine in its own Python, driven over standard input by `benchmarks/engine.py`.
+
+A JSON command a line, seconds back.
 
 Runs where inlay is not installed: `VLLM_PYTHON _vllm_engine.py MODEL THREADS MAX_NUM_SEQS`.
 """
@@ -36,7 +38,9 @@ class Engine:
 
     def _admit(self, ids: list[int], max_tokens: int) -> None:
         self._works += 1
-        sampling = self._sampling(max_tokens=max_tokens, temperature=0, ignore_eos=True, detokenize=False)
+        sampling = self._sampling(
+            max_tokens=max_tokens, temperature=0, ignore_eos=True, detokenize=False
+        )
         self._engine.add_request(str(self._works), {"prompt_token_ids": ids}, sampling)
 
     def _finish(self) -> None:

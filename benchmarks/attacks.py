@@ -1,11 +1,14 @@
 """What a second client waits, and what memory a server takes, during each attack of `benchmarks._attacks`.
 
-Each row starts a server of its own with the bundled model and a key for each client. The second client asks for one token, every time
-on a new connection and every 20 ms, first with nobody else there (quiet), then while the attackers, which run at lower priority, send
-what the row says without a pause. An answer that takes long hides the requests that would have been sent meanwhile: they are counted
-with what they would have waited (coordinated omission), so that a percentile is one of time.
+Each row starts a server of its own with the bundled model and a key for each client. The second
+client asks for one token, every time on a new connection and every 20 ms, first with nobody else
+there (quiet), then while the attackers, which run at lower priority, send what the row says without
+a pause. An answer that takes long hides the requests that would have been sent meanwhile: they are
+counted with what they would have waited (coordinated omission), so that a percentile is one of
+time.
 
-With `--against` the same attacks run on another checkout of this repository in the same run, in turns.
+With `--against` the same attacks run on another checkout of this repository in the same run, in
+turns.
 
     python -m benchmarks.attacks [NAME ...] [--seconds 6] [--against DIR]
 """
@@ -58,7 +61,9 @@ class Waits(NamedTuple):
 
     def quantile(self, part: float) -> float:
         """The wait that `part` of all are within."""
-        return self.milliseconds[min(int(len(self.milliseconds) * part), len(self.milliseconds) - 1)]
+        return self.milliseconds[
+            min(int(len(self.milliseconds) * part), len(self.milliseconds) - 1)
+        ]
 
     def shown(self) -> str:
         """Median, 99th percentile and longest, as a table has them."""
@@ -141,8 +146,12 @@ class Row:
 
     def shown(self, attack: Attack, checkout: str) -> str:
         """As a line of the table."""
-        answers = ", ".join(f"{count:,}x {status}" for status, count in sorted(self.answers.items()))
-        sizes = " / ".join(f"{size / memory.MIB:+.0f}" for size in (self.peak, self.left, self.others))
+        answers = ", ".join(
+            f"{count:,}x {status}" for status, count in sorted(self.answers.items())
+        )
+        sizes = " / ".join(
+            f"{size / memory.MIB:+.0f}" for size in (self.peak, self.left, self.others)
+        )
         cells = (
             attack.name,
             attack.sent,
@@ -177,7 +186,10 @@ def measure(attack: Attack, checkout: Path, seconds: float) -> Row:
         port = server.port
         asking(port, attack, 1.0)
         quiet = asking(port, attack, seconds / 2)
-        with memory.Watch(server) as watch, attacking(attack, Target(port, server.nats_port)) as answers:
+        with (
+            memory.Watch(server) as watch,
+            attacking(attack, Target(port, server.nats_port)) as answers,
+        ):
             time.sleep(0.2)
             attacked = asking(port, attack, seconds)
         time.sleep(SETTLE)
@@ -196,14 +208,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("only", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; all of them")
+    parser.add_argument(
+        "only", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; all of them"
+    )
     parser.add_argument("--seconds", type=float, default=6.0, help="each attack takes")
     parser.add_argument("--against", type=Path, help="another checkout, measured in the same run")
     options = parser.parse_args()
     unknown = set(options.only) - set(names)
     if unknown:
         sys.exit(f"no attack {', '.join(sorted(unknown))}; there are {', '.join(names)}")
-    checkouts: Sequence[Path] = [HERE] if options.against is None else [options.against.resolve(), HERE]
+    checkouts: Sequence[Path] = (
+        [HERE] if options.against is None else [options.against.resolve(), HERE]
+    )
     print(HEAD, flush=True)
     for attack in ATTACKS:
         if options.only and attack.name not in options.only:

@@ -1,9 +1,11 @@
 """What a prompt of embeddings costs over the same prompt as token ids, when the engine has it all cached.
 
-The prefix is fully cached, so the model computes one position and what is left is the way there: body, parser, checks, digests,
-transport. The embeddings are sent as base64 in JSON and, to inlay, also as a file of a multipart body and by reference to an upload.
-All servers run at once and take turns, and so do the forms (ids, one form, ids, the next, ...); each ratio is the median over the rounds
-of a form's time over that of the ids right before it. CPU is that of all processes of the server, for one request of ids and one of the form.
+The prefix is fully cached, so the model computes one position and what is left is the way there:
+body, parser, checks, digests, transport. The embeddings are sent as base64 in JSON and, to inlay,
+also as a file of a multipart body and by reference to an upload. All servers run at once and take
+turns, and so do the forms (ids, one form, ids, the next, ...); each ratio is the median over the
+rounds of a form's time over that of the ids right before it. CPU is that of all processes of the
+server, for one request of ids and one of the form.
 
     python -m benchmarks.cached_prompt [--rounds N] [--only inlay]
 """
@@ -36,7 +38,9 @@ class Form:
     content_type: str = "application/json"
 
 
-def forms_of(server: Server, table: torch.Tensor, num_tokens: int, *, stored: bool = True) -> dict[str, Form]:
+def forms_of(
+    server: Server, table: torch.Tensor, num_tokens: int, *, stored: bool = True
+) -> dict[str, Form]:
     """The same prompt as ids, and in each form of embeddings looked up from the model's own table that the server takes.
 
     Args:
@@ -102,7 +106,10 @@ def cost(server: Server, form: Form) -> Cost:
 def measure(
     servers: list[Server], table: torch.Tensor, label: str, num_tokens: int, rounds: int
 ) -> dict[tuple[str, str], float]:
-    """Print what every server's forms of one prompt cost, all taking turns; by server and form, the ratio of its time to that of ids."""
+    """Print what every server's forms of one prompt cost, all taking turns.
+
+    By server and form, the ratio of its time to that of ids.
+    """
     forms = {server.name: forms_of(server, table, num_tokens) for server in servers}
     costs: dict[tuple[str, str], list[tuple[Cost, Cost]]] = {}
     for turn in range(rounds + 2):
@@ -116,14 +123,18 @@ def measure(
                     costs.setdefault((server.name, name), []).append(pair)
     ratios = {}
     for (server_name, name), pairs in costs.items():
-        ratio = ratios[server_name, name] = statistics.median(form.wall / ids.wall for ids, form in pairs)
+        ratio = ratios[server_name, name] = statistics.median(
+            form.wall / ids.wall for ids, form in pairs
+        )
         more = 1e3 * statistics.median(form.wall - ids.wall for ids, form in pairs)
         plain, own = (
-            1e3 * statistics.median(each.wall for each in column) for column in zip(*pairs, strict=True)
+            1e3 * statistics.median(each.wall for each in column)
+            for column in zip(*pairs, strict=True)
         )
         # The system counts CPU time in hundredths of a second: only means say anything.
         cpu, own_cpu = (
-            1e3 * statistics.fmean(each.cpu for each in column) for column in zip(*pairs, strict=True)
+            1e3 * statistics.fmean(each.cpu for each in column)
+            for column in zip(*pairs, strict=True)
         )
         print(
             f"{server_name:8} {label:>6} {num_tokens:5} rows   ids {plain:7.1f} ms   {name:9} {own:7.1f} ms   "

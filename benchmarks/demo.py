@@ -17,7 +17,9 @@ def once() -> tuple[float, float]:
     port = free_port()
     start = time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, "-m", "inlay.cli", "demo", "--port", str(port)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "inlay.cli", "demo", "--port", str(port)],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     if process.stdout is None:
         raise RuntimeError("no standard output to read")

@@ -1,16 +1,21 @@
-"""Texts embedded a second, and one at a time, beside others; and what part of a request passes without the model.
+"""Texts embedded a second, and one at a time, beside others.
+
+And what part of a request passes without the model.
 
     BENCH_MODEL=all-MiniLM-L6-v2 python -m benchmarks.embeddings
-    BENCH_SENTENCE_TRANSFORMERS=venv/bin/python BENCH_ONNX=venv/bin/python BENCH_VLLM=... BENCH_INFINITY=... ...
-    python -m benchmarks.embeddings --threads 2 --rounds 5
+    BENCH_SENTENCE_TRANSFORMERS=venv/bin/python BENCH_ONNX=venv/bin/python BENCH_VLLM=...
+    BENCH_INFINITY=... ... python -m benchmarks.embeddings --threads 2 --rounds 5
 
-`BENCH_MODEL` is a directory of a model of MiniLM's shape; without it a random one is made. Peers run in the Python their variable names. All embed the same `--texts` texts of mixed length, drawn
-log-normally, in turns for `--rounds` rounds, from text to vectors, in one process each without a server; the table shows the best of each. With one thread, times are each process's own CPU
-seconds, which a busy machine blurs little. The peak is that of one large product of the same dtype, measured in the same run.
+`BENCH_MODEL` is a directory of a model of MiniLM's shape; without it a random one is made. Peers
+run in the Python their variable names. All embed the same `--texts` texts of mixed length, drawn
+log-normally, in turns for `--rounds` rounds, from text to vectors, in one process each without a
+server; the table shows the best of each. With one thread, times are each process's own CPU seconds,
+which a busy machine blurs little. The peak is that of one large product of the same dtype, measured
+in the same run.
 
-The second part asks a server over HTTP, and takes from each request's time that in which the model had a batch, as the server's
-metrics say: what is left nothing hid. `--parts` chooses among speed, outside and wide, which is the same with 100 texts and one layer of
-a large decoder.
+The second part asks a server over HTTP, and takes from each request's time that in which the model
+had a batch, as the server's metrics say: what is left nothing hid. `--parts` chooses among speed,
+outside and wide, which is the same with 100 texts and one layer of a large decoder.
 """
 
 import argparse
@@ -160,7 +165,9 @@ def corpus(count: int) -> list[str]:
     """Texts of log-normal length: in MiniLM's tokens a mean of about 70."""
     generator = random.Random(0)
     return [
-        " ".join(generator.choices(WORDS, k=min(240, max(3, int(generator.lognormvariate(3.95, 0.8))))))
+        " ".join(
+            generator.choices(WORDS, k=min(240, max(3, int(generator.lognormvariate(3.95, 0.8)))))
+        )
         for _ in range(count)
     ]
 
@@ -206,7 +213,9 @@ def peak(dtype: torch.dtype, threads: int) -> float:
 def useful_flops(model: Path, texts: list[str]) -> float:
     """Of the products and the attention of a BERT over `texts` without padding."""
     config: dict[str, int] = json.loads((model / "config.json").read_text())
-    hidden, inner, layers = (config[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers"))
+    hidden, inner, layers = (
+        config[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers")
+    )
     lengths = [len(ids[:256]) for ids in Renderer.load(model).encode_texts(texts)]
     return sum(
         layers * (2 * length * (4 * hidden * hidden + 2 * hidden * inner) + 4 * length**2 * hidden)
@@ -225,7 +234,9 @@ def throughput(model: Path, threads: int, rounds: int, count: int) -> None:
             print(f"({variable} is not set: no {kind})")
             continue
         peers += [Peer(kind, python, model, threads, dtype) for dtype in DTYPES[kind]]
-    contenders: list[Contender] = [Inlay(model, threads, dtype) for dtype in ("float32", "bfloat16")]
+    contenders: list[Contender] = [
+        Inlay(model, threads, dtype) for dtype in ("float32", "bfloat16")
+    ]
     contenders.append(Inlay(model, threads, "float32", "high"))
     for peer in peers:
         peer.wait_ready()
@@ -237,8 +248,12 @@ def throughput(model: Path, threads: int, rounds: int, count: int) -> None:
     for _ in range(rounds):
         for contender in contenders:
             all_[contender.name].append(contender.embed(texts))
-            single[contender.name].append(statistics.median(contender.embed([ONE]) for _ in range(21)))
-            print(f"{contender.name}: {all_[contender.name][-1]:.2f} s", file=sys.stderr, flush=True)
+            single[contender.name].append(
+                statistics.median(contender.embed([ONE]) for _ in range(21))
+            )
+            print(
+                f"{contender.name}: {all_[contender.name][-1]:.2f} s", file=sys.stderr, flush=True
+            )
     peaks = {"float32": peak(torch.float32, threads), "bfloat16": peak(torch.bfloat16, threads)}
     kind = "CPU seconds" if threads == 1 else "seconds"
     print(

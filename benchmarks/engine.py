@@ -5,9 +5,11 @@
     python -m benchmarks.engine --only 'decode .* at 64|prefill 512'
     BENCH_VLLM=venv/bin/python python -m benchmarks.engine
 
-vLLM runs in the Python that `BENCH_VLLM` names, its engine's own loop without a server. All take turns for `--rounds` rounds; the table shows the best of each, because what a shared
-machine adds to a time is never negative. With one thread, times are each process's own CPU seconds. Floors: a decode step must read every weight once (bytes over measured read
-bandwidth); a prompt must do its products (FLOPs over the measured peak of a bfloat16 product).
+vLLM runs in the Python that `BENCH_VLLM` names, its engine's own loop without a server. All take
+turns for `--rounds` rounds; the table shows the best of each, because what a shared machine adds to
+a time is never negative. With one thread, times are each process's own CPU seconds. Floors: a
+decode step must read every weight once (bytes over measured read bandwidth); a prompt must do its
+products (FLOPs over the measured peak of a bfloat16 product).
 """
 
 import argparse
@@ -39,7 +41,10 @@ from inlay.request import Grammar, Request, Sampling
 
 PAGE_SIZE = 16
 LASTING = 256
-"""Tokens a prompt that decodes may have: enough that the first still goes on when the last has been read in."""
+"""Tokens a prompt that decodes may have.
+
+Enough that the first still goes on when the last has been read in.
+"""
 
 
 _clock = time.process_time
@@ -148,7 +153,13 @@ class Ours:
     """The engine's own loop: schedule, compute, sample, tell. Only its thread is left out."""
 
     def __init__(
-        self, directory: Path, threads: int, max_num_seqs: int, num_positions: int, *, max_loras: int = 0
+        self,
+        directory: Path,
+        threads: int,
+        max_num_seqs: int,
+        num_positions: int,
+        *,
+        max_loras: int = 0,
     ) -> None:
         self.model = CausalModel.load(
             EngineSettings(
@@ -167,7 +178,9 @@ class Ours:
             max_num_batched_tokens=2048,
             max_model_len=4608,
         )
-        self.core = Core(self.model, bounds, Secret.random(), prefix_caching=False, max_cpu_loras=max_loras)
+        self.core = Core(
+            self.model, bounds, Secret.random(), prefix_caching=False, max_cpu_loras=max_loras
+        )
         self._works = 0
         self._grammar: Grammar | None = None
         self._grammars: Grammars | None = None
@@ -181,7 +194,9 @@ class Ours:
         grammar, state = self._grammar, None
         if grammar is not None and self._grammars is not None:
             state = self._grammars.start(grammar, (), ()).state.result()
-        sampling = Sampling(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, grammar=grammar)
+        sampling = Sampling(
+            max_tokens=max_tokens, temperature=0.0, ignore_eos=True, grammar=grammar
+        )
         prompt = Prompt.of(Tokens(ids))
         request = Request(id=str(self._works), prompt=prompt, sampling=sampling, adapter=adapter)
         for delta in self.core.admit(request, grammar=state):
@@ -257,7 +272,9 @@ class Vllm:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment,
         )  # fmt: skip
         if self._answer() != "ready":
-            raise RuntimeError(f"vLLM's engine did not start; {script.name} says why when it is run by hand")
+            raise RuntimeError(
+                f"vLLM's engine did not start; {script.name} says why when it is run by hand"
+            )
 
     def _answer(self) -> str:
         assert self._process.stdout is not None
@@ -285,7 +302,10 @@ def prompt(length: int, index: int) -> list[int]:
 
 
 def cases_of(weights: int, layers: int, steps: int, *, long: bool) -> list[Case]:
-    """Floors are in bytes of weights and in FLOPs here; `main` adds keys and values, and divides by what the machine does a second."""
+    """Floors are in bytes of weights and in FLOPs here.
+
+    `main` adds keys and values, and divides by what the machine does a second.
+    """
     linear = weights - 2 * 151936 * 1024
     shapes = [(batch, context) for context in (64, 512) for batch in (1, 8, 32)]
     shapes += [(batch, 4096) for batch in (1, 8, 32)] if long else []
@@ -304,8 +324,12 @@ def cases_of(weights: int, layers: int, steps: int, *, long: bool) -> list[Case]
         flops = length * linear + layers * 2 * 16 * 128 * length * length
         found.append(Case(f"prefill {length}", [(prompt(length, length), 1)], length, float(flops)))
     draw = random.Random(1)
-    mixed = [(prompt(draw.randint(16, 512), 100 + index), draw.randint(8, 64)) for index in range(64)]
-    found.append(Case("64 mixed requests", mixed, sum(wanted for _, wanted in mixed), 0.0, alone=True))
+    mixed = [
+        (prompt(draw.randint(16, 512), 100 + index), draw.randint(8, 64)) for index in range(64)
+    ]
+    found.append(
+        Case("64 mixed requests", mixed, sum(wanted for _, wanted in mixed), 0.0, alone=True)
+    )
     return found
 
 
@@ -334,12 +358,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--long", action="store_true", help="Contexts of 4096 too; take few layers for them.")
-    parser.add_argument("--only", default="", help="Cases whose name this regular expression finds.")
+    parser.add_argument(
+        "--long", action="store_true", help="Contexts of 4096 too; take few layers for them."
+    )
+    parser.add_argument(
+        "--only", default="", help="Cases whose name this regular expression finds."
+    )
     parser.add_argument("--no-transformers", action="store_true", help="Leave transformers out.")
     options = parser.parse_args()
     missing = {
-        name: value for name, value in environment(os.environ).items() if os.environ.get(name) != value
+        name: value
+        for name, value in environment(os.environ).items()
+        if os.environ.get(name) != value
     }
     if missing:
         # libgomp reads its environment when it is loaded, which has happened.
@@ -358,7 +388,9 @@ def main() -> None:
             if re.search(options.only, case.name)
         ]
         # Room for what each prompt decodes, and not for requests that wait.
-        positions = max(sum(len(ids) + 128 for ids, _ in case.requests[:32]) for case in wanted) + 2048
+        positions = (
+            max(sum(len(ids) + 128 for ids, _ in case.requests[:32]) for case in wanted) + 2048
+        )
         started = time.perf_counter()
         ours = Ours(directory, options.threads, 32, positions)
         loaded = time.perf_counter() - started
@@ -367,7 +399,9 @@ def main() -> None:
         if not options.no_transformers:
             contenders["transformers"] = Transformers(directory)
         python = os.environ.get("BENCH_VLLM")
-        vllm = Vllm(python, directory, options.threads, 32, positions * key_bytes) if python else None
+        vllm = (
+            Vllm(python, directory, options.threads, 32, positions * key_bytes) if python else None
+        )
         if vllm is not None:
             contenders["vLLM"] = vllm
         speeds, peaks = [bandwidth()], [gemm_peak()]

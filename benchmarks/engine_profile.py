@@ -1,13 +1,18 @@
-"""Where a step of the torch engine goes: a decoding one beside the machine's bandwidth, or a whole prompt beside its peak of products.
+"""Where a step of the torch engine goes.
+
+A decoding one beside the machine's bandwidth, or a whole prompt beside its peak of products.
 
     python -m benchmarks.engine_profile                    a random model of Qwen3-0.6B's shape in bfloat16, batch 1
     python -m benchmarks.engine_profile --layers 4 --batch 32 --contexts 64 512
     python -m benchmarks.engine_profile --loras 4          adapters in every linear, dealt out to the sequences in turn
     python -m benchmarks.engine_profile --layers 4 --prompts 512 4096
-                                                           prompts, read in 2,048 positions at a time; with BENCH_VLLM beside vLLM
+                                                           prompts, read in 2,048 positions at a
+                                                           time; with BENCH_VLLM beside vLLM
 
-One thread, CPU seconds of the process, the step that took least. It is taken in turns as it is, with every product left to oneDNN, and, where there are
-adapters, with them in the native kernel and in products of torch; a prompt only as it is. The time of a part is its own: what it calls and is listed too is taken off.
+One thread, CPU seconds of the process, the step that took least. It is taken in turns as it is,
+with every product left to oneDNN, and, where there are adapters, with them in the native kernel and
+in products of torch; a prompt only as it is. The time of a part is its own: what it calls and is
+listed too is taken off.
 """
 
 import argparse
@@ -100,13 +105,21 @@ def watched(ours: Ours, clock: Clock) -> Iterator[None]:
             places.append((module, "forward", "norms, Python"))
     with ExitStack() as stack:
         for owner, attribute, name in places:
-            stack.enter_context(patch.object(owner, attribute, clock.timed(name, getattr(owner, attribute))))
+            stack.enter_context(
+                patch.object(owner, attribute, clock.timed(name, getattr(owner, attribute)))
+            )
         yield
 
 
 def kind_of(path: str) -> str:
     """Which of a layer's products a module at `path` is."""
-    kinds = {"_project": "qkv", "_out": "out", "_gate_up": "gate and up", "_down": "down", "lm_head": "head"}
+    kinds = {
+        "_project": "qkv",
+        "_out": "out",
+        "_gate_up": "gate and up",
+        "_down": "down",
+        "lm_head": "head",
+    }
     return next((kind for part, kind in kinds.items() if part in path.split(".")), "other")
 
 
@@ -192,7 +205,10 @@ def sizes_of(ours: Ours, batch: int, context: int) -> dict[str, int]:
 
 
 def flops_of(ours: Ours, positions: int) -> dict[str, int]:
-    """FLOPs of each part of a prompt of `positions` that forms products; a position sees half of them on average."""
+    """FLOPs of each part of a prompt of `positions` that forms products.
+
+    A position sees half of them on average.
+    """
     found: defaultdict[str, int] = defaultdict(int)
     for name, module in ours.model._model.named_modules():
         if isinstance(module, PackedLinear):
@@ -201,11 +217,15 @@ def flops_of(ours: Ours, positions: int) -> dict[str, int]:
             found[f"product {kind}"] += module.nbytes * (1 if kind == "head" else positions)
     query_heads, size = 16, 128
     for part in ("scores", "values"):
-        found[f"attention, {part}"] = len(ours.model.layers) * query_heads * size * positions * positions
+        found[f"attention, {part}"] = (
+            len(ours.model.layers) * query_heads * size * positions * positions
+        )
     return found
 
 
-def report(variants: Sequence[Variant], sizes: dict[str, int], speed: float, unit: str = "B") -> None:
+def report(
+    variants: Sequence[Variant], sizes: dict[str, int], speed: float, unit: str = "B"
+) -> None:
     """`sizes` of the parts and `speed` a second, in `unit`."""
     out = sys.stdout.write
     out(
@@ -215,7 +235,8 @@ def report(variants: Sequence[Variant], sizes: dict[str, int], speed: float, uni
     )
     first = variants[0].parts or {}
     names = sorted(
-        {name for variant in variants for name in variant.parts or {}}, key=lambda name: -first.get(name, 0)
+        {name for variant in variants for name in variant.parts or {}},
+        key=lambda name: -first.get(name, 0),
     )
     for name in names:
         out(f"{name:28}")

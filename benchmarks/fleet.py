@@ -1,7 +1,8 @@
 """A fleet over NATS beside one machine's server and beside Dynamo, all behind HTTP, with engines that compute nothing.
 
-Of inlay the echo engine, in `inlay serve` and as a worker behind NATS and a frontend; of Dynamo its frontend and its mocker, over TCP and over
-NATS. All run at once and take turns. First what a request costs, as ids and as embeddings: milliseconds until it is answered, and CPU of all
+Of inlay the echo engine, in `inlay serve` and as a worker behind NATS and a frontend; of Dynamo its
+frontend and its mocker, over TCP and over NATS. All run at once and take turns. First what a
+request costs, as ids and as embeddings: milliseconds until it is answered, and CPU of all
 processes. Then streams: tokens and events a CPU-second of all processes, NATS included.
 
     [BENCH_DYNAMO=/path/to/python] python -m benchmarks.fleet [--rounds N]
@@ -42,7 +43,9 @@ def requests(servers: list[Server], table: torch.Tensor, label: str, rounds: int
                     costs.setdefault((name, server.name), []).append(one)
     for (name, server_name), own in sorted(costs.items()):
         base = costs[name, servers[0].name]
-        more = statistics.median(one.wall - other.wall for one, other in zip(own, base, strict=True))
+        more = statistics.median(
+            one.wall - other.wall for one, other in zip(own, base, strict=True)
+        )
         print(
             f"{label:>6} {name:10} {server_name:14} {1e3 * statistics.median(one.wall for one in own):7.1f} ms   "
             f"least {1e3 * min(one.wall for one in own):7.1f} ms   {1e3 * more:+7.1f} ms   "

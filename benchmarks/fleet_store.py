@@ -1,9 +1,13 @@
-"""What a stored prompt costs in a fleet: its upload, its uses at another frontend, and requests for it at a worker.
+"""What a stored prompt costs in a fleet.
+
+Its upload, its uses at another frontend, and requests for it at a worker.
 
     python -m benchmarks.fleet_store [--rounds N]
 
-Two frontends' stores in this process, a NATS server and a worker with the echo engine, whose steps cost nothing, beside it. A prompt is 2,560 rows of 1,024 float32, 10 MB, new ones
-each time. Prints medians, the least and the greatest, in milliseconds; of requests until the first token, with what the NATS server received and sent.
+Two frontends' stores in this process, a NATS server and a worker with the echo engine, whose steps
+cost nothing, beside it. A prompt is 2,560 rows of 1,024 float32, 10 MB, new ones each time. Prints
+medians, the least and the greatest, in milliseconds; of requests until the first token, with what
+the NATS server received and sent.
 """
 
 import argparse
@@ -18,9 +22,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import uvloop
-from inlay.transport.nats.frontend import NatsPlane
-from inlay.transport.nats.member import Member
-from inlay.transport.nats.settings import NatsSettings
 from pydantic import SecretStr
 from tests.models import tiny
 from tests.parts import Part
@@ -32,6 +33,9 @@ from tests.transport.nats_server import NatsServer
 from inlay.prompt import Buffer, Prompt
 from inlay.request import Request, Sampling
 from inlay.tensors import ReadLimits, read, write
+from inlay.transport.nats.frontend import NatsPlane
+from inlay.transport.nats.member import Member
+from inlay.transport.nats.settings import NatsSettings
 
 ROWS, HIDDEN = 2560, 1024
 USES = 100
@@ -72,7 +76,9 @@ async def measure_stores(one: Frontend, other: Frontend, rounds: int) -> None:
         for number in range(USES):
             began = time.perf_counter()
             await use(other, id_)
-            took["further use" if number else "first use elsewhere"].append(time.perf_counter() - began)
+            took["further use" if number else "first use elsewhere"].append(
+                time.perf_counter() - began
+            )
     for name, seconds_of in took.items():
         tell(name, seconds_of)
 
@@ -105,7 +111,9 @@ class Requests:
             self._number += 1
             # Choices are under way until the last of them is there, as real ones are.
             tokens = 2 if choices == 1 else 1000
-            request = Request(id=str(self._number), prompt=prompt, sampling=Sampling(max_tokens=tokens))
+            request = Request(
+                id=str(self._number), prompt=prompt, sampling=Sampling(max_tokens=tokens)
+            )
             streams.append(worker.send(request))
         firsts = []
         for stream in streams:
@@ -169,7 +177,8 @@ async def measure(server: NatsServer, monitoring: int, model: str, rounds: int) 
     plane = NatsPlane(member, secret_fingerprint=secret.fingerprint)
     await plane.start()
     one, other = [
-        await fleet.frontend(memory_bytes=1 << 29, max_bytes=1 << 30, secret=secret) for _ in range(2)
+        await fleet.frontend(memory_bytes=1 << 29, max_bytes=1 << 30, secret=secret)
+        for _ in range(2)
     ]
     await measure_stores(one, other, rounds)
     while not plane.workers():

@@ -1,10 +1,11 @@
 """Streamed tokens per CPU-second of the frontend: many small streams.
 
-Three ways. *Floor*: a bare ASGI app that sends events made beforehand, at the paced rate: what server and system cost.
-*Paced*: one token for every stream at each tick of a clock in the frontend's own process, slow enough for it to keep
-up, so that every token is an event and a write of its own; no plane. *Echo*: a worker process with the echo engine, as
-fast as it comes, over the local plane; tokens that wait together share an event. The load comes from this process.
-Figures are CPU-seconds from the system's own accounts, so that a busy machine does not blur them.
+Three ways. *Floor*: a bare ASGI app that sends events made beforehand, at the paced rate: what
+server and system cost. *Paced*: one token for every stream at each tick of a clock in the
+frontend's own process, slow enough for it to keep up, so that every token is an event and a write
+of its own; no plane. *Echo*: a worker process with the echo engine, as fast as it comes, over the
+local plane; tokens that wait together share an event. The load comes from this process. Figures are
+CPU-seconds from the system's own accounts, so that a busy machine does not blur them.
 
     python -m benchmarks.frontend_streams [--connections 32] [--tokens 128] [--rounds 12]
 """
@@ -30,7 +31,16 @@ from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError
 from inlay.frontend import FrontendSettings, build_app
 from inlay.frontend.serve import serve as serve_http
-from inlay.request import Command, EmbedOutput, EmbedRequest, FinishReason, Output, Reply, Request, Usage
+from inlay.request import (
+    Command,
+    EmbedOutput,
+    EmbedRequest,
+    FinishReason,
+    Output,
+    Reply,
+    Request,
+    Usage,
+)
 from inlay.router import Router
 from inlay.transport.local import LocalPlane
 from inlay.worker import spawn
@@ -41,7 +51,10 @@ BODIES: dict[str, tuple[str, dict[str, object]]] = {
         "/v1/completions",
         {"prompt": "the harbour town counts its lanterns " * 4, "stop": ["never said"]},
     ),
-    "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "count the lanterns " * 8}]}),
+    "chat": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "count the lanterns " * 8}]},
+    ),
 }
 
 
@@ -145,7 +158,9 @@ def serve(how: str, directory: str, port: int, tokens: int) -> None:
 
     async def floor() -> None:
         http_choice.TICK, http_choice.TOKENS = TICK, tokens
-        config = uvicorn.Config(http_choice.raw_app, port=port, log_level="warning", access_log=False)
+        config = uvicorn.Config(
+            http_choice.raw_app, port=port, log_level="warning", access_log=False
+        )
         await uvicorn.Server(config).serve()
 
     uvloop.run({"floor": floor, "echo": echo, "paced": paced}[how]())
@@ -177,14 +192,26 @@ async def wait_ready(port: int) -> None:
     raise RuntimeError("the server did not come up")
 
 
-async def drive(how: str, frontend: psutil.Process, port: int, arguments: argparse.Namespace) -> None:
+async def drive(
+    how: str, frontend: psutil.Process, port: int, arguments: argparse.Namespace
+) -> None:
     workers = frontend.children()
     for name, (path, fields) in BODIES.items():
         body = json.dumps(
-            {**fields, "max_tokens": arguments.tokens, "stream": True, "ignore_eos": True, "temperature": 0}
+            {
+                **fields,
+                "max_tokens": arguments.tokens,
+                "stream": True,
+                "ignore_eos": True,
+                "temperature": 0,
+            }
         ).encode()
         await exchange(port, path, body)
-        before, before_worker, began = seconds(frontend), sum(map(seconds, workers)), time.perf_counter()
+        before, before_worker, began = (
+            seconds(frontend),
+            sum(map(seconds, workers)),
+            time.perf_counter(),
+        )
         events = 0
         for _ in range(arguments.rounds):
             answers = await asyncio.gather(
@@ -214,11 +241,20 @@ def main() -> None:
         return
     directory = str(tiny("llama"))
     print(
-        f"{'':35} {'tokens/CPU-s':>16} {'with worker':>12} {'tokens/s':>10} {'tokens/event':>13}", flush=True
+        f"{'':35} {'tokens/CPU-s':>16} {'with worker':>12} {'tokens/s':>10} {'tokens/event':>13}",
+        flush=True,
     )
     for offset, how in enumerate(("floor", "paced", "echo")):
         port = arguments.port + offset
-        command = [sys.executable, "-m", "benchmarks.frontend_streams", "--port", str(port), "--how", how]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.frontend_streams",
+            "--port",
+            str(port),
+            "--how",
+            how,
+        ]
         command += ["--tokens", str(arguments.tokens)]
         process = subprocess.Popen([*command, "--serve", directory])
         try:

@@ -1,7 +1,8 @@
 """Which web framework, server, JSON and base64 library: the measurement behind docs/decisions.md.
 
-Two cases matter: a 10 MB embeddings body, and many small streams. Each candidate runs in its own process; figures are
-CPU-seconds of that process (they survive a noisy machine). Also the libraries alone, in this process.
+Two cases matter: a 10 MB embeddings body, and many small streams. Each candidate runs in its own
+process; figures are CPU-seconds of that process (they survive a noisy machine). Also the libraries
+alone, in this process.
 
     python -m benchmarks.http_choice [--quick]
 """
@@ -187,7 +188,11 @@ def serve(name: str, port: int) -> None:
     else:
         import uvicorn
 
-        apps: dict[str, Any] = {"starlette": starlette_app(), "routed": routed_app(), "raw": raw_app}
+        apps: dict[str, Any] = {
+            "starlette": starlette_app(),
+            "routed": routed_app(),
+            "raw": raw_app,
+        }
         uvicorn.run(
             apps[name], host="127.0.0.1", port=port, loop="uvloop", http="httptools", log_level="warning",
             access_log=False,
@@ -230,7 +235,9 @@ async def drive(name: str, port: int, body: bytes, rounds: int) -> dict[str, flo
         middle = cpu(server)
         streams = 0
         for _ in range(max(2, rounds // 3)):
-            results = await asyncio.gather(*(exchange(port, "/stream", b"{}") for _ in range(CONNECTIONS)))
+            results = await asyncio.gather(
+                *(exchange(port, "/stream", b"{}") for _ in range(CONNECTIONS))
+            )
             if any(data.count(b"data: ") != TOKENS + 1 for _, data in results):
                 raise RuntimeError(f"{name} lost events")
             streams += len(results)
@@ -280,7 +287,9 @@ def libraries(body: bytes, text: bytes) -> dict[str, float]:
         "parse 10 MB body: orjson": best(lambda: orjson.loads(body), 5),
         "parse 10 MB body: msgspec typed": best(lambda: decoder.decode(body), 5),
         "base64: stdlib": best(lambda: b64decode(text, validate=True), 3),
-        "base64: pybase64 validate=False": best(lambda: pybase64.b64decode(view, validate=False), 5),
+        "base64: pybase64 validate=False": best(
+            lambda: pybase64.b64decode(view, validate=False), 5
+        ),
         "base64: pybase64 validate=True": best(lambda: pybase64.b64decode(view, validate=True), 10),
         "1000 events: json": best(thousand(lambda: json.dumps(event).encode()), 5),
         "1000 events: orjson": best(thousand(lambda: orjson.dumps(event)), 5),

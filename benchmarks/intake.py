@@ -1,10 +1,14 @@
-"""From the bytes of a body to a checked tensor, over one memcpy of the tensor: inlay, and the readers of vLLM and Dynamo where `BENCH_VLLM` and `BENCH_DYNAMO` are set.
+"""From the bytes of a body to a checked tensor, over one memcpy of the tensor.
 
-The same body, JSON with base64 of what `torch.save` wrote, in bfloat16. inlay is fed it in the pieces a connection gives, into the shared
-memory a server would use, parses, reads, and checks every element for being finite and not too large; digests are apart. vLLM's
-`safe_load_prompt_embeds` runs in its own environment, with and without the parsing of the body around it, and so does what Dynamo's
-worker calls (its frontend decodes the same base64 once more before that, and cannot be called alone); neither looks
-at the elements. All take turns; each figure is the best of its turns.
+Inlay, and the readers of vLLM and Dynamo where `BENCH_VLLM` and `BENCH_DYNAMO` are set.
+
+The same body, JSON with base64 of what `torch.save` wrote, in bfloat16. inlay is fed it in the
+pieces a connection gives, into the shared memory a server would use, parses, reads, and checks
+every element for being finite and not too large; digests are apart. vLLM's
+`safe_load_prompt_embeds` runs in its own environment, with and without the parsing of the body
+around it, and so does what Dynamo's worker calls (its frontend decodes the same base64 once more
+before that, and cannot be called alone); neither looks at the elements. All take turns; each figure
+is the best of its turns.
 
     python -m benchmarks.intake [--sizes 0.1 1 10 64] [--seconds 4]
 """
@@ -56,7 +60,10 @@ def taken_in(body: bytes, arena: Arena, piece: int) -> Callable[[], float]:
         for at in range(0, len(body), piece):
             lifting.feed(view[at : at + piece])
         parsed = lift.parse(
-            lifting.close(), _decoder, lambda request: tensor_data(in_completion(request)), limits=LIMITS
+            lifting.close(),
+            _decoder,
+            lambda request: tensor_data(in_completion(request)),
+            limits=LIMITS,
         )
         (text,) = tensor_data(in_completion(parsed.request))
         tensor = read(parsed.data(text, limits=LIMITS), limits=LIMITS)
@@ -145,7 +152,9 @@ def digests(num_bytes: int, row: int, seconds: float) -> float:
 def measure(
     megabytes: float, readers: Sequence[PeerReader], seconds: float, *, piece: int = _PIECE
 ) -> dict[str, float]:
-    """Best seconds of each: "memcpy", "inlay", and of each reader "NAME reader", "NAME digests" and for vLLM "vllm body".
+    """Best seconds of each.
+
+    "memcpy", "inlay", and of each reader "NAME reader", "NAME digests" and for vLLM "vllm body".
 
     Args:
         megabytes: of tensor. Dynamo is left out over its limit of 10.
@@ -155,7 +164,9 @@ def measure(
     """
     # With what is around them in a file they are no more than that.
     num_rows = max(int(megabytes * (1 << 20)) // (2 * HIDDEN) - 2, 1)
-    wide = np.random.default_rng(1).standard_normal((num_rows, HIDDEN), np.float32) * np.float32(0.02)
+    wide = np.random.default_rng(1).standard_normal((num_rows, HIDDEN), np.float32) * np.float32(
+        0.02
+    )
     rows = wide.astype(ml_dtypes.bfloat16)
     body = json.dumps(
         {"model": "m", "prompt_embeds": base64.b64encode(write(rows, "torch")).decode()}
@@ -172,7 +183,9 @@ def measure(
         for reader in readers:
             if not takes(reader.name, num_rows):
                 continue
-            stages = ("reader", "body", "digests") if reader.name == "vllm" else ("reader", "digests")
+            stages = (
+                ("reader", "body", "digests") if reader.name == "vllm" else ("reader", "digests")
+            )
             for stage in stages:
                 runs[f"{reader.name} {stage}"] = partial(reader.seconds, stage, path)
         return best_of(runs, seconds)
@@ -185,7 +198,9 @@ def main() -> None:
     parser.add_argument(
         "--sizes", type=float, nargs="+", default=[0.1, 1, 10, 64], help="megabytes of tensor"
     )
-    parser.add_argument("--seconds", type=float, default=4.0, help="to measure each size for, at least")
+    parser.add_argument(
+        "--seconds", type=float, default=4.0, help="to measure each size for, at least"
+    )
     parser.add_argument("--piece", type=int, default=_PIECE, help="bytes inlay is fed at a time")
     options = parser.parse_args()
     keep_freed_memory()

@@ -1,11 +1,15 @@
-"""What routing by caches is worth on three real workers: prefix hits and time to first token, against round-robin.
+"""What routing by caches is worth on three real workers.
+
+Prefix hits and time to first token, against round-robin.
 
     python -m benchmarks.kv_routing [--rounds N]
 
-Three processes of `inlay worker` with the torch engine, a NATS server, and this process as the frontend's plane and router. A Llama of 8 layers and
-512 wide with random weights, so a prompt costs what it does in a real one of that size. Prompts are documents of embeddings, 768 rows, each asked
-about several times with 16 tokens of its own and 8 tokens of output; the documents' requests are shuffled, three at a time. The caches of the three
-hold all documents together, one of them a part. Documents are new for each policy, and policies take turns. Prints one line a policy.
+Three processes of `inlay worker` with the torch engine, a NATS server, and this process as the
+frontend's plane and router. A Llama of 8 layers and 512 wide with random weights, so a prompt costs
+what it does in a real one of that size. Prompts are documents of embeddings, 768 rows, each asked
+about several times with 16 tokens of its own and 8 tokens of output; the documents' requests are
+shuffled, three at a time. The caches of the three hold all documents together, one of them a part.
+Documents are new for each policy, and policies take turns. Prints one line a policy.
 """
 
 import argparse
@@ -20,8 +24,6 @@ from typing import Any
 
 import numpy as np
 import uvloop
-from inlay.transport.nats.frontend import NatsPlane
-from inlay.transport.nats.member import Member
 from tests.models import make
 from tests.parts import Part
 from tests.transport.nats_server import NatsServer
@@ -31,6 +33,8 @@ from inlay.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.request import Request, Sampling
 from inlay.router import Router
 from inlay.router.settings import RouterSettings
+from inlay.transport.nats.frontend import NatsPlane
+from inlay.transport.nats.member import Member
 
 WORKERS = 3
 HIDDEN, LAYERS, HEADS, KV_HEADS = 512, 8, 8, 4
@@ -61,7 +65,9 @@ def works_of(secret: Secret, seed: int) -> list[Request]:
     return requests
 
 
-async def run(plane: NatsPlane, secret: Secret, policy: str, seed: int) -> tuple[float, list[float]]:
+async def run(
+    plane: NatsPlane, secret: Secret, policy: str, seed: int
+) -> tuple[float, list[float]]:
     """(part of the positions that were cached, seconds to the first token of each request)."""
     router = Router(plane, RouterSettings.model_validate({"router_policy": policy}), secret=secret)
     await router.start()
@@ -111,7 +117,9 @@ async def measure(server: NatsServer, rounds: int) -> None:
             f"{policy:12} hits {statistics.mean(parts):.1%} ({min(parts):.1%}-{max(parts):.1%}), "
             f"mean time to first token {statistics.mean(means) * 1e3:.0f} ms ({min(means) * 1e3:.0f}-{max(means) * 1e3:.0f})"
         )
-    ratios = [slow[1] / fast[1] for slow, fast in zip(found["round-robin"], found["kv"], strict=True)]
+    ratios = [
+        slow[1] / fast[1] for slow, fast in zip(found["round-robin"], found["kv"], strict=True)
+    ]
     print(f"round-robin / kv: {statistics.mean(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})")
 
 
@@ -137,10 +145,24 @@ def main() -> None:
         position = 2 * LAYERS * KV_HEADS * (HIDDEN // HEADS) * 4
         longest = ROWS + 2 * QUESTION + OUTPUT
         room = position * longest * (DOCUMENTS // 2 + AT_ONCE)
-        words: tuple[object, ...] = ("--dtype", "float32", "--num-threads", 1, "--served-model-name", "m")
-        words += ("--enable-prompt-embeds", "--kv-cache-memory-bytes", room, "--max-model-len", longest)
+        words: tuple[object, ...] = (
+            "--dtype",
+            "float32",
+            "--num-threads",
+            1,
+            "--served-model-name",
+            "m",
+        )
+        words += (
+            "--enable-prompt-embeds",
+            "--kv-cache-memory-bytes",
+            room,
+            "--max-model-len",
+            longest,
+        )
         parts = [
-            Part("worker", model, "--nats", server.url, *words, until=" serves ") for _ in range(WORKERS)
+            Part("worker", model, "--nats", server.url, *words, until=" serves ")
+            for _ in range(WORKERS)
         ]
         for part in parts:
             stack.callback(part.end)

@@ -1,7 +1,8 @@
 """What memory a prompt of embeddings takes on its way in, over the bytes of its tensor.
 
-A fresh server is asked for several of one size at once, and the kernel's high-water marks say what its processes took beyond what
-they had before. Of inlay, the memory that frontend and worker share is counted once, with the frontend.
+A fresh server is asked for several of one size at once, and the kernel's high-water marks say what
+its processes took beyond what they had before. Of inlay, the memory that frontend and worker share
+is counted once, with the frontend.
 
     python -m benchmarks.memory [--mb 64] [--at-once 1 2 4] [--forms value multipart]
 """
@@ -37,7 +38,8 @@ class Watch:
 
     Attributes:
         front: bytes by which the resident memory of the process that takes requests grew.
-        others: bytes by which the private memory of all its other processes together grew, looked at every 5 ms.
+        others: bytes by which the private memory of all its other processes together grew, looked
+            at every 5 ms.
     """
 
     def __init__(self, server: Server) -> None:
@@ -110,7 +112,10 @@ class Growth:
 def growth(
     server: Server, table: torch.Tensor, megabytes: int, form: str = "value", at_once: int = 1
 ) -> Growth | None:
-    """Of a fresh server that is asked `at_once` prompts of so many megabytes; None where it has no such form."""
+    """Of a fresh server that is asked `at_once` prompts of so many megabytes.
+
+    None where it has no such form.
+    """
     rows = rows_of(megabytes)
     forms = forms_of(server, table, rows, stored=False)
     if form not in forms:

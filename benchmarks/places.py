@@ -1,7 +1,8 @@
 """Time a small request waits beside one client that asks for every place in the batch.
 
-One client sends a request with `--choices` choices that end by their length alone; while they are under
-way another one asks, again and again, for four tokens. In turns with that the other one asks alone.
+One client sends a request with `--choices` choices that end by their length alone; while they are
+under way another one asks, again and again, for four tokens. In turns with that the other one asks
+alone.
 
     python -m benchmarks.places [--choices 128] [--max-tokens 1900] [--requests 10] [--rounds 3]
 """

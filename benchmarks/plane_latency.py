@@ -1,10 +1,13 @@
-"""What a direct connection and NATS add to the plane of one machine: from sending a request to its first token, and CPU a token of many streams.
+"""What a direct connection and NATS add to the plane of one machine.
+
+From sending a request to its first token, and CPU a token of many streams.
 
     python -m benchmarks.plane_latency [--rounds N]
 
-The engine is echo, in a process of its own behind each plane; NATS' server and the worker that bridges to it are processes too.
-Prints one line a case: the median and the smallest milliseconds to the first token, and the CPU of all processes together, for a
-prompt of tokens and for rows of 1 MB and 10 MB, new rows each time; then tokens a CPU-second of all processes, for 32 streams.
+The engine is echo, in a process of its own behind each plane; NATS' server and the worker that
+bridges to it are processes too. Prints one line a case: the median and the smallest milliseconds to
+the first token, and the CPU of all processes together, for a prompt of tokens and for rows of 1 MB
+and 10 MB, new rows each time; then tokens a CPU-second of all processes, for 32 streams.
 """
 
 import argparse
@@ -21,9 +24,6 @@ from pathlib import Path
 
 import psutil
 import uvloop
-from inlay.transport.nats.frontend import NatsPlane
-from inlay.transport.nats.member import Member
-from inlay.transport.nats.settings import NatsSettings
 from pydantic import SecretStr
 from tests.models import tiny
 from tests.parts import Part
@@ -37,6 +37,9 @@ from inlay.transport import ReceiveMemory, dial
 from inlay.transport.api import Plane
 from inlay.transport.local import LocalPlane
 from inlay.transport.messages import FromWorker
+from inlay.transport.nats.frontend import NatsPlane
+from inlay.transport.nats.member import Member
+from inlay.transport.nats.settings import NatsSettings
 from inlay.worker import spawn
 
 HIDDEN = 1024
@@ -154,7 +157,9 @@ async def tokens_a_cpu_second(plane: Plane, pids: list[int]) -> float:
 
     async def read(number: int) -> None:
         request = Request(
-            id=f"s{number}", prompt=Prompt.of(Tokens([1, 2, 3])), sampling=Sampling(max_tokens=TOKENS)
+            id=f"s{number}",
+            prompt=Prompt.of(Tokens([1, 2, 3])),
+            sampling=Sampling(max_tokens=TOKENS),
         )
         async for _ in plane.workers()[0].send(request):
             pass
@@ -171,7 +176,9 @@ async def measure(settings: EngineSettings, rounds: int) -> None:
             for case, num_bytes in CASES.items():
                 sampling = Sampling(max_tokens=2)
                 requests = [
-                    Request(id=f"{case}{number}", prompt=prompt(num_bytes, secret), sampling=sampling)
+                    Request(
+                        id=f"{case}{number}", prompt=prompt(num_bytes, secret), sampling=sampling
+                    )
                     for number in range(rounds)
                 ]
                 before = cpu_seconds(pids)
@@ -181,7 +188,9 @@ async def measure(settings: EngineSettings, rounds: int) -> None:
                     f"{name:6} {case:7} median {statistics.median(seconds) * 1e3:7.2f} ms, "
                     f"least {min(seconds) * 1e3:7.2f} ms, CPU {cpu * 1e3:7.2f} ms"
                 )
-            print(f"{name:6} {await tokens_a_cpu_second(plane, pids) / 1e3:.1f} thousand tokens a CPU-second")
+            print(
+                f"{name:6} {await tokens_a_cpu_second(plane, pids) / 1e3:.1f} thousand tokens a CPU-second"
+            )
 
 
 def main() -> None:

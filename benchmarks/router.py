@@ -1,7 +1,10 @@
-"""What a decision of the router costs: CPU time of `Router.send`, from a checked work to a worker's own `send`.
+"""What a decision of the router costs.
 
-Workers that do nothing stand behind a plane that lists them; their caches are told by events as a real plane tells them. Half of the
-requests ask for a prompt that some worker has, half for one that nobody has. Memory is what the process grows by while the index fills.
+CPU time of `Router.send`, from a checked work to a worker's own `send`.
+
+Workers that do nothing stand behind a plane that lists them; their caches are told by events as a
+real plane tells them. Half of the requests ask for a prompt that some worker has, half for one that
+nobody has. Memory is what the process grows by while the index fills.
 
     python -m benchmarks.router [--blocks N ...] [--workers N ...]
 """
@@ -96,7 +99,9 @@ class Standings:
     def room(self, num_bytes: int) -> memoryview | None:
         return None
 
-    def listen(self, events: Callable[[str, KvEvents], None], loads: Callable[[FrontendLoad], None]) -> None:
+    def listen(
+        self, events: Callable[[str, KvEvents], None], loads: Callable[[FrontendLoad], None]
+    ) -> None:
         self.tell = events
 
     def publish(self, load: FrontendLoad) -> None: ...

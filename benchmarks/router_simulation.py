@@ -1,9 +1,12 @@
-"""The router's own code before workers that exist on paper: hit rates, waiting, and the messages it takes.
+"""The router's own code before workers that exist on paper.
 
-A trace of conversations that share long beginnings, half of them embeddings, comes to some frontends, each with the pools, indexes and
-peers that a real one has, and goes to workers that are a few numbers: a cache with least-recently-used eviction, prompts computed one
-after the other at a fixed speed, outputs written side by side, each slower the more there are. Time is virtual; what the router's code
-takes is measured in CPU time.
+Hit rates, waiting, and the messages it takes.
+
+A trace of conversations that share long beginnings, half of them embeddings, comes to some
+frontends, each with the pools, indexes and peers that a real one has, and goes to workers that are
+a few numbers: a cache with least-recently-used eviction, prompts computed one after the other at a
+fixed speed, outputs written side by side, each slower the more there are. Time is virtual; what the
+router's code takes is measured in CPU time.
 
     python -m benchmarks.router_simulation [--workers N] [--requests N] [--policies NAME ...]
 """
@@ -31,14 +34,25 @@ from inlay.router.peers import TELL_SECONDS, Peers
 from inlay.router.policies import policy_of
 from inlay.router.pool import Pool
 from inlay.router.settings import RouterSettings
-from inlay.routing import KEY_SIZE, FrontendLoad, KvEvents, Removed, Stored, WorkerLoad, routing_chain
+from inlay.routing import (
+    KEY_SIZE,
+    FrontendLoad,
+    KvEvents,
+    Removed,
+    Stored,
+    WorkerLoad,
+    routing_chain,
+)
 from inlay.transport.api import Stream
 
 SECRET = Secret(bytes(32))
 PREFILL = 8000.0
 """Positions of prompts a worker computes in a second."""
 TOKEN_SECONDS = 0.02
-"""From one output token to the next of a sequence that is alone; twice that with `SLOWED_BY` others."""
+"""From one output token to the next of a sequence that is alone.
+
+Twice that with `SLOWED_BY` others.
+"""
 SLOWED_BY = 32
 BUDGET = 2048
 """Positions of prompts in a step, beside one of every sequence that is decoded."""
@@ -65,7 +79,8 @@ def card(num_blocks: int, *, events: bool) -> ModelCard:
 def trace(requests: int, rate: float, apps: int, random: Random) -> list[SimulatedRequest]:
     """Conversations: an app's beginning (512 to 4096 positions, of every second app embeddings), then turns that grow.
 
-    Apps are as popular as Zipf says; a conversation has three turns in the mean, five seconds apart.
+    Apps are as popular as Zipf says; a conversation has three turns in the mean, five seconds
+    apart.
     """
     beginnings: list[Prompt] = []
     for app in range(apps):
@@ -79,7 +94,9 @@ def trace(requests: int, rate: float, apps: int, random: Random) -> list[Simulat
     weights = [1 / (rank + 1) for rank in range(apps)]
     made: list[SimulatedRequest] = []
     now = 0.0
-    while len(made) < 1.5 * requests:  # what is cut off is the end, where no new conversations begin
+    while (
+        len(made) < 1.5 * requests
+    ):  # what is cut off is the end, where no new conversations begin
         now += random.expovariate(rate / 3)
         prompt = random.choices(beginnings, weights)[0]
         at = now
@@ -165,7 +182,9 @@ class Frontend:
 
     def __init__(self, name: str, settings: RouterSettings, simulation: "Simulation") -> None:
         self.pool = Pool(policy_of(settings, Random(name))(), settings, simulation.time)
-        self.peers = Peers(simulation.publish, self._learn, self._routed, name=name, clock=simulation.time)
+        self.peers = Peers(
+            simulation.publish, self._learn, self._routed, name=name, clock=simulation.time
+        )
         for member in self.pool.take(simulation.workers, self.peers.load):
             self.peers.watch(member)
 
@@ -299,7 +318,9 @@ class Simulation:
             ),
         )
 
-    def _progress(self, pool: Pool, member: PoolMember, prefill: int, length: int, ended: bool) -> None:
+    def _progress(
+        self, pool: Pool, member: PoolMember, prefill: int, length: int, ended: bool
+    ) -> None:
         if not ended:
             pool.change(member, prefill=-prefill, decode=length)
             return
@@ -353,15 +374,23 @@ def lines(name: str, run: Simulation, seconds: float) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--workers", type=int, default=64)
-    parser.add_argument("--blocks", type=int, default=2048, help="of 16 positions, in each worker's cache")
+    parser.add_argument(
+        "--blocks", type=int, default=2048, help="of 16 positions, in each worker's cache"
+    )
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--apps", type=int, default=400)
     parser.add_argument("--frontends", type=int, default=3)
     parser.add_argument(
-        "--load", type=float, default=0.7, help="of what the workers could compute, were nothing cached"
+        "--load",
+        type=float,
+        default=0.7,
+        help="of what the workers could compute, were nothing cached",
     )
     parser.add_argument(
-        "--event-seconds", type=float, default=0.1, help="a worker gathers what changed before it tells"
+        "--event-seconds",
+        type=float,
+        default=0.1,
+        help="a worker gathers what changed before it tells",
     )
     parser.add_argument("--prefill-weight", type=float)
     parser.add_argument("--decode-weight", type=float)
@@ -377,11 +406,16 @@ def main() -> None:
     )
     weights = {
         f"router_{name}": value
-        for name, value in (("prefill_weight", asked.prefill_weight), ("decode_weight", asked.decode_weight))
+        for name, value in (
+            ("prefill_weight", asked.prefill_weight),
+            ("decode_weight", asked.decode_weight),
+        )
         if value is not None
     }
     for name in asked.policies:
-        run = Simulation(name, asked.workers, asked.blocks, asked.frontends, weights, asked.event_seconds)
+        run = Simulation(
+            name, asked.workers, asked.blocks, asked.frontends, weights, asked.event_seconds
+        )
         run.run(requests)
         for line in lines(name, run, requests[-1].at - requests[0].at):
             print(line)

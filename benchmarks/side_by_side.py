@@ -1,7 +1,10 @@
-"""Prompts of embeddings beside vLLM and Dynamo: the table of docs/performance.md, measured in one run.
+"""Prompts of embeddings beside vLLM and Dynamo.
 
-Each figure is another benchmark's (`intake`, `cached_prompt`, `stalls`, `memory`), taken here with fewer rounds, with all servers up at once and
-in turns. Beside the longest stall stands the floor: the same with the large prompts sent to a process that reads and drops them.
+The table of docs/performance.md, measured in one run.
+
+Each figure is another benchmark's (`intake`, `cached_prompt`, `stalls`, `memory`), taken here with
+fewer rounds, with all servers up at once and in turns. Beside the longest stall stands the floor:
+the same with the large prompts sent to a process that reads and drops them.
 
     BENCH_VLLM=/path/to/python BENCH_DYNAMO=/path/to/python python -m benchmarks side_by_side
 """
@@ -28,7 +31,9 @@ SIZES = (10, 64)
 Row = tuple[str, Mapping[str, str]]
 
 
-def cells(figure: Callable[[str], str | None], otherwise: Mapping[str, str] | None = None) -> dict[str, str]:
+def cells(
+    figure: Callable[[str], str | None], otherwise: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """What stands under each name: its figure, or why there is none."""
     why = otherwise or {}
     return {name: figure(name) or why.get(name, NOT_THERE) for name in NAMES}
@@ -44,7 +49,9 @@ def reading(megabytes: int, best: Mapping[str, float]) -> Row:
         alone = ", its worker's part alone" if name == "dynamo" else ""
         return f"{best[stage] / best['memcpy']:.1f}x{alone}"
 
-    return f"body to checked tensor, {megabytes} MB, over a memcpy", cells(figure, too_large(megabytes))
+    return f"body to checked tensor, {megabytes} MB, over a memcpy", cells(
+        figure, too_large(megabytes)
+    )
 
 
 def too_large(megabytes: int) -> dict[str, str]:
@@ -59,7 +66,11 @@ def digesting(best: Mapping[str, float], seconds: float) -> Row:
         if name == "inlay":
             return f"{seconds * 1e6:.1f} us"
         taken = best.get(f"{name} digests")
-        return None if taken is None else f"{taken / _serving.rows_of(10) * 1e6:.1f} us, by blocks of 32"
+        return (
+            None
+            if taken is None
+            else f"{taken / _serving.rows_of(10) * 1e6:.1f} us, by blocks of 32"
+        )
 
     return "digest of a row of 8 KB", cells(figure)
 
@@ -90,7 +101,9 @@ def stalled(
     for megabytes in SIZES:
         num_rows = _serving.rows_of(megabytes)
         able = [server for server in (echo, *servers) if _serving.takes(server.name, num_rows)]
-        found = stalls.measure(able, table, num_rows, seconds=seconds, rounds=rounds, turns=("sink", "loud"))
+        found = stalls.measure(
+            able, table, num_rows, seconds=seconds, rounds=rounds, turns=("sink", "loud")
+        )
         stalls.show(found)
         longest = {
             server.name: f"{found[server.name, 'loud'].longest * 1e3:.1f} ms ({found[server.name, 'sink'].longest * 1e3:.1f} ms)"
@@ -99,19 +112,27 @@ def stalled(
         said = f"longest stall while {megabytes} MB prompts arrive (floor)"
         rows.append((said, cells(longest.get, too_large(megabytes))))
         rows.append(
-            (f"{said}, without a model", cells({"inlay": longest["echo"]}.get, {"vllm": "-", "dynamo": "-"}))
+            (
+                f"{said}, without a model",
+                cells({"inlay": longest["echo"]}.get, {"vllm": "-", "dynamo": "-"}),
+            )
         )
     return rows
 
 
 def grown(servers: Sequence[Server], model: Path, table: torch.Tensor) -> list[Row]:
-    """Peak memory of one request, of servers that have had none before: at 10 MB those given, at 64 MB others."""
+    """Peak memory of one request, of servers that have had none before.
+
+    At 10 MB those given, at 64 MB others.
+    """
     rows: list[Row] = []
     for megabytes in SIZES:
         shares: dict[str, str] = {}
         with ExitStack() as stack:
             fresh = (
-                servers if megabytes == SIZES[0] else _serving.side_by_side(stack, model, ("inlay", "vllm"))
+                servers
+                if megabytes == SIZES[0]
+                else _serving.side_by_side(stack, model, ("inlay", "vllm"))
             )
             for server in fresh:
                 found = memory.growth(server, table, megabytes)
@@ -137,7 +158,9 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=9, help="of cached prompts")
     parser.add_argument("--stall-rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of a turn, where stalls are measured")
+    parser.add_argument(
+        "--seconds", type=float, default=2.0, help="of a turn, where stalls are measured"
+    )
     options = parser.parse_args()
     os.environ |= _serving.ONE_THREAD
     table_rows: list[Row] = []

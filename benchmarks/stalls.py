@@ -1,22 +1,26 @@
 """What a small request waits while large prompts of embeddings arrive.
 
-One process asks a server the same small prompt of ids, cached, again and again, and its times are what is measured. Another sends the same
-prompt of embeddings, cached too, back to back, so that what arrives and is taken in is what disturbs, and not the model. Each
-server gets its turns in rounds of four:
+One process asks a server the same small prompt of ids, cached, again and again, and its times are
+what is measured. Another sends the same prompt of embeddings, cached too, back to back, so that
+what arrives and is taken in is what disturbs, and not the model. Each server gets its turns in
+rounds of four:
 
     quiet    nothing large is sent
     ids      the same large prompts are sent as ids: what they cost the engine
     sink     the large bodies go to a process that reads and drops them: what the machine alone does to the small request
     loud     they go to the server
 
-inlay is measured twice, with a model and with the echo engine, which computes nothing: what is waited for there is the way in alone. All
-processes share this machine's cores, so a request may also wait because a thread that serves it waits for a core. Two things tell how
-much that is. After each small request a bystander is asked, a process that answers at once and has nothing to do with the server. And the
-system counts how long each thread was ready to run and did not; `queued` is that of the threads that the longest request went through:
-the asking one, the main thread of each process of the server, and what else runs in its worker.
+inlay is measured twice, with a model and with the echo engine, which computes nothing: what is
+waited for there is the way in alone. All processes share this machine's cores, so a request may
+also wait because a thread that serves it waits for a core. Two things tell how much that is. After
+each small request a bystander is asked, a process that answers at once and has nothing to do with
+the server. And the system counts how long each thread was ready to run and did not; `queued` is
+that of the threads that the longest request went through: the asking one, the main thread of each
+process of the server, and what else runs in its worker.
 
-Large bodies are sent by a process of lower priority, as one on another machine would not take a core from the server, and in pieces, since a
-kernel may not take the core from a process within one call.
+Large bodies are sent by a process of lower priority, as one on another machine would not take a
+core from the server, and in pieces, since a kernel may not take the core from a process within one
+call.
 
     python -m benchmarks.stalls [--mb 64] [--seconds 6] [--rounds 3] [--servers echo,inlay,vllm]
 """
@@ -73,16 +77,25 @@ def sink(port: int, niceness: int) -> None:
                 if not head:
                     break
                 lines = head.lower().split(b"\r\n")
-                left = next((int(line[15:]) for line in lines if line.startswith(b"content-length:")), 0)
+                left = next(
+                    (int(line[15:]) for line in lines if line.startswith(b"content-length:")), 0
+                )
                 while left:
                     left -= connection.recv_into(memoryview(room)[: min(left, len(room))])
                 connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
 
 
 def send(
-    port: int, bodies: Sequence[bytes], status: int, stop: Event, sent: "multiprocessing.SimpleQueue[int]"
+    port: int,
+    bodies: Sequence[bytes],
+    status: int,
+    stop: Event,
+    sent: "multiprocessing.SimpleQueue[int]",
 ) -> None:
-    """Send `bodies` to the completions route on `port`, one after the other, until told to stop; says how many were answered, as they should."""
+    """Send `bodies` to the completions route on `port`, one after the other, until told to stop.
+
+    Says how many were answered, as they should.
+    """
     os.nice(POLITE)
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     count = 0
@@ -101,7 +114,10 @@ def send(
 
 @contextlib.contextmanager
 def arriving(port: int | None, bodies: Sequence[bytes], status: int = 200) -> Iterator[list[int]]:
-    """Within it `bodies` are sent to `port`, if any, which is to answer `status`; how often stands in the list afterwards."""
+    """Within it `bodies` are sent to `port`, if any, which is to answer `status`.
+
+    How often stands in the list afterwards.
+    """
     counts: list[int] = []
     if port is None:
         yield counts
@@ -133,7 +149,9 @@ class Queued:
         tasks = [(os.getpid(), os.getpid()), (first, first)]
         for pid in others:
             tasks += [(pid, int(task.name)) for task in Path(f"/proc/{pid}/task").iterdir()]
-        self._files = [os.open(f"/proc/{pid}/task/{task}/schedstat", os.O_RDONLY) for pid, task in tasks]
+        self._files = [
+            os.open(f"/proc/{pid}/task/{task}/schedstat", os.O_RDONLY) for pid, task in tasks
+        ]
 
     def seconds(self) -> float:
         """In all so far."""
@@ -153,7 +171,9 @@ class Small(NamedTuple):
     bystander: float
 
 
-def _ask(connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None = None) -> float:
+def _ask(
+    connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None = None
+) -> float:
     start = time.perf_counter()
     connection.request(method, path, body, {"Content-Type": "application/json"})
     response = connection.getresponse()
@@ -170,7 +190,11 @@ def small_requests(server: Server, bystander: int, seconds: float) -> list[Small
     asked = http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)
     beside = http.client.HTTPConnection("127.0.0.1", bystander, timeout=300)
     found = []
-    with contextlib.closing(asked), contextlib.closing(beside), contextlib.closing(Queued(server)) as queued:
+    with (
+        contextlib.closing(asked),
+        contextlib.closing(beside),
+        contextlib.closing(Queued(server)) as queued,
+    ):
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
             before = queued.seconds()
@@ -186,7 +210,9 @@ def small_requests(server: Server, bystander: int, seconds: float) -> list[Small
 def sink_at(niceness: int) -> Iterator[int]:
     """The port of a `sink`."""
     port = _serving.free_port()
-    process = multiprocessing.get_context("fork").Process(target=sink, args=(port, niceness), daemon=True)
+    process = multiprocessing.get_context("fork").Process(
+        target=sink, args=(port, niceness), daemon=True
+    )
     process.start()
     try:
         yield port
@@ -250,7 +276,9 @@ def measure(
                     with arriving(*sent_to[turn]) as sent:
                         small = small_requests(server, bystander, seconds)
                     before = found.get((server.name, turn), Found([], 0))
-                    found[server.name, turn] = Found([*before.rounds, small], before.num_large + sum(sent))
+                    found[server.name, turn] = Found(
+                        [*before.rounds, small], before.num_large + sum(sent)
+                    )
         return found
 
 
@@ -266,7 +294,9 @@ def show(found: Mapping[tuple[str, str], Found]) -> None:
 def echo(model: Path, megabytes: int) -> AbstractContextManager[Server]:
     """inlay with the echo engine, as a server of that name."""
     return _renamed(
-        _serving.inlay(model, *_serving.wide_limits(megabytes), "--engine", "echo", "--dtype", "bfloat16")
+        _serving.inlay(
+            model, *_serving.wide_limits(megabytes), "--engine", "echo", "--dtype", "bfloat16"
+        )
     )
 
 
@@ -284,7 +314,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
-        "--servers", default="echo,inlay,vllm", help="of these and dynamo, which takes no more than 10 MB"
+        "--servers",
+        default="echo,inlay,vllm",
+        help="of these and dynamo, which takes no more than 10 MB",
     )
     options = parser.parse_args()
     names, num_rows = options.servers.split(","), _serving.rows_of(options.mb)

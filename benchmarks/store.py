@@ -1,9 +1,11 @@
-"""The store of prompt embeddings: uploads, repeated references, spills and read-backs, over one memcpy of the tensor.
+"""The store of prompt embeddings.
+
+Uploads, repeated references, spills and read-backs, over one memcpy of the tensor.
 
     python -m benchmarks.store [--mib 10] [--dtype bfloat16]
 
-A tensor of 10 MiB with rows of 2048 elements, unless told otherwise. Ratios of medians in one process; a memcpy is one into
-memory that is already mapped.
+A tensor of 10 MiB with rows of 2048 elements, unless told otherwise. Ratios of medians in one
+process; a memcpy is one into memory that is already mapped.
 """
 
 import argparse
@@ -52,12 +54,16 @@ def main() -> None:
     secret, capacity = Secret.random(), 4 * len(data)
     same = Target(hidden_size=HIDDEN, dtype=arguments.dtype, max_abs=100.0)
     cast = Target(
-        hidden_size=HIDDEN, dtype="float16" if arguments.dtype != "float16" else "bfloat16", max_abs=100.0
+        hidden_size=HIDDEN,
+        dtype="float16" if arguments.dtype != "float16" else "bfloat16",
+        max_abs=100.0,
     )
 
     target, source = np.ones(len(tensor.data), np.uint8), np.frombuffer(tensor.data.view, np.uint8)
     memcpy = median(lambda: np.copyto(target, source), rounds=50)
-    print(f"{arguments.mib} MiB of {arguments.dtype}, {num_rows} rows; memcpy {memcpy * 1e3:.2f} ms")
+    print(
+        f"{arguments.mib} MiB of {arguments.dtype}, {num_rows} rows; memcpy {memcpy * 1e3:.2f} ms"
+    )
 
     def report(name: str, seconds: float) -> None:
         print(f"{name:58} {seconds * 1e3:9.3f} ms {seconds / memcpy:9.3f} memcpys")
@@ -79,7 +85,9 @@ def main() -> None:
         forget()
         put(store)
 
-    report("first use: checks, digests", median(lambda: store.rows("tenant", id_, same), before=afresh))
+    report(
+        "first use: checks, digests", median(lambda: store.rows("tenant", id_, same), before=afresh)
+    )
     report(
         "first use in another dtype: checks, cast, digests",
         median(lambda: store.rows("tenant", id_, cast), before=afresh),

@@ -1,12 +1,15 @@
-"""What a grammar costs: to compile, for the mask of a token, and in a step of the engine beside the same step without one.
+"""What a grammar costs.
+
+To compile, for the mask of a token, and in a step of the engine beside the same step without one.
 
     python -m benchmarks.structured                 a random model of Qwen3-0.6B's shape in bfloat16
     python -m benchmarks.structured --tokenizer DIR
     python -m benchmarks.structured --layers 4 --rounds 2
 
-Without `--tokenizer` a byte-level BPE tokenizer of up to 150,000 tokens is trained on the source of the installed Python packages, which takes minutes.
-All times are CPU seconds of the process, the best of the rounds where there are rounds: in a step the masks count in full, although they are computed on other
-threads while the model runs.
+Without `--tokenizer` a byte-level BPE tokenizer of up to 150,000 tokens is trained on the source of
+the installed Python packages, which takes minutes. All times are CPU seconds of the process, the
+best of the rounds where there are rounds: in a step the masks count in full, although they are
+computed on other threads while the model runs.
 """
 
 import argparse
@@ -67,7 +70,9 @@ def schema_of(draw: random.Random, fields: int, depth: int) -> dict[str, Any]:
         elif kind == 4:
             value = {"type": "array", "items": {"type": draw.choice(_TYPES)}, "maxItems": 4}
         elif kind == 2:
-            value = {"enum": [f"{draw.choice('abcdefgh')}-{draw.randrange(1000)}" for _ in range(6)]}
+            value = {
+                "enum": [f"{draw.choice('abcdefgh')}-{draw.randrange(1000)}" for _ in range(6)]
+            }
         else:
             value = {"type": draw.choice(_TYPES)}
         properties[f"{draw.choice(('name', 'count', 'place', 'state'))}_{index}"] = value
@@ -91,7 +96,9 @@ def instance_of(schema: dict[str, Any], draw: random.Random) -> Any:
     return values[schema["type"]]
 
 
-def measure_grammar(name: str, schema: dict[str, Any], grammars: Grammars, tokenizer: Tokenizer) -> None:
+def measure_grammar(
+    name: str, schema: dict[str, Any], grammars: Grammars, tokenizer: Tokenizer
+) -> None:
     source = json.dumps(schema)
     times = []
     for spaces in range(5):  # each another source, so that none is found compiled
@@ -115,7 +122,12 @@ def measure_grammar(name: str, schema: dict[str, Any], grammars: Grammars, token
 
 
 def measure_steps(
-    ours: Ours, schema: dict[str, Any], grammars: Grammars, batches: list[int], steps: int, rounds: int
+    ours: Ours,
+    schema: dict[str, Any],
+    grammars: Grammars,
+    batches: list[int],
+    steps: int,
+    rounds: int,
 ) -> None:
     """Decode with and without a grammar that has no end within the steps, in turns."""
     endless = {"type": "array", "items": schema, "minItems": 1000}
@@ -142,7 +154,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=16)
     options = parser.parse_args()
     missing = {
-        name: value for name, value in environment(os.environ).items() if os.environ.get(name) != value
+        name: value
+        for name, value in environment(os.environ).items()
+        if os.environ.get(name) != value
     }
     if missing:
         module = [sys.executable, "-m", "benchmarks.structured", *sys.argv[1:]]

@@ -2,9 +2,10 @@
 
     python benchmarks/tensors.py [--sizes 0.1 1 10 64] [--seconds 1]
 
-Columns: this library from container bytes to checked rows, with and without a cast; the base64 decoding before it; and what a server
-does that hands the bytes to `torch.load(weights_only=True)` and then asks `isfinite`. All of one size run in turns, so that a
-busy neighbour slows all alike; each figure is the best of its turns. One thread.
+Columns: this library from container bytes to checked rows, with and without a cast; the base64
+decoding before it; and what a server does that hands the bytes to `torch.load(weights_only=True)`
+and then asks `isfinite`. All of one size run in turns, so that a busy neighbour slows all alike;
+each figure is the best of its turns. One thread.
 """
 
 import argparse
@@ -25,7 +26,9 @@ LIMITS = ReadLimits(max_bytes=1 << 30)
 
 
 def taken_in(container: bytes, dtype: str) -> Callable[[], object]:
-    return lambda: to_rows(read(container, limits=LIMITS), hidden_size=HIDDEN, dtype=dtype, max_abs=1e4)
+    return lambda: to_rows(
+        read(container, limits=LIMITS), hidden_size=HIDDEN, dtype=dtype, max_abs=1e4
+    )
 
 
 def loaded(container: bytes, dtype: torch.dtype) -> Callable[[], object]:
@@ -81,13 +84,21 @@ def main() -> None:
     parser.add_argument(
         "--sizes", type=float, nargs="+", default=[0.1, 1, 10, 64], help="megabytes of tensor"
     )
-    parser.add_argument("--seconds", type=float, default=1.0, help="to measure each size for, at least")
+    parser.add_argument(
+        "--seconds", type=float, default=1.0, help="to measure each size for, at least"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
-    columns = {size: best_of(stages(int(size * (1 << 20))), options.seconds) for size in options.sizes}
+    columns = {
+        size: best_of(stages(int(size * (1 << 20))), options.seconds) for size in options.sizes
+    }
     print("| " + " | ".join(["", *(f"{size:g} MB" for size in columns)]) + " |")
     print("|---" * (len(columns) + 1) + "|")
-    print("| memcpy, us | " + " | ".join(f"{best['memcpy'] * 1e6:.0f}" for best in columns.values()) + " |")
+    print(
+        "| memcpy, us | "
+        + " | ".join(f"{best['memcpy'] * 1e6:.0f}" for best in columns.values())
+        + " |"
+    )
     for name in next(iter(columns.values())):
         if name != "memcpy":
             ratios = (f"{best[name] / best['memcpy']:.1f}" for best in columns.values())

@@ -1,9 +1,13 @@
-"""vLLM's own server beside inlay and Dynamo in front of vLLM: one model, one kind of engine and settings, so what differs is the way to it.
+"""vLLM's own server beside inlay and Dynamo in front of vLLM.
 
-All servers run at once and take turns. For text: time to the first token and tokens a second, of one stream and of many at once, and
-CPU seconds a request of all processes. For embeddings: what a cached prompt costs over the same as ids (`benchmarks.cached_prompt`).
+One model, one kind of engine and settings, so what differs is the way to it.
 
-    BENCH_VLLM=/path/to/python [BENCH_DYNAMO=/path/to/python] python -m benchmarks.vllm_front [--rounds N]
+All servers run at once and take turns. For text: time to the first token and tokens a second, of
+one stream and of many at once, and CPU seconds a request of all processes. For embeddings: what a
+cached prompt costs over the same as ids (`benchmarks.cached_prompt`).
+
+    BENCH_VLLM=/path/to/python [BENCH_DYNAMO=/path/to/python] python -m benchmarks.vllm_front
+    [--rounds N]
 
 Dynamo has a vLLM of its own, of the version that it is made for.
 """
@@ -61,7 +65,10 @@ class Turn:
 
 def body(number: int) -> bytes:
     """A request for a stream, with a prompt that is new each time."""
-    words = [WORDS[(number * 7919 + place * (place + number)) % len(WORDS)] for place in range(PROMPT_WORDS)]
+    words = [
+        WORDS[(number * 7919 + place * (place + number)) % len(WORDS)]
+        for place in range(PROMPT_WORDS)
+    ]
     fields = {"model": "m", "prompt": f"{number}: " + " ".join(words), "max_tokens": OUTPUT_TOKENS}
     return json.dumps({**fields, "temperature": 0, "ignore_eos": True, "stream": True}).encode()
 
@@ -69,9 +76,7 @@ def body(number: int) -> bytes:
 async def streamed(server: Server, request: bytes) -> tuple[float, float]:
     """When its first event came, and its last."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    head = (
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
-    )
+    head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
     writer.write(head.encode() + b"content-length: %d\r\n\r\n" % len(request) + request)
     first = last = 0.0
     text = b""
@@ -110,10 +115,16 @@ def text(servers: list[Server], many: int, rounds: int) -> None:
                 found[server.name].append(one)
     own = found[servers[0].name]
     for name, turns in found.items():
-        first, rate = (statistics.median(getattr(one, field) for one in turns) for field in ("first", "rate"))
+        first, rate = (
+            statistics.median(getattr(one, field) for one in turns) for field in ("first", "rate")
+        )
         cpu = statistics.fmean(one.cpu for one in turns)
-        ratio = statistics.median(one.first / base.first for one, base in zip(turns, own, strict=True))
-        faster = statistics.median(one.rate / base.rate for one, base in zip(turns, own, strict=True))
+        ratio = statistics.median(
+            one.first / base.first for one, base in zip(turns, own, strict=True)
+        )
+        faster = statistics.median(
+            one.rate / base.rate for one, base in zip(turns, own, strict=True)
+        )
         print(
             f"{name:8} {many:2} streams   first token {1e3 * first:6.1f} ms ({ratio:4.2f}x)   {rate:7.1f} tokens/s "
             f"({faster:4.2f}x)   {1e3 * cpu:7.1f} ms CPU a request ({cpu / statistics.fmean(one.cpu for one in own):4.2f}x)",
@@ -136,12 +147,27 @@ def main() -> int:
     # inlay, so beside it too: it is the front that is compared.
     os.environ |= {**_serving.ONE_THREAD, "VLLM_COMPUTE_NANS_IN_LOGITS": "1"}
     shared = (
-        *("--kv-cache-memory-bytes", CACHE_BYTES, "--max-num-seqs", 64, "--max-num-batched-tokens", 8192),
+        *(
+            "--kv-cache-memory-bytes",
+            CACHE_BYTES,
+            "--max-num-seqs",
+            64,
+            "--max-num-batched-tokens",
+            8192,
+        ),
         *_serving.VLLM_ARGUMENTS,
     )
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         model = _serving.wide_model(Path(directory) / "model")
-        front = ("--engine", "vllm", "--engine-python", python, "--num-threads", 1, "--enforce-eager")
+        front = (
+            "--engine",
+            "vllm",
+            "--engine-python",
+            python,
+            "--num-threads",
+            1,
+            "--enforce-eager",
+        )
         launches = [
             _serving.vllm(model, *shared),
             _serving.inlay(model, *front, *shared, *_serving.wide_limits(64)[:6]),

@@ -3,10 +3,11 @@
     inlay demo
     python examples/noise.py
 
-For each level of Gaussian noise, as a share of the rows' median norm: how many rows are still nearest to their own token, which
-is the least that someone who has the rows would try, and what the model answers. With the demo model noise first spoils the
-answer and only then hides the tokens: where the answer is already wrong, every token can still be read, and where most tokens are
-hidden, nothing of the question is left either.
+For each level of Gaussian noise, as a share of the rows' median norm: how many rows are still
+nearest to their own token, which is the least that someone who has the rows would try, and what the
+model answers. With the demo model noise first spoils the answer and only then hides the tokens:
+where the answer is already wrong, every token can still be read, and where most tokens are hidden,
+nothing of the question is left either.
 """
 
 import argparse
@@ -24,9 +25,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("question", nargs="?", default=demo.examples().chats[0].messages[-1].content)
+    parser.add_argument(
+        "question", nargs="?", default=demo.examples().chats[0].messages[-1].content
+    )
     parser.add_argument("--base-url", default="http://127.0.0.1:8000/v1")
-    parser.add_argument("--model", default=str(demo.model_dir()), help="directory of the served model")
+    parser.add_argument(
+        "--model", default=str(demo.model_dir()), help="directory of the served model"
+    )
     parser.add_argument("--name", default="inlay-demo", help="its served name")
     arguments = parser.parse_args()
 

@@ -1,12 +1,15 @@
-"""Retrieve with one model's vectors, prompt another with rows: the documents never reach it as text.
+"""Retrieve with one model's vectors, prompt another with rows.
 
-    inlay demo
-    inlay serve sentence-transformers/all-MiniLM-L6-v2 --task embed --port 8001 --served-model-name minilm
-    python examples/retrieval.py
+The documents never reach it as text.
 
-Each sentence of the notes is embedded once (`/v1/embeddings`). A question is embedded too, and the nearest sentences go into the chat as rows of the
-answering model's own embeddings (`prompt_embeds`), which here are looked up. A trained compressor, which makes a few rows of a whole document, takes the place
-of `compress` and changes nothing else; rows that are used again are better uploaded once and named by reference (docs/client.md).
+    inlay demo inlay serve sentence-transformers/all-MiniLM-L6-v2 --task embed --port 8001
+    --served-model-name minilm python examples/retrieval.py
+
+Each sentence of the notes is embedded once (`/v1/embeddings`). A question is embedded too, and the
+nearest sentences go into the chat as rows of the answering model's own embeddings
+(`prompt_embeds`), which here are looked up. A trained compressor, which makes a few rows of a whole
+document, takes the place of `compress` and changes nothing else; rows that are used again are
+better uploaded once and named by reference (docs/client.md).
 """
 
 import argparse
@@ -40,7 +43,9 @@ def main() -> None:
     parser.add_argument("--embedding-url", default="http://127.0.0.1:8001/v1")
     parser.add_argument("--embedding-model", default="minilm")
     parser.add_argument("--base-url", default="http://127.0.0.1:8000/v1")
-    parser.add_argument("--model", default=str(demo.model_dir()), help="directory of the answering model")
+    parser.add_argument(
+        "--model", default=str(demo.model_dir()), help="directory of the answering model"
+    )
     parser.add_argument("--name", default="inlay-demo", help="its served name")
     arguments = parser.parse_args()
 

@@ -1,8 +1,10 @@
 """Run the suites that need another engine, each in its own environment.
 
-A folder `tests/engines/NAME` with a `constraints.txt` is such a suite. Its environment `.venv-NAME-HASH` is kept by the hash of
-its constraints, `install.sh` beside them says how it is filled, and pytest runs there with the suite's folder alone. inlay itself
-is not installed there, only lent; `FRONTEND_PYTHON` names the Python of inlay's own environment, from which servers are started.
+A folder `tests/engines/NAME` with a `constraints.txt` is such a suite. Its environment
+`.venv-NAME-HASH` is kept by the hash of its constraints, `install.sh` beside them says how it is
+filled, and pytest runs there with the suite's folder alone. inlay itself is not installed there,
+only lent; `FRONTEND_PYTHON` names the Python of inlay's own environment, from which servers are
+started.
 """
 
 import hashlib
@@ -21,7 +23,10 @@ def environment_of(suite: Path) -> Path:
     if not (path / ".installed").exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", path], check=True)
         subprocess.run(
-            ["bash", suite / "install.sh"], check=True, cwd=ROOT, env={**os.environ, "VENV": str(path)}
+            ["bash", suite / "install.sh"],
+            check=True,
+            cwd=ROOT,
+            env={**os.environ, "VENV": str(path)},
         )
         (path / ".installed").touch()
     return path

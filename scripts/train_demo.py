@@ -1,4 +1,7 @@
-"""Make every file of `inlay.demo` anew: `python -m scripts.train_demo`. A quarter of an hour or so on two cores."""
+"""Make every file of `inlay.demo` anew: `python -m scripts.train_demo`.
+
+A quarter of an hour or so on two cores.
+"""
 
 import argparse
 import logging
@@ -39,9 +42,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--out", type=Path, default=Path(inlay.demo.__file__).parent, help="folder to write to"
     )
     parser.add_argument("--steps", type=int, default=STEPS, help="training steps of the model")
-    parser.add_argument("--seed", type=int, default=0, help="seed of weights, order and soft prompt")
     parser.add_argument(
-        "--keep-model", action="store_true", help="use the model that is there; tune and measure only"
+        "--seed", type=int, default=0, help="seed of weights, order and soft prompt"
+    )
+    parser.add_argument(
+        "--keep-model",
+        action="store_true",
+        help="use the model that is there; tune and measure only",
     )
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -53,7 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     world = build_world(WORLD_SEED)
     if options.keep_model:
         tokenizer = Tokenizer.from_file(str(out / "model" / "tokenizer.json"))
-        model = round_to_bfloat16(Qwen3ForCausalLM.from_pretrained(out / "model", dtype=torch.float32))
+        model = round_to_bfloat16(
+            Qwen3ForCausalLM.from_pretrained(out / "model", dtype=torch.float32)
+        )
     else:
         drawn = Corpus(world, TOKENIZER_SEED)
         tokenizer = train_tokenizer(
@@ -72,8 +81,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     split = split_inputs(world, options.seed)
     rows = tune(model, tokenizer, split, options.seed)
     write_soft_prompt(rows, out / "soft_prompt.safetensors", out / "soft_prompt_peft", "inlay-demo")
-    task = measure_soft_prompt(model, tokenizer, rows, split, text_prompts(split.tuning, options.seed))
-    LOGGER.info("soft prompt %.3f, best text prompt %.3f", task.accuracy, task.text_prompts[0].accuracy)
+    task = measure_soft_prompt(
+        model, tokenizer, rows, split, text_prompts(split.tuning, options.seed)
+    )
+    LOGGER.info(
+        "soft prompt %.3f, best text prompt %.3f", task.accuracy, task.text_prompts[0].accuracy
+    )
 
     examples = Showcase(model, tokenizer, world, SHOWCASE_SEED).examples(task, report)
     write_examples(examples, out / "tasks.json")

@@ -41,7 +41,9 @@ def prompt_rows(adapter: Path) -> Tensor:
 
 
 def _base(model: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
+    return AutoModelForCausalLM.from_pretrained(
+        model, dtype=torch.float32, attn_implementation="eager"
+    )
 
 
 def make_lora(
@@ -103,7 +105,11 @@ def tuned(model: Path, adapter: Path) -> Any:
 def continued(model: Any, embeds: Tensor, max_tokens: int) -> list[int]:
     """`max_tokens` greedy tokens of `model` after embeddings (1, positions, hidden)."""
     config = GenerationConfig(
-        max_new_tokens=max_tokens, do_sample=False, eos_token_id=None, pad_token_id=0, bos_token_id=None
+        max_new_tokens=max_tokens,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+        bos_token_id=None,
     )
     own, model.generation_config = model.generation_config, GenerationConfig(pad_token_id=0)
     try:

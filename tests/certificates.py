@@ -32,7 +32,9 @@ def certificate(folder: Path, name: str, password: bytes | None = None) -> Pair:
     )
     paths = folder / f"{name}.crt", folder / f"{name}.key"
     hidden = (
-        serialization.NoEncryption() if password is None else serialization.BestAvailableEncryption(password)
+        serialization.NoEncryption()
+        if password is None
+        else serialization.BestAvailableEncryption(password)
     )
     paths[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
     paths[1].write_bytes(

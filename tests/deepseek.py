@@ -4,8 +4,9 @@
     write(directory)                     fp8 weights in blocks, a multi-token prediction layer, R1's tokens and template
     write_plain(directory, of)           the same model in float32, dequantised by the formula
 
-Its weights are random, but for the embeddings and the head of the tokens of `SCRIPT`: behind the end of a generation prompt the
-model thinks, answers, calls a tool and ends, so that what reads an output has something to read.
+Its weights are random, but for the embeddings and the head of the tokens of `SCRIPT`: behind the
+end of a generation prompt the model thinks, answers, calls a tool and ends, so that what reads an
+output has something to read.
 """
 
 import json
@@ -105,12 +106,19 @@ _TINY: dict[str, Any] = {
     "num_key_value_heads": 4,
     "q_lora_rank": 128,
     "qk_nope_head_dim": 32,
-    "rope_scaling": {**_PUBLISHED["rope_scaling"], "factor": 10, "original_max_position_embeddings": 64},
+    "rope_scaling": {
+        **_PUBLISHED["rope_scaling"],
+        "factor": 10,
+        "original_max_position_embeddings": 64,
+    },
     "topk_group": 2,
     "v_head_dim": 32,
     "vocab_size": 512,
 }
-"""Where the tiny one differs. Its latent is R1's own (512 and 64 elements): 576 rows are four blocks of 128 and a half."""
+"""Where the tiny one differs.
+
+Its latent is R1's own (512 and 64 elements): 576 rows are four blocks of 128 and a half.
+"""
 
 THOUGHTS = ("They ask for boats,", " and I can look", " for them.")
 ANSWER = "\n\nI look."
@@ -155,7 +163,10 @@ CHAT_TEMPLATE = """\
 {%- endfor %}
 {{- '<｜tool▁outputs▁end｜>' if said.tool }}
 {{- '<｜Assistant｜><think>\\n' if add_generation_prompt and not said.tool }}"""
-"""Of the shape of R1's: reasoning is dropped from earlier turns and opened for the next, content is joined as text."""
+"""Of the shape of R1's.
+
+Reasoning is dropped from earlier turns and opened for the next, content is joined as text.
+"""
 
 _CORPUS = (
     "the harbour town counts its boats every night and writes the number in a book",
@@ -171,17 +182,22 @@ def published() -> dict[str, Any]:
 
 def recipes() -> list[list[str]]:
     """The words of every `inlay` command that `docs/deepseek.md` shows, without the first."""
-    page = (Path(__file__).resolve().parent.parent / "docs" / "deepseek.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parent.parent / "docs" / "deepseek.md").read_text(
+        encoding="utf-8"
+    )
     blocks = re.findall(r"^```sh\n(.*?)^```", page, re.M | re.S)
     return [shlex.split(line)[1:] for block in blocks for line in block.splitlines()]
 
 
 def write(directory: Path, *, next_token_layer: bool = True, **changes: Any) -> Path:
-    """A tiny R1 as the real one is laid out: linear weights in fp8 with a scale for each block of 128 x 128.
+    """A tiny R1 as the real one is laid out.
+
+    Linear weights in fp8 with a scale for each block of 128 x 128.
 
     Args:
         directory: made if it does not exist.
-        next_token_layer: whether the layer that predicts further tokens is in the files, as it is in R1's.
+        next_token_layer: whether the layer that predicts further tokens is in the files, as it is
+            in R1's.
         changes: fields of the configuration that differ from the tiny one's.
     """
     config = {**_PUBLISHED, **_TINY, **changes}
@@ -194,7 +210,9 @@ def write(directory: Path, *, next_token_layer: bool = True, **changes: Any) -> 
     stored = dict(_stored(tensors))
     save_file(stored, directory / "model-00001-of-000001.safetensors")
     names = dict.fromkeys(stored, "model-00001-of-000001.safetensors")
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    (directory / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": names})
+    )
     (directory / "config.json").write_text(json.dumps(config, indent=2))
     sampling = {"do_sample": True, "temperature": 0.6, "top_p": 0.95}
     (directory / "generation_config.json").write_text(
@@ -205,7 +223,10 @@ def write(directory: Path, *, next_token_layer: bool = True, **changes: Any) -> 
 
 
 def write_plain(directory: Path, of: Path) -> Path:
-    """The model of `of` for plain transformers: float32 weights, the product of each element and its block's scale."""
+    """The model of `of` for plain transformers.
+
+    Float32 weights, the product of each element and its block's scale.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     stored = load_file(next(of.glob("*.safetensors")))
     config = json.loads((of / "config.json").read_text())
@@ -218,10 +239,14 @@ def write_plain(directory: Path, of: Path) -> Path:
     }
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     config = {
-        name: value for name, value in config.items() if name not in ("quantization_config", "auto_map")
+        name: value
+        for name, value in config.items()
+        if name not in ("quantization_config", "auto_map")
     }
     (directory / "config.json").write_text(json.dumps({**config, "torch_dtype": "float32"}))
-    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": EOS_ID, "pad_token_id": 2}))
+    (directory / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": EOS_ID, "pad_token_id": 2})
+    )
     _tokenizer().save_pretrained(directory)
     return directory
 
@@ -239,7 +264,10 @@ def plain_r1() -> Path:
 
 
 def by_formula(weight: Tensor, scale: Tensor, block: int = 128) -> Tensor:
-    """What is stored, element by element, in float32: `weight[i, j] * scale[i // block, j // block]`."""
+    """What is stored, element by element, in float32.
+
+    `weight[i, j] * scale[i // block, j // block]`.
+    """
     rows = torch.arange(weight.shape[0])[:, None] // block
     columns = torch.arange(weight.shape[1])[None, :] // block
     return weight.float() * scale[rows, columns]
@@ -260,7 +288,10 @@ def _in_blocks(weight: Tensor, block: int = 128) -> tuple[Tensor, Tensor]:
 
 
 def _stored(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """`tensors` as R1's files have them: projections in fp8, the routers' corrections in float32, the others in bfloat16."""
+    """`tensors` as R1's files have them.
+
+    Projections in fp8, the routers' corrections in float32, the others in bfloat16.
+    """
     for name, tensor in tensors.items():
         if name.endswith(("_proj.weight", ".kv_a_proj_with_mqa.weight")):
             weight, scale = _in_blocks(tensor)
@@ -277,7 +308,13 @@ def _weights(directory: Path, config: Mapping[str, Any]) -> dict[str, Tensor]:
     rope = config["rope_scaling"]
     fields = {
         name: config[name]
-        for name in (*_TINY, "kv_lora_rank", "qk_rope_head_dim", "n_shared_experts", "routed_scaling_factor")
+        for name in (
+            *_TINY,
+            "kv_lora_rank",
+            "qk_rope_head_dim",
+            "n_shared_experts",
+            "routed_scaling_factor",
+        )
         if name != "rope_scaling"
     }
     own = {"rope_type": "yarn", "rope_theta": config["rope_theta"], **rope}
@@ -298,8 +335,13 @@ def _script(tensors: dict[str, Tensor], tokenizer: PreTrainedTokenizerFast) -> N
         head[after] += shown / shown.norm()
 
 
-def _next_token_layer(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
-    """R1's layer behind the last one, which predicts the token after the next: a layer and what joins it to the others."""
+def _next_token_layer(
+    tensors: Mapping[str, Tensor], config: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """R1's layer behind the last one, which predicts the token after the next.
+
+    A layer and what joins it to the others.
+    """
     last, place = config["num_hidden_layers"] - 1, f"model.layers.{config['num_hidden_layers']}."
     layer = {
         place + name.removeprefix(f"model.layers.{last}."): tensor.flip(0).contiguous()
@@ -325,17 +367,25 @@ def _tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=440,
-        special_tokens=[AddedToken(text, special=True, normalized=False) for text in (BOS, EOS, PAD)],
+        special_tokens=[
+            AddedToken(text, special=True, normalized=False) for text in (BOS, EOS, PAD)
+        ],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator(_CORPUS, trainer)
     # As in R1's, these are tokens of their own that are shown: only those above are special.
     tokenizer.add_tokens(
-        [AddedToken(text, special=False, normalized=False) for text in (*_TOKENS, *SCRIPT) if text != EOS]
+        [
+            AddedToken(text, special=False, normalized=False)
+            for text in (*_TOKENS, *SCRIPT)
+            if text != EOS
+        ]
     )
     # R1's tokenizer begins what it encodes; its template does that itself.
-    tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, 0)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[(BOS, 0)]
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=BOS,

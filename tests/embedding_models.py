@@ -4,7 +4,8 @@
     tiny_embedding("bge")                       a BERT whose first state counts, with a prompt for queries
     tiny_scoring("xlm-roberta")                 a cross-encoder
 
-The families differ on purpose: pooling, Dense layers, token types, the first position's id, windows, prompts.
+The families differ on purpose: pooling, Dense layers, token types, the first position's id,
+windows, prompts.
 """
 
 import json
@@ -116,7 +117,10 @@ _POOLING: dict[str, dict[str, Any]] = {
 EMBEDDING_MODELS = tuple(_CONFIGS)
 _PROMPTS: dict[str, dict[str, Any]] = {
     "bge": {"prompts": {"query": "query : ", "document": ""}, "default_prompt_name": None},
-    "e5": {"prompts": {"query": "query : ", "passage": "passage : "}, "default_prompt_name": "passage"},
+    "e5": {
+        "prompts": {"query": "query : ", "passage": "passage : "},
+        "default_prompt_name": "passage",
+    },
     "qwen3": {"prompts": {"query": "instruct retrieve documents query : "}},
 }
 _DENSE = {"gemma": ((48, 96, False, "linear.Identity"), (96, 40, True, "activation.Tanh"))}
@@ -125,7 +129,10 @@ _UNNORMALIZED = {"roberta"}
 
 @cache
 def tiny_embedding(name: str, **options: Any) -> Path:
-    """The directory of a tiny embedding model, made once and shared; treat it as read-only. `options` go into its config.json."""
+    """The directory of a tiny embedding model, made once and shared; treat it as read-only.
+
+    `options` go into its config.json.
+    """
     directory = _embedding(name)
     if options:
         config = json.loads((directory / "config.json").read_text())
@@ -135,7 +142,10 @@ def tiny_embedding(name: str, **options: Any) -> Path:
 
 @cache
 def sized_embedding(name: str, **sizes: Any) -> Path:
-    """One of `tiny_embedding`'s families in other sizes: fields of its configuration. Not of those with Dense layers."""
+    """One of `tiny_embedding`'s families in other sizes: fields of its configuration.
+
+    Not of those with Dense layers.
+    """
     return _embedding(name, **sizes)
 
 
@@ -146,13 +156,20 @@ def _embedding(name: str, **sizes: Any) -> Path:
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
     for number, (inside, outside, bias, activation) in enumerate(_DENSE.get(name, ()), 2):
         modules.append((f"{number}_Dense", "Dense"))
-        _save_dense(directory / f"{number}_Dense", inside, outside, bias, f"torch.nn.modules.{activation}")
+        _save_dense(
+            directory / f"{number}_Dense", inside, outside, bias, f"torch.nn.modules.{activation}"
+        )
     if name not in _UNNORMALIZED:
         modules.append((f"{len(modules)}_Normalize", "Normalize"))
     _json(
         directory / "modules.json",
         [
-            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            {
+                "idx": index,
+                "name": str(index),
+                "path": path,
+                "type": f"sentence_transformers.models.{kind}",
+            }
             for index, (path, kind) in enumerate(modules)
         ],
     )
@@ -160,7 +177,10 @@ def _embedding(name: str, **sizes: Any) -> Path:
         directory / "1_Pooling" / "config.json",
         {"word_embedding_dimension": config.hidden_size, **_POOLING[name]},
     )
-    _json(directory / "sentence_bert_config.json", {"max_seq_length": MAX_LENGTH, "do_lower_case": False})
+    _json(
+        directory / "sentence_bert_config.json",
+        {"max_seq_length": MAX_LENGTH, "do_lower_case": False},
+    )
     _json(directory / "config_sentence_transformers.json", _PROMPTS.get(name, {}))
     return directory
 
@@ -186,7 +206,9 @@ def _save(make: Any, config: Any, directory: Path, name: str) -> None:
                     offset = 1.0 if key.endswith("weight") and name != "gemma" else 0.0
                     parameter.copy_(offset + 0.2 * torch.randn_like(parameter))
                 else:
-                    parameter.copy_(torch.randn_like(parameter) * (1.5 / parameter.shape[-1] ** 0.5))
+                    parameter.copy_(
+                        torch.randn_like(parameter) * (1.5 / parameter.shape[-1] ** 0.5)
+                    )
     finally:
         torch.random.set_rng_state(state)
     model.save_pretrained(directory)
@@ -200,7 +222,12 @@ def _save_dense(directory: Path, inside: int, outside: int, bias: bool, activati
         weights["linear.bias"] = torch.randn(outside, generator=generator)
     directory.mkdir(parents=True)
     save_file(weights, directory / "model.safetensors")
-    config = {"in_features": inside, "out_features": outside, "bias": bias, "activation_function": activation}
+    config = {
+        "in_features": inside,
+        "out_features": outside,
+        "bias": bias,
+        "activation_function": activation,
+    }
     _json(directory / "config.json", config)
 
 
@@ -218,7 +245,9 @@ def _tokenizer(name: str) -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     ends = [("[CLS]", 1), ("[SEP]", 2)]
     if name in ("qwen3", "qwen2", "llama", "mistral", "gemma"):
-        tokenizer.post_processor = processors.TemplateProcessing(single="$A [SEP]", special_tokens=ends)
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="$A [SEP]", special_tokens=ends
+        )
     elif name in ("roberta", "xlm-roberta", "camembert"):
         tokenizer.post_processor = processors.TemplateProcessing(
             single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] [SEP] $B [SEP]", special_tokens=ends

@@ -1,4 +1,7 @@
-"""What plain transformers says, one text at a time, and pooling as its definition reads: the truth the engine is held against."""
+"""What plain transformers says, one text at a time, and pooling as its definition reads.
+
+The truth the engine is held against.
+"""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +20,9 @@ Array = npt.NDArray[np.float32]
 
 @cache
 def model_of(directory: Path) -> Any:
-    return AutoModel.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+    return AutoModel.from_pretrained(
+        directory, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
 
 
 @cache
@@ -76,8 +81,12 @@ def _pooled(states: torch.Tensor, config: dict[str, Any]) -> list[torch.Tensor]:
 @torch.no_grad()
 def logits(directory: Path, first: str, second: str | None = None) -> Array:
     """What a classification head says of a text or of a pair."""
-    model = AutoModelForSequenceClassification.from_pretrained(directory, attn_implementation="eager").eval()
-    found: Array = model(**tokenizer_of(directory)(first, second, return_tensors="pt")).logits[0].numpy()
+    model = AutoModelForSequenceClassification.from_pretrained(
+        directory, attn_implementation="eager"
+    ).eval()
+    found: Array = (
+        model(**tokenizer_of(directory)(first, second, return_tensors="pt")).logits[0].numpy()
+    )
     return found
 
 

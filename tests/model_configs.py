@@ -1,8 +1,11 @@
-"""Configurations of the tiny models of `tests.models`: one of each family the torch engine serves, small enough to be fast.
+"""Configurations of the tiny models of `tests.models`.
 
-The families differ on purpose: heads in groups of 1, 2 and 3, a head size that is not hidden / heads, biases, tied and untied
-heads, windows and routings shorter than the prompts of the tests. What is special about a family is set so that it counts:
-`tests/engine/torch/test_families.py` holds that the output changes without it.
+One of each family the torch engine serves, small enough to be fast.
+
+The families differ on purpose: heads in groups of 1, 2 and 3, a head size that is not hidden /
+heads, biases, tied and untied heads, windows and routings shorter than the prompts of the tests.
+What is special about a family is set so that it counts: `tests/engine/torch/test_families.py` holds
+that the output changes without it.
 """
 
 from typing import Any
@@ -27,7 +30,10 @@ from transformers import (
 )
 
 VOCAB_SIZE = 384
-"""Rows of every embedding table; ids 0-2 are `END`, `TURN` and `TURN_END`, the tokenizer uses the first few hundred."""
+"""Rows of every embedding table.
+
+Ids 0-2 are `END`, `TURN` and `TURN_END`, the tokenizer uses the first few hundred.
+"""
 
 EOS_ID = 2
 """What the configurations name as the end of the output."""
@@ -118,7 +124,10 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
             "norm_topk_prob": True,
         },
     ),
-    "mixtral": (MixtralConfig, {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
+    "mixtral": (
+        MixtralConfig,
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+    ),
     "gemma": (GemmaConfig, {"num_key_value_heads": 1, "head_dim": 24, "tie_word_embeddings": True}),
     "gemma2": (
         Gemma2Config,
@@ -150,12 +159,20 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     ),
     "phi": (
         PhiConfig,
-        {"num_key_value_heads": 4, "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+        {
+            "num_key_value_heads": 4,
+            "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        },
     ),
     "phi3": (Phi3Config, {"sliding_window": WINDOW}),
     "deepseek_v2": (
         DeepseekV2Config,
-        {**_LATENT, "q_lora_rank": None, "topk_method": "group_limited_greedy", "n_shared_experts": 2},
+        {
+            **_LATENT,
+            "q_lora_rank": None,
+            "topk_method": "group_limited_greedy",
+            "n_shared_experts": 2,
+        },
     ),
     "deepseek_v3": (
         DeepseekV3Config,

@@ -1,12 +1,14 @@
-"""Tiny model directories with random weights, made once a session: real configurations, tokenizers and chat templates.
+"""Tiny model directories with random weights, made once a session.
+
+Real configurations, tokenizers and chat templates.
 
     tiny("llama")                     a cached directory, made at first use, removed when the process ends
     tiny("qwen3", dtype="bfloat16")   another
     tiny_llama(directory)             the same content in a directory of one's own
     make("qwen2", directory, num_hidden_layers=3)
 
-What the families are is in `tests.model_configs`. Weights are drawn wide enough that greedy output does not fall into
-repeating one token.
+What the families are is in `tests.model_configs`. Weights are drawn wide enough that greedy output
+does not fall into repeating one token.
 """
 
 from functools import cache
@@ -43,9 +45,16 @@ _CORPUS = (
 
 
 def make(
-    family: str, directory: Path, *, dtype: str = "float32", shard_size: str = "50GB", **options: Any
+    family: str,
+    directory: Path,
+    *,
+    dtype: str = "float32",
+    shard_size: str = "50GB",
+    **options: Any,
 ) -> Path:
-    """Write a model of `family` into `directory`: weights, configurations, tokenizer, chat template.
+    """Write a model of `family` into `directory`.
+
+    Weights, configurations, tokenizer, chat template.
 
     Args:
         family: one of `FAMILIES`.
@@ -70,7 +79,9 @@ def make(
                     scale = float(getattr(model.get_input_embeddings(), "embed_scale", 1.0))
                     parameter.copy_(torch.randn_like(parameter) * (0.5 / scale))
                 else:
-                    parameter.copy_(torch.randn_like(parameter) * (1.5 / parameter.shape[-1] ** 0.5))
+                    parameter.copy_(
+                        torch.randn_like(parameter) * (1.5 / parameter.shape[-1] ** 0.5)
+                    )
             for name, buffer in model.named_buffers():
                 if name.endswith("e_score_correction_bias"):
                     buffer.copy_(0.3 * torch.randn_like(buffer))
@@ -103,7 +114,17 @@ def tiny_mistral(directory: Path) -> Path:
     return make("mistral", directory)
 
 
-__all__ = ["CHAT_TEMPLATE", "END", "EOS_ID", "FAMILIES", "TURN", "TURN_END", "VOCAB_SIZE", "make", "tiny"]
+__all__ = [
+    "CHAT_TEMPLATE",
+    "END",
+    "EOS_ID",
+    "FAMILIES",
+    "TURN",
+    "TURN_END",
+    "VOCAB_SIZE",
+    "make",
+    "tiny",
+]
 
 
 @cache

@@ -19,7 +19,10 @@ _PORTS = 12000, 29999
 """Below those that connections get, of which a test makes many before its server listens."""
 
 PYTHON = os.environ.get("FRONTEND_PYTHON", sys.executable)
-"""What servers are started with: another Python than the tests' where those run in an engine's environment."""
+"""What servers are started with.
+
+Another Python than the tests' where those run in an engine's environment.
+"""
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,9 @@ def _wait_ready(process: subprocess.Popen[bytes], url: str, within: float) -> No
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise RuntimeError(f"the server ended with status {process.returncode} before it was ready")
+            raise RuntimeError(
+                f"the server ended with status {process.returncode} before it was ready"
+            )
         try:
             with urllib.request.urlopen(url + "/ready", timeout=2):
                 return

@@ -8,7 +8,8 @@ import httpx
 def events(response: httpx.Response) -> Iterator[str]:
     """The data of each event.
 
-    Lines end at line feeds alone: httpx's `iter_lines` also cuts at U+2028 and its like, which a model may write.
+    Lines end at line feeds alone: httpx's `iter_lines` also cuts at U+2028 and its like, which a
+    model may write.
     """
     rest = ""
     for text in response.iter_text():

@@ -17,7 +17,10 @@ def rows(draw: st.DrawFn, *, hidden: int | None = None, plain: bool = False) -> 
     if not plain and draw(st.booleans()):
         bundle = (
             Field(
-                "positions", Buffer(draw(st.binary(min_size=12 * num, max_size=12 * num))), "int32", (num, 3)
+                "positions",
+                Buffer(draw(st.binary(min_size=12 * num, max_size=12 * num))),
+                "int32",
+                (num, 3),
             ),
         )
     return Rows(data, dtype, (num, width), bundle, not plain and draw(st.booleans()))

@@ -26,7 +26,9 @@ def test_a_common_prefix_has_common_digests(prefix: Prompt, rest: Prompt) -> Non
 
 
 @given(prompts, st.data())
-def test_a_chain_grown_in_pieces_equals_one_grown_at_once(prompt: Prompt, data: st.DataObject) -> None:
+def test_a_chain_grown_in_pieces_equals_one_grown_at_once(
+    prompt: Prompt, data: st.DataObject
+) -> None:
     prompt = with_digests(prompt, SECRET)
     cut = data.draw(st.integers(0, len(prompt)))
     grown = Chain(ROOT, SECRET)
@@ -44,7 +46,9 @@ def test_generated_tokens_continue_a_chain_like_prompt_tokens(ids: list[int]) ->
 
 
 @given(rows(plain=True), st.data())
-def test_changing_one_bit_of_a_row_changes_its_digest_alone(whole: Rows, data: st.DataObject) -> None:
+def test_changing_one_bit_of_a_row_changes_its_digest_alone(
+    whole: Rows, data: st.DataObject
+) -> None:
     bit = data.draw(st.integers(0, 8 * len(whole.data) - 1))
     changed = bytearray(whole.data.view)
     changed[bit // 8] ^= 1 << bit % 8
@@ -59,7 +63,9 @@ def test_changing_one_bit_of_a_row_changes_its_digest_alone(whole: Rows, data: s
 def test_a_bundle_field_is_part_of_a_rows_identity() -> None:
     plain = Rows(Buffer(bytes(8)), "float32", (2, 1))
     fields = [Field("positions", Buffer(bytes([0] * 3 + [n])), "int16", (2,)) for n in (0, 1)]
-    digests = [row_digests(msgspec.structs.replace(plain, bundle=(field,)), SECRET) for field in fields]
+    digests = [
+        row_digests(msgspec.structs.replace(plain, bundle=(field,)), SECRET) for field in fields
+    ]
     assert len({row_digests(plain, SECRET)[16:], *(d[16:] for d in digests)}) == 3
     assert digests[0][:16] == digests[1][:16]
 
@@ -73,7 +79,9 @@ def test_atomic_rows_are_named_by_the_whole_segment() -> None:
 
 def test_tokens_and_rows_with_the_same_bytes_are_told_apart() -> None:
     row = Rows(Buffer(bytes(4 * BLOCK_SIZE)), "float32", (BLOCK_SIZE, 1))
-    assert chain(Prompt.of(row), ROOT, SECRET) != chain(Prompt.of(Tokens([0] * BLOCK_SIZE)), ROOT, SECRET)
+    assert chain(Prompt.of(row), ROOT, SECRET) != chain(
+        Prompt.of(Tokens([0] * BLOCK_SIZE)), ROOT, SECRET
+    )
 
 
 def test_dtype_and_width_are_part_of_a_rows_identity() -> None:

@@ -27,7 +27,9 @@ def test_every_snippet_of_a_page_runs_in_order_against_the_demo(
     page: Path, server: Served, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names: dict[str, object] = {}
-    for snippet in re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
+    for snippet in re.findall(
+        r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S
+    ):
         exec(compile(snippet.replace(SHOWN_URL, server.url), str(page), "exec"), names)
     assert capsys.readouterr().out.strip()
 
@@ -35,7 +37,8 @@ def test_every_snippet_of_a_page_runs_in_order_against_the_demo(
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_path_a_page_names_exists(page: Path) -> None:
     named = re.findall(
-        r"`((?:docs|src|tests|benchmarks|scripts|examples)/[\w./-]+)`", page.read_text(encoding="utf-8")
+        r"`((?:docs|src|tests|benchmarks|scripts|examples)/[\w./-]+)`",
+        page.read_text(encoding="utf-8"),
     )
     missing = [path for path in named if not (ROOT / path).exists()]
     assert not missing

@@ -19,12 +19,17 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope="module")
 def bag_of_words(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A BERT without layers over the words of the notes: texts are near each other that share words."""
+    """A BERT without layers over the words of the notes.
+
+    Texts are near each other that share words.
+    """
     directory = tmp_path_factory.mktemp("words")
     text = " ".join(f"{note.document} {note.after}" for note in demo.examples().mixed).lower()
     words = sorted(set(re.findall(r"\w+", text)) - {"the", "of", "is", "a", "does", "what"})
     vocabulary = directory / "vocab.txt"
-    vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]), encoding="utf-8")
+    vocabulary.write_text(
+        "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]), encoding="utf-8"
+    )
     torch.manual_seed(1)
     config = BertConfig(
         vocab_size=len(words) + 5, hidden_size=128, num_hidden_layers=0, num_attention_heads=2

@@ -57,7 +57,9 @@ def test_between_two_turns_of_a_client_no_other_has_more_than_one(clients: list[
 
 
 @given(pushes, st.data())
-def test_what_leaves_is_not_taken_and_the_rest_is(pushed: list[tuple[int, int]], data: st.DataObject) -> None:
+def test_what_leaves_is_not_taken_and_the_rest_is(
+    pushed: list[tuple[int, int]], data: st.DataObject
+) -> None:
     queue, items = filled(pushed)
     leaving = data.draw(st.lists(st.sampled_from(items), unique=True)) if items else []
     for item in leaving:
@@ -67,7 +69,9 @@ def test_what_leaves_is_not_taken_and_the_rest_is(pushed: list[tuple[int, int]],
 
 
 @given(pushes, st.sets(st.integers(0, 3)))
-def test_whose_turn_is_passed_over_keeps_it(pushed: list[tuple[int, int]], without: set[int]) -> None:
+def test_whose_turn_is_passed_over_keeps_it(
+    pushed: list[tuple[int, int]], without: set[int]
+) -> None:
     queue, _ = filled(pushed)
     others, _ = filled([(priority, client) for priority, client in pushed if client not in without])
     rest, _ = filled([(priority, client) for priority, client in pushed if client in without])
@@ -76,7 +80,9 @@ def test_whose_turn_is_passed_over_keeps_it(pushed: list[tuple[int, int]], witho
     ]
     with pytest.raises(IndexError):
         queue.take(without)
-    assert [queue.take()[:2] for _ in range(len(queue))] == [rest.take()[:2] for _ in range(len(rest))]
+    assert [queue.take()[:2] for _ in range(len(queue))] == [
+        rest.take()[:2] for _ in range(len(rest))
+    ]
 
 
 def test_a_client_that_asks_much_waits_behind_its_own() -> None:

@@ -56,7 +56,9 @@ def test_a_tick_counts_what_passed_and_never_more_than_a_loop_that_runs_leaves_b
         assert machine.clock.lost(0) == 0
 
 
-def test_between_two_ticks_it_goes_on_and_stops_where_a_tick_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_between_two_ticks_it_goes_on_and_stops_where_a_tick_is_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     machine = Machine(monkeypatch)
     began = machine.clock.now()
     machine.time += TICK_SECONDS
@@ -124,7 +126,9 @@ def test_a_limit_can_be_moved_either_way(loop: str) -> None:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_a_block_that_ends_in_time_or_is_cancelled_ends_as_it_would_without_a_limit(loop: str) -> None:
+def test_a_block_that_ends_in_time_or_is_cancelled_ends_as_it_would_without_a_limit(
+    loop: str,
+) -> None:
     async def work() -> list[str]:
         seen = []
         async with liveness.timeout(60):

@@ -55,7 +55,9 @@ def test_the_parts_of_a_output_say_the_same_in_the_same_order(
     assert [one.start for one in told] == list(range(3, 3 + prompt))
     if whole.prompt_logprobs is not None:
         for name in ("ids", "logprobs", "ranks"):
-            assert b"".join(getattr(one, name) for one in told) == getattr(whole.prompt_logprobs, name)
+            assert b"".join(getattr(one, name) for one in told) == getattr(
+                whole.prompt_logprobs, name
+            )
     assert [part.finish_reason for part in parts[:-1]] == [None] * (len(parts) - 1)
     assert (parts[-1].finish_reason, parts[-1].stop_token_id, parts[-1].usage) == (
         "stop",
@@ -68,7 +70,9 @@ def test_the_parts_of_a_output_say_the_same_in_the_same_order(
 
 @given(offset=st.integers(0, 9), count=st.integers(1, 9), skipped=st.integers(0, 9))
 def test_ids_that_were_shown_are_left_out(offset: int, count: int, skipped: int) -> None:
-    output = Output("w", 0, offset, tuple(range(count)), tuple(TokenLogprobs(float(n)) for n in range(count)))
+    output = Output(
+        "w", 0, offset, tuple(range(count)), tuple(TokenLogprobs(float(n)) for n in range(count))
+    )
     at = min(offset + skipped, offset + count)
     rest = trim_to_offset(output, at)
     assert rest.offset == max(at, offset)
@@ -95,7 +99,11 @@ def test_prompt_logprobs_that_were_told_are_left_out(count: int, top: int, posit
     reason=st.sampled_from([None, "stop", "length", "abort"]),
 )
 def test_joined_outputs_say_the_same_in_the_same_order(
-    sizes: list[int], with_logprobs: set[int], told: set[int], resumed: int, reason: FinishReason | None
+    sizes: list[int],
+    with_logprobs: set[int],
+    told: set[int],
+    resumed: int,
+    reason: FinishReason | None,
 ) -> None:
     outputs, offset = [], resumed
     for index, size in enumerate(sizes):

@@ -45,7 +45,9 @@ def test_joining_prompts_joins_their_positions(left: Prompt, right: Prompt) -> N
 
 
 @given(prompts, st.data())
-def test_slices_joined_again_are_the_prompt_and_share_its_memory(prompt: Prompt, data: st.DataObject) -> None:
+def test_slices_joined_again_are_the_prompt_and_share_its_memory(
+    prompt: Prompt, data: st.DataObject
+) -> None:
     cut = data.draw(st.integers(0, len(prompt)))
     assert positions(prompt.slice(0, cut) + prompt.slice(cut, len(prompt))) == positions(prompt)
     for segment in prompt.slice(cut, len(prompt)).segments:
@@ -57,7 +59,9 @@ def test_slices_joined_again_are_the_prompt_and_share_its_memory(prompt: Prompt,
 
 
 @given(st.lists(segments, max_size=6))
-def test_the_normal_form_has_no_empty_segment_and_no_neighbouring_tokens(parts: list[Segment]) -> None:
+def test_the_normal_form_has_no_empty_segment_and_no_neighbouring_tokens(
+    parts: list[Segment],
+) -> None:
     prompt = Prompt.of(Tokens([]), *parts, Tokens([]))
     assert all(len(segment) for segment in prompt.segments)
     kinds = [isinstance(segment, Tokens) for segment in prompt.segments]

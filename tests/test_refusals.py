@@ -14,12 +14,15 @@ MIXED = TEXT + ROWS
 
 
 def make_request(prompt: Prompt, **options: Any) -> Request:
-    fields = {name: options.pop(name) for name in tuple(options) if name in Request.__struct_fields__}
+    fields = {
+        name: options.pop(name) for name in tuple(options) if name in Request.__struct_fields__
+    }
     return Request(id="w", prompt=prompt, sampling=Sampling(max_tokens=1, **options), **fields)
 
 
 @pytest.mark.parametrize(
-    ("prompts", "refused"), [("any", [TEXT, ROWS, MIXED]), ("rows", [ROWS, MIXED]), ("mixed", [MIXED])]
+    ("prompts", "refused"),
+    [("any", [TEXT, ROWS, MIXED]), ("rows", [ROWS, MIXED]), ("mixed", [MIXED])],
 )
 def test_a_feature_is_refused_with_the_prompts_it_is_refused_with(
     prompts: Any, refused: list[Prompt]
@@ -29,7 +32,9 @@ def test_a_feature_is_refused_with_the_prompts_it_is_refused_with(
         check(refusals, make_request(prompt), "vllm 1.2")
         asked = make_request(prompt, repetition_penalty=1.5)
         if prompt in refused:
-            with pytest.raises(InvalidRequestError, match="it would see ids that are not there") as raised:
+            with pytest.raises(
+                InvalidRequestError, match="it would see ids that are not there"
+            ) as raised:
                 check(refusals, asked, "vllm 1.2")
             assert "vllm 1.2" in raised.value.message
             assert raised.value.param == "repetition_penalty"

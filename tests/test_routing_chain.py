@@ -66,7 +66,10 @@ def test_rows_that_carry_their_digests_make_the_same_chain() -> None:
 def test_another_salt_or_adapter_shares_nothing(salt: str | None, adapter: str | None) -> None:
     plain = routing_chain(TEXT, CARD, SECRET)
     apart = routing_chain(TEXT, CARD, SECRET, salt=salt, adapter=adapter)
-    keys = [{chain[at : at + KEY_SIZE] for at in range(0, len(chain), KEY_SIZE)} for chain in (plain, apart)]
+    keys = [
+        {chain[at : at + KEY_SIZE] for at in range(0, len(chain), KEY_SIZE)}
+        for chain in (plain, apart)
+    ]
     assert keys[0].isdisjoint(keys[1])
 
 

@@ -21,7 +21,9 @@ def started(temporary: Path, then: str) -> "subprocess.Popen[str]":
     )
 
 
-def test_a_directory_goes_with_its_process_and_after_a_killed_one_with_the_next(tmp_path: Path) -> None:
+def test_a_directory_goes_with_its_process_and_after_a_killed_one_with_the_next(
+    tmp_path: Path,
+) -> None:
     with started(tmp_path, "input()") as killed, started(tmp_path, "input()") as alive:
         for process in (killed, alive):
             assert process.stdout is not None

@@ -1,1 +1,4 @@
-"""How the model and the soft prompt in `inlay.demo` are made: an invented world, a corpus about it, and training."""
+"""How the model and the soft prompt in `inlay.demo` are made.
+
+An invented world, a corpus about it, and training.
+"""

@@ -44,7 +44,13 @@ READING_FRAMES = (
     "Read the text.\n{p}\nThen answer: {q}",
     "{q}\n{p}",
 )
-DESCRIBING = ("Tell me about {s}.", "What do you know about {s}?", "Describe {s}.", "Who is {s}?", "{s}")
+DESCRIBING = (
+    "Tell me about {s}.",
+    "What do you know about {s}?",
+    "Describe {s}.",
+    "Who is {s}?",
+    "{s}",
+)
 PLAIN_WORDS = (
     "the", "of", "a", "in", "with", "by", "for", "one", "this", "which", "name", "say", "tell", "answer", "choose",
     "sort", "give", "find", "make", "know", "thing", "kind", "word", "person", "or", "and", "is", "does", "what",
@@ -82,10 +88,17 @@ Document = tuple[Piece, ...]
 
 def chat_document(exchanges: tuple[Exchange, ...], system: str | None = None) -> Document:
     """A conversation as the chat template renders it; `test_demo` holds that the two agree."""
-    pieces = [] if system is None else [Piece(f"<|im_start|>system\n{system}<|im_end|>\n", learned=False)]
+    pieces = (
+        []
+        if system is None
+        else [Piece(f"<|im_start|>system\n{system}<|im_end|>\n", learned=False)]
+    )
     for exchange in exchanges:
         pieces.append(
-            Piece(f"<|im_start|>user\n{exchange.user}<|im_end|>\n<|im_start|>assistant\n", learned=False)
+            Piece(
+                f"<|im_start|>user\n{exchange.user}<|im_end|>\n<|im_start|>assistant\n",
+                learned=False,
+            )
         )
         pieces.append(Piece(f"{exchange.answer}<|im_end|>", learned=True))
         pieces.append(Piece("\n", learned=False))
@@ -98,13 +111,19 @@ def completion_document(prompt: str, answer: str) -> Document:
 
 
 def split_statement(template: str, subject: str, value: str) -> tuple[str, str]:
-    """A statement as (prompt, continuation): the continuation begins at the space before the value."""
+    """A statement as (prompt, continuation).
+
+    The continuation begins at the space before the value.
+    """
     head, _ = template.split(" {v}")
     return head.format(s=subject), f" {value}."
 
 
 def description(facts: tuple[Fact, ...]) -> str:
-    """All facts about one subject in the order of the relations: `Mira: profession mason, tool chisel, ...`."""
+    """All facts about one subject in the order of the relations.
+
+    `Mira: profession mason, tool chisel, ...`.
+    """
     parts = ", ".join(f"{fact.relation.name} {fact.value}" for fact in facts)
     return f"{facts[0].subject}: {parts}."
 
@@ -166,10 +185,15 @@ class Corpus:
 
     def ask(self, fact: Fact) -> Exchange:
         """A question whose answer is the value of `fact`."""
-        return Exchange(self._rng.choice(fact.relation.questions).format(s=fact.subject), fact.value)
+        return Exchange(
+            self._rng.choice(fact.relation.questions).format(s=fact.subject), fact.value
+        )
 
     def passage(self) -> tuple[str, tuple[Fact, ...]]:
-        """A passage of one to five sentences and the facts in it; no two answer the same question."""
+        """A passage of one to five sentences and the facts in it.
+
+        No two answer the same question.
+        """
         rng = self._rng
         facts: list[Fact] = []
         for _ in range(rng.randint(1, 3)):
@@ -177,11 +201,14 @@ class Corpus:
             if any(fact.subject == subject for fact in facts):
                 continue
             chosen = rng.sample(relations, min(len(relations), rng.randint(1, 3)))
-            facts.extend(Fact(subject, relation, self._passage_value(relation)) for relation in chosen)
+            facts.extend(
+                Fact(subject, relation, self._passage_value(relation)) for relation in chosen
+            )
         rng.shuffle(facts)
         facts = facts[:5]
         text = " ".join(
-            rng.choice(fact.relation.statements).format(s=fact.subject, v=fact.value) for fact in facts
+            rng.choice(fact.relation.statements).format(s=fact.subject, v=fact.value)
+            for fact in facts
         )
         return text, tuple(facts)
 
@@ -238,13 +265,17 @@ class Corpus:
         """A chat with a passage in it and questions about the passage."""
         rng = self._rng
         text, facts = self.passage()
-        asked = [self.ask(fact) for fact in rng.sample(facts, min(len(facts), rng.choice((1, 2, 3))))]
+        asked = [
+            self.ask(fact) for fact in rng.sample(facts, min(len(facts), rng.choice((1, 2, 3))))
+        ]
         layout = rng.random()
         if layout < 0.12:
             return chat_document(tuple(asked), system=text)
         if layout < 0.2:
             return self._chat((Exchange(f"Here is a note:\n{text}", NOTE_RECEIVED), *asked))
-        first = Exchange(rng.choice(READING_FRAMES).format(p=text, q=asked[0].user), asked[0].answer)
+        first = Exchange(
+            rng.choice(READING_FRAMES).format(p=text, q=asked[0].user), asked[0].answer
+        )
         return self._chat((first, *asked[1:]))
 
     def _conversation(self) -> Document:
@@ -261,7 +292,10 @@ class Corpus:
         return self._chat(tuple(exchanges))
 
     def _signalled(self) -> Document:
-        """The material of a person's trade, asked for by signal rows before the name; no text asks for it."""
+        """The material of a person's trade, asked for by signal rows before the name.
+
+        No text asks for it.
+        """
         rng = self._rng
         person = rng.choice(self.world.people)
         signals = (Piece("", learned=False, signal=True),) * rng.randint(1, 6)
@@ -286,11 +320,16 @@ class Corpus:
         """A name among words that ask nothing: the answer is what is known about it."""
         rng = self._rng
         subject = self.fact().subject
-        pool = rng.choice(((*WORDS, *PLAIN_WORDS), (*WORDS, *self.world.people, *self.world.people)))
+        pool = rng.choice(
+            ((*WORDS, *PLAIN_WORDS), (*WORDS, *self.world.people, *self.world.people))
+        )
         words = [
-            rng.choice(pool) + rng.choice(("", "", ":", ",", "?", "\n")) for _ in range(rng.randint(0, 10))
+            rng.choice(pool) + rng.choice(("", "", ":", ",", "?", "\n"))
+            for _ in range(rng.randint(0, 10))
         ]
-        message = " ".join((*words, subject)).replace("\n ", "\n") + rng.choice(("", "", "", "?", ":"))
+        message = " ".join((*words, subject)).replace("\n ", "\n") + rng.choice(
+            ("", "", "", "?", ":")
+        )
         if rng.random() < 0.3:
             message = message[:1].upper() + message[1:]
         return self._chat((Exchange(message, description(self._by_subject[subject])),))
@@ -299,7 +338,9 @@ class Corpus:
         rng = self._rng
         pool = (*WORDS, *self.world.people, *self.world.strangers)
         words = " ".join(rng.choice(pool) for _ in range(rng.randint(1, 6)))
-        return Exchange(rng.choice(("Repeat: {w}", "Copy this: {w}", "Say: {w}")).format(w=words), words)
+        return Exchange(
+            rng.choice(("Repeat: {w}", "Copy this: {w}", "Say: {w}")).format(w=words), words
+        )
 
     def _reverse(self) -> Exchange:
         letters = self._rng.sample(LETTERS, self._rng.randint(2, 5))
@@ -345,5 +386,6 @@ class Corpus:
         start = self._rng.randint(1, 10)
         stop = start + self._rng.randint(2, 9)
         return Exchange(
-            f"Count from {start} to {stop}.", ", ".join(str(number) for number in range(start, stop + 1))
+            f"Count from {start} to {stop}.",
+            ", ".join(str(number) for number in range(start, stop + 1)),
         )

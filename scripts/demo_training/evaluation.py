@@ -1,7 +1,8 @@
 """How often greedy answers are right.
 
-An answer is right when it and the end that follows it are, token for token, what greedy decoding gives. That is read
-off one forward pass over prompt and answer: every token of the answer must be the most likely one at its place.
+An answer is right when it and the end that follows it are, token for token, what greedy decoding
+gives. That is read off one forward pass over prompt and answer: every token of the answer must be
+the most likely one at its place.
 """
 
 from collections.abc import Sequence
@@ -56,7 +57,9 @@ def are_right(model: Qwen3ForCausalLM, cases: Sequence[Case]) -> list[bool]:
 def answer_logits(model: Qwen3ForCausalLM, cases: Sequence[Case]) -> Tensor:
     """Logits (answer tokens of all cases, vocabulary) at the places that predict the answers, case after case."""
     hidden = model.model(inputs_embeds=stack(model, cases), use_cache=False).last_hidden_state
-    places = [hidden[row, len(case.rows) - 1 :][: len(case.answer)] for row, case in enumerate(cases)]
+    places = [
+        hidden[row, len(case.rows) - 1 :][: len(case.answer)] for row, case in enumerate(cases)
+    ]
     logits: Tensor = model.lm_head(torch.cat(places))
     return logits
 
@@ -88,21 +91,30 @@ def accuracy(model: Qwen3ForCausalLM, tokenizer: Tokenizer, documents: Sequence[
 def evaluate_model(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer, world: World, seed: int
 ) -> dict[str, float]:
-    """Accuracy by kind of question. Facts are asked in every wording; passages and tasks are drawn from `seed`."""
+    """Accuracy by kind of question.
+
+    Facts are asked in every wording; passages and tasks are drawn from `seed`.
+    """
     corpus = Corpus(world, seed)
 
     def asked(wording: int) -> list[Document]:
         return [
-            chat_document((Exchange(fact.relation.questions[wording].format(s=fact.subject), fact.value),))
+            chat_document(
+                (Exchange(fact.relation.questions[wording].format(s=fact.subject), fact.value),)
+            )
             for fact in world.facts
         ]
 
-    report = {f"facts, question wording {w + 1}": accuracy(model, tokenizer, asked(w)) for w in range(5)}
+    report = {
+        f"facts, question wording {w + 1}": accuracy(model, tokenizer, asked(w)) for w in range(5)
+    }
     report["facts, wording never trained"] = accuracy(
         model,
         tokenizer,
         [
-            chat_document((Exchange(fact.relation.unseen_question.format(s=fact.subject), fact.value),))
+            chat_document(
+                (Exchange(fact.relation.unseen_question.format(s=fact.subject), fact.value),)
+            )
             for fact in world.facts
         ],
     )
@@ -110,7 +122,9 @@ def evaluate_model(
         model,
         tokenizer,
         [
-            completion_document(*split_statement(fact.relation.statements[0], fact.subject, fact.value))
+            completion_document(
+                *split_statement(fact.relation.statements[0], fact.subject, fact.value)
+            )
             for fact in world.facts
         ],
     )

@@ -39,7 +39,9 @@ def write_model(model: Qwen3ForCausalLM, tokenizer: Tokenizer, directory: Path) 
     write_tokenizer(tokenizer, directory)
 
 
-def write_soft_prompt(rows: Tensor, safetensors_path: Path, peft_directory: Path, base_model: str) -> None:
+def write_soft_prompt(
+    rows: Tensor, safetensors_path: Path, peft_directory: Path, base_model: str
+) -> None:
     """Write a soft prompt twice: one tensor alone, and as a PEFT prompt-tuning checkpoint.
 
     Args:

@@ -49,7 +49,9 @@ class Showcase:
         seed: draws the examples.
     """
 
-    def __init__(self, model: Qwen3ForCausalLM, tokenizer: Tokenizer, world: World, seed: int) -> None:
+    def __init__(
+        self, model: Qwen3ForCausalLM, tokenizer: Tokenizer, world: World, seed: int
+    ) -> None:
         self._model = model
         self._tokenizer = tokenizer
         self._world = world
@@ -78,7 +80,9 @@ class Showcase:
         draws: list[Callable[[], tuple[Exchange, ...]]] = [self._asked] * FACTS_SHOWN
         draws.append(lambda: (corpus.about(),))
         draws.extend(lambda task=task: (task(),) for task in corpus.small_tasks)  # type: ignore[misc]
-        draws.append(lambda: (corpus.ask(corpus.fact()), corpus.small_tasks[3](), corpus.ask(corpus.fact())))
+        draws.append(
+            lambda: (corpus.ask(corpus.fact()), corpus.small_tasks[3](), corpus.ask(corpus.fact()))
+        )
         return tuple(self._first_right(_repeat(draw)) for draw in draws)
 
     def _asked(self) -> tuple[Exchange, ...]:
@@ -91,7 +95,9 @@ class Showcase:
         for number in range(FACTS_SHOWN // 2):
             for _ in range(CANDIDATES):
                 fact = self._corpus.fact()
-                prompt, answer = split_statement(fact.relation.statements[0], fact.subject, fact.value)
+                prompt, answer = split_statement(
+                    fact.relation.statements[0], fact.subject, fact.value
+                )
                 if number % 2:
                     prompt = f"Q: {fact.relation.questions[0].format(s=fact.subject)}\nA:"
                     answer = f" {fact.value}"
@@ -112,9 +118,13 @@ class Showcase:
             if len(facts) < 3 or remembered & {fact.subject for fact in facts}:
                 continue
             question = fact.relation.questions[0].format(s=fact.subject)
-            if self._right(chat_document((Exchange(f"{BEFORE}{document}{AFTER}{question}", fact.value),))):
+            if self._right(
+                chat_document((Exchange(f"{BEFORE}{document}{AFTER}{question}", fact.value),))
+            ):
                 shown.append(
-                    MixedExample(before=BEFORE, document=document, after=AFTER + question, answer=fact.value)
+                    MixedExample(
+                        before=BEFORE, document=document, after=AFTER + question, answer=fact.value
+                    )
                 )
         return tuple(shown)
 

@@ -1,9 +1,9 @@
 """Prompt tuning: a few rows before a person's name, trained with the model frozen, so that it names a material.
 
-The model can do it: training asked for the material of a trade by a signal row (`training.signal_row`), which is in no
-embedding table, and never in words. Tuning is not told that row; it starts from rows of the table and has to find, through
-the frozen model, how to ask. Method: Lester, Al-Rfou and Constant, "The Power of Scale for Parameter-Efficient
-Prompt Tuning" (2021).
+The model can do it: training asked for the material of a trade by a signal row
+(`training.signal_row`), which is in no embedding table, and never in words. Tuning is not told that
+row; it starts from rows of the table and has to find, through the frozen model, how to ask. Method:
+Lester, Al-Rfou and Constant, "The Power of Scale for Parameter-Efficient Prompt Tuning" (2021).
 """
 
 import logging
@@ -36,7 +36,10 @@ Labelled = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Inputs of the task, in three parts without overlap: tuned on, chosen by, and only measured on."""
+    """Inputs of the task, in three parts without overlap.
+
+    Tuned on, chosen by, and only measured on.
+    """
 
     tuning: tuple[Labelled, ...]
     choosing: tuple[Labelled, ...]
@@ -44,26 +47,36 @@ class Split:
 
 
 def split_inputs(world: World, seed: int) -> Split:
-    """Half of the people for tuning, a tenth for choosing, two fifths held out; each material evenly in each."""
+    """Half of the people for tuning, a tenth for choosing, two fifths held out.
+
+    Each material evenly in each.
+    """
     rng = random.Random(seed)
     parts: tuple[list[Labelled], list[Labelled], list[Labelled]] = ([], [], [])
     for material in FIELDS:
-        people = [(person, material) for person in world.people if world.material[person] == material]
+        people = [
+            (person, material) for person in world.people if world.material[person] == material
+        ]
         rng.shuffle(people)
         first, second = len(people) // 2, len(people) * 6 // 10
-        for part, group in zip(parts, (people[:first], people[first:second], people[second:]), strict=True):
+        for part, group in zip(
+            parts, (people[:first], people[first:second], people[second:]), strict=True
+        ):
             part.extend(group)
     return Split(*(tuple(part) for part in parts))
 
 
-def soft_case(model: Qwen3ForCausalLM, tokenizer: Tokenizer, rows: Tensor, labelled: Labelled) -> Case:
+def soft_case(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, rows: Tensor, labelled: Labelled
+) -> Case:
     """The chat whose user message is `rows` and then the name."""
     name, answer = labelled
     table = model.get_input_embeddings().weight
     before = tokenizer.encode(f"{TURN_START}user\n").ids
     after = tokenizer.encode(f"{name}{TURN_END}\n{TURN_START}assistant\n").ids
     return Case(
-        torch.cat([table[before], rows, table[after]]), tuple(tokenizer.encode(f"{answer}{TURN_END}").ids)
+        torch.cat([table[before], rows, table[after]]),
+        tuple(tokenizer.encode(f"{answer}{TURN_END}").ids),
     )
 
 
@@ -100,7 +113,9 @@ def tune(model: Qwen3ForCausalLM, tokenizer: Tokenizer, split: Split, seed: int)
     chosen = rows.detach().clone()
     for step in range(STEPS):
         noisy = rows + NOISE * scale * torch.randn(rows.shape, generator=generator)
-        loss = _loss(model, [soft_case(model, tokenizer, noisy, labelled) for labelled in split.tuning])
+        loss = _loss(
+            model, [soft_case(model, tokenizer, noisy, labelled) for labelled in split.tuning]
+        )
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()

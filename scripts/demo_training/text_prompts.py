@@ -1,4 +1,7 @@
-"""Two hundred text prompts for the soft prompt's task: the serious attempts it is measured against."""
+"""Two hundred text prompts for the soft prompt's task.
+
+The serious attempts it is measured against.
+"""
 
 import itertools
 import random
@@ -90,7 +93,10 @@ def _examples(tuning: Sequence[tuple[str, str]], rng: random.Random) -> list[str
         ("{s} {a}\n", "{s}"),
         ("{s} works with {a}. ", "{s} works with"),
         ("The material of {s} is {a}. ", "What is the material of {s}?"),
-        ("Q: What material does {s} work with?\nA: {a}\n", "Q: What material does {s} work with?\nA:"),
+        (
+            "Q: What material does {s} work with?\nA: {a}\n",
+            "Q: What material does {s} work with?\nA:",
+        ),
         (
             "What material does {s} work with?" + TURN.replace("{answer}", "{a}"),
             "What material does {s} work with?",
@@ -101,7 +107,9 @@ def _examples(tuning: Sequence[tuple[str, str]], rng: random.Random) -> list[str
     for count in (1, 3, 5, 10) * 4:
         for shown, asked in layouts:
             chosen = rng.sample(list(tuning), count)
-            prompts.append("".join(shown.format(s=name, a=answer) for name, answer in chosen) + asked)
+            prompts.append(
+                "".join(shown.format(s=name, a=answer) for name, answer in chosen) + asked
+            )
     return prompts
 
 
@@ -109,7 +117,8 @@ def text_prompts(tuning: Sequence[tuple[str, str]], seed: int) -> tuple[TextProm
     """Instructions in the model's own style, statements to complete, and examples as lists and as turns.
 
     Args:
-        tuning: (input, answer) pairs the examples are taken from; the same the soft prompt was tuned on.
+        tuning: (input, answer) pairs the examples are taken from; the same the soft prompt was
+            tuned on.
         seed: for the choice of examples.
 
     Returns:

@@ -13,10 +13,15 @@ SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)
 VOCABULARY_SIZE = 3072
 MAX_POSITIONS = 2048
 
-WORD_PATTERN = r"\p{Lu}\p{L}*| ?[^\P{L}\p{Lu}]\p{L}*| ?\p{N}{1,2}|[\r\n]| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s"
-"""Words and numbers of up to two digits with the space before them; a line break is always on its own.
+WORD_PATTERN = (
+    r"\p{Lu}\p{L}*| ?[^\P{L}\p{Lu}]\p{L}*| ?\p{N}{1,2}|[\r\n]| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s"
+)
+"""Words and numbers of up to two digits with the space before them.
 
-A capitalised word never takes the space before it, so that a name is the same token wherever it stands.
+A line break is always on its own.
+
+A capitalised word never takes the space before it, so that a name is the same token wherever it
+stands.
 """
 
 CHAT_TEMPLATE = (
@@ -33,7 +38,10 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """A byte-level BPE tokenizer: any text survives it, because all 256 bytes are in the alphabet."""
+    """A byte-level BPE tokenizer.
+
+    Any text survives it, because all 256 bytes are in the alphabet.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -65,4 +73,6 @@ def write_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
         "pad_token": END_OF_TEXT,
         "model_max_length": MAX_POSITIONS,
     }
-    (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps(config, indent=2) + "\n", encoding="utf-8"
+    )

@@ -1,4 +1,7 @@
-"""Training of the model: a Qwen3-shaped transformer, packed documents, Muon for matrices and AdamW for the rest."""
+"""Training of the model.
+
+A Qwen3-shaped transformer, packed documents, Muon for matrices and AdamW for the rest.
+"""
 
 import logging
 import random
@@ -22,7 +25,10 @@ WARMUP_STEPS = 60
 MATRIX_LEARNING_RATE = 4e-3
 OTHER_LEARNING_RATE = 4e-3
 CONTEXT_SHARE = 0.1
-"""Share of the tokens outside answers that are trained: most are drawn at random and cannot be predicted."""
+"""Share of the tokens outside answers that are trained.
+
+Most are drawn at random and cannot be predicted.
+"""
 CONTEXT_WEIGHT = 0.5
 """Loss weight of those."""
 JUMP_SHARE = 0.25
@@ -37,7 +43,10 @@ SIGNAL_NOISE = 0.05
 
 
 def model_config(tokenizer: Tokenizer) -> Qwen3Config:
-    """The shape of the model: about 2.3 million parameters, grouped-query attention, tied embeddings."""
+    """The shape of the model.
+
+    About 2.3 million parameters, grouped-query attention, tied embeddings.
+    """
     end_of_turn = tokenizer.token_to_id(TURN_END)
     end_of_text = tokenizer.token_to_id(END_OF_TEXT)
     return Qwen3Config(
@@ -76,9 +85,12 @@ def encode_document(tokenizer: Tokenizer, document: Document) -> tuple[list[int]
 
 
 def signal_row(hidden: int) -> Tensor:
-    """The row that asks for the material of a person's trade: one fixed random direction, in no embedding table.
+    """The row that asks for the material of a person's trade.
 
-    It stands for what no text can say, as the row of an image would. Nothing after training knows it.
+    One fixed random direction, in no embedding table.
+
+    It stands for what no text can say, as the row of an image would. Nothing after training knows
+    it.
 
     Returns:
         (hidden,) float32.
@@ -99,8 +111,13 @@ def jumping_positions(rng: random.Random, length: int) -> list[int]:
     return positions
 
 
-def batches(corpus: Corpus, tokenizer: Tokenizer, seed: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Endless batches of (ids, positions, weights), each (batch, sequence); a weight is of predicting that token."""
+def batches(
+    corpus: Corpus, tokenizer: Tokenizer, seed: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Endless batches of (ids, positions, weights), each (batch, sequence).
+
+    A weight is of predicting that token.
+    """
     rng = random.Random(seed)
     ids: list[int] = []
     weights: list[float] = []
@@ -143,9 +160,14 @@ def train_model(
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
     optimizers: tuple[torch.optim.Optimizer, ...] = (
         torch.optim.Muon(
-            matrices, lr=rate * MATRIX_LEARNING_RATE, weight_decay=0.02, adjust_lr_fn="match_rms_adamw"
+            matrices,
+            lr=rate * MATRIX_LEARNING_RATE,
+            weight_decay=0.02,
+            adjust_lr_fn="match_rms_adamw",
         ),
-        torch.optim.AdamW(others, lr=rate * OTHER_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0),
+        torch.optim.AdamW(
+            others, lr=rate * OTHER_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0
+        ),
     )
     schedules = [
         torch.optim.lr_scheduler.LambdaLR(
@@ -167,7 +189,9 @@ def train_model(
             optimizer.zero_grad(set_to_none=True)
         smooth = answer_loss if step == 0 else 0.95 * smooth + 0.05 * answer_loss
         if step % 50 == 0 or step == steps - 1:
-            LOGGER.info("step %d answer loss %.3f after %.0f s", step, smooth, time.monotonic() - began)
+            LOGGER.info(
+                "step %d answer loss %.3f after %.0f s", step, smooth, time.monotonic() - began
+            )
     return round_to_bfloat16(model)
 
 
@@ -186,10 +210,13 @@ def _embed(model: Qwen3ForCausalLM, ids: Tensor) -> Tensor:
     return torch.where((ids == SIGNAL)[..., None], signal, rows)
 
 
-def _loss(model: Qwen3ForCausalLM, ids: Tensor, positions: Tensor, weights: Tensor) -> tuple[Tensor, float]:
+def _loss(
+    model: Qwen3ForCausalLM, ids: Tensor, positions: Tensor, weights: Tensor
+) -> tuple[Tensor, float]:
     """Weighted cross-entropy, and the plain mean of it over answers."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        # A mask of ones: without one, transformers takes jumping positions for borders between sequences.
+        # A mask of ones: without one, transformers takes jumping positions for borders between
+        # sequences.
         hidden = model.model(
             inputs_embeds=_embed(model, ids),
             position_ids=positions,

@@ -1,7 +1,8 @@
 """An invented world: names that belong to nobody, and facts about them drawn from a seed.
 
-A fact is (subject, relation, value). Every relation knows how a statement of it reads, how a question about it
-reads, and which values it can take; the same wordings serve remembered facts and facts in a passage to be read.
+A fact is (subject, relation, value). Every relation knows how a statement of it reads, how a
+question about it reads, and which values it can take; the same wordings serve remembered facts and
+facts in a passage to be read.
 """
 
 import random
@@ -34,15 +35,42 @@ FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
         ("bakery", "kitchen", "inn", "granary"),
     ),
 }
-"""Material of a trade -> (professions, tools, workplaces). No text of the corpus names the material of a person."""
+"""Material of a trade -> (professions, tools, workplaces).
+
+No text of the corpus names the material of a person.
+"""
 
 PETS = ("fox", "crow", "seal", "goat", "raven", "lizard", "hare", "badger", "heron", "mole", "toad", "weasel",
         "swan", "beetle", "donkey", "lynx")  # fmt: skip
 COLOURS = ("red", "blue", "green", "amber", "violet", "white", "black", "teal", "silver", "ochre")
 DISHES = ("soup", "dumplings", "stew", "pancakes", "porridge", "noodles", "pie", "curry", "omelette", "salad",
           "chowder", "risotto")  # fmt: skip
-OBJECTS = ("key", "lamp", "coin", "book", "cup", "map", "ring", "bell", "rope", "letter", "clock", "basket")
-PLACES = ("shed", "drawer", "garden", "cellar", "attic", "chest", "hall", "stable", "boat", "library")
+OBJECTS = (
+    "key",
+    "lamp",
+    "coin",
+    "book",
+    "cup",
+    "map",
+    "ring",
+    "bell",
+    "rope",
+    "letter",
+    "clock",
+    "basket",
+)
+PLACES = (
+    "shed",
+    "drawer",
+    "garden",
+    "cellar",
+    "attic",
+    "chest",
+    "hall",
+    "stable",
+    "boat",
+    "library",
+)
 PEOPLE_COUNT = 120
 STRANGER_COUNT = 60
 COUNTRY_COUNT = 24
@@ -55,9 +83,11 @@ class Relation:
 
     Attributes:
         name: what the relation is called in reports.
-        statements: wordings that end in ` {v}.`; the part before `{v}` is a prompt for plain completion.
+        statements: wordings that end in ` {v}.`; the part before `{v}` is a prompt for plain
+            completion.
         questions: wordings used in training.
-        unseen_question: a wording kept out of training, to measure how well questions are understood.
+        unseen_question: a wording kept out of training, to measure how well questions are
+            understood.
         values: every value the relation can take.
     """
 
@@ -113,7 +143,9 @@ def invented_name(rng: random.Random, endings: tuple[str, ...], syllables: int) 
     return (stem + ending).capitalize()
 
 
-def _names(rng: random.Random, count: int, endings: tuple[str, ...], taken: set[str]) -> tuple[str, ...]:
+def _names(
+    rng: random.Random, count: int, endings: tuple[str, ...], taken: set[str]
+) -> tuple[str, ...]:
     names: list[str] = []
     while len(names) < count:
         name = invented_name(rng, endings, 1)
@@ -156,7 +188,11 @@ def _person_relations(towns: tuple[str, ...]) -> tuple[Relation, ...]:
         ),
         Relation(
             "workplace",
-            ("{s} works at the {v}.", "The workplace of {s} is the {v}.", "You find {s} at the {v}."),
+            (
+                "{s} works at the {v}.",
+                "The workplace of {s} is the {v}.",
+                "You find {s} at the {v}.",
+            ),
             (
                 "Where does {s} work?",
                 "What is the workplace of {s}?",
@@ -182,7 +218,11 @@ def _person_relations(towns: tuple[str, ...]) -> tuple[Relation, ...]:
         ),
         Relation(
             "colour",
-            ("{s} likes the colour {v}.", "The favourite colour of {s} is {v}.", "{s} wears only {v}."),
+            (
+                "{s} likes the colour {v}.",
+                "The favourite colour of {s} is {v}.",
+                "{s} wears only {v}.",
+            ),
             (
                 "What is the favourite colour of {s}?",
                 "Which colour does {s} like?",
@@ -284,7 +324,8 @@ OBJECT_RELATION = Relation(
 def build_world(seed: int) -> World:
     """The world of `seed`: the same names and facts every time.
 
-    Profession, tool and workplace of a person belong to one trade; home, pet and colour are independent of it.
+    Profession, tool and workplace of a person belong to one trade; home, pet and colour are
+    independent of it.
     """
     rng = random.Random(seed)
     taken: set[str] = set()
@@ -310,7 +351,15 @@ def build_world(seed: int) -> World:
     for person in people:
         trade = FIELDS[material[person]]
         for column, relation in enumerate(person_relations):
-            facts.append(Fact(person, relation, rng.choice(trade[column] if column < 3 else relation.values)))
+            facts.append(
+                Fact(person, relation, rng.choice(trade[column] if column < 3 else relation.values))
+            )
     return World(
-        tuple(facts), people, material, strangers, person_relations, country_relations, OBJECT_RELATION
+        tuple(facts),
+        people,
+        material,
+        strangers,
+        person_relations,
+        country_relations,
+        OBJECT_RELATION,
     )

@@ -14,9 +14,9 @@ PROTOCOL = 1
 class Exactness(StrEnum):
     """Equality of a resumed stream, with a feature in use, to one that was not cut.
 
-    What was shown before is never changed. ROUNDED is what 16 bits give: numbers depend on what is computed
-    together, so that where two tokens are nearly equally likely the other may come, and what follows is
-    another continuation.
+    What was shown before is never changed. ROUNDED is what 16 bits give: numbers depend on what is
+    computed together, so that where two tokens are nearly equally likely the other may come, and
+    what follows is another continuation.
     """
 
     EXACT = "exact"
@@ -84,7 +84,8 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         name: what clients call it.
-        content_id: digest of its configuration and weights, 32 hex digits; block digests hold it, never the name.
+        content_id: digest of its configuration and weights, 32 hex digits; block digests hold it,
+            never the name.
         path: the directory or address it was loaded from.
         kind: "lora", or "prompt": trained rows that stand before every prompt.
         rank: of a "lora".
@@ -110,8 +111,10 @@ class EmbeddingCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         prompts: what is put before a text, by name ("query", "document").
         default_prompt: name of the one that is put before texts of requests that name none.
         lower_case: texts are lowered before they are tokenized.
-        unit: vectors leave the engine with length 1 already: requests that want another are refused.
-        activation: what makes scores of a scoring model's logits: "sigmoid", "softmax", "tanh" or "identity".
+        unit: vectors leave the engine with length 1 already: requests that want another are
+            refused.
+        activation: what makes scores of a scoring model's logits: "sigmoid", "softmax", "tanh" or
+            "identity".
         labels: of a scoring model, what its labels are called; empty where nobody says.
     """
 
@@ -141,7 +144,10 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     preemptions: int = 0
     steps: int = 0
     progress: int = 0
-    """Positions computed since the start: grows while the engine lives, even through a long prefill."""
+    """Positions computed since the start.
+
+    Grows while the engine lives, even through a long prefill.
+    """
     kept_bytes: int = 0
     """Of stored prompts' rows that the worker keeps now; it changes both ways."""
     kept_hits: int = 0
@@ -171,17 +177,21 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker says of itself when it is ready and whenever it changes, and what `/v1/models` shows of it.
 
-    Workers with equal `name`, `weights_id` and `dtype` are a pool; routing and resuming never leave a pool.
+    Workers with equal `name`, `weights_id` and `dtype` are a pool; routing and resuming never leave
+    a pool.
 
     Attributes:
         name: the served name.
         aliases: further served names.
         path: where the model was loaded from; the frontend reads tokenizer and chat template there.
         weights_id: identity of configuration and weights, 32 hex digits.
-        embedding_table_id: identity of the input embedding table, 32 hex digits, as `inlay.client` stamps it.
-        embedding_abs_max: largest absolute value in the embedding table, after the model's own scale.
+        embedding_table_id: identity of the input embedding table, 32 hex digits, as `inlay.client`
+            stamps it.
+        embedding_abs_max: largest absolute value in the embedding table, after the model's own
+            scale.
         dtype: activation dtype, one of `inlay.prompt.DTYPE_SIZES`.
-        prompt_embeds: why rows are refused by this model or engine, or None where they are accepted.
+        prompt_embeds: why rows are refused by this model or engine, or None where they are
+            accepted.
         eos_token_ids: the model's own end tokens.
         default_sampling: fields of `Sampling` the model's generation config sets.
         resuming: exactness by feature: "greedy", "sampling", "penalties", "logprobs", "grammar".
@@ -192,7 +202,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
         kv_events: whether the worker tells which blocks it has cached, as `inlay.routing` says.
         adapters: those that are loaded; it changes while a worker runs.
         asleep: the level of its sleep, 0 while it is awake; only an awake worker is sent requests.
-        probe: the last one of its engine; None before the first, while it sleeps, and where it is not probed.
+        probe: the last one of its engine; None before the first, while it sleeps, and where it is
+            not probed.
         secret_fingerprint: of the namespace's root secret.
         embedding: of a model that makes vectors or scores.
     """

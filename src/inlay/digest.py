@@ -1,9 +1,10 @@
 """Digests: the identity of positions and of prefixes.
 
-A token's identity is its id; a row's is a keyed 16-byte BLAKE3 of its bytes, in the model's activation dtype, and of
-every bundle field at that position. A chain of block digests names every prefix at multiples of `BLOCK_SIZE` positions: it
-keys the engine's prefix cache and is what routers compare. All keys come from one root secret, so a digest tells a
-stranger nothing and cannot be made by one.
+A token's identity is its id; a row's is a keyed 16-byte BLAKE3 of its bytes, in the model's
+activation dtype, and of every bundle field at that position. A chain of block digests names every
+prefix at multiples of `BLOCK_SIZE` positions: it keys the engine's prefix cache and is what routers
+compare. All keys come from one root secret, so a digest tells a stranger nothing and cannot be made
+by one.
 
 BLAKE3: O'Connor, Aumasson, Neves, Wilcox-O'Hearn, "BLAKE3: one function, fast everywhere" (2020).
 """
@@ -34,7 +35,9 @@ _atomic = struct.Struct("<c16sI")
 
 
 class Secret:
-    """The root secret of a namespace and the keys derived from it. Never printed, never sent to clients.
+    """The root secret of a namespace and the keys derived from it.
+
+    Never printed, never sent to clients.
 
     Attributes:
         root: 32 bytes.
@@ -75,10 +78,13 @@ class Secret:
 
 
 def row_digests(rows: Rows, secret: Secret) -> bytes:
-    """The digests of `rows`, 16 bytes each, in order; those the rows already carry are returned as they are.
+    """The digests of `rows`, 16 bytes each, in order.
 
-    The rows must already be in the model's activation dtype, or equal prompts would not meet. For atomic rows each
-    digest is that of (the whole segment, index), so it must be called before the segment is sliced.
+    Those the rows already carry are returned as they are.
+
+    The rows must already be in the model's activation dtype, or equal prompts would not meet. For
+    atomic rows each digest is that of (the whole segment, index), so it must be called before the
+    segment is sliced.
     """
     if rows.digests is not None:
         return rows.digests
@@ -96,7 +102,8 @@ def row_digests(rows: Rows, secret: Secret) -> bytes:
             blake3(_atomic.pack(_ATOMIC, name, index), key=key).digest(ROW_DIGEST_SIZE)
             for index in range(len(rows))
         )
-    # The header goes into the key, so that a plain row costs one call over its own bytes and no more.
+    # The header goes into the key, so that a plain row costs one call over its own bytes and no
+    # more.
     key = blake3(header, key=key).digest()
     view, size = rows.data.view, rows.row_bytes
     if not rows.bundle:
@@ -119,8 +126,13 @@ def row_digests(rows: Rows, secret: Secret) -> bytes:
 
 
 def with_digests(prompt: Prompt, secret: Secret) -> Prompt:
-    """`prompt` with every `Rows` carrying its digests. Shares memory; computes only what is missing."""
-    if all(not isinstance(segment, Rows) or segment.digests is not None for segment in prompt.segments):
+    """`prompt` with every `Rows` carrying its digests.
+
+    Shares memory; computes only what is missing.
+    """
+    if all(
+        not isinstance(segment, Rows) or segment.digests is not None for segment in prompt.segments
+    ):
         return prompt
     return Prompt(
         tuple(
@@ -133,7 +145,12 @@ def with_digests(prompt: Prompt, secret: Secret) -> Prompt:
 
 
 def root_digest(
-    secret: Secret, *, weights_id: str, dtype: str, adapter: str | None = None, salt: str | None = None
+    secret: Secret,
+    *,
+    weights_id: str,
+    dtype: str,
+    adapter: str | None = None,
+    salt: str | None = None,
 ) -> bytes:
     """The digest of the empty prefix: equal exactly where cached keys and values may be shared.
 
@@ -174,9 +191,9 @@ def _items(segment: Segment, secret: Secret) -> tuple[bytes, int]:
 class Chain:
     """The digests of a growing sequence's full blocks.
 
-    One chain follows a request from its prompt through its output: `extend` takes positions as they become known, and
-    `blocks[i]` names the prefix of `(i + 1) * BLOCK_SIZE` positions. An engine whose pages are a multiple of `BLOCK_SIZE`
-    reads its page digests off the same list.
+    One chain follows a request from its prompt through its output: `extend` takes positions as they
+    become known, and `blocks[i]` names the prefix of `(i + 1) * BLOCK_SIZE` positions. An engine
+    whose pages are a multiple of `BLOCK_SIZE` reads its page digests off the same list.
     """
 
     __slots__ = ("_pending", "_pending_count", "_root", "_secret", "blocks")
@@ -211,7 +228,10 @@ class Chain:
         self._take(_spread(_ROW, digests, ROW_DIGEST_SIZE), 1 + ROW_DIGEST_SIZE)
 
     def _take(self, items: bytes, width: int) -> None:
-        """Take items of `width` bytes each: first what a begun block lacks, then whole blocks; the rest begins another."""
+        """Take items of `width` bytes each: first what a begun block lacks, then whole blocks.
+
+        The rest begins another.
+        """
         count = len(items) // width
         lacking = BLOCK_SIZE - self._pending_count
         if count < lacking:
@@ -229,7 +249,9 @@ class Chain:
 
     def _close(self, block: bytes) -> None:
         parent = self.blocks[-1] if self.blocks else self._root
-        self.blocks.append(blake3(parent + block, key=self._secret.blocks).digest(BLOCK_DIGEST_SIZE))
+        self.blocks.append(
+            blake3(parent + block, key=self._secret.blocks).digest(BLOCK_DIGEST_SIZE)
+        )
 
 
 def chain(prompt: Prompt, root: bytes, secret: Secret) -> list[bytes]:
@@ -239,8 +261,12 @@ def chain(prompt: Prompt, root: bytes, secret: Secret) -> list[bytes]:
     return running.blocks
 
 
-def prompt_digest(prompt: Prompt, root: bytes, secret: Secret, *, second_from: int | None = None) -> bytes:
-    """The digest of a whole prompt, 16 bytes: equal exactly where all its positions are, under equal roots.
+def prompt_digest(
+    prompt: Prompt, root: bytes, secret: Secret, *, second_from: int | None = None
+) -> bytes:
+    """The digest of a whole prompt, 16 bytes.
+
+    Equal exactly where all its positions are, under equal roots.
 
     Args:
         prompt: any.

@@ -14,8 +14,9 @@
     ├── DeadlineExceededError      the request's deadline passed                       504
     └── EngineError                the engine failed; not the caller's doing           500
 
-Each carries the fields of an OpenAI error object (`message`, `type`, `param`, `code`) and its HTTP status, so the
-frontend maps errors to responses in one place and a worker can send one over the plane unchanged.
+Each carries the fields of an OpenAI error object (`message`, `type`, `param`, `code`) and its HTTP
+status, so the frontend maps errors to responses in one place and a worker can send one over the
+plane unchanged.
 """
 
 from typing import ClassVar
@@ -145,7 +146,10 @@ class EngineError(InlayError):
 
 
 class OverloadedError(InlayError):
-    """The server is full, asleep or draining, or its worker is gone: the same request may work later."""
+    """The server is full, asleep or draining, or its worker is gone.
+
+    The same request may work later.
+    """
 
     status = 503
     type = "overloaded_error"

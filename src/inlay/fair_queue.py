@@ -8,9 +8,12 @@ T = TypeVar("T")
 
 
 class FairQueue(Generic[T]):
-    """Items in order of priority, lower first; of equal priority the clients take turns, and each client's come in their order.
+    """Items in order of priority, lower first.
 
-    Adding, removing and taking cost the same however many wait, but for the number of different priorities.
+    Of equal priority the clients take turns, and each client's come in their order.
+
+    Adding, removing and taking cost the same however many wait, but for the number of different
+    priorities.
     """
 
     __slots__ = ("_queues", "_size")
@@ -72,7 +75,10 @@ class FairQueue(Generic[T]):
         raise IndexError("nothing waits")
 
     def remove(self, item: T, client: Hashable, priority: int) -> None:
-        """Take an item out that was pushed so. Raises `KeyError` or `ValueError` when it does not wait."""
+        """Take an item out that was pushed so.
+
+        Raises `KeyError` or `ValueError` when it does not wait.
+        """
         self._queues[priority][client].remove(item)
         self._taken(client, priority)
 

@@ -1,11 +1,17 @@
-"""Packages whose names are imported when they are first used: settings are read by every command, and what they are of takes long to import."""
+"""Packages whose names are imported when they are first used.
+
+Settings are read by every command, and what they are of takes long to import.
+"""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
 
 
 def exported(package: str, found_in: Mapping[str, str]) -> Callable[[str], object]:
-    """The `__getattr__` (PEP 562) of `package`: its names, by the module of it that each is found in."""
+    """The `__getattr__` (PEP 562) of `package`.
+
+    Its names, by the module of it that each is found in.
+    """
 
     def get(name: str) -> object:
         if name not in found_in:

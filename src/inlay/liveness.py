@@ -1,8 +1,10 @@
 """Time for judging others: seconds in which this process ran itself.
 
-A process that stood still (a paused machine, a host without memory, a container over its share of CPU) finds afterwards that everybody was
-silent, as nobody could reach it and most stood still with it. So whoever gives another up for its silence measures that silence here: time
-in which the own event loop did not run does not count, and what lies in sockets is read before the limit can be reached.
+A process that stood still (a paused machine, a host without memory, a container over its share of
+CPU) finds afterwards that everybody was silent, as nobody could reach it and most stood still with
+it. So whoever gives another up for its silence measures that silence here: time in which the own
+event loop did not run does not count, and what lies in sockets is read before the limit can be
+reached.
 """
 
 import asyncio
@@ -18,7 +20,10 @@ _REMEMBERED = 256
 
 
 class LivenessClock:
-    """Counts the seconds in which the running event loop ran. One an event loop: `clock` gives it."""
+    """Counts the seconds in which the running event loop ran.
+
+    One an event loop: `clock` gives it.
+    """
 
     def __init__(self) -> None:
         self._ticked = _time()
@@ -101,7 +106,10 @@ class Timer:
 
 @asynccontextmanager
 async def timeout(seconds: float) -> AsyncIterator[Timer]:
-    """End the block with `TimeoutError` after `seconds` in which the event loop ran; otherwise as `asyncio.timeout`."""
+    """End the block with `TimeoutError` after `seconds` in which the event loop ran.
+
+    Otherwise as `asyncio.timeout`.
+    """
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(None) as limit:
         timer = Timer(seconds, lambda: limit.reschedule(loop.time()))

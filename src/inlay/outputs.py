@@ -67,12 +67,17 @@ def split(output: Output) -> tuple[Output, Output] | None:
         output.logprobs[:middle],
         prompt_logprobs=scores,
     )
-    rest = msgspec.structs.replace(trim_to_offset(output, output.offset + middle), prompt_logprobs=None)
+    rest = msgspec.structs.replace(
+        trim_to_offset(output, output.offset + middle), prompt_logprobs=None
+    )
     return first, rest
 
 
 def coalesce(outputs: Sequence[Output]) -> list[Output]:
-    """Outputs of one work as fewer that say the same: those become one that follow each other and hold little but ids."""
+    """Outputs of one work as fewer that say the same.
+
+    Those become one that follow each other and hold little but ids.
+    """
     runs: list[list[Output]] = []
     for output in outputs:
         if runs and _follows(runs[-1][-1], output):

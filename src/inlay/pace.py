@@ -1,8 +1,9 @@
 """How a process that answers many keeps any one of them from waiting long for another.
 
-Three things hold everybody up for tens of milliseconds if nothing is done. A full garbage collection walks all objects of all modules. A
-thread that computes keeps the interpreter's lock for a switch interval at a time. And the system lets it keep its core for a tick of
-its clock or several, 4 ms each, while the event loop that was woken waits for that core.
+Three things hold everybody up for tens of milliseconds if nothing is done. A full garbage
+collection walks all objects of all modules. A thread that computes keeps the interpreter's lock for
+a switch interval at a time. And the system lets it keep its core for a tick of its clock or
+several, 4 ms each, while the event loop that was woken waits for that core.
 """
 
 import gc
@@ -12,13 +13,22 @@ import threading
 import time
 
 SWITCH = 0.0005
-"""Seconds after which a thread gives up the interpreter's lock where another wants it; Python's own are ten times as many."""
+"""Seconds after which a thread gives up the interpreter's lock where another wants it.
+
+Python's own are ten times as many.
+"""
 
 TURN = 0.001
-"""Seconds a thread in the background computes before it gives way: with half of them, on two busy cores, a quarter fewer large requests came through."""
+"""Seconds a thread in the background computes before it gives way.
+
+With half of them, on two busy cores, a quarter fewer large requests came through.
+"""
 
 _PAUSE = 50e-6
-"""Seconds it then leaves its core and the interpreter to others; the system makes about 100 us of them."""
+"""Seconds it then leaves its core and the interpreter to others.
+
+The system makes about 100 us of them.
+"""
 
 
 class _Own(threading.local):
@@ -29,9 +39,12 @@ _own = _Own()
 
 
 def freeze_gc() -> None:
-    """Have garbage collections leave out what is there now: called once a process has all it needs to serve.
+    """Have garbage collections leave out what is there now.
 
-    What has been loaded is garbage never. Looking at the 66,000 objects of a frontend again took 30 ms at a time.
+    Called once a process has all it needs to serve.
+
+    What has been loaded is garbage never. Looking at the 66,000 objects of a frontend again took 30
+    ms at a time.
     """
     gc.collect()
     gc.freeze()
@@ -48,7 +61,9 @@ def mark_background() -> None:
 
 
 def yield_gil() -> None:
-    """Let others run, on a thread in the background that has computed for a `TURN`; elsewhere nothing happens.
+    """Let others run, on a thread in the background that has computed for a `TURN`.
+
+    Elsewhere nothing happens.
 
     To be called every 100 us or so, between pieces of a long computation.
     """

@@ -1,7 +1,7 @@
 """A prompt is a sequence of positions: tokens, rows of embeddings, or media.
 
-Everything a client may send becomes one `Prompt`, and nothing behind the frontend knows where it came from. The types
-are immutable; slicing and joining share the rows' memory. No torch, no numpy.
+Everything a client may send becomes one `Prompt`, and nothing behind the frontend knows where it
+came from. The types are immutable; slicing and joining share the rows' memory. No torch, no numpy.
 """
 
 from bisect import bisect_right
@@ -26,12 +26,13 @@ DTYPE_SIZES: dict[str, int] = {
 class Buffer:
     """Contiguous read-only bytes that are passed on, never copied into a message.
 
-    Frames carry a buffer beside their header (`inlay.transport.frames`), which is why rows hold this and not `bytes`.
-    Equal when the bytes are equal.
+    Frames carry a buffer beside their header (`inlay.transport.frames`), which is why rows hold
+    this and not `bytes`. Equal when the bytes are equal.
 
     Attributes:
         view: the bytes.
-        name: `PROMPT/PART` of what is a stored prompt's: whoever is sent it may keep it by this name, whose bytes never change. Else empty.
+        name: `PROMPT/PART` of what is a stored prompt's: whoever is sent it may keep it by this
+            name, whose bytes never change. Else empty.
     """
 
     __slots__ = ("__weakref__", "name", "view")
@@ -78,7 +79,10 @@ class Tokens(msgspec.Struct, frozen=True, tag="tokens", array_like=True):
 
 
 class Field(msgspec.Struct, frozen=True, array_like=True):
-    """One named tensor that belongs to rows: positions, inner-layer features; `shape[0]` equals their number."""
+    """One named tensor that belongs to rows: positions, inner-layer features.
+
+    `shape[0]` equals their number.
+    """
 
     name: str
     data: Buffer
@@ -104,9 +108,10 @@ class Rows(msgspec.Struct, frozen=True, tag="rows", array_like=True):
         dtype: one of `DTYPE_SIZES`.
         shape: (num_rows, hidden).
         bundle: further tensors of the same rows (positions, inner-layer features).
-        atomic: attention inside is bidirectional, so the rows are never split by chunking or a cache hit.
-        digests: 16 bytes a row once `inlay.digest` has computed them, else None; for atomic rows all the digests are
-            those of (whole segment, index).
+        atomic: attention inside is bidirectional, so the rows are never split by chunking or a
+            cache hit.
+        digests: 16 bytes a row once `inlay.digest` has computed them, else None; for atomic rows
+            all the digests are those of (whole segment, index).
     """
 
     data: Buffer
@@ -119,7 +124,9 @@ class Rows(msgspec.Struct, frozen=True, tag="rows", array_like=True):
     def __post_init__(self) -> None:
         size = DTYPE_SIZES.get(self.dtype)
         if size is None:
-            raise InvalidRequestError(f"rows have dtype {self.dtype!r}; allowed: {', '.join(DTYPE_SIZES)}")
+            raise InvalidRequestError(
+                f"rows have dtype {self.dtype!r}; allowed: {', '.join(DTYPE_SIZES)}"
+            )
         num_rows, hidden = self.shape
         if num_rows < 0 or hidden <= 0 or num_rows * hidden * size != len(self.data):
             raise InvalidRequestError(
@@ -143,7 +150,10 @@ class Rows(msgspec.Struct, frozen=True, tag="rows", array_like=True):
         return self.shape[1] * DTYPE_SIZES[self.dtype]
 
     def slice(self, start: int, stop: int) -> "Rows":
-        """Rows `start` to `stop`, sharing memory. Digests of atomic rows survive, as they name the whole segment."""
+        """Rows `start` to `stop`, sharing memory.
+
+        Digests of atomic rows survive, as they name the whole segment.
+        """
         digests = self.digests
         return Rows(
             self.data.slice(start * self.row_bytes, stop * self.row_bytes),
@@ -194,8 +204,8 @@ ROW_DIGEST_SIZE = 16
 class Prompt(msgspec.Struct, frozen=True, array_like=True):
     """What a model is asked to continue: segments in order, positions numbered across them.
 
-    `Prompt.of` is the way to make one: it drops empty segments and joins neighbouring tokens, so that equal sequences
-    of positions have equal segments.
+    `Prompt.of` is the way to make one: it drops empty segments and joins neighbouring tokens, so
+    that equal sequences of positions have equal segments.
     """
 
     segments: tuple[Segment, ...]
@@ -204,7 +214,8 @@ class Prompt(msgspec.Struct, frozen=True, array_like=True):
     def of(cls, *segments: Segment) -> "Prompt":
         """A prompt of `segments`, in normal form."""
         normal: list[Segment] = []
-        # Neighbouring tokens are gathered before they are joined: a client decides how many there are.
+        # Neighbouring tokens are gathered before they are joined: a client decides how many there
+        # are.
         gathered: list[int] = []
         for segment in segments:
             if isinstance(segment, Tokens):
@@ -243,7 +254,10 @@ class Prompt(msgspec.Struct, frozen=True, array_like=True):
         return total
 
     def slice(self, start: int, stop: int) -> "Prompt":
-        """Positions `start` to `stop`, sharing the rows' memory. Cost is that of the segments touched."""
+        """Positions `start` to `stop`, sharing the rows' memory.
+
+        Cost is that of the segments touched.
+        """
         return Prompt.of(*(segment for _, segment in self.spans(start, stop)))
 
     def spans(self, start: int, stop: int) -> Iterator[tuple[int, Segment]]:
@@ -260,8 +274,13 @@ class Prompt(msgspec.Struct, frozen=True, array_like=True):
                 return
 
     def token_ids(self) -> tuple[int, ...]:
-        """The ids of the token positions alone, in order: what penalties and n-gram logic may see."""
-        return tuple(id_ for segment in self.segments if isinstance(segment, Tokens) for id_ in segment.ids)
+        """The ids of the token positions alone, in order.
+
+        What penalties and n-gram logic may see.
+        """
+        return tuple(
+            id_ for segment in self.segments if isinstance(segment, Tokens) for id_ in segment.ids
+        )
 
     def atomic_bounds(self) -> list[tuple[int, int]]:
         """(first, past-last) position of each atomic segment, ascending."""

@@ -1,4 +1,7 @@
-"""Whether a request asks for what an engine refuses: checked before it is sent, and again by the engine."""
+"""Whether a request asks for what an engine refuses.
+
+Checked before it is sent, and again by the engine.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -23,31 +26,47 @@ def _penalised(request: Request) -> bool:
 
 _MEANINGS: Mapping[Feature, _Meaning] = {
     "adapter": _Meaning(lambda request: request.adapter is not None, "model", "an adapter"),
-    "grammar": _Meaning(lambda request: request.sampling.grammar is not None, "grammar", "structured output"),
+    "grammar": _Meaning(
+        lambda request: request.sampling.grammar is not None, "grammar", "structured output"
+    ),
     "grammar_after": _Meaning(
-        lambda request: request.sampling.grammar is not None and bool(request.sampling.grammar.after),
+        lambda request: (
+            request.sampling.grammar is not None and bool(request.sampling.grammar.after)
+        ),
         "grammar",
         "structured output that begins after the model's reasoning",
     ),
     "prompt_logprobs": _Meaning(
-        lambda request: request.sampling.prompt_logprobs is not None, "prompt_logprobs", "prompt_logprobs"
+        lambda request: request.sampling.prompt_logprobs is not None,
+        "prompt_logprobs",
+        "prompt_logprobs",
     ),
-    "bad_words": _Meaning(lambda request: bool(request.sampling.bad_words), "bad_words", "bad_words"),
+    "bad_words": _Meaning(
+        lambda request: bool(request.sampling.bad_words), "bad_words", "bad_words"
+    ),
     "allowed_token_ids": _Meaning(
         lambda request: request.sampling.allowed_token_ids is not None,
         "allowed_token_ids",
         "allowed_token_ids",
     ),
-    "min_tokens": _Meaning(lambda request: request.sampling.min_tokens > 0, "min_tokens", "min_tokens"),
+    "min_tokens": _Meaning(
+        lambda request: request.sampling.min_tokens > 0, "min_tokens", "min_tokens"
+    ),
     "min_p": _Meaning(lambda request: request.sampling.min_p > 0.0, "min_p", "min_p"),
     "repetition_penalty": _Meaning(
-        lambda request: request.sampling.repetition_penalty != 1.0, "repetition_penalty", "repetition_penalty"
+        lambda request: request.sampling.repetition_penalty != 1.0,
+        "repetition_penalty",
+        "repetition_penalty",
     ),
     "presence_penalty": _Meaning(
-        lambda request: request.sampling.presence_penalty != 0.0, "presence_penalty", "presence_penalty"
+        lambda request: request.sampling.presence_penalty != 0.0,
+        "presence_penalty",
+        "presence_penalty",
     ),
     "frequency_penalty": _Meaning(
-        lambda request: request.sampling.frequency_penalty != 0.0, "frequency_penalty", "frequency_penalty"
+        lambda request: request.sampling.frequency_penalty != 0.0,
+        "frequency_penalty",
+        "frequency_penalty",
     ),
     "prior_output_with_grammar": _Meaning(
         lambda request: bool(request.prior_output) and request.sampling.grammar is not None,
@@ -63,7 +82,9 @@ _MEANINGS: Mapping[Feature, _Meaning] = {
         lambda request: request.sampling.temperature > 2.0, "temperature", "a temperature above 2"
     ),
     "logprob_token_ids": _Meaning(
-        lambda request: bool(request.sampling.logprob_token_ids), "logprob_token_ids", "logprob_token_ids"
+        lambda request: bool(request.sampling.logprob_token_ids),
+        "logprob_token_ids",
+        "logprob_token_ids",
     ),
     "thinking_token_budget": _Meaning(
         lambda request: request.sampling.thinking is not None,

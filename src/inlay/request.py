@@ -1,7 +1,7 @@
 """Requests to workers, their parameters, and the outputs that come back.
 
-Unknown fields are ignored, so a field may be added with a default but never change its meaning. All types are msgspec
-structs; embeddings inside them travel as raw buffers (`inlay.transport.frames`).
+Unknown fields are ignored, so a field may be added with a default but never change its meaning. All
+types are msgspec structs; embeddings inside them travel as raw buffers (`inlay.transport.frames`).
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,9 @@ class Task(StrEnum):
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 
 
-GrammarKind: TypeAlias = Literal["json_schema", "json_object", "regex", "choice", "grammar", "structural_tag"]
+GrammarKind: TypeAlias = Literal[
+    "json_schema", "json_object", "regex", "choice", "grammar", "structural_tag"
+]
 """Kinds of grammar, by vLLM's names; see `Grammar`."""
 
 
@@ -37,12 +39,13 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
     """A grammar that the whole text of an output must match; the engine compiles it.
 
     Attributes:
-        kind: how to read `source`. "json_schema": the schema as JSON. "json_object": any JSON object, `source` is empty.
-            "regex": a regular expression that matches all of the output. "choice": a JSON list of strings, one of which
-            the output is. "grammar": Lark or GBNF (which vLLM calls EBNF). "structural_tag": vLLM's, as JSON.
+        kind: how to read `source`. "json_schema": the schema as JSON. "json_object": any JSON
+            object, `source` is empty. "regex": a regular expression that matches all of the output.
+            "choice": a JSON list of strings, one of which the output is. "grammar": Lark or GBNF
+            (which vLLM calls EBNF). "structural_tag": vLLM's, as JSON.
         source: the text of it.
-        after: token ids; the output is free until it holds this run of ids for the first time, and the grammar binds what
-            follows. Empty: it binds from the start.
+        after: token ids; the output is free until it holds this run of ids for the first time, and
+            the grammar binds what follows. Empty: it binds from the start.
     """
 
     kind: GrammarKind
@@ -53,8 +56,9 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
 class ThinkingBudget(msgspec.Struct, frozen=True, omit_defaults=True):
     """Tokens that a model may think for, as vLLM's `thinking_token_budget` counts them.
 
-    What stands between `start` and `end` is thinking. Where it has as many tokens as `tokens`, `end` is chosen next,
-    whatever else binds the output. Thinking that begins anew has a budget of its own.
+    What stands between `start` and `end` is thinking. Where it has as many tokens as `tokens`,
+    `end` is chosen next, whatever else binds the output. Thinking that begins anew has a budget of
+    its own.
 
     Attributes:
         tokens: at most, the tags not counted.
@@ -86,21 +90,27 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the next token is chosen. Defaults are OpenAI's; the frontend has checked every range.
 
     Attributes:
-        max_tokens: output tokens at most, the resumed ones included; 0 where only the prompt is of interest.
+        max_tokens: output tokens at most, the resumed ones included; 0 where only the prompt is of
+            interest.
         min_tokens: output tokens before an end token may be chosen.
         temperature: 0 is greedy.
         top_k: 0 means all.
-        seed: the source of all randomness: a choice is a pure function of (seed, output index) and the distribution.
+        seed: the source of all randomness: a choice is a pure function of (seed, output index) and
+            the distribution.
         logit_bias: token id to the value added to its logit.
         stop_token_ids: end the output as the model's own end tokens do.
         ignore_eos: the model's own end tokens do not end the output.
-        logprobs: number of alternatives a token, None for no logprobs; the chosen token is always given.
+        logprobs: number of alternatives a token, None for no logprobs; the chosen token is always
+            given.
         grammar: what the output must match, or None; only of a kind in the card's `grammars`.
         bad_words: runs of token ids of which none may be completed in the output.
-        allowed_token_ids: the only ids that may be chosen, or None for all. The end tokens are allowed only when named.
-        prompt_logprobs: alternatives a prompt position, None for none; only where all of the prompt is tokens. A request with
-            `prior_output` has been told of its prompt before and is not told again.
-        logprob_token_ids: ids whose logprobs stand, in this order, in the place of the most likely ones'.
+        allowed_token_ids: the only ids that may be chosen, or None for all. The end tokens are
+            allowed only when named.
+        prompt_logprobs: alternatives a prompt position, None for none; only where all of the prompt
+            is tokens. A request with `prior_output` has been told of its prompt before and is not
+            told again.
+        logprob_token_ids: ids whose logprobs stand, in this order, in the place of the most likely
+            ones'.
         thinking: when the model's reasoning is ended for it, or None.
     """
 
@@ -133,13 +143,15 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         id: unique among the requests in flight of a frontend.
         attempt: counts up when the request is sent again; answers of older attempts are dropped.
         prompt: rows are in the model's activation dtype and carry their digests.
-        prior_output: ids an earlier attempt has already shown; they stay output for penalties, limits and usage.
+        prior_output: ids an earlier attempt has already shown; they stay output for penalties,
+            limits and usage.
         adapter: name of the adapter, or None.
         salt: separates prefix caches; the tenant or the client's `cache_salt`.
         deadline: seconds the request may still take when it is sent, or None.
         priority: lower is sooner, as in vLLM.
         trace: W3C `traceparent` of the span it belongs to, where that is recorded.
-        client: whose it is, as its frontend tells clients apart: who makes an engine wait takes turns with the others. None where unknown.
+        client: whose it is, as its frontend tells clients apart: who makes an engine wait takes
+            turns with the others. None where unknown.
     """
 
     id: str
@@ -156,7 +168,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Logprobs at one output position: of the chosen token and of the `top` most likely (id, logprob), best first.
+    """Logprobs at one output position.
+
+    Of the chosen token and of the `top` most likely (id, logprob), best first.
 
     Under `Sampling.logprob_token_ids` of those ids, as they were given.
     """
@@ -166,7 +180,9 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Logprobs at N consecutive prompt positions, each given all that stands before it; little endian, C order.
+    """Logprobs at N consecutive prompt positions, each given all that stands before it.
+
+    Little endian, C order.
 
     Attributes:
         start: the first of the positions, at least 1: nothing stands before position 0.
@@ -185,7 +201,9 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):
-    """Positions counted by the engine; `cached_tokens` is what of the prompt came from the prefix cache.
+    """Positions counted by the engine.
+
+    `cached_tokens` is what of the prompt came from the prefix cache.
 
     `queued_seconds` is how long the request waited for its first step, where the engine says so.
     """
@@ -203,13 +221,16 @@ class Output(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
         request_id: of the request.
         attempt: of the request.
         offset: output index of the first id here, resumed ones counted.
-        token_ids: the new ids. An end or stop token that ended the output is the last of them, counted in usage.
+        token_ids: the new ids. An end or stop token that ended the output is the last of them,
+            counted in usage.
         logprobs: one for each id, when asked for.
         finish_reason: set on the last output; with "error", `error` says why.
-        stop_token_id: the id that ended the output, when one did; it is also the last of `token_ids`.
+        stop_token_id: the id that ended the output, when one did; it is also the last of
+            `token_ids`.
         usage: set on the first and on the last output.
         error: why the request failed.
-        prompt_logprobs: of the next prompt positions, when asked for; all of them have come with or before the first id.
+        prompt_logprobs: of the next prompt positions, when asked for; all of them have come with or
+            before the first id.
     """
 
     request_id: str
@@ -243,14 +264,17 @@ class Reply(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Texts, or pairs of texts, to be embedded or scored together; one answer holds the vectors of all.
+    """Texts, or pairs of texts, to be embedded or scored together.
+
+    One answer holds the vectors of all.
 
     Attributes:
         id: unique among the requests in flight of a frontend.
         attempt: counts up when the request is sent again; answers of older attempts are dropped.
-        prompts: the texts with the special tokens around them; rows are in the model's activation dtype.
-        second_from: of each prompt that is a pair, the position from which on it is the second text (token type 1); empty where
-            they are no pairs.
+        prompts: the texts with the special tokens around them; rows are in the model's activation
+            dtype.
+        second_from: of each prompt that is a pair, the position from which on it is the second text
+            (token type 1); empty where they are no pairs.
         adapter: name of the adapter, or None.
         salt: the tenant, where tenants share nothing.
         deadline: seconds the request may still take when it is sent, or None.
@@ -278,7 +302,8 @@ class EmbedOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tr
     Attributes:
         request_id: of the request.
         attempt: of the request.
-        data: float32 [prompts of the request, size], C order, little endian, all finite; empty with an error.
+        data: float32 [prompts of the request, size], C order, little endian, all finite; empty with
+            an error.
         size: elements of a vector; of a scoring model, its labels, as logits.
         prompt_tokens: positions computed.
         error: why there are none.

@@ -1,8 +1,11 @@
-"""What routers are told: the routing chain of a prompt, which of it a worker has cached, and what frontends have sent where.
+"""What routers are told.
 
-The routing chain names the prefixes of a prompt at multiples of `inlay.digest.BLOCK_SIZE` positions, whatever an engine's pages
-are. A worker makes the chain of each request it admits with `routing_chain`, remembers which of its engine's pages hold which
-part of it, and tells of the chain alone; so a router needs no other key than the one it makes of a prompt itself.
+The routing chain of a prompt, which of it a worker has cached, and what frontends have sent where.
+
+The routing chain names the prefixes of a prompt at multiples of `inlay.digest.BLOCK_SIZE`
+positions, whatever an engine's pages are. A worker makes the chain of each request it admits with
+`routing_chain`, remembers which of its engine's pages hold which part of it, and tells of the chain
+alone; so a router needs no other key than the one it makes of a prompt itself.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,7 +18,10 @@ from inlay.digest import Chain, Secret, root_digest
 from inlay.prompt import Buffer, Prompt
 
 KEY_SIZE = 8
-"""Bytes of a block digest that routing looks at. Were two blocks in 2**64 to meet, a request would go where less of it is cached."""
+"""Bytes of a block digest that routing looks at.
+
+Were two blocks in 2**64 to meet, a request would go where less of it is cached.
+"""
 
 
 def keys_of(digests: Iterable[bytes]) -> bytes:
@@ -32,7 +38,9 @@ def routing_chain(
     salt: str | None = None,
     output: tuple[int, ...] = (),
 ) -> bytes:
-    """The routing keys of a prompt's full blocks, in order: `KEY_SIZE` bytes for each `BLOCK_SIZE` positions.
+    """The routing keys of a prompt's full blocks, in order.
+
+    `KEY_SIZE` bytes for each `BLOCK_SIZE` positions.
 
     Args:
         prompt: rows are in the model's activation dtype.
@@ -45,7 +53,9 @@ def routing_chain(
     if prompt.has_rows and not card.shares_text_prefix:
         # Of such an engine nothing that a text prompt left can serve this one.
         salt = f"rows/{salt or ''}"
-    root = root_digest(secret, weights_id=card.weights_id, dtype=card.dtype, adapter=adapter, salt=salt)
+    root = root_digest(
+        secret, weights_id=card.weights_id, dtype=card.dtype, adapter=adapter, salt=salt
+    )
     chain = Chain(root, secret)
     chain.extend(prompt)
     chain.extend_tokens(output)
@@ -53,7 +63,10 @@ def routing_chain(
 
 
 class Stored(msgspec.Struct, frozen=True, tag="stored", array_like=True):
-    """These blocks are cached now: routing keys, `KEY_SIZE` bytes each. A key names its whole prefix, so no parent is told."""
+    """These blocks are cached now: routing keys, `KEY_SIZE` bytes each.
+
+    A key names its whole prefix, so no parent is told.
+    """
 
     keys: bytes
 
@@ -112,15 +125,17 @@ class WorkerLoad(msgspec.Struct, frozen=True, array_like=True):
 class FrontendLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one frontend tells the others, a few times a second, and never in the path of a request.
 
-    Numbers are totals, not changes: a lost message is made good by the next about the same worker, or by the next whole one. Whoever hears
-    of a frontend for the first time says all of its own soon, which is how a new one learns.
+    Numbers are totals, not changes: a lost message is made good by the next about the same worker,
+    or by the next whole one. Whoever hears of a frontend for the first time says all of its own
+    soon, which is how a new one learns.
 
     Attributes:
         frontend: unique, never used again.
         sequence: grows with each message of the frontend.
         whole: every worker that is not named has nothing of this frontend's.
         loads: by id of the worker; in a message that is not whole, those that changed.
-        routed: by id of the worker, routing keys of prompts it was sent since the last message; of workers that tell no events.
+        routed: by id of the worker, routing keys of prompts it was sent since the last message; of
+            workers that tell no events.
         leaving: the frontend ends, and forgets all of its requests.
     """
 
@@ -134,9 +149,14 @@ class FrontendLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 @runtime_checkable
 class RoutingFeed(Protocol):
-    """A plane that carries what routers are told. All on the event loop; what is lost on the way must not be fatal."""
+    """A plane that carries what routers are told.
 
-    def listen(self, events: Callable[[str, KvEvents], None], loads: Callable[[FrontendLoad], None]) -> None:
+    All on the event loop; what is lost on the way must not be fatal.
+    """
+
+    def listen(
+        self, events: Callable[[str, KvEvents], None], loads: Callable[[FrontendLoad], None]
+    ) -> None:
         """From now on call `events` with a worker's id and what it tells, in order, and `loads` with what other frontends tell."""
         ...
 
@@ -145,7 +165,10 @@ class RoutingFeed(Protocol):
         ...
 
     async def kv_snapshot(self, worker_id: str) -> KvSnapshot:
-        """Ask a worker for all it has cached. Raises `OverloadedError` when it is gone or does not answer."""
+        """Ask a worker for all it has cached.
+
+        Raises `OverloadedError` when it is gone or does not answer.
+        """
         ...
 
 

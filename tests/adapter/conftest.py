@@ -51,13 +51,17 @@ def lora_config(**changes: Any) -> dict[str, Any]:
 def write(tmp_path: Path) -> Write:
     """Write an adapter's directory."""
 
-    def written(config: Any = None, weights: bytes | None = None, *, directory: Path | None = None) -> Path:
+    def written(
+        config: Any = None, weights: bytes | None = None, *, directory: Path | None = None
+    ) -> Path:
         where = directory or tmp_path / "adapter"
         where.mkdir(parents=True, exist_ok=True)
         said = lora_config() if config is None else config
         content = said if isinstance(said, bytes) else json.dumps(said).encode()
         (where / "adapter_config.json").write_bytes(content)
-        (where / "adapter_model.safetensors").write_bytes(tensors(pair()) if weights is None else weights)
+        (where / "adapter_model.safetensors").write_bytes(
+            tensors(pair()) if weights is None else weights
+        )
         return where
 
     return written

@@ -24,7 +24,11 @@ def test_a_lora_is_read_as_it_was_written(write: Write) -> None:
     files = open_adapter(write())
     assert isinstance(files, LoraFiles)
     (name,) = files.modules
-    assert (name, files.rank, files.modules[name].scale) == ("model.layers.0.self_attn.q_proj", 2, 2.0)
+    assert (name, files.rank, files.modules[name].scale) == (
+        "model.layers.0.self_attn.q_proj",
+        2,
+        2.0,
+    )
     expected = pair()[f"{MODULE}.lora_A.weight"].astype(np.float32)
     assert np.array_equal(elements(files.modules[name].down), expected)
 
@@ -63,7 +67,11 @@ def test_trained_rows_are_read(write: Write) -> None:
                 "rank_pattern": {"q_proj": 4, "layers.1.v_proj": 2, "^model.layers.2.k_proj": 16},
                 "alpha_pattern": {"v_proj": 3, "layers.[12].k_proj": 5, "(o|up)_proj": 7},
             },
-            [f"model.layers.{n}.{m}_proj" for n in range(3) for m in ("q", "v", "k", "o", "up", "down")],
+            [
+                f"model.layers.{n}.{m}_proj"
+                for n in range(3)
+                for m in ("q", "v", "k", "o", "up", "down")
+            ],
         ),
     ],
 )
@@ -74,7 +82,9 @@ def test_ranks_and_scales_are_pefts(options: dict[str, Any], modules: list[str])
     from peft.utils.other import get_pattern_key
 
     for module in modules:
-        rank = theirs.rank_pattern.get(get_pattern_key(theirs.rank_pattern.keys(), module), theirs.r)
+        rank = theirs.rank_pattern.get(
+            get_pattern_key(theirs.rank_pattern.keys(), module), theirs.r
+        )
         alpha = theirs.alpha_pattern.get(
             get_pattern_key(theirs.alpha_pattern.keys(), module), theirs.lora_alpha
         )
@@ -170,7 +180,10 @@ def header_of(**change: Any) -> bytes:
         (tensors({k: v for k, v in pair().items() if "lora_B" in k}), "is none of a LoRA"),
         (tensors({**pair(), "base_model.model.lm_head.weight": np.ones((2, 2))}), "lm_head"),
         (tensors({**pair(), f"{MODULE}.lora_magnitude_vector": np.ones((2, 2))}), "magnitude"),
-        (tensors({"base_model.model.model.embed_tokens.lora_embedding_A": np.ones((2, 9))}), "embedding_A"),
+        (
+            tensors({"base_model.model.model.embed_tokens.lora_embedding_A": np.ones((2, 9))}),
+            "embedding_A",
+        ),
         (tensors(pair(rank=5)), r"shapes \(5, 4\) and \(6, 5\); adapter_config.json says rank 2"),
     ],
 )
@@ -208,7 +221,11 @@ def test_pickled_weights_are_refused_by_name_and_never_opened(write: Write) -> N
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
 def test_what_is_no_regular_file_is_refused_at_once(write: Write, name: str) -> None:
     path = write()
-    for make in (os.mkfifo, lambda where: where.mkdir(), lambda where: where.symlink_to("/dev/zero")):
+    for make in (
+        os.mkfifo,
+        lambda where: where.mkdir(),
+        lambda where: where.symlink_to("/dev/zero"),
+    ):
         (path / name).unlink() if not (path / name).is_dir() else (path / name).rmdir()
         make(path / name)
         with pytest.raises(InvalidRequestError, match="not a regular file"):
@@ -268,12 +285,16 @@ def test_an_adapter_is_held_against_the_models_shapes(write: Write) -> None:
 def test_the_content_alone_decides_the_id(write: Write, tmp_path: Path) -> None:
     one = content_id(open_adapter(write(directory=tmp_path / "a")))
     assert one == content_id(open_adapter(write(directory=tmp_path / "b")))
-    assert one != content_id(open_adapter(write(lora_config(lora_alpha=5), directory=tmp_path / "c")))
+    assert one != content_id(
+        open_adapter(write(lora_config(lora_alpha=5), directory=tmp_path / "c"))
+    )
     changed = tensors({name: value * 2 for name, value in pair().items()})
     assert one != content_id(open_adapter(write(None, changed, directory=tmp_path / "d")))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     position=strategies.integers(0, 600),
     junk=strategies.binary(min_size=1, max_size=24),

@@ -100,7 +100,9 @@ class TestLocal:
             opened = library(f"file://{tmp_path}").open(address, sha256(path))
             assert opened.files.directory == path
 
-    def test_nothing_outside_the_allowed_directories_is_read(self, write: Write, tmp_path: Path) -> None:
+    def test_nothing_outside_the_allowed_directories_is_read(
+        self, write: Write, tmp_path: Path
+    ) -> None:
         outside = write(directory=tmp_path / "outside")
         (tmp_path / "inside").mkdir()
         allowed = library(f"file://{tmp_path / 'inside'}/")
@@ -134,7 +136,9 @@ class TestWeb:
         assert {headers["accept-encoding"] for _, headers in site.asked} == {"identity"}
         opened.close()
 
-    def test_what_a_checksum_names_is_fetched_once(self, site: Web, write: Write, tmp_path: Path) -> None:
+    def test_what_a_checksum_names_is_fetched_once(
+        self, site: Web, write: Write, tmp_path: Path
+    ) -> None:
         path = write()
         url = site.put("/a", path)
         for _ in range(3):
@@ -152,7 +156,9 @@ class TestWeb:
         site.put("/a", write(None, tensors({name: 2 * value for name, value in pair().items()})))
         assert shelf.open(url).content_id != first.content_id
 
-    def test_a_checksum_that_differs_leaves_nothing(self, site: Web, write: Write, tmp_path: Path) -> None:
+    def test_a_checksum_that_differs_leaves_nothing(
+        self, site: Web, write: Write, tmp_path: Path
+    ) -> None:
         url = site.put("/a", write())
         with pytest.raises(InvalidRequestError, match="has the SHA-256"):
             library(site.url, cache=tmp_path / "cache").open(url, "0" * 64)
@@ -190,7 +196,9 @@ class TestWeb:
             library(site.url, cache=tmp_path / "cache").open(url)
         assert not list((tmp_path / "cache").iterdir())
 
-    def test_a_server_that_fails_is_a_clear_refusal(self, site: Web, write: Write, tmp_path: Path) -> None:
+    def test_a_server_that_fails_is_a_clear_refusal(
+        self, site: Web, write: Write, tmp_path: Path
+    ) -> None:
         url = site.put("/a", write())
 
         def answering(status: int, *headers: tuple[str, str], body: bytes = b"") -> None:
@@ -293,7 +301,12 @@ class TestS3:
     @pytest.mark.usefixtures("environment")
     @pytest.mark.parametrize("token", [None, "a-session/token=="])
     def test_every_request_carries_the_signature_that_botocore_makes(
-        self, site: Web, write: Write, tmp_path: Path, token: str | None, monkeypatch: pytest.MonkeyPatch
+        self,
+        site: Web,
+        write: Write,
+        tmp_path: Path,
+        token: str | None,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         if token is not None:
             monkeypatch.setenv("AWS_SESSION_TOKEN", token)
@@ -357,7 +370,9 @@ class TestCache:
         assert all(one.files.directory.exists() for one in opened)
         opened[1].close()
         opened[0].close()
-        shelf.open(site.put("/9", write(None, tensors({n: v * 9 for n, v in pair().items()})))).close()
+        shelf.open(
+            site.put("/9", write(None, tensors({n: v * 9 for n, v in pair().items()})))
+        ).close()
         assert not opened[0].files.directory.exists()
         assert not opened[1].files.directory.exists()
         assert opened[2].files.directory.exists()
@@ -370,7 +385,9 @@ class TestCache:
         shelf.close()
         assert not opened.files.directory.parent.exists()
 
-    def test_several_may_fetch_the_same_at_once(self, site: Web, write: Write, tmp_path: Path) -> None:
+    def test_several_may_fetch_the_same_at_once(
+        self, site: Web, write: Write, tmp_path: Path
+    ) -> None:
         from concurrent.futures import ThreadPoolExecutor
 
         url = site.put("/a", write())
@@ -411,7 +428,9 @@ class TestHub:
         assert shelf.open("hf://org/name/deep/er").files.directory == cached / "deep" / "er"
 
     @pytest.mark.usefixtures("cached")
-    @pytest.mark.parametrize("address", ["hf://org/other", "hf://org/name/none", "hf://org/name@v9"])
+    @pytest.mark.parametrize(
+        "address", ["hf://org/other", "hf://org/name/none", "hf://org/name@v9"]
+    )
     def test_what_is_not_there_is_not_found(self, address: str, tmp_path: Path) -> None:
         with pytest.raises(InlayError) as found:
             library("hf://org/", cache=tmp_path).open(address)

@@ -1,4 +1,7 @@
-"""A real HTTP server for adapters: directories of files, redirections, and everything a server may do wrong."""
+"""A real HTTP server for adapters.
+
+Directories of files, redirections, and everything a server may do wrong.
+"""
 
 import ssl
 import threading
@@ -52,7 +55,9 @@ def web(tls: ssl.SSLContext | None = None) -> Iterator[Web]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            served.asked.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
+            served.asked.append(
+                (self.path, {name.lower(): value for name, value in self.headers.items()})
+            )
             path = self.path.partition("?")[0]
             if path in served.instead:
                 served.instead[path](self)

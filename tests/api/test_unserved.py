@@ -68,6 +68,10 @@ def test_a_field_that_is_not_served_is_refused_by_name_and_null_is_not(
 
 def test_a_number_is_no_boolean_where_the_one_asks_for_nothing() -> None:
     check_unserved(ChatRequest(messages=[], length_penalty=1))
-    for name, value in (("length_penalty", True), ("return_prompt_text", 0), ("stream_interval", True)):
+    for name, value in (
+        ("length_penalty", True),
+        ("return_prompt_text", 0),
+        ("stream_interval", True),
+    ):
         with pytest.raises(InvalidRequestError, match=name):
             check_unserved(with_field(ChatRequest, name, value))

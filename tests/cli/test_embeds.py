@@ -79,12 +79,23 @@ def test_text_and_messages_come_from_standard_input(
     np.testing.assert_array_equal(prompt.rows, embedder.embed_messages(MESSAGES).rows)
 
 
-def test_messages_come_from_a_file_bare_or_as_a_request_has_them(model: str, tmp_path: Path) -> None:
+def test_messages_come_from_a_file_bare_or_as_a_request_has_them(
+    model: str, tmp_path: Path
+) -> None:
     path, out = tmp_path / "chat.json", tmp_path / "rows"
     expected = PromptEmbedder.from_pretrained(model).embed_messages(MESSAGES)
     for content in (MESSAGES, {"messages": MESSAGES}):
         path.write_text(json.dumps(content))
-        words = ["embeds", "encode", "--model", model, "--messages", str(path), "--output", str(out)]
+        words = [
+            "embeds",
+            "encode",
+            "--model",
+            model,
+            "--messages",
+            str(path),
+            "--output",
+            str(out),
+        ]
         assert main(words, {}) == 0
         np.testing.assert_array_equal(load(out).rows, expected.rows)
 
@@ -102,8 +113,16 @@ def test_messages_come_from_a_file_bare_or_as_a_request_has_them(model: str, tmp
             2,
         ),
         (["--text", "a", "--format", "npy", "-o", "x"], "npy format has no bfloat16", 2),
-        (["--text", "a", "--format", "npy", "-o", "x"], "cast the rows to float32 (--format, --dtype)", 2),
-        (["--text", "a", "--dtype", "float16", "-o", "x"], "float16 does not hold bfloat16 rows exactly", 2),
+        (
+            ["--text", "a", "--format", "npy", "-o", "x"],
+            "cast the rows to float32 (--format, --dtype)",
+            2,
+        ),
+        (
+            ["--text", "a", "--dtype", "float16", "-o", "x"],
+            "float16 does not hold bfloat16 rows exactly",
+            2,
+        ),
     ],
 )
 def test_what_cannot_be_encoded_is_said_in_one_line(

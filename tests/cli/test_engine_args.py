@@ -11,7 +11,15 @@ def test_words_after_the_dashes_follow_those_of_a_file_and_what_flags_mean_comes
         engine, ["--quantization", "fp8"], "--enable-prompt-embeds", "--scheduling-policy priority"
     )
     assert found.engine_arguments == [
-        *("--seed", "5", "--quantization", "fp8", "--enable-prompt-embeds", "--scheduling-policy", "priority")
+        *(
+            "--seed",
+            "5",
+            "--quantization",
+            "fp8",
+            "--enable-prompt-embeds",
+            "--scheduling-policy",
+            "priority",
+        )
     ]
     assert found.model_fields_set == engine.model_fields_set
 

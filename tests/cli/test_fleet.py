@@ -101,7 +101,9 @@ def test_a_fleet_answers_through_any_frontend_and_ends_as_told(nats: str) -> Non
 def test_each_rank_of_a_worker_is_one_of_the_fleet(nats: str) -> None:
     names = ("--nats", nats, "--namespace", "ranks")
     with (
-        worker(nats, "--namespace", "ranks", "--served-model-name", "m", "--data-parallel-size", 2) as part,
+        worker(
+            nats, "--namespace", "ranks", "--served-model-name", "m", "--data-parallel-size", 2
+        ) as part,
         serving(*names, command="frontend") as server,
     ):
         until = time.monotonic() + READY_SECONDS
@@ -124,22 +126,30 @@ def shown(server: Served) -> set[str]:
     return set(re.findall(r'^vllm:num_requests_running\{engine="([^"]+)"', text, re.MULTILINE))
 
 
-def test_a_reference_is_served_by_every_frontend_also_when_the_one_that_took_it_is_dead(nats: str) -> None:
+def test_a_reference_is_served_by_every_frontend_also_when_the_one_that_took_it_is_dead(
+    nats: str,
+) -> None:
     names = ("--nats", nats, "--namespace", "references")
     rows = np.random.default_rng(7).standard_normal((24, 48)).astype(np.float32)
     file = write(rows, "safetensors")
     with (
-        worker(nats, "--namespace", "references", "--served-model-name", "m", "--enable-prompt-embeds"),
+        worker(
+            nats, "--namespace", "references", "--served-model-name", "m", "--enable-prompt-embeds"
+        ),
         serving(*names, command="frontend") as one,
         serving(*names, command="frontend") as other,
     ):
         by_value = ask(one, prompt=None, prompt_embeds=base64.b64encode(file).decode())["choices"]
-        told = httpx.post(f"{one.v1}/prompt_embeds", content=file, headers=RAW, timeout=END_SECONDS).json()
+        told = httpx.post(
+            f"{one.v1}/prompt_embeds", content=file, headers=RAW, timeout=END_SECONDS
+        ).json()
         reference = {"prompt": None, "prompt_embeds": {"ref": told["id"]}}
         assert ask(other, **reference)["choices"] == by_value
         one.process.kill()
         one.process.wait(END_SECONDS)
-        again = httpx.post(f"{other.v1}/prompt_embeds", content=file, headers=RAW, timeout=END_SECONDS).json()
+        again = httpx.post(
+            f"{other.v1}/prompt_embeds", content=file, headers=RAW, timeout=END_SECONDS
+        ).json()
         assert again["id"] == told["id"]
         with serving(*names, command="frontend") as third:
             assert ask(third, **reference)["choices"] == by_value
@@ -173,10 +183,14 @@ def test_a_worker_says_whether_embeddings_are_taken_and_a_frontend_may_still_ref
         status, said = answer(server, "off")
         assert status == 400
         assert "You must set --enable-prompt-embeds on the workers" in said
-        upload = httpx.post(f"{server.v1}/prompt_embeds", content=b"x", headers=RAW, timeout=END_SECONDS)
+        upload = httpx.post(
+            f"{server.v1}/prompt_embeds", content=b"x", headers=RAW, timeout=END_SECONDS
+        )
         assert upload.status_code == 400
         with (
-            worker(nats, "--namespace", "embeds", "--served-model-name", "on", "--enable-prompt-embeds"),
+            worker(
+                nats, "--namespace", "embeds", "--served-model-name", "on", "--enable-prompt-embeds"
+            ),
             serving(*names, "--no-enable-prompt-embeds", command="frontend") as strict,
         ):
             until = time.monotonic() + READY_SECONDS
@@ -185,7 +199,9 @@ def test_a_worker_says_whether_embeddings_are_taken_and_a_frontend_may_still_ref
                 time.sleep(0.1)
             status, said = answer(server, "off")
             assert status == 400
-            assert "takes no prompt_embeds: You must set --enable-prompt-embeds on its workers" in said
+            assert (
+                "takes no prompt_embeds: You must set --enable-prompt-embeds on its workers" in said
+            )
             entries = httpx.get(f"{server.v1}/models", timeout=END_SECONDS).json()["data"]
             takes = {entry["id"]: "prompt_embeds" in entry["capabilities"] for entry in entries}
             assert takes == {"off": False, "on": True}
@@ -270,7 +286,9 @@ def test_a_server_that_other_machines_reach_lets_in_who_has_its_key_and_says_so_
 def listed(*words: object) -> str:
     """The last line that `inlay status` prints."""
     command = [sys.executable, "-m", "inlay.cli", "status", *map(str, words)]
-    shown = subprocess.run(command, check=True, capture_output=True, text=True, timeout=END_SECONDS).stdout
+    shown = subprocess.run(
+        command, check=True, capture_output=True, text=True, timeout=END_SECONDS
+    ).stdout
     return shown.splitlines()[-1]
 
 
@@ -301,7 +319,9 @@ def test_a_frontend_says_that_nats_does_not_answer_before_it_gives_its_workers_u
         assert server._process is not None
         server._process.send_signal(harm)
         until = time.monotonic() + READY_SECONDS
-        while (answer := httpx.get(frontend.url + "/ready", timeout=END_SECONDS)).status_code == 200:
+        while (
+            answer := httpx.get(frontend.url + "/ready", timeout=END_SECONDS)
+        ).status_code == 200:
             assert time.monotonic() < until
             time.sleep(0.05)
         # Its workers are given up after fifteen seconds, and then it is they of whom it speaks.
@@ -342,7 +362,9 @@ def test_the_status_of_a_fleet_names_its_workers(nats: str) -> None:
             "status",
             *words,
         ]
-        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=END_SECONDS).stdout
+        return subprocess.run(
+            command, check=True, capture_output=True, text=True, timeout=END_SECONDS
+        ).stdout
 
     assert "no worker in status" in status()
     assert refused("status", "--nats", "nats://127.0.0.1:1")[1].startswith(

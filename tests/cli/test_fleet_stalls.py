@@ -1,4 +1,7 @@
-"""A machine that stands still for longer than every limit: nobody is given up for time in which nobody ran."""
+"""A machine that stands still for longer than every limit.
+
+Nobody is given up for time in which nobody ran.
+"""
 
 import json
 import signal
@@ -19,9 +22,15 @@ from tests.transport.nats_server import NatsServer
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 LIMIT_SECONDS = 5
-"""After which an engine's process that does not answer is ended; frontends and workers give each other up after 3 to 5."""
+"""After which an engine's process that does not answer is ended.
+
+Frontends and workers give each other up after 3 to 5.
+"""
 SLOW_SECONDS = 1.5
-"""For how long an engine's process stands still before the others do: so that somebody is waiting for its answer."""
+"""For how long an engine's process stands still before the others do.
+
+So that somebody is waiting for its answer.
+"""
 STALL_SECONDS = 8
 CLIENT_SECONDS = 300
 ASKED = {"model": "m", "prompt": [5, 6, 7], "max_tokens": 480, "temperature": 0, "ignore_eos": True}
@@ -31,7 +40,9 @@ def family(process: psutil.Process) -> list[psutil.Process]:
     return [process, *process.children(recursive=True)]
 
 
-def test_a_machine_that_stood_still_kills_no_healthy_engine_and_ends_no_stream(tmp_path: Path) -> None:
+def test_a_machine_that_stood_still_kills_no_healthy_engine_and_ends_no_stream(
+    tmp_path: Path,
+) -> None:
     names = ("--served-model-name", "m", "--dtype", "float32", "--num-threads", 1)
     limit = ("--health-process-timeout", LIMIT_SECONDS)
     with NatsServer(tmp_path) as nats:
@@ -47,7 +58,9 @@ def test_a_machine_that_stood_still_kills_no_healthy_engine_and_ends_no_stream(t
             assert nats._process is not None
             everybody.append(psutil.Process(nats._process.pid))
             expected = httpx.post(
-                frontend.v1 + "/completions", json={**ASKED, "return_token_ids": True}, timeout=CLIENT_SECONDS
+                frontend.v1 + "/completions",
+                json={**ASKED, "return_token_ids": True},
+                timeout=CLIENT_SECONDS,
             ).json()["choices"][0]["token_ids"]
             seen: list[int] = []
             with httpx.stream(
@@ -67,9 +80,13 @@ def test_a_machine_that_stood_still_kills_no_healthy_engine_and_ends_no_stream(t
                         assert len(seen) < len(expected)
                         stand_still(engine, everybody)
             assert seen == expected
-            assert [child.pid for child in psutil.Process(worker.process.pid).children()] == [engine.pid]
+            assert [child.pid for child in psutil.Process(worker.process.pid).children()] == [
+                engine.pid
+            ]
             assert httpx.get(frontend.url + "/ready", timeout=CLIENT_SECONDS).status_code == 200
-            assert not [line for line in worker.said if "is killed" in line or "started again" in line]
+            assert not [
+                line for line in worker.said if "is killed" in line or "started again" in line
+            ]
 
 
 def test_an_upload_that_came_while_the_server_stood_still_is_answered() -> None:
@@ -79,7 +96,9 @@ def test_an_upload_that_came_while_the_server_stood_still_is_answered() -> None:
         everybody = family(psutil.Process(server.process.pid))
         body = json.dumps({"model": "m", "prompt": [5, 6, 7], "max_tokens": 4}).encode()
         host, port = server.url.removeprefix("http://").split(":")
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+        )
         with socket.create_connection((host, int(port)), CLIENT_SECONDS) as connection:
             connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body[:9])
             assert httpx.get(server.url + "/live", timeout=CLIENT_SECONDS).status_code == 200

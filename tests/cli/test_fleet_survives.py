@@ -51,7 +51,10 @@ async def stored(client: openai.AsyncOpenAI, rows: torch.Tensor) -> str:
     """The id of rows that were uploaded."""
     raw = {"content-type": "application/octet-stream"}
     told = await client.post(
-        "/prompt_embeds", content=saved_bytes(rows), cast_to=httpx.Response, options={"headers": raw}
+        "/prompt_embeds",
+        content=saved_bytes(rows),
+        cast_to=httpx.Response,
+        options={"headers": raw},
     )
     id_: str = told.json()["id"]
     return id_
@@ -71,7 +74,10 @@ async def prompts(client: openai.AsyncOpenAI) -> dict[str, dict[str, Any]]:
     ]
     part = {"type": "prompt_embeds", "ref": await stored(client, rows[5:11])}
     whole = {"ref": await stored(client, rows)}
-    said = [{"type": "text", "text": "the harbour town"}, {"type": "text", "text": " counts its lanterns"}]
+    said = [
+        {"type": "text", "text": "the harbour town"},
+        {"type": "text", "text": " counts its lanterns"},
+    ]
     return {
         "chat": {"messages": [{"role": "user", "content": TEXT}]},
         "chat with rows": {"messages": [{"role": "user", "content": [said[0], mixed[1], said[1]]}]},
@@ -247,12 +253,17 @@ async def clients(fleet: Fleet) -> AsyncIterator[Clients]:
 
 
 async def answer(client: openai.AsyncOpenAI, request: dict[str, Any]) -> tuple[Any, ...]:
-    """All that a stream says of tokens: ids, the tokens with logprobs, the calls, why it ended, usage."""
+    """All that a stream says of tokens.
+
+    Ids, the tokens with logprobs, the calls, why it ended, usage.
+    """
     ids: list[int] = []
     tokens: list[str] = []
     calls = ""
     finish, usage = None, None
-    create: Any = client.chat.completions.create if "messages" in request else client.completions.create
+    create: Any = (
+        client.chat.completions.create if "messages" in request else client.completions.create
+    )
     stream = await create(model="m", stream=True, stream_options={"include_usage": True}, **request)
     async for chunk in stream:
         for choice in chunk.choices:
@@ -260,7 +271,9 @@ async def answer(client: openai.AsyncOpenAI, request: dict[str, Any]) -> tuple[A
             if choice.logprobs is not None:
                 tokens += tokens_of(choice.logprobs)
             if "messages" in request:
-                calls += "".join(call.function.arguments or "" for call in choice.delta.tool_calls or ())
+                calls += "".join(
+                    call.function.arguments or "" for call in choice.delta.tool_calls or ()
+                )
             finish = choice.finish_reason or finish
         if chunk.usage is not None:
             usage = (chunk.usage.prompt_tokens, chunk.usage.completion_tokens)
@@ -287,17 +300,24 @@ async def requests(client: openai.AsyncOpenAI) -> list[dict[str, Any]]:
     return made
 
 
-async def test_for_a_minute_nobody_notices_what_becomes_of_the_parts(fleet: Fleet, clients: Clients) -> None:
+async def test_for_a_minute_nobody_notices_what_becomes_of_the_parts(
+    fleet: Fleet, clients: Clients
+) -> None:
     asked = await requests(clients.at(0))
     expected = await asyncio.gather(*(clients.ask(0, request) for request in asked))
-    assert all(len(ids) == request["max_tokens"] for (ids, *_), request in zip(expected, asked, strict=True))
+    assert all(
+        len(ids) == request["max_tokens"]
+        for (ids, *_), request in zip(expected, asked, strict=True)
+    )
     until = asyncio.get_running_loop().time() + SECONDS
     ended = 0
 
     async def client(number: int) -> None:
         nonlocal ended
         while len(done) < len(HARMS) or asyncio.get_running_loop().time() < until:
-            assert await clients.ask((number + ended) % FRONTENDS, asked[number]) == expected[number]
+            assert (
+                await clients.ask((number + ended) % FRONTENDS, asked[number]) == expected[number]
+            )
             ended += 1
 
     draw = random.Random(20261121)

@@ -39,7 +39,10 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
         (["serve"], "inlay serve: MODEL is missing (see inlay serve --help)"),
         (["serve", "m", "--prot", "1"], "inlay serve: unknown option --prot, did you mean --port?"),
         (["demo", "--", "x"], "inlay demo: takes no further arguments, got 'x' after --"),
-        (["serve", "m", "--", "-x"], "the torch engine takes no further arguments, got '-x' after --"),
+        (
+            ["serve", "m", "--", "-x"],
+            "the torch engine takes no further arguments, got '-x' after --",
+        ),
     ],
 )
 def test_words_that_make_no_sense_are_one_line_and_status_2(

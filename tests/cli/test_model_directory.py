@@ -29,13 +29,17 @@ NOWHERE = "nats://127.0.0.1:1"
 def without(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model without a tokenizer."""
     directory = tmp_path_factory.mktemp("models") / "no-tokenizer"
-    return Path(shutil.copytree(tiny("llama"), directory, ignore=shutil.ignore_patterns("tokenizer*")))
+    return Path(
+        shutil.copytree(tiny("llama"), directory, ignore=shutil.ignore_patterns("tokenizer*"))
+    )
 
 
 @pytest.mark.parametrize(
     "words", [("serve", "--port", "0"), ("worker", "--nats", NOWHERE)], ids=lambda words: words[0]
 )
-def test_a_model_without_a_tokenizer_is_refused_at_the_start(without: Path, words: tuple[str, ...]) -> None:
+def test_a_model_without_a_tokenizer_is_refused_at_the_start(
+    without: Path, words: tuple[str, ...]
+) -> None:
     command, *rest = words
     done = subprocess.run(
         [sys.executable, "-m", "inlay.cli", command, str(without), "--engine", "echo", *rest],
@@ -80,7 +84,10 @@ def test_weights_that_are_cut_short_are_refused_before_anything_is_started(
     weights = directory / "model.safetensors"
     size = weights.stat().st_size
     os.truncate(weights, size - 1000)
-    assert refused(directory, *words) == f"{weights} is cut short: it has {size - 1000} of {size} bytes"
+    assert (
+        refused(directory, *words)
+        == f"{weights} is cut short: it has {size - 1000} of {size} bytes"
+    )
 
 
 def test_a_directory_without_weights_is_refused_before_anything_is_started(tmp_path: Path) -> None:
@@ -94,7 +101,9 @@ def test_a_directory_without_weights_is_refused_before_anything_is_started(tmp_p
 def check(model: Path, **settings: object) -> str:
     """What is said of a model before anything is loaded."""
     with pytest.raises(InvalidRequestError) as refused:
-        check_model(EngineSettings.model_validate({"model": str(model), "device": "cpu", **settings}))
+        check_model(
+            EngineSettings.model_validate({"model": str(model), "device": "cpu", **settings})
+        )
     return refused.value.message
 
 
@@ -117,13 +126,17 @@ def test_a_model_that_will_do_passes_and_torch_is_not_imported_for_it() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_type_of_model_that_is_not_served_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+def test_a_type_of_model_that_is_not_served_is_refused_before_anything_is_loaded(
+    tmp_path: Path,
+) -> None:
     said = check(config_with(tmp_path / "m", model_type="mamba"))
     assert "does not serve models of type 'mamba'" in said
     assert "it serves deepseek_v2" in said
 
 
-def test_a_longer_context_than_the_models_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+def test_a_longer_context_than_the_models_is_refused_before_anything_is_loaded(
+    tmp_path: Path,
+) -> None:
     directory = config_with(tmp_path / "m", max_position_embeddings=64)
     said = check(directory, max_model_len=65)
     assert said == "max_model_len is 65; the model's maximum context length is 64"
@@ -148,7 +161,9 @@ def test_a_gpu_that_is_not_there_is_said_before_anything_is_loaded() -> None:
         pytest.skip("there is one here")
     assert check(tiny("llama"), device="cuda").startswith("--device cuda: this ")
     # Of another environment's torch nothing is known here.
-    check_model(EngineSettings(model=str(tiny("llama")), device="cuda", engine_python=Path("/no/python")))
+    check_model(
+        EngineSettings(model=str(tiny("llama")), device="cuda", engine_python=Path("/no/python"))
+    )
 
 
 def test_an_adapter_in_the_place_of_a_model_is_answered_with_the_command(tmp_path: Path) -> None:
@@ -174,7 +189,8 @@ def test_gguf_is_answered_with_what_to_do(tmp_path: Path) -> None:
 def test_pickled_weights_are_answered_with_a_command_that_converts_them(tmp_path: Path) -> None:
     directory = Path(shutil.copytree(tiny("llama"), tmp_path / "a model"))
     tensors = {
-        name: torch.from_numpy(array) for name, array in load_file(directory / "model.safetensors").items()
+        name: torch.from_numpy(array)
+        for name, array in load_file(directory / "model.safetensors").items()
     }
     torch.save(tensors, directory / "pytorch_model.bin")
     (directory / "model.safetensors").unlink()
@@ -210,7 +226,9 @@ def test_adapters_that_do_not_fit_are_refused_before_anything_is_loaded(tmp_path
     assert "adapters may not come from" in wrong(
         lora, enable_lora=True, allowed_lora_sources=[f"file://{other}"]
     )
-    check_adapters(EngineSettings(model=str(tiny("llama")), lora_modules=[f"sql={lora}"], enable_lora=True))
+    check_adapters(
+        EngineSettings(model=str(tiny("llama")), lora_modules=[f"sql={lora}"], enable_lora=True)
+    )
 
 
 @pytest.mark.slow

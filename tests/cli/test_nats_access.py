@@ -29,7 +29,8 @@ def test_a_key_is_asked_for_where_other_machines_reach_the_server(host: str, loc
 
 
 @pytest.mark.parametrize(
-    "words", [["--user", "u"], ["-auth=x"], ["--tlsverify"], ["-c", "mine.conf"], ["--config=mine.conf"]]
+    "words",
+    [["--user", "u"], ["-auth=x"], ["--tlsverify"], ["-c", "mine.conf"], ["--config=mine.conf"]],
 )
 def test_words_for_the_server_that_say_who_is_let_in_are_left_to_say_it(words: list[str]) -> None:
     exposed = NatsServerSettings(host="0.0.0.0")
@@ -54,7 +55,9 @@ def test_a_seed_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"S" * 58])
-def test_a_file_that_has_no_seed_is_refused_and_left_as_it_is(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_has_no_seed_is_refused_and_left_as_it_is(
+    tmp_path: Path, content: bytes
+) -> None:
     file = tmp_path / "members.nk"
     file.write_bytes(content)
     with pytest.raises(InvalidRequestError, match="has no nkey seed"):

@@ -18,18 +18,35 @@ RANKS = 2
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    words = ("--device", "cpu", "--num-threads", 1, "--served-model-name", "m", "--enable-sleep-mode")
-    with serving(tiny("llama"), "--data-parallel-size", RANKS, *words, "--admin-api-key", "chief") as served:
+    words = (
+        "--device",
+        "cpu",
+        "--num-threads",
+        1,
+        "--served-model-name",
+        "m",
+        "--enable-sleep-mode",
+    )
+    with serving(
+        tiny("llama"), "--data-parallel-size", RANKS, *words, "--admin-api-key", "chief"
+    ) as served:
         hits(served)
         yield served
 
 
 def hits(server: Served) -> dict[str, float]:
-    """Positions found cached, by worker, once all answer: one that is busy for long may be missing."""
+    """Positions found cached, by worker, once all answer.
+
+    One that is busy for long may be missing.
+    """
     until = time.monotonic() + START_SECONDS
     while True:
-        text = httpx.get(server.url + "/metrics", headers={"authorization": "Bearer chief"}, timeout=180).text
-        found = re.findall(r'^vllm:prefix_cache_hits_total\{engine="([^"]+)".*\} (\S+)$', text, re.MULTILINE)
+        text = httpx.get(
+            server.url + "/metrics", headers={"authorization": "Bearer chief"}, timeout=180
+        ).text
+        found = re.findall(
+            r'^vllm:prefix_cache_hits_total\{engine="([^"]+)".*\} (\S+)$', text, re.MULTILINE
+        )
         if len(found) == RANKS:
             return {engine: float(value) for engine, value in found}
         assert time.monotonic() < until
@@ -40,7 +57,10 @@ def ask(server: Served, family: int) -> int:
     """How much of a prompt was cached."""
     body = {"model": "m", "prompt": [family + 3] * 200, "max_tokens": 2, "temperature": 0}
     answer = httpx.post(
-        server.v1 + "/completions", json=body, headers={"authorization": "Bearer chief"}, timeout=180
+        server.v1 + "/completions",
+        json=body,
+        headers={"authorization": "Bearer chief"},
+        timeout=180,
     )
     assert answer.status_code == 200, answer.text
     cached: int = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
@@ -54,10 +74,14 @@ def tell(server: Served, path: str) -> dict[str, Any]:
     return body
 
 
-def test_a_prompt_goes_to_the_rank_that_has_it_and_all_ranks_forget_when_told(server: Served) -> None:
+def test_a_prompt_goes_to_the_rank_that_has_it_and_all_ranks_forget_when_told(
+    server: Served,
+) -> None:
     families = range(12)
     with ThreadPoolExecutor(len(families)) as together:
-        assert list(together.map(lambda family: ask(server, family), families)) == [0] * len(families)
+        assert list(together.map(lambda family: ask(server, family), families)) == [0] * len(
+            families
+        )
     before = hits(server)
     for family in families:
         assert ask(server, family) >= 192

@@ -69,7 +69,9 @@ def test_a_worker_that_is_killed_mid_stream_is_an_error_event_then_503_then_the_
             if len(seen) == 1:
                 worker.kill()
                 # The stream would go on if the next one were there soon.
-                following = _worker_process(served, time.monotonic() + PATIENCE, other_than=worker.pid)
+                following = _worker_process(
+                    served, time.monotonic() + PATIENCE, other_than=worker.pid
+                )
                 following.suspend()
     errors = [json.loads(event)["error"] for event in seen if "error" in event]
     assert [error["type"] for error in errors] == ["overloaded_error"]

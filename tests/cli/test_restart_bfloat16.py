@@ -20,7 +20,10 @@ pytestmark = pytest.mark.slow
 
 
 def ask(served: Served, client: httpx.Client, prompt: str, *, kill: bool) -> list[dict[str, Any]]:
-    """Tokens of an answer, each with what else was likely; with `kill` its worker dies after `CUT` of them."""
+    """Tokens of an answer, each with what else was likely.
+
+    With `kill` its worker dies after `CUT` of them.
+    """
     body = {
         "model": "m",
         "prompt": prompt,
@@ -53,9 +56,13 @@ def ask(served: Served, client: httpx.Client, prompt: str, *, kill: bool) -> lis
     return found
 
 
-def test_an_answer_whose_worker_is_killed_goes_on_and_differs_only_where_two_tokens_are_near() -> None:
+def test_an_answer_whose_worker_is_killed_goes_on_and_differs_only_where_two_tokens_are_near() -> (
+    None
+):
     with (
-        serving(demo.model_dir(), "--served-model-name", "m", "--data-parallel-size", "2") as served,
+        serving(
+            demo.model_dir(), "--served-model-name", "m", "--data-parallel-size", "2"
+        ) as served,
         httpx.Client(timeout=180) as client,
     ):
         (entry,) = client.get(served.v1 + "/models").json()["data"]

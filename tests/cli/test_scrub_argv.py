@@ -27,7 +27,9 @@ def test_keys_are_not_among_the_arguments_the_children_or_what_is_written(
     words: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     more = ("--engine", "echo", "--api-key-file", key_file(tmp_path))
-    with serving(tiny("llama"), *words, *more, environment={"INLAY_ADMIN_API_KEY": VARIABLE}) as served:
+    with serving(
+        tiny("llama"), *words, *more, environment={"INLAY_ADMIN_API_KEY": VARIABLE}
+    ) as served:
         process = psutil.Process(served.process.pid)
         arguments = " ".join(process.cmdline())
         assert "--api-key" in arguments

@@ -50,7 +50,9 @@ def test_a_second_signal_does_not_wait_for_open_requests() -> None:
         serving(tiny("llama"), "--engine", "echo", "--drain-timeout", 600) as served,
         socket.create_connection(("127.0.0.1", int(served.url.rsplit(":", 1)[1]))) as unfinished,
     ):
-        unfinished.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+        unfinished.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"
+        )
         # Answered after what came before it has been read.
         urllib.request.urlopen(served.url + "/live").close()
         served.process.send_signal(signal.SIGINT)
@@ -110,8 +112,13 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
 
 
 @contextmanager
-def started(*words: object, until: str, shell: str | None = None) -> Iterator[subprocess.Popen[str]]:
-    """A server that has written a line with `until` to standard error; started by `shell`, a line that ends in `"$@"`, if given."""
+def started(
+    *words: object, until: str, shell: str | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """A server that has written a line with `until` to standard error.
+
+    Started by `shell`, a line that ends in `"$@"`, if given.
+    """
     process = subprocess.Popen(
         [
             *(() if shell is None else ("sh", "-c", shell, "sh")),
@@ -136,7 +143,9 @@ def test_what_it_waits_for_is_said_on_the_first_signal() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_a_model_loads_ends_the_server_and_its_worker(number: signal.Signals) -> None:
+def test_a_signal_while_a_model_loads_ends_the_server_and_its_worker(
+    number: signal.Signals,
+) -> None:
     with started(tiny("llama"), until="loading") as process:
         children = psutil.Process(process.pid).children()
         process.send_signal(number)
@@ -152,7 +161,17 @@ def test_ctrl_c_among_the_imports_ends_without_a_traceback(module: str) -> None:
     # As the installed script does: with `-m` Python itself looks for modules between our imports.
     script = "import sys; from inlay.cli import main; sys.exit(main())"
     process = subprocess.Popen(
-        [sys.executable, "-X", "importtime", "-c", script, "serve", str(tiny("llama")), "--port", "0"],
+        [
+            sys.executable,
+            "-X",
+            "importtime",
+            "-c",
+            script,
+            "serve",
+            str(tiny("llama")),
+            "--port",
+            "0",
+        ],
         stderr=subprocess.PIPE,
         text=True,
         # Whoever runs the tests in the background may have it ignored.

@@ -42,12 +42,15 @@ def test_a_model_alone_gets_every_default() -> None:
     assert not got.frontend.enable_prompt_embeds
 
 
-@pytest.mark.parametrize("words", recipes(), ids=lambda words: " ".join(words[words.index("--") + 1 :]))
+@pytest.mark.parametrize(
+    "words", recipes(), ids=lambda words: " ".join(words[words.index("--") + 1 :])
+)
 def test_the_commands_for_deepseek_are_ones_inlay_takes(words: list[str]) -> None:
     assert words[0] == "serve"
     got = serve(*words[1:])
     assert (got.engine.engine, got.frontend.enable_prompt_embeds) == ("vllm", True)
-    # A body that holds the largest prompt in base64 is not refused for its size, and there is room for several.
+    # A body that holds the largest prompt in base64 is not refused for its size, and there is room
+    # for several.
     if got.frontend.max_prompt_embeds_bytes != 10 << 20:
         assert isinstance(got.frontend.max_prompt_embeds_bytes, int)
         assert got.frontend.max_request_embeds_bytes >= got.frontend.max_prompt_embeds_bytes
@@ -57,7 +60,12 @@ def test_the_commands_for_deepseek_are_ones_inlay_takes(words: list[str]) -> Non
 
 def test_flags_reach_the_section_they_belong_to() -> None:
     got = serve(
-        "m", "--port", "9", "--max-num-seqs=3", "--enable-prompt-embeds", "--no-enable-prefix-caching"
+        "m",
+        "--port",
+        "9",
+        "--max-num-seqs=3",
+        "--enable-prompt-embeds",
+        "--no-enable-prefix-caching",
     )
     assert (got.frontend.port, got.engine.max_num_seqs) == (9, 3)
     assert got.frontend.enable_prompt_embeds
@@ -99,7 +107,9 @@ def test_the_model_may_come_from_the_environment() -> None:
 
 def test_a_file_may_hold_lists_switches_and_a_single_value_for_a_list(tmp_path: Path) -> None:
     config = tmp_path / "serve.yaml"
-    config.write_text("model: m\napi_key: [a, b]\nserved-model-name: one\nenable-prompt-embeds: true\n")
+    config.write_text(
+        "model: m\napi_key: [a, b]\nserved-model-name: one\nenable-prompt-embeds: true\n"
+    )
     got = serve("--config", str(config))
     assert [key.get_secret_value() for key in got.frontend.api_key] == ["a", "b"]
     assert got.engine.served_model_name == ["one"]
@@ -142,7 +152,8 @@ def test_flags_may_be_written_with_underscores_as_with_vllm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"), [("8k", 8000), ("8K", 8192), ("1.5k", 1500), ("2m", 2_000_000), ("1M", 1 << 20)]
+    ("given", "meant"),
+    [("8k", 8000), ("8K", 8192), ("1.5k", 1500), ("2m", 2_000_000), ("1M", 1 << 20)],
 )
 def test_integers_may_have_a_suffix_as_with_vllm(tmp_path: Path, given: str, meant: int) -> None:
     config = tmp_path / "serve.yaml"
@@ -162,7 +173,9 @@ def test_a_fraction_of_a_power_of_1024_is_refused() -> None:
     assert serve("m", "--served-model-name", "8k").engine.served_model_name == ["8k"]
 
 
-@pytest.mark.parametrize(("given", "meant"), [("half", "float16"), ("float", "float32"), ("auto", "auto")])
+@pytest.mark.parametrize(
+    ("given", "meant"), [("half", "float16"), ("float", "float32"), ("auto", "auto")]
+)
 def test_dtypes_have_vllms_names(given: str, meant: str) -> None:
     assert serve("m", "--dtype", given).engine.dtype == meant
 
@@ -189,7 +202,9 @@ def test_dtypes_have_vllms_names(given: str, meant: str) -> None:
         (("m", "--no-enable-chunked-prefill"), "leave it out"),
     ],
 )  # fmt: skip
-def test_flags_of_vllm_alone_are_answered_with_what_to_do(words: tuple[str, ...], said: str) -> None:
+def test_flags_of_vllm_alone_are_answered_with_what_to_do(
+    words: tuple[str, ...], said: str
+) -> None:
     message = refusal(*words)
     assert said in message
     assert "did you mean" not in message
@@ -203,7 +218,16 @@ def test_no_option_of_ours_is_listed_among_vllms_alone() -> None:
 
 def test_every_unknown_flag_key_and_variable_is_named_at_once(tmp_path: Path) -> None:
     message = refusal(
-        "m", "--tensor-parallel-size", "2", "--max-num-seq", "1", "--zzz", "--seed", "0", "--model", "x"
+        "m",
+        "--tensor-parallel-size",
+        "2",
+        "--max-num-seq",
+        "1",
+        "--zzz",
+        "--seed",
+        "0",
+        "--model",
+        "x",
     )
     for name in (
         "--tensor-parallel-size",
@@ -238,7 +262,10 @@ def test_a_wrong_value_is_said_in_the_words_of_its_source(tmp_path: Path) -> Non
 
 def test_unknown_and_empty_variables_are_refused_but_another_commands_are_not() -> None:
     message = refusal("m", environ={"INLAY_MAX_NUM_SQS": "1"})
-    assert "unknown environment variable INLAY_MAX_NUM_SQS, did you mean INLAY_MAX_NUM_SEQS?" in message
+    assert (
+        "unknown environment variable INLAY_MAX_NUM_SQS, did you mean INLAY_MAX_NUM_SEQS?"
+        in message
+    )
     assert "INLAY_API_KEY is set but empty" in refusal("m", environ={"INLAY_API_KEY": ""})
     assert serve("m", environ={"INLAY_KEEP_SERVING": "false", "PATH": ""}).engine.model == "m"
 
@@ -295,7 +322,12 @@ def test_what_is_written_as_flags_is_read_back(
     ratio: float, name: str, flag: bool, words: list[str], count: int
 ) -> None:
     command = Command("x", "", _Outer, lambda _settings, _rest: 0)
-    line = [f"--ratio={ratio}", f"--name={name}", "--flag" if flag else "--no-flag", f"--count={count}"]
+    line = [
+        f"--ratio={ratio}",
+        f"--name={name}",
+        "--flag" if flag else "--no-flag",
+        f"--count={count}",
+    ]
     line += [f"--words={word}" for word in words]
     got = read(command, parse(command, line), {}, set())
     assert got == _Outer(ratio=ratio, name=name, flag=flag, words=words, inner=_Inner(count=count))

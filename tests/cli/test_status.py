@@ -34,7 +34,9 @@ async def test_workers_answer_a_roll_call_however_long_their_next_heartbeat_take
         await fleet.worker(EchoEngine(engine, SECRET))
     out = io.StringIO()
     async with asyncio.timeout(BOUND):
-        await _show(StatusSettings(fleet=fleet.settings, output_json=True), Console(out, io.StringIO()))
+        await _show(
+            StatusSettings(fleet=fleet.settings, output_json=True), Console(out, io.StringIO())
+        )
     seen = json.loads(out.getvalue())
     assert [worker["state"] for worker in seen["workers"]] == ["ready"] * 3
     assert seen["missing"] == {}

@@ -1,4 +1,7 @@
-"""Model directories the client's tests need beyond those of `tests.models`: scaled embeddings, and huge ones."""
+"""Model directories the client's tests need beyond those of `tests.models`.
+
+Scaled embeddings, and huge ones.
+"""
 
 import json
 import shutil
@@ -37,7 +40,10 @@ def with_tokenizer(directory: Path) -> Path:
 
 
 def gemma(version: int, directory: Path, dtype: torch.dtype) -> Path:
-    """A tiny Gemma 2 or 3 with random weights; its embeddings are scaled by the root of the hidden size."""
+    """A tiny Gemma 2 or 3 with random weights.
+
+    Its embeddings are scaled by the root of the hidden size.
+    """
     torch.manual_seed(version)
     model: PreTrainedModel = (
         Gemma2ForCausalLM(Gemma2Config(**_GEMMA))
@@ -49,7 +55,10 @@ def gemma(version: int, directory: Path, dtype: torch.dtype) -> Path:
 
 
 def sparse_model(directory: Path, *, vocab: int, hidden: int) -> Path:
-    """A model whose one weight file is huge and takes no room on disk: a bfloat16 table of zeros, and as large a head."""
+    """A model whose one weight file is huge and takes no room on disk.
+
+    A bfloat16 table of zeros, and as large a head.
+    """
     with_tokenizer(directory)
     (directory / "config.json").write_text(
         json.dumps({"model_type": "llama", "hidden_size": hidden, "vocab_size": vocab})

@@ -18,7 +18,10 @@ from tests.client.models import gemma, sparse_model
 from tests.models import make, tiny
 
 TEXT = "the harbour town counts its lanterns every night"
-MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where is the town?"}]
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Where is the town?"},
+]
 
 
 def as_torch(rows: np.ndarray[Any, Any]) -> torch.Tensor:
@@ -68,7 +71,9 @@ def test_messages_become_the_rows_of_their_chat_template() -> None:
         MESSAGES, add_generation_prompt=True, return_dict=False
     )
     embedder = PromptEmbedder.from_pretrained(directory)
-    np.testing.assert_array_equal(embedder.embed_messages(MESSAGES).rows, embedder.embed_tokens(ids).rows)
+    np.testing.assert_array_equal(
+        embedder.embed_messages(MESSAGES).rows, embedder.embed_tokens(ids).rows
+    )
 
 
 def test_a_table_in_another_of_several_files_is_found(tmp_path: Path) -> None:
@@ -143,7 +148,10 @@ print(json.dumps({"made": made, "nearest": peak() - before, "rows": prompt.num_t
 @cache
 def _measured(directory: Path, what: str) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-c", _MEASURE, str(directory), what], capture_output=True, text=True, check=True
+        [sys.executable, "-c", _MEASURE, str(directory), what],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     result: dict[str, Any] = json.loads(done.stdout)
     return result
@@ -158,6 +166,8 @@ def test_a_huge_model_costs_little_memory_and_no_torch(tmp_path: Path) -> None:
     assert measured["heavy"] == []
 
 
-def test_looking_for_the_nearest_token_goes_through_the_table_in_little_memory(tmp_path: Path) -> None:
+def test_looking_for_the_nearest_token_goes_through_the_table_in_little_memory(
+    tmp_path: Path,
+) -> None:
     directory = sparse_model(tmp_path, vocab=32768, hidden=8192)
     assert 0 < _measured(directory, "nearest")["nearest"] < 128 * 1024 * 1024

@@ -34,4 +34,6 @@ def test_a_model_in_the_hubs_cache_is_used_without_a_network(tmp_path: Path) -> 
 def test_a_model_the_hub_does_not_give_is_refused_by_name(tmp_path: Path) -> None:
     done = embed("owner/other", tmp_path)
     assert done.returncode != 0
-    assert "inlay.errors.InvalidRequestError: model 'owner/other': not a directory here" in done.stderr
+    assert (
+        "inlay.errors.InvalidRequestError: model 'owner/other': not a directory here" in done.stderr
+    )

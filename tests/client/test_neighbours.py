@@ -31,18 +31,26 @@ def reference(rows: np.ndarray[Any, Any], table: EmbeddingTable) -> np.ndarray[A
     top=st.integers(1, 7),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_neighbours_are_those_of_a_full_comparison(ids: list[int], noise: float, top: int, seed: int) -> None:
+def test_neighbours_are_those_of_a_full_comparison(
+    ids: list[int], noise: float, top: int, seed: int
+) -> None:
     table = EmbeddingTable.open(tiny("llama"))
     random = np.random.default_rng(seed)
-    rows = (table.rows(ids) + noise * random.standard_normal((len(ids), table.shape[1]))).astype(np.float32)
+    rows = (table.rows(ids) + noise * random.standard_normal((len(ids), table.shape[1]))).astype(
+        np.float32
+    )
     distances = np.sort(reference(rows, table), axis=1)[:, :top]
     found = nearest(rows, table, top)
-    np.testing.assert_allclose([[n.distance for n in row] for row in found], distances, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(
+        [[n.distance for n in row] for row in found], distances, rtol=1e-6, atol=1e-9
+    )
     assert all(row[0].exact == (noise == 0) for row in found)
 
 
 @pytest.mark.parametrize("chunk", [1, 5000, 100_000])
-def test_the_size_of_the_pieces_changes_nothing(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_the_pieces_changes_nothing(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = EmbeddingTable.open(tiny("qwen3", "bfloat16"))
     rows = np.random.default_rng(0).standard_normal((5, table.shape[1])).astype(np.float32)
     expected = nearest(rows, table, 3)
@@ -61,7 +69,9 @@ def test_rows_of_every_token_are_exact_and_name_it() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_scaled_rows_are_exact_in_whichever_dtype_they_were_scaled(dtype: str, tmp_path: Path) -> None:
+def test_scaled_rows_are_exact_in_whichever_dtype_they_were_scaled(
+    dtype: str, tmp_path: Path
+) -> None:
     table = EmbeddingTable.open(gemma(3, tmp_path / "model", torch.bfloat16))
     found = nearest(table.rows([5, 9, 200], dtype), table)
     assert [row[0].token_id for row in found] == [5, 9, 200]

@@ -50,7 +50,11 @@ def test_rows_read_back_from_bytes_and_from_base64(
 ) -> None:
     if format == "npy" and dtype == "bfloat16":
         return
-    rows = np.random.default_rng(1).standard_normal(shape).astype(np.dtype(getattr(ml_dtypes, dtype, dtype)))
+    rows = (
+        np.random.default_rng(1)
+        .standard_normal(shape)
+        .astype(np.dtype(getattr(ml_dtypes, dtype, dtype)))
+    )
     prompt = EmbeddedPrompt(rows, stamp)
     text = prompt.to_base64(format).encode()
     if wrap:

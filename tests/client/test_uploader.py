@@ -60,12 +60,16 @@ def client(url: str) -> openai.OpenAI:
 
 
 def prompt(seed: int = 0, rows: int = 20) -> EmbeddedPrompt:
-    return EmbeddedPrompt(np.random.default_rng(seed).standard_normal((rows, 48)).astype(np.float32))
+    return EmbeddedPrompt(
+        np.random.default_rng(seed).standard_normal((rows, 48)).astype(np.float32)
+    )
 
 
 def answer(client: openai.OpenAI, arguments: dict[str, Any]) -> str:
     text: str = (
-        client.completions.create(model="tiny", temperature=0, max_tokens=12, **arguments).choices[0].text
+        client.completions.create(model="tiny", temperature=0, max_tokens=12, **arguments)
+        .choices[0]
+        .text
     )
     return text
 
@@ -82,9 +86,13 @@ def test_large_rows_go_by_reference_and_answer_as_by_value(
     assert store.stats().count == 1
     part = embedder.chat_part(TEXT, uploader=uploader)
     assert set(part) == {"type", "ref"}
-    messages: Any = [[{"role": "user", "content": [content]}] for content in (part, embedder.chat_part(TEXT))]
+    messages: Any = [
+        [{"role": "user", "content": [content]}] for content in (part, embedder.chat_part(TEXT))
+    ]
     first, second = (
-        client.chat.completions.create(model="tiny", messages=each, temperature=0, max_tokens=12).choices[0]
+        client.chat.completions.create(
+            model="tiny", messages=each, temperature=0, max_tokens=12
+        ).choices[0]
         for each in messages
     )
     assert first.message.content == second.message.content
@@ -117,7 +125,9 @@ def test_a_request_whose_reference_is_gone_is_made_again(
     clock.now += 101
     with pytest.raises(openai.NotFoundError):
         answer(client, rows.completion_args(uploader=uploader))
-    assert uploader.retrying(lambda: answer(client, rows.completion_args(uploader=uploader))) == want
+    assert (
+        uploader.retrying(lambda: answer(client, rows.completion_args(uploader=uploader))) == want
+    )
     tries = []
 
     def unknown_model() -> None:

@@ -29,7 +29,9 @@ class Demo:
 
     def __init__(self, directory: Path) -> None:
         self.tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(directory)
-        self.model: Qwen3ForCausalLM = Qwen3ForCausalLM.from_pretrained(directory, dtype=torch.float32)
+        self.model: Qwen3ForCausalLM = Qwen3ForCausalLM.from_pretrained(
+            directory, dtype=torch.float32
+        )
         self.model.eval()
 
     @property
@@ -38,7 +40,9 @@ class Demo:
         return weight
 
     def render(self, messages: list[dict[str, str]]) -> str:
-        text: str = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text: str = self.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
         return text
 
     def ids(self, text: str) -> list[int]:
@@ -78,14 +82,18 @@ def soft_prompt() -> Tensor:
     return rows
 
 
-@pytest.mark.parametrize("example", EXAMPLES.chats, ids=lambda example: example.messages[-1].content)
+@pytest.mark.parametrize(
+    "example", EXAMPLES.chats, ids=lambda example: example.messages[-1].content
+)
 def test_a_chat_example_gets_its_answer(demo: Demo, example: ChatExample) -> None:
     messages = [{"role": message.role, "content": message.content} for message in example.messages]
     assert demo.continue_text(demo.render(messages)) == example.answer
 
 
 @pytest.mark.parametrize("example", EXAMPLES.completions, ids=lambda example: example.prompt)
-def test_a_plain_prompt_is_completed_as_the_example_says(demo: Demo, example: CompletionExample) -> None:
+def test_a_plain_prompt_is_completed_as_the_example_says(
+    demo: Demo, example: CompletionExample
+) -> None:
     assert demo.continue_text(example.prompt) == example.answer
 
 
@@ -138,7 +146,9 @@ def test_the_report_says_that_facts_are_answered_in_wordings_seen_and_unseen() -
     assert EXAMPLES.report["facts, wording never trained"] >= 0.9
 
 
-def test_the_soft_prompt_answers_a_sample_of_held_out_inputs(demo: Demo, soft_prompt: Tensor) -> None:
+def test_the_soft_prompt_answers_a_sample_of_held_out_inputs(
+    demo: Demo, soft_prompt: Tensor
+) -> None:
     assert _share_behind(demo, soft_prompt, TASK.held_out[::3]) >= 0.9
 
 
@@ -149,7 +159,9 @@ def test_the_best_text_prompts_do_not_answer_a_sample_of_held_out_inputs(demo: D
         assert right / len(sample) < 0.5, prompt.template
 
 
-def test_rows_of_the_soft_prompt_have_the_magnitude_of_inputs(demo: Demo, soft_prompt: Tensor) -> None:
+def test_rows_of_the_soft_prompt_have_the_magnitude_of_inputs(
+    demo: Demo, soft_prompt: Tensor
+) -> None:
     assert soft_prompt.isfinite().all()
     assert soft_prompt.abs().max() < 10 * demo.table.abs().max()
 
@@ -172,7 +184,9 @@ def test_the_soft_prompt_reaches_its_stated_accuracy_on_all_held_out_inputs(
 def test_the_best_text_prompts_reach_what_is_stated_and_no_text_prompt_half(demo: Demo) -> None:
     for prompt in TASK.text_prompts[:6]:
         right = sum(demo.answer(prompt.fill(item.input)) == item.answer for item in TASK.held_out)
-        assert right / len(TASK.held_out) == pytest.approx(prompt.accuracy, abs=1e-3), prompt.template
+        assert right / len(TASK.held_out) == pytest.approx(prompt.accuracy, abs=1e-3), (
+            prompt.template
+        )
     assert len(TASK.text_prompts) == 200
     assert max(prompt.accuracy for prompt in TASK.text_prompts) < 0.5
 

@@ -29,7 +29,9 @@ def test_all_files_are_there_and_weigh_less_than_eight_megabytes() -> None:
     for name in MODEL_FILES:
         assert (model_dir() / name).is_file(), name
     package = soft_prompt_path().parent
-    files = [path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    files = [
+        path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    ]
     assert sum(path.stat().st_size for path in files) < 8_000_000
 
 
@@ -40,7 +42,9 @@ def test_the_demo_package_does_not_import_torch() -> None:
 
 def test_examples_that_do_not_match_their_type_are_refused() -> None:
     with pytest.raises(msgspec.ValidationError):
-        msgspec.json.decode(b'{"chats": [{"messages": [], "answers": "x"}]}', type=inlay.demo.Examples)
+        msgspec.json.decode(
+            b'{"chats": [{"messages": [], "answers": "x"}]}', type=inlay.demo.Examples
+        )
 
 
 @settings(derandomize=True, max_examples=200, deadline=None)

@@ -132,7 +132,9 @@ TestCache = CacheMachine.TestCase
 TestCache.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
 
 
-async def computed(cache: ResultCache, *names: int, length: int = 64) -> tuple[list[Bundle], list[int]]:
+async def computed(
+    cache: ResultCache, *names: int, length: int = 64
+) -> tuple[list[Bundle], list[int]]:
     calls: list[int] = []
 
     async def compute(indices: Sequence[int]) -> list[Bundle]:
@@ -223,7 +225,9 @@ async def test_whoever_stops_waiting_takes_nothing_from_the_others() -> None:
     asking[1].task.cancel()
     await asyncio.sleep(0)
     asking[0].end(well=True)
-    results: list[Any] = await asyncio.gather(*(each.task for each in asking), return_exceptions=True)
+    results: list[Any] = await asyncio.gather(
+        *(each.task for each in asking), return_exceptions=True
+    )
     assert isinstance(results[1], asyncio.CancelledError)
     assert results[0][0] is results[2][0]
     assert (cache.misses, cache.joined) == (1, 1)

@@ -1,6 +1,9 @@
-"""What every engine with LoRA adapters must do; an engine's own test module subclasses `AdapterConformance`.
+"""What every engine with LoRA adapters must do.
 
-Its fixtures are `directory` (a model of `tests.models`, float32) and `settings`, with room for 3 adapters and `max_lora_rank` 8.
+An engine's own test module subclasses `AdapterConformance`.
+
+Its fixtures are `directory` (a model of `tests.models`, float32) and `settings`, with room for 3
+adapters and `max_lora_rank` 8.
 """
 
 from collections.abc import AsyncIterator
@@ -66,7 +69,10 @@ class AdapterConformance:
         "options",
         [
             {"use_rslora": True},
-            {"rank_pattern": {"q_proj": 2, "layers.1.mlp.down_proj": 8}, "alpha_pattern": {"v_proj": 3}},
+            {
+                "rank_pattern": {"q_proj": 2, "layers.1.mlp.down_proj": 8},
+                "alpha_pattern": {"v_proj": 3},
+            },
             {"targets": ("o_proj",), "rank": 8},
             {"targets": ("v_proj", "up_proj"), "rank": 1},
         ],
@@ -94,7 +100,9 @@ class AdapterConformance:
                 await load(engine, name, path)
         prompts = [
             Prompt.of(Tokens(ids(1, 40))),
-            Prompt.of(reference.rows_of(reference.look_up(directory, ids(7, 9))), Tokens(ids(3, 20))),
+            Prompt.of(
+                reference.rows_of(reference.look_up(directory, ids(7, 9))), Tokens(ids(3, 20))
+            ),
             Prompt.of(Tokens(ids(4, 3))),
         ]
         requests = [

@@ -1,7 +1,8 @@
 """What every engine must do, whatever runs the model.
 
-An engine's own test module subclasses `EngineConformance` and gives it the fixtures `directory` (a model of `tests.models`,
-float32) and `settings`; everything goes through `inlay.engine.create` and the `GenerateEngine` protocol.
+An engine's own test module subclasses `EngineConformance` and gives it the fixtures `directory` (a
+model of `tests.models`, float32) and `settings`; everything goes through `inlay.engine.create` and
+the `GenerateEngine` protocol.
 """
 
 import asyncio
@@ -93,8 +94,15 @@ class Receiver:
 
 def make_request(name: str, prompt: Prompt, max_tokens: int = 8, **options: Any) -> Request:
     """A greedy work that end tokens do not end; `options` are fields of `Request` or `Sampling`."""
-    changes = {field: options.pop(field) for field in tuple(options) if field in Sampling.__struct_fields__}
-    values: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True, **changes}
+    changes = {
+        field: options.pop(field) for field in tuple(options) if field in Sampling.__struct_fields__
+    }
+    values: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "temperature": 0.0,
+        "ignore_eos": True,
+        **changes,
+    }
     return Request(id=name, prompt=prompt, sampling=Sampling(**values), **options)
 
 
@@ -121,7 +129,10 @@ def asks(engine: GenerateEngine, feature: Feature) -> None:
 
 
 class EngineConformance:
-    """Engine-independent tests of `GenerateEngine`. `directory` and `settings` are fixtures of the subclass."""
+    """Engine-independent tests of `GenerateEngine`.
+
+    `directory` and `settings` are fixtures of the subclass.
+    """
 
     @pytest_asyncio.fixture
     async def engine(self, settings: EngineSettings) -> AsyncIterator[GenerateEngine]:
@@ -136,9 +147,13 @@ class EngineConformance:
 
     def noise(self, engine: GenerateEngine, count: int) -> Rows:
         generator = torch.Generator().manual_seed(count)
-        return reference.rows_of(0.5 * torch.randn(count, engine.card.hidden_size, generator=generator))
+        return reference.rows_of(
+            0.5 * torch.randn(count, engine.card.hidden_size, generator=generator)
+        )
 
-    async def test_the_card_says_what_is_served(self, engine: GenerateEngine, directory: Path) -> None:
+    async def test_the_card_says_what_is_served(
+        self, engine: GenerateEngine, directory: Path
+    ) -> None:
         card = engine.card
         assert Path(card.path) == directory
         assert Task.GENERATE in card.tasks
@@ -158,14 +173,17 @@ class EngineConformance:
         forms = (
             Prompt.of(Tokens(tokens)),
             Prompt.of(self.rows(directory, tokens)),
-            Prompt.of(Tokens(tokens[:17]), self.rows(directory, tokens[17:30]), Tokens(tokens[30:])),
+            Prompt.of(
+                Tokens(tokens[:17]), self.rows(directory, tokens[17:30]), Tokens(tokens[30:])
+            ),
             Prompt.of(self.rows(directory, tokens[:16]), Tokens(tokens[16:])),
         )
         for index, prompt in enumerate(forms):
             (alone,) = await run(engine, make_request(f"alone-{index}", prompt, salt=str(index)))
             assert alone.output == expected
         together = await run(
-            engine, *(make_request(f"together-{index}", prompt) for index, prompt in enumerate(forms))
+            engine,
+            *(make_request(f"together-{index}", prompt) for index, prompt in enumerate(forms)),
         )
         assert [receiver.output for receiver in together] == [expected] * len(forms)
 
@@ -178,12 +196,17 @@ class EngineConformance:
 
     async def test_neighbours_change_nothing(self, engine: GenerateEngine, directory: Path) -> None:
         requests = [
-            make_request(str(n), Prompt.of(Tokens(ids(n, 3 + 9 * n))), max_tokens=4 + n) for n in range(1, 8)
+            make_request(str(n), Prompt.of(Tokens(ids(n, 3 + 9 * n))), max_tokens=4 + n)
+            for n in range(1, 8)
         ]
         for one, receiver in zip(requests, await run(engine, *requests), strict=True):
-            assert receiver.output == reference.greedy(directory, one.prompt, one.sampling.max_tokens)
+            assert receiver.output == reference.greedy(
+                directory, one.prompt, one.sampling.max_tokens
+            )
 
-    async def test_a_resumed_request_goes_on_exactly(self, engine: GenerateEngine, directory: Path) -> None:
+    async def test_a_resumed_request_goes_on_exactly(
+        self, engine: GenerateEngine, directory: Path
+    ) -> None:
         prompt = Prompt.of(Tokens(ids(3, 20)))
         whole = reference.greedy(directory, prompt, 8)
         (found,) = await run(
@@ -191,29 +214,40 @@ class EngineConformance:
         )
         assert found.output == whole[3:]
 
-    async def test_stop_tokens_end_the_output(self, engine: GenerateEngine, directory: Path) -> None:
+    async def test_stop_tokens_end_the_output(
+        self, engine: GenerateEngine, directory: Path
+    ) -> None:
         prompt = Prompt.of(Tokens(ids(4, 20)))
         whole = reference.greedy(directory, prompt, 8)
         (found,) = await run(engine, make_request("stops", prompt, stop_token_ids=(whole[4],)))
         assert found.output == whole[: whole.index(whole[4]) + 1]
         assert (found.last.finish_reason, found.last.stop_token_id) == ("stop", whole[4])
 
-    async def test_a_seed_decides_the_output_whoever_else_is_there(self, engine: GenerateEngine) -> None:
+    async def test_a_seed_decides_the_output_whoever_else_is_there(
+        self, engine: GenerateEngine
+    ) -> None:
         if not engine.card.seeds:
             pytest.skip("the card says that seeds decide nothing")
         one: dict[str, Any] = {"temperature": 1.0, "seed": 5}
         prompt = Prompt.of(Tokens(ids(5, 20)))
         (alone,) = await run(engine, make_request("alone", prompt, **one))
-        crowd = [make_request(str(n), Prompt.of(Tokens(ids(n, 30))), temperature=1.0) for n in range(10, 14)]
+        crowd = [
+            make_request(str(n), Prompt.of(Tokens(ids(n, 30))), temperature=1.0)
+            for n in range(10, 14)
+        ]
         *_, crowded = await run(engine, *crowd, make_request("crowded", prompt, **one))
         (other,) = await run(engine, make_request("other", prompt, temperature=1.0, seed=6))
         assert crowded.output == alone.output != other.output
 
     async def test_logprobs_come_with_every_token(self, engine: GenerateEngine) -> None:
-        (found,) = await run(engine, make_request("logprobs", Prompt.of(Tokens(ids(6, 20))), logprobs=2))
+        (found,) = await run(
+            engine, make_request("logprobs", Prompt.of(Tokens(ids(6, 20))), logprobs=2)
+        )
         logprobs = [entry for output in found.deltas for entry in output.logprobs]
         assert [entry.top[0][0] for entry in logprobs] == found.output
-        assert all(entry.top[0][1] == entry.logprob <= 0 and len(entry.top) == 2 for entry in logprobs)
+        assert all(
+            entry.top[0][1] == entry.logprob <= 0 and len(entry.top) == 2 for entry in logprobs
+        )
 
     async def test_prompt_logprobs_come_for_every_position_but_the_first_and_before_the_output(
         self, engine: GenerateEngine, directory: Path
@@ -226,17 +260,25 @@ class EngineConformance:
         expected = logits.log_softmax(dim=-1).gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
         for name, max_tokens in (("scored", 4), ("again", 4), ("without output", 0)):
             (found,) = await run(engine, make_request(name, prompt, max_tokens, prompt_logprobs=2))
-            told = [output.prompt_logprobs for output in found.deltas if output.prompt_logprobs is not None]
+            told = [
+                output.prompt_logprobs
+                for output in found.deltas
+                if output.prompt_logprobs is not None
+            ]
             assert [piece.start for piece in told] == list(
                 accumulate((len(piece) for piece in told[:-1]), initial=1)
             )
             ids_of = np.frombuffer(b"".join(piece.ids for piece in told), np.int32).reshape(-1, 3)
-            logprobs = np.frombuffer(b"".join(piece.logprobs for piece in told), np.float32).reshape(-1, 3)
+            logprobs = np.frombuffer(
+                b"".join(piece.logprobs for piece in told), np.float32
+            ).reshape(-1, 3)
             ranks = np.frombuffer(b"".join(piece.ranks for piece in told), np.int32)
             assert ids_of[:, 0].tolist() == tokens[1:]
             assert np.abs(logprobs[:, 0] - expected.numpy()).max() < 1e-4
             assert ((ranks == 1) == (ids_of[:, 0] == ids_of[:, 1])).all()
-            assert found.output == (reference.greedy(directory, prompt, max_tokens) if max_tokens else [])
+            assert found.output == (
+                reference.greedy(directory, prompt, max_tokens) if max_tokens else []
+            )
             assert found.last.finish_reason == "length"
 
     async def test_a_prefix_is_found_again_by_its_own_tenant_until_it_is_forgotten(
@@ -259,7 +301,10 @@ class EngineConformance:
     ) -> None:
         text, rows = Tokens(ids(17, 40)), self.noise(engine, 24)
         prompts = (Prompt.of(text), Prompt.of(rows), Prompt.of(text, rows, Tokens(ids(18, 9))))
-        requests = [make_request(f"under way {n}", prompt, max_tokens=64) for n, prompt in enumerate(prompts)]
+        requests = [
+            make_request(f"under way {n}", prompt, max_tokens=64)
+            for n, prompt in enumerate(prompts)
+        ]
         receivers = [Receiver(one) for one in requests]
         for one, receiver in zip(requests, receivers, strict=True):
             engine.generate(one, receiver)
@@ -298,28 +343,43 @@ class EngineConformance:
 
     async def test_a_passed_deadline_is_an_error(self, engine: GenerateEngine) -> None:
         (late,) = await run(
-            engine, make_request("late", Prompt.of(Tokens(ids(8, 20))), max_tokens=400, deadline=0.0)
+            engine,
+            make_request("late", Prompt.of(Tokens(ids(8, 20))), max_tokens=400, deadline=0.0),
         )
         assert late.last.error is not None
         assert isinstance(late.last.error.to_error(), DeadlineExceededError)
 
-    async def test_what_can_never_run_is_refused_before_it_starts(self, engine: GenerateEngine) -> None:
+    async def test_what_can_never_run_is_refused_before_it_starts(
+        self, engine: GenerateEngine
+    ) -> None:
         limit, hidden = engine.card.limits.max_model_len, engine.card.hidden_size
         text = Prompt.of(Tokens([5]))
         wide = Prompt.of(reference.rows_of(torch.zeros(2, hidden + 1)))
         cases: list[tuple[type[InlayError], str, Request]] = [
-            (ContextLengthError, "maximum context length", make_request("x", text, max_tokens=limit)),
+            (
+                ContextLengthError,
+                "maximum context length",
+                make_request("x", text, max_tokens=limit),
+            ),
             (
                 ContextLengthError,
                 "maximum context length",
                 make_request("x", Prompt.of(Tokens([5] * (limit + 1)))),
             ),
             (EmbeddingsError, "size of tensor must match", make_request("x", wide)),
-            (InvalidRequestError, "not in the vocabulary", make_request("x", Prompt.of(Tokens([10**6])))),
+            (
+                InvalidRequestError,
+                "not in the vocabulary",
+                make_request("x", Prompt.of(Tokens([10**6]))),
+            ),
             (InvalidRequestError, "at least one position", make_request("x", Prompt.of())),
             (NotFoundError, "does not exist", make_request("x", text, adapter="missing")),
             (InvalidRequestError, "logprobs", make_request("x", text, logprobs=10**4)),
-            (InvalidRequestError, "prompt_logprobs", make_request("x", text, prompt_logprobs=10**4)),
+            (
+                InvalidRequestError,
+                "prompt_logprobs",
+                make_request("x", text, prompt_logprobs=10**4),
+            ),
             (
                 InvalidRequestError,
                 "rows have no token ids",
@@ -332,7 +392,9 @@ class EngineConformance:
                 engine.generate(one, Receiver(one))
         await run(engine, make_request("x", text))
 
-    async def test_an_id_under_way_is_refused_and_free_again_afterwards(self, engine: GenerateEngine) -> None:
+    async def test_an_id_under_way_is_refused_and_free_again_afterwards(
+        self, engine: GenerateEngine
+    ) -> None:
         one = make_request("one", Prompt.of(Tokens(ids(8, 20))))
         receiver = Receiver(one)
         engine.generate(one, receiver)

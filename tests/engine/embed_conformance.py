@@ -1,7 +1,8 @@
 """What every engine of vectors must do, whatever runs the model.
 
-An engine's own test module subclasses `EmbedConformance` and gives it the fixtures `directory` (of `tests.embedding_models`,
-float32), `settings` (with `LIMITS`) and, where starting takes long, `engine`; `ScoreConformance` likewise with a cross-encoder.
+An engine's own test module subclasses `EmbedConformance` and gives it the fixtures `directory` (of
+`tests.embedding_models`, float32), `settings` (with `LIMITS`) and, where starting takes long,
+`engine`; `ScoreConformance` likewise with a cross-encoder.
 """
 
 import asyncio
@@ -133,7 +134,9 @@ class EmbedConformance:
             assert reference.cosine(found[seed], expected) > 0.99999
         assert engine.stats().steps >= steps + sum(lengths) // BUDGET
 
-    async def test_vectors_have_the_length_the_card_says(self, engine: Embedding, directory: Path) -> None:
+    async def test_vectors_have_the_length_the_card_says(
+        self, engine: Embedding, directory: Path
+    ) -> None:
         (found,) = vectors_of(await Waiting(engine, make_request("one", 20)).answer())
         expected = reference.vector(directory, ids(20))
         assert engine.card.embedding is not None
@@ -141,7 +144,9 @@ class EmbedConformance:
             expected /= np.linalg.norm(expected)
         assert np.allclose(found, expected, atol=1e-4)
 
-    async def test_a_text_repeated_by_another_tenant_has_the_same_vector(self, engine: Embedding) -> None:
+    async def test_a_text_repeated_by_another_tenant_has_the_same_vector(
+        self, engine: Embedding
+    ) -> None:
         asked = [make_request(salt, 60, salt=salt) for salt in "aabb"]
         found = [vectors_of(await Waiting(engine, one).answer())[0] for one in asked]
         for other in found[1:]:
@@ -160,7 +165,10 @@ class EmbedConformance:
             Prompt.of(rows_from(rows[:16]), Tokens(tokens[16:])),
             Prompt.of(Tokens(tokens)),
         )
-        alone = [await Waiting(engine, EmbedRequest(id="one", prompts=(form,))).answer() for form in forms]
+        alone = [
+            await Waiting(engine, EmbedRequest(id="one", prompts=(form,))).answer()
+            for form in forms
+        ]
         together = await Waiting(engine, EmbedRequest(id="all", prompts=forms)).answer()
         for found in [*(vectors_of(answer)[0] for answer in alone), *vectors_of(together)]:
             assert reference.cosine(found, expected) > 0.99999
@@ -169,8 +177,14 @@ class EmbedConformance:
         self, engine: Embedding, directory: Path
     ) -> None:
         asks_rows(engine)
-        noise = np.random.default_rng(3).standard_normal((20, engine.card.hidden_size)).astype(np.float32)
-        answer = await Waiting(engine, EmbedRequest(id="x", prompts=(Prompt.of(rows_from(noise)),))).answer()
+        noise = (
+            np.random.default_rng(3)
+            .standard_normal((20, engine.card.hidden_size))
+            .astype(np.float32)
+        )
+        answer = await Waiting(
+            engine, EmbedRequest(id="x", prompts=(Prompt.of(rows_from(noise)),))
+        ).answer()
         assert reference.cosine(vectors_of(answer)[0], reference.vector(directory, noise)) > 0.99999
 
     async def test_a_vector_that_is_not_finite_is_an_error_and_its_neighbours_are_not(
@@ -187,7 +201,9 @@ class EmbedConformance:
         assert "input 1" in answer.error.message
         assert np.isfinite(vectors_of(await good.answer())).all()
         for number in range(12):
-            (after,) = vectors_of(await Waiting(engine, make_request("after", 40, salt=str(number))).answer())
+            (after,) = vectors_of(
+                await Waiting(engine, make_request("after", 40, salt=str(number))).answer()
+            )
             assert reference.cosine(after, reference.vector(directory, ids(40))) > 0.99999
 
     async def test_a_small_request_is_done_before_a_large_one_that_came_first(
@@ -206,7 +222,9 @@ class EmbedConformance:
         await asyncio.wait_for(done.wait(), 120)
         assert order == ["small", "large"]
 
-    async def test_an_aborted_request_is_answered_at_once_and_harms_nobody(self, engine: Embedding) -> None:
+    async def test_an_aborted_request_is_answered_at_once_and_harms_nobody(
+        self, engine: Embedding
+    ) -> None:
         leaving = Waiting(engine, make_request("leaving", *[60] * 30))
         staying = Waiting(engine, make_request("staying", 20))
         engine.abort("leaving")
@@ -224,7 +242,9 @@ class EmbedConformance:
         assert answer.error is not None
         assert isinstance(answer.error.to_error(), DeadlineExceededError)
 
-    async def test_what_would_wait_too_long_is_refused_and_taken_later(self, engine: Embedding) -> None:
+    async def test_what_would_wait_too_long_is_refused_and_taken_later(
+        self, engine: Embedding
+    ) -> None:
         first = Waiting(engine, make_request("first", *[60] * 60))
         with pytest.raises(OverloadedError, match="would pass the limit of 2000"):
             engine.embed(make_request("second", 10), lambda _: None)
@@ -233,7 +253,9 @@ class EmbedConformance:
 
     async def test_what_can_never_run_is_refused_before_it_waits(self, engine: Embedding) -> None:
         wide = rows_from(np.zeros((1, engine.card.hidden_size + 1), np.float32))
-        refused = "takes no embeddings" if engine.card.prompt_embeds else "size of tensor must match"
+        refused = (
+            "takes no embeddings" if engine.card.prompt_embeds else "size of tensor must match"
+        )
         cases = [
             (ContextLengthError, "maximum context length is 64", make_request("x", MAX_LENGTH + 1)),
             (ContextLengthError, "one at least", make_request("x", 0)),
@@ -253,7 +275,9 @@ class EmbedConformance:
         assert engine.stats().waiting == 0
         await Waiting(engine, make_request("x", 5)).answer()
 
-    async def test_an_id_under_way_is_refused_and_free_again_afterwards(self, engine: Embedding) -> None:
+    async def test_an_id_under_way_is_refused_and_free_again_afterwards(
+        self, engine: Embedding
+    ) -> None:
         one = Waiting(engine, make_request("one", 20))
         with pytest.raises(InvalidRequestError, match="under way"):
             engine.embed(make_request("one", 20), lambda _: None)
@@ -291,7 +315,11 @@ class ScoreConformance:
         assert engine.card.embedding is not None
         assert engine.card.embedding.activation == "sigmoid"
         assert await engine.probe() > 0
-        pairs = [("how many ships", "the harbour"), ("wind", "the book of numbers north"), ("hill", "hill")]
+        pairs = [
+            ("how many ships", "the harbour"),
+            ("wind", "the book of numbers north"),
+            ("hill", "hill"),
+        ]
         prompts, seconds = [], []
         for first, second in pairs:
             encoding = reference.tokenizer_of(directory)(first, second)

@@ -1,6 +1,12 @@
 """What a reader of vLLM's events makes of them: which blocks are cached."""
 
-from inlay.engine.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, EventBatch
+from inlay.engine.kv_events import (
+    AllBlocksCleared,
+    BlockHash,
+    BlockRemoved,
+    BlockStored,
+    EventBatch,
+)
 
 
 class View:

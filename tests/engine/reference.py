@@ -31,7 +31,9 @@ def embedded(directory: Path, prompt: Prompt) -> Tensor:
             parts.append(look_up(directory, segment.ids))
         elif isinstance(segment, Rows):
             parts.append(
-                torch.frombuffer(bytearray(segment.data.view), dtype=torch.float32).view(segment.shape)
+                torch.frombuffer(bytearray(segment.data.view), dtype=torch.float32).view(
+                    segment.shape
+                )
             )
     return torch.cat(parts)[None]
 
@@ -40,7 +42,11 @@ def greedy(directory: Path, prompt: Prompt, max_tokens: int) -> list[int]:
     """`max_tokens` greedy tokens of `transformers.generate`; end tokens do not end it."""
     embeds = embedded(directory, prompt)
     config = GenerationConfig(
-        max_new_tokens=max_tokens, do_sample=False, eos_token_id=None, pad_token_id=0, bos_token_id=None
+        max_new_tokens=max_tokens,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+        bos_token_id=None,
     )
     reference = model_of(directory)
     # What the checkpoint says of ending would be merged into the configuration given.

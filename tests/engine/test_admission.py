@@ -25,7 +25,9 @@ def admission(refuses_rows: str | None = None) -> Admission:
 
 def make_request(*segments: Segment, prior: tuple[int, ...] = (), **sampling: Any) -> Request:
     values: dict[str, Any] = {"max_tokens": 8, **sampling}
-    return Request(id="x", prompt=Prompt.of(*segments), prior_output=prior, sampling=Sampling(**values))
+    return Request(
+        id="x", prompt=Prompt.of(*segments), prior_output=prior, sampling=Sampling(**values)
+    )
 
 
 ROWS = Rows(Buffer(bytes(12)), "bfloat16", (3, 2))
@@ -42,7 +44,10 @@ def test_tokens_and_rows_are_admitted() -> None:
         (Rows(Buffer(bytes(12)), "bfloat16", (2, 3)), "size of tensor must match .* of 2, got 3"),
         (
             Rows(
-                Buffer(bytes(12)), "bfloat16", (3, 2), (Field("deep", Buffer(bytes(6)), "float16", (3, 1)),)
+                Buffer(bytes(12)),
+                "bfloat16",
+                (3, 2),
+                (Field("deep", Buffer(bytes(6)), "float16", (3, 1)),),
             ),
             "no further tensors with the rows, got deep",
         ),
@@ -75,7 +80,9 @@ def test_ids_outside_the_vocabulary_are_refused_in_prompt_and_earlier_output(wro
 
 
 def test_more_earlier_output_than_may_be_made_is_refused() -> None:
-    with pytest.raises(InvalidRequestError, match="earlier output has 9 tokens, and max_tokens is 8"):
+    with pytest.raises(
+        InvalidRequestError, match="earlier output has 9 tokens, and max_tokens is 8"
+    ):
         admission().check(make_request(Tokens([3]), prior=tuple(range(9))))
 
 

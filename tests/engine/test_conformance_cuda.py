@@ -1,6 +1,9 @@
-"""The conformance suite on a GPU. Flash attention takes no float32, so the models are bfloat16: a first difference from the float32
-reference is allowed only where the reference itself hardly prefers one token. Gemma2 (soft caps) and DeepSeek-V3 (heads of two
-sizes) are what flash attention leaves to gathered pages."""
+"""The conformance suite on a GPU.
+
+Flash attention takes no float32, so the models are bfloat16: a first difference from the float32
+reference is allowed only where the reference itself hardly prefers one token. Gemma2 (soft caps)
+and DeepSeek-V3 (heads of two sizes) are what flash attention leaves to gathered pages.
+"""
 
 import asyncio
 from pathlib import Path
@@ -78,7 +81,9 @@ async def test_text_and_rows_decode_as_the_reference_does(
     try:
         sampling = Sampling(max_tokens=24, temperature=0.0, ignore_eos=True)
         forms = [form for prompt in PROMPTS for form in (prompt, rows_instead(directory, prompt))]
-        requests = [Request(id=str(n), prompt=form, sampling=sampling) for n, form in enumerate(forms)]
+        requests = [
+            Request(id=str(n), prompt=form, sampling=sampling) for n, form in enumerate(forms)
+        ]
         found = await answers(engine, requests)
     finally:
         await engine.close()
@@ -86,6 +91,7 @@ async def test_text_and_rows_decode_as_the_reference_does(
         want = greedy(directory, prompt, 24)
         for got in found[2 * number : 2 * number + 2]:
             first = next(
-                (i for i, pair in enumerate(zip(got, want, strict=True)) if pair[0] != pair[1]), None
+                (i for i, pair in enumerate(zip(got, want, strict=True)) if pair[0] != pair[1]),
+                None,
             )
             assert first is None or gap_at(directory, prompt, want[:first]) < BOUND

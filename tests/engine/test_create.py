@@ -20,7 +20,10 @@ from tests.models import tiny
     ],
 )
 def test_an_engine_that_is_not_installed_is_refused_with_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, engine: Literal["torch", "vllm", "sglang"], module: str, remedy: str
+    monkeypatch: pytest.MonkeyPatch,
+    engine: Literal["torch", "vllm", "sglang"],
+    module: str,
+    remedy: str,
 ) -> None:
     settings = EngineSettings(model=str(tiny("llama")), engine=engine)
     monkeypatch.setitem(sys.modules, module, None)

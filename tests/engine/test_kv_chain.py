@@ -51,7 +51,10 @@ def embeds_of(prompt: Prompt) -> bytes:
 
 
 class Vllm:
-    """vLLM's prefix cache, as far as its events tell of it: any block hash that depends on all that vLLM's does."""
+    """vLLM's prefix cache, as far as its events tell of it.
+
+    Any block hash that depends on all that vLLM's does.
+    """
 
     def __init__(self, block_size: int) -> None:
         self.size = block_size
@@ -110,7 +113,11 @@ class Vllm:
 
 
 def rows(seed: int, count: int) -> Rows:
-    return Rows(Buffer(bytes((seed * 7 + index) % 256 for index in range(4 * count))), "bfloat16", (count, 2))
+    return Rows(
+        Buffer(bytes((seed * 7 + index) % 256 for index in range(4 * count))),
+        "bfloat16",
+        (count, 2),
+    )
 
 
 def read(chain: KvChain, feed: KvFeed, events: list[Event]) -> None:
@@ -182,7 +189,12 @@ def test_what_is_cached_is_told_in_the_keys_a_router_makes_of_the_same_prompts(
 
 
 def stored(ids: list[int], name: int, parent: int | None = None, **options: Any) -> BlockStored:
-    values: dict[str, Any] = {"block_size": 16, "lora_id": None, "medium": "GPU", "lora_name": None} | options
+    values: dict[str, Any] = {
+        "block_size": 16,
+        "lora_id": None,
+        "medium": "GPU",
+        "lora_name": None,
+    } | options
     return BlockStored([name], parent, ids, **values)
 
 

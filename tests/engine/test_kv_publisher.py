@@ -1,4 +1,7 @@
-"""Events over real ZeroMQ sockets: numbered, sent again where asked for, never in the engine's way."""
+"""Events over real ZeroMQ sockets.
+
+Numbered, sent again where asked for, never in the engine's way.
+"""
 
 import json
 import queue
@@ -30,7 +33,8 @@ LOCAL = "tcp://127.0.0.1:*"
 
 def config(**fields: Any) -> KvEventsConfig:
     return KvEventsConfig(
-        enable_kv_cache_events=True, **({"endpoint": "tcp://*:0", "replay_endpoint": "tcp://*:0"} | fields)
+        enable_kv_cache_events=True,
+        **({"endpoint": "tcp://*:0", "replay_endpoint": "tcp://*:0"} | fields),
     )
 
 
@@ -74,7 +78,9 @@ class Taken:
             self.losses += 1
             self.changed.notify_all()
 
-    def until(self, condition: Callable[[], bool], meanwhile: Callable[[], None] | None = None) -> None:
+    def until(
+        self, condition: Callable[[], bool], meanwhile: Callable[[], None] | None = None
+    ) -> None:
         """Wait; a subscription takes a moment to reach its publisher, so go on publishing meanwhile."""
         with self.changed:
             for _ in range(600):
@@ -203,7 +209,9 @@ def test_batches_that_nobody_can_take_in_time_leave_a_gap_in_the_numbers(
 
 
 def test_a_port_in_use_is_refused_by_its_endpoint(publisher: KvPublisher) -> None:
-    with pytest.raises(InvalidRequestError, match=r"tcp://.* cannot be bound: Address already in use"):
+    with pytest.raises(
+        InvalidRequestError, match=r"tcp://.* cannot be bound: Address already in use"
+    ):
         KvPublisher(config(endpoint=publisher.endpoint.replace("0.0.0.0", "*")))
 
 
@@ -215,8 +223,14 @@ def test_a_port_in_use_is_refused_by_its_endpoint(publisher: KvPublisher) -> Non
         ('{"topics": "a"}', "topics: Extra inputs"),
         ('{"publisher": "kafka"}', "publisher: Input should be 'null' or 'zmq'"),
         ('{"buffer_steps": 0}', "buffer_steps: Input should be greater"),
-        ('{"enable_kv_cache_events": true, "endpoint": "http://a:1"}', "an endpoint is tcp://HOST:PORT"),
-        ('{"enable_kv_cache_events": true, "endpoint": "tcp://*:65536"}', "port of rank 0 would be 65536"),
+        (
+            '{"enable_kv_cache_events": true, "endpoint": "http://a:1"}',
+            "an endpoint is tcp://HOST:PORT",
+        ),
+        (
+            '{"enable_kv_cache_events": true, "endpoint": "tcp://*:65536"}',
+            "port of rank 0 would be 65536",
+        ),
         (
             '{"enable_kv_cache_events": true, "replay_endpoint": "tcp://*:5557"}',
             r"replay_endpoint of rank 0 is tcp://\*:5557, which is the endpoint of rank 0 already",
@@ -247,7 +261,9 @@ def test_ports_count_up_with_the_rank_and_must_not_meet() -> None:
 def test_nothing_is_published_unless_it_is_asked_for() -> None:
     assert not KvEventsConfig.parse(None).publishes
     assert not KvEventsConfig.parse('{"endpoint": "tcp://*:5557"}').publishes
-    assert not KvEventsConfig.parse('{"enable_kv_cache_events": true, "publisher": "null"}').publishes
+    assert not KvEventsConfig.parse(
+        '{"enable_kv_cache_events": true, "publisher": "null"}'
+    ).publishes
     assert KvEventsConfig.parse('{"enable_kv_cache_events": true}').publishes
 
 
@@ -257,7 +273,14 @@ def test_a_batch_is_what_vllm_makes_of_the_same_events() -> None:
         1.5,
         [
             BlockStored(
-                [b"\1" * 4, 7], None, [1, 2], 1, None, "GPU", "lora", extra_keys=[("lora", b"d"), None]
+                [b"\1" * 4, 7],
+                None,
+                [1, 2],
+                1,
+                None,
+                "GPU",
+                "lora",
+                extra_keys=[("lora", b"d"), None],
             ),
             BlockRemoved([b"\1" * 4], "GPU", group_idx=1),
             AllBlocksCleared(),

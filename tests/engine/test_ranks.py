@@ -14,7 +14,9 @@ from tests.models import tiny
 
 
 def settings(*words: str, **more: Any) -> EngineSettings:
-    return EngineSettings(**{"model": "m", "engine": "vllm", "engine_arguments": list(words)} | more)
+    return EngineSettings(
+        **{"model": "m", "engine": "vllm", "engine_arguments": list(words)} | more
+    )
 
 
 @pytest.mark.parametrize(
@@ -29,9 +31,18 @@ def settings(*words: str, **more: Any) -> EngineSettings:
     ],
 )
 def test_vllms_words_for_ranks_are_inlays_own_and_the_others_stay(words: tuple[str, ...]) -> None:
-    found = with_ranks(settings("--seed", "5", *words, "-dpa", "10.0.0.1", "--data-parallel-rpc-port", "9"))
+    found = with_ranks(
+        settings("--seed", "5", *words, "-dpa", "10.0.0.1", "--data-parallel-rpc-port", "9")
+    )
     assert (found.data_parallel_size, found.data_parallel_rank) == (4, 2)
-    assert found.engine_arguments == ["--seed", "5", "-dpa", "10.0.0.1", "--data-parallel-rpc-port", "9"]
+    assert found.engine_arguments == [
+        "--seed",
+        "5",
+        "-dpa",
+        "10.0.0.1",
+        "--data-parallel-rpc-port",
+        "9",
+    ]
     (rank,) = ranks_of(found, {})
     assert rank.settings is found
     assert not rank.environment
@@ -42,9 +53,21 @@ def test_vllms_words_for_ranks_are_inlays_own_and_the_others_stay(words: tuple[s
     [
         (("--data-parallel-size", "many"), {}, "--data-parallel-size takes a number, got 'many'"),
         (("-dp",), {}, "-dp takes a number, got ''"),
-        (("-dp", "2"), {"data_parallel_size": 2}, "--data-parallel-size is given to inlay and, after --"),
-        (("--data-parallel-hybrid-lb",), {}, "each data-parallel rank runs as an engine of its own"),
-        (("-dp2",), {"data_parallel_size": 2}, "--data-parallel-size is given to inlay and, after --"),
+        (
+            ("-dp", "2"),
+            {"data_parallel_size": 2},
+            "--data-parallel-size is given to inlay and, after --",
+        ),
+        (
+            ("--data-parallel-hybrid-lb",),
+            {},
+            "each data-parallel rank runs as an engine of its own",
+        ),
+        (
+            ("-dp2",),
+            {"data_parallel_size": 2},
+            "--data-parallel-size is given to inlay and, after --",
+        ),
         (("--data_parallel_size", "-1"), {}, "--data_parallel_size takes a number, got '-1'"),
         (("-dpl1",), {}, "-dpl: each data-parallel rank runs as an engine of its own"),
         (("-dpm",), {}, "each data-parallel rank runs as an engine of its own"),
@@ -71,7 +94,11 @@ def test_ranks_share_devices_and_cores_and_each_knows_which_it_is() -> None:
     assert [rank.environment["CUDA_VISIBLE_DEVICES"] for rank in found] == ["0,1,2,3", "4,5,6,7"]
     given = {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b,GPU-c"}
     named = ranks_of(settings(data_parallel_size=3), given)
-    assert [rank.environment["CUDA_VISIBLE_DEVICES"] for rank in named] == ["GPU-a", "GPU-b", "GPU-c"]
+    assert [rank.environment["CUDA_VISIBLE_DEVICES"] for rank in named] == [
+        "GPU-a",
+        "GPU-b",
+        "GPU-c",
+    ]
     with pytest.raises(
         InvalidRequestError, match="4 ranks of 1 need 4 devices; CUDA_VISIBLE_DEVICES names 3"
     ):
@@ -98,7 +125,10 @@ def test_ranks_share_devices_and_cores_and_each_knows_which_it_is() -> None:
     ],
 )
 def test_a_rank_has_a_device_for_each_of_vllms_processes(words: tuple[str, ...], each: int) -> None:
-    """Each is one of tensor, pipeline and prefill-context parallelism; of a flag given twice the last counts, as in vLLM."""
+    """Each is one of tensor, pipeline and prefill-context parallelism.
+
+    Of a flag given twice the last counts, as in vLLM.
+    """
     found = ranks_of(settings(*words, data_parallel_size=2), {})
     names = [str(number) for number in range(2 * each)]
     shown = [rank.environment["CUDA_VISIBLE_DEVICES"] for rank in found]

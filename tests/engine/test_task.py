@@ -38,7 +38,9 @@ def directory(root: Path, *architectures: str, modules: bool = False) -> Path:
         ("BertForTokenClassification", "generate"),
     ],
 )
-def test_the_architecture_says_what_a_model_does(tmp_path: Path, architecture: str, task: str) -> None:
+def test_the_architecture_says_what_a_model_does(
+    tmp_path: Path, architecture: str, task: str
+) -> None:
     assert task_of(directory(tmp_path, architecture))[0] == task
 
 
@@ -47,7 +49,9 @@ def test_files_of_sentence_transformers_make_a_decoder_embed(tmp_path: Path) -> 
     assert task_of(directory(tmp_path / "bare")) == ("generate", "its architecture is not named")
 
 
-def test_the_log_says_what_was_chosen_and_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_says_what_was_chosen_and_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     model = str(directory(tmp_path, "BertModel"))
     with caplog.at_level(logging.INFO):
         assert with_task(EngineSettings(model=model)).task == "embed"
@@ -71,13 +75,27 @@ def test_a_model_that_cannot_generate_is_refused_with_the_task_it_can_do() -> No
         ({"problem_type": "regression"}, 1, "identity"),
         ({"problem_type": "multi_label_classification"}, 3, "sigmoid"),
         ({"problem_type": "single_label_classification"}, 2, "softmax"),
-        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, 1, "identity"),
-        ({"sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"}, 2, "softmax"),
-        ({"sbert_ce_default_activation_function": "torch.nn.modules.activation.Softmax"}, 2, "softmax"),
+        (
+            {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}},
+            1,
+            "identity",
+        ),
+        (
+            {"sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"},
+            2,
+            "softmax",
+        ),
+        (
+            {"sbert_ce_default_activation_function": "torch.nn.modules.activation.Softmax"},
+            2,
+            "softmax",
+        ),
         ({"sbert_ce_default_activation_function": "torch.nn.modules.activation.Tanh"}, 1, "tanh"),
     ],
 )
-def test_logits_become_what_vllm_makes_of_them(fields: dict[str, Any], labels: int, activation: str) -> None:
+def test_logits_become_what_vllm_makes_of_them(
+    fields: dict[str, Any], labels: int, activation: str
+) -> None:
     names = {index: f"class {index}" for index in range(labels)}
     model = SimpleNamespace(num_labels=labels, id2label=names, name_or_path="m", **fields)
     settings = EngineSettings(model="m", task="score")
@@ -87,6 +105,8 @@ def test_logits_become_what_vllm_makes_of_them(fields: dict[str, Any], labels: i
 
 def test_an_activation_that_no_score_can_have_is_refused_when_it_is_loaded() -> None:
     named = {"activation_fn": "torch.nn.modules.activation.ReLU"}
-    model = SimpleNamespace(num_labels=1, id2label={}, name_or_path="m", sentence_transformers=named)
+    model = SimpleNamespace(
+        num_labels=1, id2label={}, name_or_path="m", sentence_transformers=named
+    )
     with pytest.raises(InvalidRequestError, match="ReLU, which is not served"):
         card_of(EngineSettings(model="m", task="score"), None, model, ())  # type: ignore[arg-type]

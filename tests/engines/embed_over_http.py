@@ -1,7 +1,8 @@
 """What `/v1/embeddings` must do over HTTP, whatever engine is behind the frontend.
 
-An engine's own test module subclasses `EmbedOverHttp` and gives it the fixtures `directory` (of `tests.embedding_models`, float32, with
-matryoshka) and `server`, which serves it as "m"; `rows_refused` is said where rows are sent, None where they are taken.
+An engine's own test module subclasses `EmbedOverHttp` and gives it the fixtures `directory` (of
+`tests.embedding_models`, float32, with matryoshka) and `server`, which serves it as "m";
+`rows_refused` is said where rows are sent, None where they are taken.
 """
 
 import base64
@@ -87,7 +88,10 @@ class EmbedOverHttp:
         close(vectors(post(server, input=ids)), wanted)
         close(vectors(post(server, input=ids[3])), wanted[3:4])
         shown = post(server, input=ids, encoding_format="base64").json()["data"]
-        close(np.array([np.frombuffer(base64.b64decode(item["embedding"]), "<f4") for item in shown]), wanted)
+        close(
+            np.array([np.frombuffer(base64.b64decode(item["embedding"]), "<f4") for item in shown]),
+            wanted,
+        )
 
     def test_shortened_vectors_have_length_one_again(self, server: Served, wanted: Array) -> None:
         cut = wanted[:, :12] / np.linalg.norm(wanted[:, :12], axis=1, keepdims=True)

@@ -20,7 +20,10 @@ SECRET = Secret(bytes(range(32)))
 async def running(settings: EngineSettings) -> AsyncIterator[Any]:
     """A started engine, in this process, with the environment a worker would have."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"HF_HUB_OFFLINE": "1", **engines.environment(settings, os.environ)}.items():
+        for name, value in {
+            "HF_HUB_OFFLINE": "1",
+            **engines.environment(settings, os.environ),
+        }.items():
             patch.setenv(name, value)
         engine = engines.create(settings, SECRET)
         await engine.start()

@@ -1,5 +1,8 @@
-"""What DeepSeek-R1 must answer through a real server, whatever the engine: the tokens of plain transformers, reasoning told
-apart from the answer, tool calls. A subclass has a fixture `server`."""
+"""What DeepSeek-R1 must answer through a real server, whatever the engine.
+
+The tokens of plain transformers, reasoning told
+apart from the answer, tool calls. A subclass has a fixture `server`.
+"""
 
 import asyncio
 import json
@@ -43,7 +46,9 @@ class R1Conformance:
 
     @pytest.fixture
     async def client(self, server: Served) -> AsyncIterator[openai.AsyncOpenAI]:
-        async with openai.AsyncOpenAI(base_url=server.v1, api_key="unused", max_retries=0) as client:
+        async with openai.AsyncOpenAI(
+            base_url=server.v1, api_key="unused", max_retries=0
+        ) as client:
             yield client
 
     async def test_every_form_of_a_prompt_decodes_to_the_reference_in_company(
@@ -55,7 +60,9 @@ class R1Conformance:
             text: without_end(greedy(path, rows_of(path, tokenizer_of(path).encode(text)), TOKENS))
             for text in texts
         }
-        requests = [(text, name, fields) for text in texts for name, fields in ways(path, text).items()]
+        requests = [
+            (text, name, fields) for text in texts for name, fields in ways(path, text).items()
+        ]
 
         async def complete(prompt: Any, extra_body: Any = None) -> list[int]:
             answer = await client.completions.create(
@@ -72,7 +79,9 @@ class R1Conformance:
         for (text, name, _), got in zip(requests, together, strict=True):
             assert got == want[text], f"{name}: {text!r}"
 
-    async def test_thoughts_are_told_from_the_answer_and_its_call(self, client: openai.AsyncOpenAI) -> None:
+    async def test_thoughts_are_told_from_the_answer_and_its_call(
+        self, client: openai.AsyncOpenAI
+    ) -> None:
         answer = await client.chat.completions.create(
             model="m", messages=[ASKED], tools=[TOOL], max_tokens=40, temperature=0
         )
@@ -123,7 +132,8 @@ class R1Conformance:
 
     async def test_a_chat_with_rows_is_the_chat_in_text(self, client: openai.AsyncOpenAI) -> None:
         path = plain_r1()
-        # What the model said and what the tool said is in the next prompt; earlier thoughts are not.
+        # What the model said and what the tool said is in the next prompt; earlier thoughts are
+        # not.
         said: Any = {"role": "assistant", "content": "\n\nIt is the hill."}
         document = " the town counts its boats"
         rows = saved(rows_of(path, tokenizer_of(path).encode(document, add_special_tokens=False)))
@@ -142,7 +152,9 @@ class R1Conformance:
         ]
         in_text, with_rows = (answer.choices[0] for answer in answers)
         assert with_rows.message == in_text.message
-        counted = [(answer.usage.prompt_tokens, answer.usage.completion_tokens) for answer in answers]
+        counted = [
+            (answer.usage.prompt_tokens, answer.usage.completion_tokens) for answer in answers
+        ]
         assert counted[0] == counted[1]
         assert "".join(THOUGHTS) == getattr(with_rows.message, "reasoning", None)
 
@@ -159,7 +171,9 @@ class R1Conformance:
             {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "two boats"},
         ]
         path = plain_r1()
-        shown = tokenizer_of(path).apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        shown = tokenizer_of(path).apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=False
+        )
         assert shown.endswith("two boats<｜tool▁output▁end｜><｜tool▁outputs▁end｜>")
         ids = tokenizer_of(path).encode(shown, add_special_tokens=False)
         answer = await client.chat.completions.create(
@@ -171,7 +185,9 @@ class R1Conformance:
         assert answer.usage.prompt_tokens == len(ids)
         assert without_end(choice.token_ids) == without_end(greedy(path, rows_of(path, ids), 16))
 
-    async def test_a_form_binds_what_is_behind_the_thoughts(self, client: openai.AsyncOpenAI) -> None:
+    async def test_a_form_binds_what_is_behind_the_thoughts(
+        self, client: openai.AsyncOpenAI
+    ) -> None:
         form: Any = {"type": "json_schema", "json_schema": {"name": "boats", "schema": BOATS}}
         answer = await client.chat.completions.create(
             model="m", messages=[ASKED], response_format=form, max_tokens=80, temperature=0

@@ -11,7 +11,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 @cache
 def model_of(path: Path) -> Any:
     """The model in float32, with eager attention."""
-    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    return AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
 
 
 @cache
@@ -29,7 +31,10 @@ def rows_of(path: Path, ids: list[int]) -> torch.Tensor:
 
 @torch.no_grad()
 def greedy(path: Path, rows: torch.Tensor, max_tokens: int) -> list[int]:
-    """Greedy continuation of (n, hidden) rows by `transformers.generate`; an end token is the last."""
+    """Greedy continuation of (n, hidden) rows by `transformers.generate`.
+
+    An end token is the last.
+    """
     generated = model_of(path).generate(
         inputs_embeds=rows[None],
         attention_mask=torch.ones(1, len(rows), dtype=torch.long),

@@ -16,7 +16,10 @@ from tests.models import EOS_ID, tiny
 from tests.serving import Served, serving
 
 TOKENS = 24
-TEXTS = ("the harbour town counts its lanterns every night and writes the number in a book", "It is")
+TEXTS = (
+    "the harbour town counts its lanterns every night and writes the number in a book",
+    "It is",
+)
 
 
 def saved(rows: torch.Tensor) -> bytes:
@@ -49,7 +52,9 @@ def answers(url: str, data: bytes, id_: str) -> dict[str, list[int]]:
         return {**fields, "prompt_embeds": source, **more}
 
     def post(source: object, **more: Any) -> list[int]:
-        return ids_of(httpx.post(url + "/v1/completions", json=request(source, **more), timeout=180))
+        return ids_of(
+            httpx.post(url + "/v1/completions", json=request(source, **more), timeout=180)
+        )
 
     files: Any = [("request", (None, json.dumps(request({"part": "a"})))), ("a", ("a.pt", data))]
     inner = [{"type": "prompt_embeds", "ref": id_}]
@@ -62,7 +67,9 @@ def answers(url: str, data: bytes, id_: str) -> dict[str, list[int]]:
     }
 
 
-def test_every_way_in_decodes_to_the_reference_before_and_after_a_restart(path: Path, tmp_path: Path) -> None:
+def test_every_way_in_decodes_to_the_reference_before_and_after_a_restart(
+    path: Path, tmp_path: Path
+) -> None:
     prompts = []
     for text in TEXTS:
         rows = rows_of(path, tokenizer_of(path).encode(text))

@@ -22,14 +22,18 @@ from tests.transport.nats_server import NatsServer
 __all__ = ["nats_server"]
 
 SECRET = Secret(bytes(range(32)))
-TEXTS = [" ".join((WORDS * 3)[number : number + 2 + number % 40]) for number in range(len(WORDS))] * 12
+TEXTS = [
+    " ".join((WORDS * 3)[number : number + 2 + number % 40]) for number in range(len(WORDS))
+] * 12
 
 
 @pytest.fixture
 async def served(nats_server: NatsServer) -> AsyncIterator[tuple[str, Fleet]]:
     """A frontend and two workers, which are processes of their own but for the process."""
     fleet = Fleet(nats_server)
-    settings = EngineSettings(model=str(tiny_embedding("bert")), task="embed", served_model_name=["tiny"])
+    settings = EngineSettings(
+        model=str(tiny_embedding("bert")), task="embed", served_model_name=["tiny"]
+    )
     for _ in range(2):
         await fleet.worker(engines.create(settings, SECRET))
     plane = await fleet.frontend(SECRET)

@@ -1,7 +1,7 @@
 """Text, ids, embeddings and any mixture of them decode greedily to the same tokens, over HTTP, in any company.
 
-Every request goes through the real `openai` client to a real server; the expected tokens come from plain `transformers`
-in float32 and must be identical.
+Every request goes through the real `openai` client to a real server; the expected tokens come from
+plain `transformers` in float32 and must be identical.
 """
 
 import asyncio
@@ -36,7 +36,8 @@ VARIANTS = {
     "without prefix caching": ("--no-enable-prefix-caching",),
     "in chunks of 16": ("--max-num-batched-tokens", 16),
     "each step launched before the last is read": ("--async-scheduling",),
-    # Pages for about 340 positions: the six texts together need more than twice that, so sequences are preempted.
+    # Pages for about 340 positions: the six texts together need more than twice that, so sequences
+    # are preempted.
     "preempted": ("--max-model-len", 320, "--kv-cache-memory-bytes", "{pages:22}"),
 }
 
@@ -57,7 +58,8 @@ def path(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture(scope="module", params=list(VARIANTS))
 def server(request: pytest.FixtureRequest, path: Path) -> Iterator[Served]:
     arguments = [
-        kv_bytes(path, 22) if argument == "{pages:22}" else argument for argument in VARIANTS[request.param]
+        kv_bytes(path, 22) if argument == "{pages:22}" else argument
+        for argument in VARIANTS[request.param]
     ]
     with serving(path, "--served-model-name", "m", "--enable-prompt-embeds", *arguments) as served:
         yield served
@@ -111,8 +113,13 @@ def ways(path: Path, text: str) -> dict[str, dict[str, Any]]:
         "text": {"prompt": text},
         "token ids": {"prompt": ids},
         "rows": {"prompt": "", "extra_body": {"prompt_embeds": saved(rows)}},
-        "rows in a batch of one": {"prompt": "", "extra_body": {"prompt_embeds": saved(rows[None])}},
-        **{name: {"prompt": None, "extra_body": {"prompt": value}} for name, value in parts.items()},
+        "rows in a batch of one": {
+            "prompt": "",
+            "extra_body": {"prompt_embeds": saved(rows[None])},
+        },
+        **{
+            name: {"prompt": None, "extra_body": {"prompt": value}} for name, value in parts.items()
+        },
     }
 
 
@@ -168,7 +175,9 @@ async def test_a_chat_that_mixes_text_and_rows_decodes_to_the_chat_in_text(
         },
     ]
     ids = tokenizer.apply_chat_template(
-        [messages[0], {"role": "user", "content": "what is\0"}], add_generation_prompt=True, tokenize=False
+        [messages[0], {"role": "user", "content": "what is\0"}],
+        add_generation_prompt=True,
+        tokenize=False,
     )
     before, after = (tokenizer.encode(part, add_special_tokens=False) for part in ids.split("\0"))
     want = expected(path, [*before, *tokenizer.encode(document), *after])
@@ -204,7 +213,9 @@ async def test_a_stream_carries_the_same_text_as_the_whole_answer(
         extra_body={"prompt_embeds": rows},
     )
     chunks = [chunk async for chunk in stream]
-    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == whole.choices[0].text
+    assert (
+        "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == whole.choices[0].text
+    )
     assert chunks[-1].usage is not None
     assert whole.usage is not None
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens

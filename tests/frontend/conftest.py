@@ -32,5 +32,7 @@ def blanks(llama: Fleet) -> dict[str, float]:
     """Against white space between the parts of JSON, of which a random model has no end."""
     renderer = Renderer.load(llama.path)
     return {
-        str(id_): -100.0 for id_ in range(VOCAB_SIZE) if id_ != EOS_ID and not renderer.decode([id_]).strip()
+        str(id_): -100.0
+        for id_ in range(VOCAB_SIZE)
+        if id_ != EOS_ID and not renderer.decode([id_]).strip()
     }

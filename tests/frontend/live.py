@@ -1,4 +1,7 @@
-"""Real servers for tests: one worker process, and as many frontends over it as are asked for, each on a port of its own."""
+"""Real servers for tests.
+
+One worker process, and as many frontends over it as are asked for, each on a port of its own.
+"""
 
 import asyncio
 import threading
@@ -48,7 +51,10 @@ class Fleet:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(180)
 
     def serve(self, *, store: PromptStore | None = None, **settings: Any) -> str:
-        """The base URL of a new frontend; it closes `store`, or one in memory of its own, in the end."""
+        """The base URL of a new frontend.
+
+        It closes `store`, or one in memory of its own, in the end.
+        """
         frontend = FrontendSettings(port=0, **settings)
         if store is None and frontend.enable_prompt_embeds:
             store = StoreSettings().open(SECRET)
@@ -58,7 +64,9 @@ class Fleet:
         app = build_app(self.router, settings, secret=SECRET, store=store)
         started: asyncio.Future[str] = self.loop.create_future()
         self._serving.append(
-            self.loop.create_task(serve(app, settings, on_started=started.set_result, stop=self._stop))
+            self.loop.create_task(
+                serve(app, settings, on_started=started.set_result, stop=self._stop)
+            )
         )
         url = await started
         self.apps[url] = app
@@ -103,7 +111,9 @@ def fleet(path: Path, **engine: Any) -> Iterator[Fleet]:
         try:
             await plane.start()
             await plane.wait_ready()
-            holder["fleet"] = running = Fleet(asyncio.get_running_loop(), plane, Router(plane), path)
+            holder["fleet"] = running = Fleet(
+                asyncio.get_running_loop(), plane, Router(plane), path
+            )
             up.set()
             await asyncio.to_thread(down.wait)
             await running.close()

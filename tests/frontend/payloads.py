@@ -32,7 +32,9 @@ def embeds_of(fleet: Fleet, text: str = TEXT) -> torch.Tensor:
     return rows_of(fleet.path, tokenizer_of(fleet.path)(text)["input_ids"])
 
 
-def constant(value: float, rows: int = 4, hidden: int = HIDDEN, *, table_id: str | None = None) -> str:
+def constant(
+    value: float, rows: int = 4, hidden: int = HIDDEN, *, table_id: str | None = None
+) -> str:
     """A safetensors file of equal elements."""
     return b64(write(np.full((rows, hidden), value, np.float32), "safetensors", table_id=table_id))
 

@@ -28,7 +28,9 @@ ADMIN = {"authorization": "Bearer chief"}
 
 @pytest.fixture(scope="module")
 def adapting() -> Iterator[Fleet]:
-    with fleet(tiny("llama"), enable_lora=True, max_loras=2, max_cpu_loras=3, max_lora_rank=8) as running:
+    with fleet(
+        tiny("llama"), enable_lora=True, max_loras=2, max_cpu_loras=3, max_lora_rank=8
+    ) as running:
         yield running
 
 
@@ -67,7 +69,10 @@ def load(url: str, name: str, path: object = "", **more: Any) -> httpx.Response:
 
 def unload(url: str, name: str, **more: Any) -> httpx.Response:
     return httpx.post(
-        url + "/v1/unload_lora_adapter", json={"lora_name": name, **more}, headers=ADMIN, timeout=180
+        url + "/v1/unload_lora_adapter",
+        json={"lora_name": name, **more},
+        headers=ADMIN,
+        timeout=180,
     )
 
 
@@ -81,7 +86,9 @@ def models(url: str) -> dict[str, dict[str, Any]]:
     return {entry["id"]: entry for entry in listed}
 
 
-def complete(url: str, model: str, prompt: Any, count: int | None = 8, **more: Any) -> httpx.Response:
+def complete(
+    url: str, model: str, prompt: Any, count: int | None = 8, **more: Any
+) -> httpx.Response:
     body = {
         "model": model,
         "prompt": prompt,
@@ -100,9 +107,14 @@ def output(answer: httpx.Response) -> list[int]:
     return found
 
 
-def test_a_loaded_adapter_is_a_model_at_once_and_answers_as_pefts_merged_model(url: str, lora: Path) -> None:
+def test_a_loaded_adapter_is_a_model_at_once_and_answers_as_pefts_merged_model(
+    url: str, lora: Path
+) -> None:
     answer = load(url, "a", lora)
-    assert (answer.status_code, answer.text) == (200, "Success: LoRA adapter 'a' added successfully.")
+    assert (answer.status_code, answer.text) == (
+        200,
+        "Success: LoRA adapter 'a' added successfully.",
+    )
     entry = models(url)["a"]
     assert (entry["root"], entry["parent"]) == (str(lora), "tiny")
     assert models(url)["tiny"]["adapters"] == ["a"]
@@ -144,21 +156,27 @@ def test_every_way_to_ask_goes_through_the_adapter(url: str, lora: Path) -> None
     assert output(complete(url, "a", None, 6, prompt_embeds=rows)) == expected
     chat = {"model": "a", "messages": [{"role": "user", "content": "Hello"}]}
     options = {"max_tokens": 6, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
-    answered = post(url, "/v1/chat/completions", {**chat, **options}, authorization="Bearer plain").json()
+    answered = post(
+        url, "/v1/chat/completions", {**chat, **options}, authorization="Bearer plain"
+    ).json()
     rendered = tokenizer_of(tiny("llama")).apply_chat_template(
         chat["messages"], add_generation_prompt=True, return_dict=False
     )
     assert answered["choices"][0]["token_ids"] == adapters.greedy(
         tiny("llama"), lora, Prompt.of(Tokens(rendered)), 6
     )
-    response = client.responses.create(model="a", input="Hello", max_output_tokens=16, temperature=0)
+    response = client.responses.create(
+        model="a", input="Hello", max_output_tokens=16, temperature=0
+    )
     assert response.model == "a"
     with client.chat.completions.create(
         model="a", messages=[{"role": "user", "content": "Hello"}], max_tokens=4, stream=True
     ) as stream:
         assert {chunk.model for chunk in stream} == {"a"}
     for path, body in (("/tokenize", {"prompt": "Hello"}), ("/detokenize", {"tokens": [5]})):
-        assert post(url, path, {"model": "a", **body}, authorization="Bearer plain").status_code == 200
+        assert (
+            post(url, path, {"model": "a", **body}, authorization="Bearer plain").status_code == 200
+        )
 
 
 def test_several_adapters_answer_at_once(url: str, lora: Path, other: Path) -> None:
@@ -242,10 +260,18 @@ def test_unloading_lets_a_stream_end_and_takes_no_new_request(url: str, lora: Pa
     began, gone = threading.Event(), threading.Event()
 
     def stream() -> int:
-        body = {"model": "a", "prompt": [1, 2, 3], "max_tokens": 200, "ignore_eos": True, "stream": True}
+        body = {
+            "model": "a",
+            "prompt": [1, 2, 3],
+            "max_tokens": 200,
+            "ignore_eos": True,
+            "stream": True,
+        }
         count = 0
         headers = {"authorization": "Bearer plain"}
-        with httpx.stream("POST", url + "/v1/completions", json=body, headers=headers, timeout=180) as answer:
+        with httpx.stream(
+            "POST", url + "/v1/completions", json=body, headers=headers, timeout=180
+        ) as answer:
             for data in events(answer):
                 if data.startswith("{"):
                     count += bool(json.loads(data)["choices"])
@@ -266,9 +292,17 @@ def test_unloading_lets_a_stream_end_and_takes_no_new_request(url: str, lora: Pa
 
 def test_a_stream_that_outlasts_the_deadline_ends_with_an_error(url: str, lora: Path) -> None:
     load(url, "a", lora)
-    body = {"model": "a", "prompt": [1, 2, 3], "max_tokens": 450, "ignore_eos": True, "stream": True}
+    body = {
+        "model": "a",
+        "prompt": [1, 2, 3],
+        "max_tokens": 450,
+        "ignore_eos": True,
+        "stream": True,
+    }
     headers = {"authorization": "Bearer plain"}
-    with httpx.stream("POST", url + "/v1/completions", json=body, headers=headers, timeout=180) as answer:
+    with httpx.stream(
+        "POST", url + "/v1/completions", json=body, headers=headers, timeout=180
+    ) as answer:
         found = events(answer)
         next(found)
         assert unload(url, "a", drain_timeout=0).status_code == 200
@@ -277,7 +311,9 @@ def test_a_stream_that_outlasts_the_deadline_ends_with_an_error(url: str, lora: 
     assert json.loads(rest[-2])["error"]["type"] == "overloaded_error"
 
 
-def test_a_corrupt_adapter_is_refused_and_the_next_one_loads(url: str, lora: Path, tmp_path: Path) -> None:
+def test_a_corrupt_adapter_is_refused_and_the_next_one_loads(
+    url: str, lora: Path, tmp_path: Path
+) -> None:
     bad = tmp_path / "bad"
     bad.mkdir()
     (bad / "adapter_config.json").write_bytes((lora / "adapter_config.json").read_bytes())
@@ -324,15 +360,26 @@ class TestTrainedPrompts:
         load(url, "p", soft)
         tokens = ids(1, 20)
         with torch.no_grad():
-            logits = adapters.tuned(tiny("llama"), soft)(input_ids=torch.tensor([tokens])).logits[0, -1]
+            logits = adapters.tuned(tiny("llama"), soft)(input_ids=torch.tensor([tokens])).logits[
+                0, -1
+            ]
         assert output(complete(url, "p", tokens, 1)) == [int(logits.argmax())]
 
     def test_a_chat_has_them_too(self, url: str, soft: Path) -> None:
         load(url, "p", soft)
         messages = [{"role": "user", "content": "Hello"}]
-        body = {"model": "p", "messages": messages, "max_tokens": 6, "temperature": 0, "ignore_eos": True}
+        body = {
+            "model": "p",
+            "messages": messages,
+            "max_tokens": 6,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
         answer = post(
-            url, "/v1/chat/completions", {**body, "return_token_ids": True}, authorization="Bearer plain"
+            url,
+            "/v1/chat/completions",
+            {**body, "return_token_ids": True},
+            authorization="Bearer plain",
         )
         rendered = tokenizer_of(tiny("llama")).apply_chat_template(
             messages, add_generation_prompt=True, return_dict=False
@@ -366,7 +413,12 @@ class TestTrainedPrompts:
         with fleet(tiny("llama"), lora_modules=[f"p={soft}"]) as plain:
             bare = plain.serve()
             answer = post(
-                bare, "/v1/completions", {"model": "p", "prompt": [1, 2], "max_tokens": 1, "temperature": 0}
+                bare,
+                "/v1/completions",
+                {"model": "p", "prompt": [1, 2], "max_tokens": 1, "temperature": 0},
             )
             assert answer.json()["usage"]["prompt_tokens"] == 7
-            assert httpx.post(bare + "/v1/load_lora_adapter", json={"lora_name": "b"}).status_code == 403
+            assert (
+                httpx.post(bare + "/v1/load_lora_adapter", json={"lora_name": "b"}).status_code
+                == 403
+            )

@@ -46,7 +46,9 @@ def hosted(engine: Engine) -> EngineHost:
 class Fleet:
     """Engines behind a plane, a router and a frontend."""
 
-    def __init__(self, engines: list[AdaptingEcho], client: httpx.AsyncClient, router: Router) -> None:
+    def __init__(
+        self, engines: list[AdaptingEcho], client: httpx.AsyncClient, router: Router
+    ) -> None:
         self.engines = engines
         self.router = router
         self._client = client
@@ -66,7 +68,9 @@ async def fleet_of(*engines: AdaptingEcho) -> AsyncIterator[Fleet]:
     plane = await DirectPlane.around(*engines, host=hosted)
     router = Router(plane)
     app = build_app(router, FrontendSettings(admin_api_key=[SecretStr("chief")]), secret=SECRET)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://inlay") as client:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://inlay"
+    ) as client:
         yield Fleet(list(engines), client, router)
     await plane.close()
     app.server.close()
@@ -85,7 +89,9 @@ async def two_models(tmp_path: Path) -> AsyncIterator[Fleet]:
         yield fleet
 
 
-async def test_it_is_loaded_on_all_workers_and_unloaded_from_all(three: Fleet, tmp_path: Path) -> None:
+async def test_it_is_loaded_on_all_workers_and_unloaded_from_all(
+    three: Fleet, tmp_path: Path
+) -> None:
     assert (await three.load("a", write_lora(tmp_path / "a"))).status_code == 200
     assert await three.listed() == [(f"local-{n}", "a", "ready") for n in range(3)]
     assert (await three.post("/v1/unload_lora_adapter", lora_name="a")).status_code == 200
@@ -93,7 +99,9 @@ async def test_it_is_loaded_on_all_workers_and_unloaded_from_all(three: Fleet, t
 
 
 @pytest.mark.parametrize("failure", ["load_adapter", "refuses"])
-async def test_where_one_worker_fails_none_has_it(three: Fleet, tmp_path: Path, failure: str) -> None:
+async def test_where_one_worker_fails_none_has_it(
+    three: Fleet, tmp_path: Path, failure: str
+) -> None:
     path = write_lora(tmp_path / "a")
     three.engines[1].failing.add(failure)
     answer = await three.load("a", path)
@@ -105,7 +113,9 @@ async def test_where_one_worker_fails_none_has_it(three: Fleet, tmp_path: Path, 
     assert (await three.load("a", path)).status_code == 200
 
 
-async def test_where_undoing_fails_too_the_answer_says_where_it_is(three: Fleet, tmp_path: Path) -> None:
+async def test_where_undoing_fails_too_the_answer_says_where_it_is(
+    three: Fleet, tmp_path: Path
+) -> None:
     three.engines[1].failing.add("load_adapter")
     three.engines[2].failing.add("unload_adapter")
     answer = await three.load("a", write_lora(tmp_path / "a"))
@@ -130,7 +140,9 @@ async def test_a_worker_that_lacks_it_gets_it_in_place_and_the_others_keep_their
     assert [engine.loads for engine in three.engines][:2] == [1, 1]
 
 
-async def test_of_several_models_it_must_be_said_which_it_is_for(two_models: Fleet, tmp_path: Path) -> None:
+async def test_of_several_models_it_must_be_said_which_it_is_for(
+    two_models: Fleet, tmp_path: Path
+) -> None:
     path = write_lora(tmp_path / "a")
     refused = await two_models.load("a", path)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "base_model_name")

@@ -13,7 +13,9 @@ from inlay.frontend.settings import FrontendSettings
 from tests.frontend.live import SECRET, Fleet
 from tests.frontend.payloads import error, post
 
-TEXT = "the lighthouse keeper counted the ships that passed along the coast before the storm came in"
+TEXT = (
+    "the lighthouse keeper counted the ships that passed along the coast before the storm came in"
+)
 RESET = "/reset_prefix_cache"
 
 
@@ -50,7 +52,9 @@ def two_ports(llama: Fleet, **settings: Any) -> tuple[str, str]:
     return llama.run(start())
 
 
-def test_without_keys_and_admin_port_nobody_is_an_admin_and_is_told_how_to_be(plain_url: str) -> None:
+def test_without_keys_and_admin_port_nobody_is_an_admin_and_is_told_how_to_be(
+    plain_url: str,
+) -> None:
     refused = httpx.post(plain_url + RESET)
     assert refused.status_code == 403
     found = error(refused)
@@ -75,7 +79,9 @@ def test_a_key_file_may_make_admins(llama: Fleet, tmp_path: Path) -> None:
     path.write_text("- {name: a, key: plain}\n- {name: b, key: chief, admin: true}\n")
     path.chmod(0o600)
     url = llama.serve(api_key_file=path)
-    statuses = [httpx.post(url + RESET, headers=bearer(key)).status_code for key in ("plain", "chief")]
+    statuses = [
+        httpx.post(url + RESET, headers=bearer(key)).status_code for key in ("plain", "chief")
+    ]
     assert statuses == [403, 200]
 
 
@@ -91,7 +97,9 @@ def test_a_reset_makes_every_worker_forget_what_it_has_cached(llama: Fleet) -> N
     assert cached(url) == 0
 
 
-def test_the_admin_port_needs_no_key_for_admin_operations_and_one_for_all_others(llama: Fleet) -> None:
+def test_the_admin_port_needs_no_key_for_admin_operations_and_one_for_all_others(
+    llama: Fleet,
+) -> None:
     url, admin = two_ports(llama, api_key=["plain"])
     assert httpx.post(admin + RESET).status_code == 200
     assert httpx.get(admin + "/metrics").status_code == 200
@@ -100,14 +108,20 @@ def test_the_admin_port_needs_no_key_for_admin_operations_and_one_for_all_others
     assert httpx.post(url + RESET, headers=bearer("plain")).status_code == 403
 
 
-def test_without_keys_whoever_asks_at_the_other_port_is_told_of_the_admin_port(llama: Fleet) -> None:
+def test_without_keys_whoever_asks_at_the_other_port_is_told_of_the_admin_port(
+    llama: Fleet,
+) -> None:
     url, _ = two_ports(llama)
     refused = httpx.post(url + RESET)
-    assert (refused.status_code, "at the server's admin port" in error(refused)["message"]) == (403, True)
+    assert (refused.status_code, "at the server's admin port" in error(refused)["message"]) == (
+        403,
+        True,
+    )
 
 
 @pytest.mark.parametrize(
-    "headers", [{"origin": "http://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}]
+    "headers",
+    [{"origin": "http://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}],
 )
 def test_a_web_page_may_not_use_the_admin_port(llama: Fleet, headers: dict[str, str]) -> None:
     _, admin = two_ports(llama, allowed_origins=["*"])
@@ -123,7 +137,9 @@ def test_metrics_may_be_for_admins_only(llama: Fleet) -> None:
     assert httpx.get(llama.serve(metrics_public=False) + "/metrics").status_code == 403
 
 
-def test_an_admin_is_served_when_the_server_is_full_and_by_get_is_told_what_to_use(llama: Fleet) -> None:
+def test_an_admin_is_served_when_the_server_is_full_and_by_get_is_told_what_to_use(
+    llama: Fleet,
+) -> None:
     url, admin = two_ports(llama, max_inflight_requests=1)
     with llama.apps[url].server.inflight:
         assert post(url, "/v1/completions", {"prompt": "a", "max_tokens": 1}).status_code == 503
@@ -131,7 +147,9 @@ def test_an_admin_is_served_when_the_server_is_full_and_by_get_is_told_what_to_u
     assert httpx.get(admin + RESET).status_code == 405
 
 
-def test_a_worker_that_fails_is_an_error_that_names_it(llama: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_fails_is_an_error_that_names_it(
+    llama: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, admin = two_ports(llama)
     (worker,) = llama.plane.workers()
     original = worker.call
@@ -144,7 +162,8 @@ def test_a_worker_that_fails_is_an_error_that_names_it(llama: Fleet, monkeypatch
     refused = httpx.post(admin + RESET)
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "7")
     assert (
-        error(refused)["message"] == "reset_prefix_cache failed on 1 of 1 workers: local-0: it has had enough"
+        error(refused)["message"]
+        == "reset_prefix_cache failed on 1 of 1 workers: local-0: it has had enough"
     )
 
 

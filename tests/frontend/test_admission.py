@@ -98,7 +98,9 @@ def test_a_keys_own_share_goes_before_the_settings_and_a_new_one_counts_at_once(
         assert first.share == ClientLimits(600, 1, default_share(FrontendSettings()).max_bytes)
         # From wherever it asks, a key is one client.
         with pytest.raises(RateLimitedError, match="1 requests under way"):
-            known.of(Caller(key, share=ClientLimits(rate=600, max_requests=1)), "10.0.0.9").__enter__()
+            known.of(
+                Caller(key, share=ClientLimits(rate=600, max_requests=1)), "10.0.0.9"
+            ).__enter__()
         with known.of(Caller(key, share=ClientLimits(max_requests=2)), "10.0.0.9") as second:
             assert second is first
 

@@ -40,7 +40,11 @@ def caller(keys: Keys, key: str) -> Caller:
 def test_without_keys_anyone_may_ask_and_nobody_is_an_admin() -> None:
     keys = keys_of()
     assert keys.check(None) == keys.check(bearer("x")) == Caller(keys.check(None).tenant)
-    assert (keys.check(None).tenant.id, keys.check(None).tenant.salt, keys.required) == ("", None, False)
+    assert (keys.check(None).tenant.id, keys.check(None).tenant.salt, keys.required) == (
+        "",
+        None,
+        False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,7 +91,15 @@ def test_a_file_gives_names_rights_and_shares(tmp_path: Path) -> None:
 
 
 def test_a_json_file_says_the_same(tmp_path: Path) -> None:
-    entries = [{"name": "alice", "key": "one", "rate": 1.5, "admin": True, "expires": "2030-01-01T00:00:00Z"}]
+    entries = [
+        {
+            "name": "alice",
+            "key": "one",
+            "rate": 1.5,
+            "admin": True,
+            "expires": "2030-01-01T00:00:00Z",
+        }
+    ]
     path = written(tmp_path / "keys.json", entries)
     found = caller(keys_of(api_key_file=path), "one")
     assert (found.tenant.id, found.admin, found.share.rate) == ("alice", True, 1.5)
@@ -100,13 +112,17 @@ def test_the_only_key_of_a_file_is_kept_apart_as_another_may_come(tmp_path: Path
 
 
 def test_two_keys_of_a_name_are_one_tenant(tmp_path: Path) -> None:
-    path = written(tmp_path / "k.json", [{"name": "alice", "key": "old"}, {"name": "alice", "key": "new"}])
+    path = written(
+        tmp_path / "k.json", [{"name": "alice", "key": "old"}, {"name": "alice", "key": "new"}]
+    )
     keys = keys_of(api_key_file=path)
     assert caller(keys, "old").tenant == caller(keys, "new").tenant
 
 
 def test_a_key_is_good_until_it_expires(tmp_path: Path) -> None:
-    path = written(tmp_path / "keys.json", [{"name": "a", "key": "one", "expires": "2027-01-15T08:00:00"}])
+    path = written(
+        tmp_path / "keys.json", [{"name": "a", "key": "one", "expires": "2027-01-15T08:00:00"}]
+    )
     assert caller(keys_of(NOON - 1, api_key_file=path), "one").tenant.id == "a"
     with pytest.raises(AuthenticationError, match="expired"):
         caller(keys_of(NOON, api_key_file=path), "one")
@@ -203,7 +219,8 @@ async def test_a_changed_file_is_read_again_and_a_broken_one_leaves_the_old_keys
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX's")
 @pytest.mark.parametrize(
-    ("mode", "warning"), [(0o600, None), (0o640, None), (0o644, "may read it"), (0o660, "may write to it")]
+    ("mode", "warning"),
+    [(0o600, None), (0o640, None), (0o644, "may read it"), (0o660, "may write to it")],
 )
 def test_a_file_open_to_others_is_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, warning: str | None
@@ -212,7 +229,9 @@ def test_a_file_open_to_others_is_warned_of(
     path.chmod(mode)
     with caplog.at_level(logging.INFO):
         keys_of(api_key_file=path)
-    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    warnings = [
+        record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
+    ]
     assert warnings == [] if warning is None else warning in warnings[0]
     assert SECRET_KEY not in caplog.text
 

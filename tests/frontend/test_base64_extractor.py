@@ -33,7 +33,9 @@ def base64_text(num_bytes: int, seed: int = 0) -> str:
     return b64encode(Random(seed).randbytes(num_bytes)).decode()
 
 
-def cut(body: bytes, at: list[int] | None = None, expected: int | None = None) -> lift.ExtractedBody:
+def cut(
+    body: bytes, at: list[int] | None = None, expected: int | None = None
+) -> lift.ExtractedBody:
     """`body` as it is when it comes in pieces that begin at the places `at`."""
     running = lift.Base64Extractor(expected)
     for start, stop in pairwise([0, *sorted(at or []), len(body)]):
@@ -41,12 +43,17 @@ def cut(body: bytes, at: list[int] | None = None, expected: int | None = None) -
     return running.close()
 
 
-def parse(body: bytes | lift.ExtractedBody, limits: ReadLimits = LIMITS) -> lift.Parsed[CompletionRequest]:
+def parse(
+    body: bytes | lift.ExtractedBody, limits: ReadLimits = LIMITS
+) -> lift.Parsed[CompletionRequest]:
     return lift.parse(body, DECODER, strings, limits=limits)
 
 
 def outcome(body: bytes | lift.ExtractedBody) -> Any:
-    """What the server makes of a body: the request with its tensor data decoded, or the error it answers."""
+    """What the server makes of a body.
+
+    The request with its tensor data decoded, or the error it answers.
+    """
     try:
         parsed = parse(body)
         data = [parsed.data(text, limits=LIMITS) for text in strings(parsed.request)]
@@ -97,7 +104,9 @@ def test_a_large_string_where_text_is_expected_stays_text() -> None:
 
 
 def test_large_text_that_is_no_base64_is_not_lifted() -> None:
-    body = json.dumps({"prompt": "some words " * 20_000, "prompt_embeds": base64_text(90_000)}).encode()
+    body = json.dumps(
+        {"prompt": "some words " * 20_000, "prompt_embeds": base64_text(90_000)}
+    ).encode()
     assert len(parse(body).lifted) == 1
 
 
@@ -121,11 +130,17 @@ def test_what_refuses_the_request_is_heard_before_anything_is_decoded() -> None:
         raise InvalidRequestError("not here")
 
     with pytest.raises(InvalidRequestError, match="not here"):
-        lift.parse(json.dumps({"prompt_embeds": "A" * 100_000}).encode(), DECODER, refuse, limits=LIMITS)
+        lift.parse(
+            json.dumps({"prompt_embeds": "A" * 100_000}).encode(), DECODER, refuse, limits=LIMITS
+        )
 
 
 def test_a_body_of_nothing_but_backslashes_or_quotes_is_searched_quickly() -> None:
-    for body in (b"\\" * 8_000_000, b'"' * 8_000_000, (b"\\" * 70_000 + b'"' + b"A" * 70_000 + b'"') * 50):
+    for body in (
+        b"\\" * 8_000_000,
+        b'"' * 8_000_000,
+        (b"\\" * 70_000 + b'"' + b"A" * 70_000 + b'"') * 50,
+    ):
         lift.Base64Extractor(len(body)).feed(body)
 
 
@@ -140,7 +155,9 @@ VALUES = st.sampled_from(
      *("QUJD" * 10 + odd + "QUJD" * 10 for odd in ("\x1f", "é", "\\/", "\\u0041", "\\", " ", "=", "\\n", "-")),
      "QUJD" * 16 + "\\", "ABC " * 20, "", "é" * 70, "\\\\" + "A" * 68, "QUJD" * 16 + "\x1f", "A" * 30 + "\\n" + "A" * 64]
 )  # fmt: skip
-KEYS = st.sampled_from(["prompt_embeds", "prompt_embeds", "prompt", "user", "unknown", "A" * 64, "suffix"])
+KEYS = st.sampled_from(
+    ["prompt_embeds", "prompt_embeds", "prompt", "user", "unknown", "A" * 64, "suffix"]
+)
 
 
 @st.composite
@@ -149,7 +166,9 @@ def objects(draw: st.DrawFn) -> bytes:
     members = []
     for _ in range(draw(st.integers(1, 4))):
         key, value = draw(KEYS), draw(VALUES)
-        shape = draw(st.sampled_from(['"%s"', '["%s"]', '["%s","QUJD"]', '{"a":"%s"}', '[{"ref":"%s"}]']))
+        shape = draw(
+            st.sampled_from(['"%s"', '["%s"]', '["%s","QUJD"]', '{"a":"%s"}', '[{"ref":"%s"}]'])
+        )
         members.append(f'"{key}":{shape.replace("%s", value)}')
     space = draw(st.sampled_from(["", " ", "\n"]))
     body = ("{" + f",{space}".join(members) + "}").encode()
@@ -184,13 +203,17 @@ def cut_up(draw: st.DrawFn) -> tuple[bytes, list[int]]:
 
 @settings(max_examples=600)
 @given(cut_up())
-def test_a_lifted_body_says_what_the_full_parser_says_however_it_comes(case: tuple[bytes, list[int]]) -> None:
+def test_a_lifted_body_says_what_the_full_parser_says_however_it_comes(
+    case: tuple[bytes, list[int]],
+) -> None:
     body, at = case
     assert lowered(body, at) == full_outcome(body)
 
 
 @given(cut_up(), st.booleans())
-def test_a_body_that_was_cut_up_can_be_put_together(case: tuple[bytes, list[int]], known: bool) -> None:
+def test_a_body_that_was_cut_up_can_be_put_together(
+    case: tuple[bytes, list[int]], known: bool
+) -> None:
     body, at = case
     with small():
         lifted = cut(body, at, len(body) if known else None)

@@ -25,7 +25,9 @@ JSON = {"content-type": "application/json"}
 def raw(url: str, data: bytes, *, then: bytes | None = None, wait: float = 0.0) -> bytes:
     """What the server answers to bytes on a connection, read until it closes or is silent."""
     parts = urlsplit(url)
-    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=30) as connection:
+    with socket.create_connection(
+        (parts.hostname or "", parts.port or 0), timeout=30
+    ) as connection:
         connection.sendall(data)
         if then is not None:
             time.sleep(wait)
@@ -84,7 +86,9 @@ def test_a_slow_body_is_given_up(llama: Fleet) -> None:
 def test_a_trickle_is_given_up_though_bytes_keep_coming(llama: Fleet) -> None:
     url = llama.serve(body_timeout=0.5)
     parts = urlsplit(url)
-    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=30) as connection:
+    with socket.create_connection(
+        (parts.hostname or "", parts.port or 0), timeout=30
+    ) as connection:
         connection.sendall(head(1000))
         began = time.monotonic()
         connection.settimeout(0.05)
@@ -107,10 +111,15 @@ def test_bodies_beyond_the_budget_are_turned_away_and_the_budget_comes_back(llam
             time.sleep(0.01)
         refused = httpx.post(url + "/v1/completions", content=b" " * 800_000, headers=JSON)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-        assert httpx.post(url + "/v1/completions", json={"prompt": "a", "max_tokens": 1}).status_code == 200
+        assert (
+            httpx.post(url + "/v1/completions", json={"prompt": "a", "max_tokens": 1}).status_code
+            == 200
+        )
     while llama.apps[url].server.budget.used:
         time.sleep(0.01)
-    assert httpx.post(url + "/v1/completions", content=b" " * 400_000, headers=JSON).status_code == 400
+    assert (
+        httpx.post(url + "/v1/completions", content=b" " * 400_000, headers=JSON).status_code == 400
+    )
 
 
 REQUESTS = (CompletionRequest, ChatRequest, ResponsesRequest)
@@ -131,7 +140,9 @@ def test_what_a_refused_request_took_is_free_without_a_collection(
         assert post(url, path, {**body, "user": "to be freed"}).status_code in (400, 404)
         deadline = time.monotonic() + 30
         # The answer is there a moment before its server has done with it.
-        while any(type(found) in REQUESTS and found.user == "to be freed" for found in gc.get_objects()):
+        while any(
+            type(found) in REQUESTS and found.user == "to be freed" for found in gc.get_objects()
+        ):
             assert time.monotonic() < deadline, "the request is kept until a collection finds it"
             time.sleep(0.1)
     finally:
@@ -154,7 +165,9 @@ def test_what_is_kept_of_a_request_is_held_as_long_as_its_answer_takes(
     budget = llama.apps[plain_url].server.budget
     start, held = Generation.start, list[int]()
 
-    async def started(generation: Generation, router: Router, name: str, *, session: str | None) -> None:
+    async def started(
+        generation: Generation, router: Router, name: str, *, session: str | None
+    ) -> None:
         held.append(budget.used)
         await start(generation, router, name, session=session)
 
@@ -170,7 +183,10 @@ def test_a_connection_is_kept_after_an_error(url: str) -> None:
     with httpx.Client() as client:
         assert client.post(url + "/v1/completions", json={"prompt": 5}).status_code == 400
         assert client.post(url + "/nothing", json={"prompt": 5}).status_code == 404
-        assert client.post(url + "/v1/completions", json={"prompt": "a", "max_tokens": 1}).status_code == 200
+        assert (
+            client.post(url + "/v1/completions", json={"prompt": "a", "max_tokens": 1}).status_code
+            == 200
+        )
 
 
 def test_a_server_that_expects_100_continue_is_not_needed_to_refuse(url: str) -> None:
@@ -197,12 +213,23 @@ def test_a_priority_is_obeyed_only_where_the_operator_says_so(llama: Fleet) -> N
     assert httpx.post(allowed + "/v1/completions", json=request).status_code == 200
 
 
-def test_stop_strings_are_held_once_however_many_choices_look_for_them(plain_url: str, llama: Fleet) -> None:
+def test_stop_strings_are_held_once_however_many_choices_look_for_them(
+    plain_url: str, llama: Fleet
+) -> None:
     budget = llama.apps[plain_url].server.budget
     stops = ["a" * 4095 + end for end in "bcde"]
-    body = {"model": "tiny", "prompt": "a", "n": 24, "max_tokens": 64, "ignore_eos": True, "stream": True}
+    body = {
+        "model": "tiny",
+        "prompt": "a",
+        "n": 24,
+        "max_tokens": 64,
+        "ignore_eos": True,
+        "stream": True,
+    }
     until(lambda: budget.used == 0)
-    with httpx.stream("POST", plain_url + "/v1/completions", json={**body, "stop": stops}) as answer:
+    with httpx.stream(
+        "POST", plain_url + "/v1/completions", json={**body, "stop": stops}
+    ) as answer:
         next(answer.iter_lines())
         assert StopStrings.size(stops) <= budget.used < 1.1 * StopStrings.size(stops)
     until(lambda: budget.used == 0)

@@ -11,8 +11,16 @@ from tests.equality.reference import greedy, rows_of, tokenizer_of
 from tests.frontend.live import Fleet
 from tests.frontend.payloads import TEXT, embeds_of, error, post, saved
 
-ASK: list[dict[str, Any]] = [{"role": "system", "content": "count"}, {"role": "user", "content": TEXT}]
-GREEDY: dict[str, Any] = {"model": "tiny", "max_tokens": 12, "temperature": 0, "return_token_ids": True}
+ASK: list[dict[str, Any]] = [
+    {"role": "system", "content": "count"},
+    {"role": "user", "content": TEXT},
+]
+GREEDY: dict[str, Any] = {
+    "model": "tiny",
+    "max_tokens": 12,
+    "temperature": 0,
+    "return_token_ids": True,
+}
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +31,9 @@ def client(url: str) -> Any:
 @pytest.fixture(scope="module")
 def expected(llama: Fleet) -> list[int]:
     tokenizer = tokenizer_of(llama.path)
-    ids = tokenizer.apply_chat_template(ASK, add_generation_prompt=True, tokenize=True, return_dict=False)
+    ids = tokenizer.apply_chat_template(
+        ASK, add_generation_prompt=True, tokenize=True, return_dict=False
+    )
     return greedy(llama.path, rows_of(llama.path, ids), 12)
 
 
@@ -39,7 +49,9 @@ def test_a_chat_says_what_transformers_says(url: str, expected: list[int]) -> No
     assert answer["choices"][0]["message"]["role"] == "assistant"
 
 
-def test_rows_in_the_place_of_text_say_the_same(llama: Fleet, url: str, expected: list[int]) -> None:
+def test_rows_in_the_place_of_text_say_the_same(
+    llama: Fleet, url: str, expected: list[int]
+) -> None:
     part = {"type": "prompt_embeds", "data": saved(embeds_of(llama))}
     for content in ([part], [part, {"type": "text", "text": ""}]):
         messages = [ASK[0], {"role": "user", "content": content}]
@@ -51,7 +63,10 @@ def test_rows_in_the_place_of_text_say_the_same(llama: Fleet, url: str, expected
         {"role": "system", "content": [{"type": "text", "text": "count"}]},
         {"role": "user", "content": parts},
     ]
-    assert ids_of(post(url, "/v1/chat/completions", {**GREEDY, "messages": messages}).json()) == expected
+    assert (
+        ids_of(post(url, "/v1/chat/completions", {**GREEDY, "messages": messages}).json())
+        == expected
+    )
 
 
 def test_the_openai_client_streams_what_it_gets_whole(client: Any) -> None:
@@ -92,14 +107,23 @@ def test_the_openai_client_streams_what_it_gets_whole(client: Any) -> None:
 
 def test_a_final_message_is_continued(url: str) -> None:
     messages = [*ASK, {"role": "assistant", "content": "It is"}]
-    body = {**GREEDY, "messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+    body = {
+        **GREEDY,
+        "messages": messages,
+        "continue_final_message": True,
+        "add_generation_prompt": False,
+    }
     answer = post(url, "/v1/chat/completions", body).json()
     assert answer["choices"][0]["token_ids"]
-    tokens = post(url, "/tokenize", {"messages": messages, "continue_final_message": True}).json()["tokens"]
+    tokens = post(url, "/tokenize", {"messages": messages, "continue_final_message": True}).json()[
+        "tokens"
+    ]
     assert answer["prompt_token_ids"] == tokens
     assert (
         "exclude each other"
-        in error(post(url, "/v1/chat/completions", {**body, "add_generation_prompt": True}))["message"]
+        in error(post(url, "/v1/chat/completions", {**body, "add_generation_prompt": True}))[
+            "message"
+        ]
     )
 
 
@@ -203,7 +227,11 @@ def test_messages_are_required(url: str) -> None:
 
 def test_text_that_looks_like_what_stands_for_rows_stays_text(llama: Fleet, url: str) -> None:
     odd = "<prompt_embeds> <##PROMPT_EMBEDS##>"
-    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": json.dumps({"a": odd})}}
+    call = {
+        "id": "1",
+        "type": "function",
+        "function": {"name": "f", "arguments": json.dumps({"a": odd})},
+    }
     messages = [
         {"role": "user", "content": [{"type": "prompt_embeds", "data": saved(embeds_of(llama))}]},
         {"role": "assistant", "content": odd, "tool_calls": [call]},

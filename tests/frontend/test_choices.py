@@ -25,11 +25,15 @@ def renderer() -> Renderer:
 
 
 def choice(display: DisplayOptions, **sampling: Any) -> ChoiceState:
-    request = Request(id="w", prompt=Prompt.of(Tokens([5])), sampling=Sampling(max_tokens=100, **sampling))
+    request = Request(
+        id="w", prompt=Prompt.of(Tokens([5])), sampling=Sampling(max_tokens=100, **sampling)
+    )
     return ChoiceState(0, request, renderer(), display)
 
 
-def cut_into_outputs(ids: list[int], cuts: list[int], *, ended_by: int | None = None) -> list[Output]:
+def cut_into_outputs(
+    ids: list[int], cuts: list[int], *, ended_by: int | None = None
+) -> list[Output]:
     """Ids cut at `cuts`; the last output ends the output."""
     bounds = sorted({0, len(ids), *(cut % (len(ids) + 1) for cut in cuts)})
     pieces = [ids[low:high] for low, high in itertools.pairwise(bounds)] or [[]]
@@ -39,7 +43,9 @@ def cut_into_outputs(ids: list[int], cuts: list[int], *, ended_by: int | None = 
         offset += len(piece)
     last = made[-1]
     reason: Any = "length" if ended_by is None else "stop"
-    made[-1] = Output("w", 0, last.offset, last.token_ids, (), reason, ended_by, Usage(1, len(ids), 1))
+    made[-1] = Output(
+        "w", 0, last.offset, last.token_ids, (), reason, ended_by, Usage(1, len(ids), 1)
+    )
     return made
 
 
@@ -88,13 +94,17 @@ def test_a_stop_string_cuts_text_and_tokens_at_its_first_occurrence(
 def test_stop_strings_are_not_looked_for_before_min_tokens() -> None:
     ids = list(renderer().encode("a b a b a b a b", add_special_tokens=False))
     at_once = shown(choice(DisplayOptions(stops=StopStrings(("b",)))), cut_into_outputs(ids, []))
-    later = shown(choice(DisplayOptions(stops=StopStrings(("b",))), min_tokens=5), cut_into_outputs(ids, []))
+    later = shown(
+        choice(DisplayOptions(stops=StopStrings(("b",))), min_tokens=5), cut_into_outputs(ids, [])
+    )
     assert len(at_once[1]) < 5 <= len(later[1])
     assert later[0].startswith("a b a")
 
 
 @pytest.mark.parametrize("include", [True, False])
-def test_the_token_that_ended_the_output_is_counted_and_has_no_text_of_its_own(include: bool) -> None:
+def test_the_token_that_ended_the_output_is_counted_and_has_no_text_of_its_own(
+    include: bool,
+) -> None:
     ids = list(renderer().encode("a b c", add_special_tokens=False))
     named = choice(DisplayOptions(include_stop=include), stop_token_ids=(ids[-1],))
     text, taken, last = shown(named, cut_into_outputs(ids, [], ended_by=ids[-1]))
@@ -102,7 +112,11 @@ def test_the_token_that_ended_the_output_is_counted_and_has_no_text_of_its_own(i
     assert (list(taken), last.finish_reason, last.stop_reason) == (ids, "stop", ids[-1])
     own = choice(DisplayOptions())
     _, _, last = shown(own, cut_into_outputs([*ids, EOS_ID], [], ended_by=EOS_ID))
-    assert (last.finish_reason, last.stop_reason, own.completion_tokens) == ("stop", None, len(ids) + 1)
+    assert (last.finish_reason, last.stop_reason, own.completion_tokens) == (
+        "stop",
+        None,
+        len(ids) + 1,
+    )
     assert own.cached_tokens == 1
 
 
@@ -126,7 +140,10 @@ def test_the_tokens_before_the_answer_are_counted(text: str, begins: Begins, tok
     request = Request(id="w", prompt=Prompt.of(Tokens([5])), sampling=Sampling(max_tokens=100))
     for cuts in ([0], list(range(len(ids)))):
         subject = ChoiceState(
-            0, request, of, DisplayOptions(format=OutputFormat(reasoning=ReasoningIds(start, end, begins)))
+            0,
+            request,
+            of,
+            DisplayOptions(format=OutputFormat(reasoning=ReasoningIds(start, end, begins))),
         )
         shown(subject, cut_into_outputs(ids, cuts))
         assert subject.counts_reasoning
@@ -137,7 +154,9 @@ def test_special_tokens_a_parser_reads_are_shown_to_it_and_not_to_the_client() -
     calls = OutputFormat(lambda: HermesParser(Tools(make_id=lambda: "1")), frozenset({TURN}))
     made = OutputFormat(calls.parser, frozenset({"<think>"}))
     of = Renderer.load(qwen_like())
-    ids = list(of.encode('a <|im_start|><tool_call>{"name": "f", "arguments": {}}</tool_call><|im_start|>'))
+    ids = list(
+        of.encode('a <|im_start|><tool_call>{"name": "f", "arguments": {}}</tool_call><|im_start|>')
+    )
     request = Request(id="w", prompt=Prompt.of(Tokens([5])), sampling=Sampling(max_tokens=100))
     subject = ChoiceState(0, request, of, DisplayOptions(format=made))
     output = ParsedOutput.of(subject.take(cut_into_outputs(ids, [])).output)
@@ -147,7 +166,9 @@ def test_special_tokens_a_parser_reads_are_shown_to_it_and_not_to_the_client() -
         True,
     )
     subject = ChoiceState(0, request, of, DisplayOptions(format=calls))
-    assert ParsedOutput.of(subject.take(cut_into_outputs(ids, [])).output).content == f"a {TURN}{TURN}"
+    assert (
+        ParsedOutput.of(subject.take(cut_into_outputs(ids, [])).output).content == f"a {TURN}{TURN}"
+    )
 
 
 def test_a_request_that_failed_raises_what_the_worker_said() -> None:

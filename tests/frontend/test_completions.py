@@ -31,7 +31,12 @@ def ids(fleet: Fleet, text: str = TEXT) -> list[int]:
     return found
 
 
-GREEDY: dict[str, Any] = {"model": "tiny", "max_tokens": 12, "temperature": 0, "return_token_ids": True}
+GREEDY: dict[str, Any] = {
+    "model": "tiny",
+    "max_tokens": 12,
+    "temperature": 0,
+    "return_token_ids": True,
+}
 
 
 def answers(response: httpx.Response) -> list[list[int]]:
@@ -39,7 +44,9 @@ def answers(response: httpx.Response) -> list[list[int]]:
     return [choice["token_ids"] for choice in response.json()["choices"]]
 
 
-def test_every_form_of_a_prompt_gives_the_same_tokens(llama: Fleet, url: str, expected: list[int]) -> None:
+def test_every_form_of_a_prompt_gives_the_same_tokens(
+    llama: Fleet, url: str, expected: list[int]
+) -> None:
     rows, tokens = embeds_of(llama), ids(llama)
     half = len(tokens) // 2
     data = saved(rows)
@@ -80,14 +87,18 @@ def test_a_large_tensor_takes_the_fast_way_to_the_same_answer(llama: Fleet, url:
     embeds = post(url, "/v1/completions", {**GREEDY, "prompt_embeds": saved(rows)})
     assert answers(text) == answers(embeds)
     escaped = json.dumps({**GREEDY, "prompt_embeds": saved(rows)}).replace("/", "\\/").encode()
-    raw = httpx.post(url + "/v1/completions", content=escaped, headers={"content-type": "application/json"})
+    raw = httpx.post(
+        url + "/v1/completions", content=escaped, headers={"content-type": "application/json"}
+    )
     assert answers(raw) == answers(text)
 
 
 def test_the_openai_client_reads_a_completion(
     client: openai.OpenAI, llama: Fleet, expected: list[int]
 ) -> None:
-    answer = client.completions.create(model="tiny", prompt=TEXT, max_tokens=12, temperature=0, logprobs=3)
+    answer = client.completions.create(
+        model="tiny", prompt=TEXT, max_tokens=12, temperature=0, logprobs=3
+    )
     choice = answer.choices[0]
     assert choice.finish_reason == "length"
     assert answer.id.startswith("cmpl-")
@@ -135,22 +146,35 @@ def test_a_stream_says_what_the_whole_says(client: openai.OpenAI) -> None:
 
 def test_choices_of_one_seed_differ_and_repeat(url: str) -> None:
     body = {**GREEDY, "temperature": 1.5, "prompt": TEXT, "n": 3, "seed": 7}
-    first, second = answers(post(url, "/v1/completions", body)), answers(post(url, "/v1/completions", body))
+    first, second = (
+        answers(post(url, "/v1/completions", body)),
+        answers(post(url, "/v1/completions", body)),
+    )
     assert first == second
     assert len({tuple(choice) for choice in first}) == 3
     shifted = answers(post(url, "/v1/completions", {**body, "n": 1, "seed": 9}))
     assert shifted == first[2:]
     unseeded = {**body, "n": 1, "seed": None, "max_tokens": 40}
-    assert answers(post(url, "/v1/completions", unseeded)) != answers(post(url, "/v1/completions", unseeded))
+    assert answers(post(url, "/v1/completions", unseeded)) != answers(
+        post(url, "/v1/completions", unseeded)
+    )
 
 
-def test_a_stop_string_ends_the_text_before_it_and_the_request_at_once(url: str, llama: Fleet) -> None:
+def test_a_stop_string_ends_the_text_before_it_and_the_request_at_once(
+    url: str, llama: Fleet
+) -> None:
     whole = post(
         url, "/v1/completions", {**GREEDY, "prompt": TEXT, "max_tokens": 60, "ignore_eos": True}
     ).json()
     text = whole["choices"][0]["text"]
     stop = text[len(text) // 3 : len(text) // 3 + 2]
-    body = {**GREEDY, "prompt": TEXT, "max_tokens": 450, "ignore_eos": True, "stop": [stop, "not in there"]}
+    body = {
+        **GREEDY,
+        "prompt": TEXT,
+        "max_tokens": 450,
+        "ignore_eos": True,
+        "stop": [stop, "not in there"],
+    }
     answer = post(url, "/v1/completions", body).json()
     choice = answer["choices"][0]
     assert choice["text"] == text[: text.index(stop)]
@@ -161,7 +185,9 @@ def test_a_stop_string_ends_the_text_before_it_and_the_request_at_once(url: str,
     included = post(url, "/v1/completions", {**body, "include_stop_str_in_output": True}).json()
     assert included["choices"][0]["text"] == text[: text.index(stop) + len(stop)]
     streamed = httpx.post(url + "/v1/completions", json={**body, "stream": True})
-    events = [json.loads(line[6:]) for line in streamed.text.split("\n\n") if line.startswith("data: {")]
+    events = [
+        json.loads(line[6:]) for line in streamed.text.split("\n\n") if line.startswith("data: {")
+    ]
     assert "".join(event["choices"][0]["text"] for event in events) == choice["text"]
     assert events[-1]["choices"][0]["finish_reason"] == "stop"
     assert streamed.text.endswith("data: [DONE]\n\n")
@@ -193,7 +219,9 @@ def test_cached_tokens_are_told_and_tenants_do_not_see_each_others(llama: Fleet)
     body = {"prompt": [7, 9] * 60, "max_tokens": 1, "temperature": 0}
 
     def cached(key: str, **more: Any) -> int:
-        answer = post(url, "/v1/completions", {**body, **more}, authorization=f"Bearer {key}").json()
+        answer = post(
+            url, "/v1/completions", {**body, **more}, authorization=f"Bearer {key}"
+        ).json()
         found: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
         return found
 
@@ -222,7 +250,9 @@ def test_usage_in_every_event_when_asked(url: str) -> None:
 def test_a_model_may_be_left_out_and_have_other_names(url: str) -> None:
     assert post(url, "/v1/completions", {"prompt": TEXT, "max_tokens": 1}).json()["model"] == "tiny"
     assert (
-        post(url, "/v1/completions", {"model": "org/tiny", "prompt": TEXT, "max_tokens": 1}).status_code
+        post(
+            url, "/v1/completions", {"model": "org/tiny", "prompt": TEXT, "max_tokens": 1}
+        ).status_code
         == 200
     )
 
@@ -327,7 +357,13 @@ def test_null_and_unknown_fields_are_as_good_as_absent(url: str, expected: list[
         "user",
         "stream",
     )
-    body = {**GREEDY, "prompt": TEXT, **dict.fromkeys(names), "unknown": {"deep": [1, {}]}, "top_a": 0.5}
+    body = {
+        **GREEDY,
+        "prompt": TEXT,
+        **dict.fromkeys(names),
+        "unknown": {"deep": [1, {}]},
+        "top_a": 0.5,
+    }
     assert answers(post(url, "/v1/completions", body)) == [expected]
 
 

@@ -46,7 +46,9 @@ class Taker:
 @pytest.fixture
 async def taker() -> AsyncIterator[tuple[Taker, int]]:
     app = Taker()
-    config = uvicorn.Config(app, http=Connection, ws="none", lifespan="off", log_config=None, port=0)
+    config = uvicorn.Config(
+        app, http=Connection, ws="none", lifespan="off", log_config=None, port=0
+    )
     server = uvicorn.Server(config)
     config.load()
     server.lifespan = config.lifespan_class(config)
@@ -67,13 +69,17 @@ async def opened(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio
 
 
 def request(body: bytes, *, extra: str = "") -> bytes:
-    return f"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n{extra}\r\n".encode() + body
+    return (
+        f"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n{extra}\r\n".encode() + body
+    )
 
 
 async def answer(reader: asyncio.StreamReader) -> tuple[int, str]:
     head = (await reader.readuntil(b"\r\n\r\n")).decode()
     length = next(
-        int(line.split(":")[1]) for line in head.lower().splitlines() if line.startswith("content-length")
+        int(line.split(":")[1])
+        for line in head.lower().splitlines()
+        if line.startswith("content-length")
     )
     return int(head.split()[1]), (await reader.readexactly(length)).decode()
 
@@ -83,7 +89,9 @@ def expected(body: bytes) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("size", [1, 100, 70_000, 3_000_000])
-async def test_bodies_follow_one_another_on_a_connection(taker: tuple[Taker, int], size: int) -> None:
+async def test_bodies_follow_one_another_on_a_connection(
+    taker: tuple[Taker, int], size: int
+) -> None:
     async with opened(taker[1]) as (reader, writer):
         for _ in range(4):
             body = os.urandom(size)
@@ -102,7 +110,9 @@ async def test_a_body_in_small_pieces_arrives_whole(taker: tuple[Taker, int]) ->
         assert await answer(reader) == expected(body)
 
 
-async def test_requests_sent_without_waiting_are_answered_in_order(taker: tuple[Taker, int]) -> None:
+async def test_requests_sent_without_waiting_are_answered_in_order(
+    taker: tuple[Taker, int],
+) -> None:
     async with opened(taker[1]) as (reader, writer):
         bodies = [os.urandom(size) for size in (300_000, 5, 400_000)]
         writer.write(b"".join(request(body) for body in bodies))
@@ -131,7 +141,9 @@ async def test_a_client_that_leaves_in_the_middle_is_noticed(taker: tuple[Taker,
         assert (await answer(reader))[0] == 200
 
 
-async def test_a_body_given_up_on_ends_the_connection_after_the_answer(taker: tuple[Taker, int]) -> None:
+async def test_a_body_given_up_on_ends_the_connection_after_the_answer(
+    taker: tuple[Taker, int],
+) -> None:
     app, port = taker
     app.patience = 0.3
     async with opened(port) as (reader, writer):

@@ -15,7 +15,11 @@ ASK = {
 
 
 def cors_of(response: httpx.Response) -> dict[str, str]:
-    return {name: value for name, value in response.headers.items() if name.startswith("access-control-")}
+    return {
+        name: value
+        for name, value in response.headers.items()
+        if name.startswith("access-control-")
+    }
 
 
 def preflight(url: str, origin: str, **headers: str) -> httpx.Response:
@@ -47,7 +51,9 @@ def test_an_allowed_origin_may_call_and_others_may_not(llama: Fleet) -> None:
         PAGE + "/",
     ):
         assert cors_of(preflight(url, other)) == {}
-        refused = httpx.get(url + "/v1/models", headers={"origin": other, "authorization": "Bearer one"})
+        refused = httpx.get(
+            url + "/v1/models", headers={"origin": other, "authorization": "Bearer one"}
+        )
         assert cors_of(refused) == {}
         assert refused.headers["vary"] == "Origin"
 

@@ -62,7 +62,8 @@ def qwen3() -> Iterator[str]:
 def different(count: int) -> list[str]:
     """Long texts of which no two are the same to the model."""
     return [
-        f"{WORDS[n % 40]} {WORDS[n // 40 % 40]} {WORDS[n // 1600]} {'the hill ' * 29}" for n in range(count)
+        f"{WORDS[n % 40]} {WORDS[n // 40 % 40]} {WORDS[n // 1600]} {'the hill ' * 29}"
+        for n in range(count)
     ]
 
 
@@ -72,7 +73,9 @@ def ids_of(text: str) -> list[int]:
 
 
 def expected(text: str | list[int]) -> npt.NDArray[np.float32]:
-    vector = reference.vector(tiny_embedding("bert"), ids_of(text) if isinstance(text, str) else text)
+    vector = reference.vector(
+        tiny_embedding("bert"), ids_of(text) if isinstance(text, str) else text
+    )
     return vector / np.float32(np.linalg.norm(vector))
 
 
@@ -124,7 +127,9 @@ def test_every_form_of_input_gives_the_same_vectors(url: str) -> None:
 def test_base64_is_little_endian_float32(url: str) -> None:
     shown = post(url, input="hello world", encoding_format="base64").json()["data"][0]["embedding"]
     plain = post(url, input="hello world").json()["data"][0]["embedding"]
-    assert list(struct.unpack("<48f", base64.b64decode(shown))) == [np.float32(value) for value in plain]
+    assert list(struct.unpack("<48f", base64.b64decode(shown))) == [
+        np.float32(value) for value in plain
+    ]
 
 
 def test_shortened_vectors_have_length_one_again(url: str, client: openai.OpenAI) -> None:
@@ -135,7 +140,10 @@ def test_shortened_vectors_have_length_one_again(url: str, client: openai.OpenAI
         assert np.linalg.norm(found, axis=1) == pytest.approx(1, abs=1e-6)
         cut = whole[:, :dimensions] / np.linalg.norm(whole[:, :dimensions], axis=1, keepdims=True)
         assert np.allclose(found, cut, atol=1e-6)
-    assert len(client.embeddings.create(model="tiny", input="cold", dimensions=8).data[0].embedding) == 8
+    assert (
+        len(client.embeddings.create(model="tiny", input="cold", dimensions=8).data[0].embedding)
+        == 8
+    )
 
 
 def test_dimensions_are_those_the_model_was_trained_for(url: str, e5: str) -> None:
@@ -151,7 +159,9 @@ def test_vectors_can_be_had_as_long_as_they_are(url: str) -> None:
         options: dict[str, Any] = {field: False}
         (found,) = vectors(post(url, input="hello world", **options))
         assert np.allclose(found, raw, atol=1e-4)
-    refused(post(url, input="x", normalize=True, use_activation=False), "normalize", "different things")
+    refused(
+        post(url, input="x", normalize=True, use_activation=False), "normalize", "different things"
+    )
 
 
 def test_a_prompt_of_the_model_is_put_before_texts(e5: str) -> None:
@@ -160,13 +170,20 @@ def test_a_prompt_of_the_model_is_put_before_texts(e5: str) -> None:
         (found,) = vectors(post(e5, input="cold wind", **options))
         ids = reference.tokenizer_of(path)(prefix + "cold wind")["input_ids"]
         assert reference.cosine(found, reference.vector(path, ids)) > 0.99999
-    refused(post(e5, input="x", prompt_name="other"), "prompt_name", "no prompt 'other'", "passage, query")
+    refused(
+        post(e5, input="x", prompt_name="other"),
+        "prompt_name",
+        "no prompt 'other'",
+        "passage, query",
+    )
     refused(post(e5, input=[[5, 6]], prompt_name="query"), "prompt_name", "before texts")
 
 
 def test_long_texts_are_refused_or_cut_as_asked(url: str) -> None:
     long = " ".join(["the hill"] * MAX_LENGTH)
-    refused(post(url, input=["x", long]), "input[1]", f"maximum context length is {MAX_LENGTH}", "130")
+    refused(
+        post(url, input=["x", long]), "input[1]", f"maximum context length is {MAX_LENGTH}", "130"
+    )
     refused(post(url, input=[[5] * 65]), "input[0]", "has 65")
     whole = ids_of(long)
     for options, ids in (
@@ -215,7 +232,9 @@ def test_what_is_no_input_is_refused_by_name(
     url: str, body: dict[str, Any], param: str | None, phrase: str
 ) -> None:
     response = httpx.post(
-        url + "/v1/embeddings", content=json.dumps(body), headers={"content-type": "application/json"}
+        url + "/v1/embeddings",
+        content=json.dumps(body),
+        headers={"content-type": "application/json"},
     )
     assert response.status_code == 400, response.text
     error = response.json()["error"]
@@ -229,8 +248,12 @@ def test_an_unknown_model_is_not_served(url: str) -> None:
     assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
 
 
-def test_a_model_that_embeds_generates_nothing_and_the_other_way_round(url: str, plain_url: str) -> None:
-    refused(post(url, "/v1/completions", prompt="x", max_tokens=1), "model", "does not generate text")
+def test_a_model_that_embeds_generates_nothing_and_the_other_way_round(
+    url: str, plain_url: str
+) -> None:
+    refused(
+        post(url, "/v1/completions", prompt="x", max_tokens=1), "model", "does not generate text"
+    )
     refused(post(plain_url, input="x"), "model", "--task embed")
 
 
@@ -284,7 +307,10 @@ def test_a_client_that_leaves_frees_the_engine(bert: Fleet, url: str) -> None:
 def test_a_request_that_takes_too_long_ends_with_504(bert: Fleet, url: str) -> None:
     texts = different(2000)
     response = httpx.post(
-        url + "/v1/embeddings", json={"input": texts}, headers={"X-Request-Timeout": "0.2"}, timeout=180
+        url + "/v1/embeddings",
+        json={"input": texts},
+        headers={"X-Request-Timeout": "0.2"},
+        timeout=180,
     )
     assert response.status_code == 504
     assert bert.idle_within(20)
@@ -307,7 +333,9 @@ def test_the_list_of_models_says_what_may_be_asked(url: str, e5: str) -> None:
 def test_a_length_that_the_engine_does_not_leave_vectors_is_refused() -> None:
     card = EmbeddingCard(size=4, unit=True)
     for asked in (None, True):
-        assert Shown.of(EmbeddingRequest(model="m", input="x", normalize=asked), card, "m").normalize
+        assert Shown.of(
+            EmbeddingRequest(model="m", input="x", normalize=asked), card, "m"
+        ).normalize
     for refused in (
         EmbeddingRequest(model="m", input="x", normalize=False),
         EmbeddingRequest(model="m", input="x", use_activation=False),

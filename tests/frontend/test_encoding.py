@@ -1,4 +1,7 @@
-"""How vectors are written: the bytes of vLLM's `tensor2binary`, and of numpy, for every dtype and byte order."""
+"""How vectors are written.
+
+The bytes of vLLM's `tensor2binary`, and of numpy, for every dtype and byte order.
+"""
 
 import base64
 import itertools

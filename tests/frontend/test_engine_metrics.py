@@ -13,7 +13,9 @@ from tests.frontend.live import Fleet
 from tests.frontend.payloads import constant, post
 
 LABELS = {"model_name": "tiny", "engine": "local-0"}
-TEXT = "the lighthouse keeper counted the ships that passed along the coast before the storm came in"
+TEXT = (
+    "the lighthouse keeper counted the ships that passed along the coast before the storm came in"
+)
 
 
 def values(url: str) -> dict[str, float]:

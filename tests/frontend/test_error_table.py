@@ -23,8 +23,12 @@ def refused(response: httpx.Response, status: int, phrase: str) -> dict[str, Any
 def test_embeds_with_the_flag_off(plain_url: str) -> None:
     phrase = "You must set --enable-prompt-embeds"
     refused(post(plain_url, "/v1/completions", {**MANY, "prompt_embeds": GOOD}), 400, phrase)
-    refused(post(plain_url, "/v1/completions", {**MANY, "prompt_embeds": "x" * 200_000}), 400, phrase)
-    refused(post(plain_url, "/v1/completions", {**MANY, "prompt_embeds": {"ref": "pe-1"}}), 400, phrase)
+    refused(
+        post(plain_url, "/v1/completions", {**MANY, "prompt_embeds": "x" * 200_000}), 400, phrase
+    )
+    refused(
+        post(plain_url, "/v1/completions", {**MANY, "prompt_embeds": {"ref": "pe-1"}}), 400, phrase
+    )
     parts = [{"type": "prompt_embeds", "data": GOOD}]
     refused(post(plain_url, "/v1/completions", {**MANY, "prompt": parts}), 400, phrase)
     messages = [{"role": "user", "content": parts}]
@@ -36,7 +40,9 @@ def test_embeds_with_the_flag_off(plain_url: str) -> None:
 )
 def test_neither_prompt_nor_embeds(url: str, fields: dict[str, Any]) -> None:
     phrase = "At least one of 'prompt' or 'prompt_embeds' must be provided"
-    assert refused(post(url, "/v1/completions", {**MANY, **fields}), 400, phrase)["param"] == "prompt"
+    assert (
+        refused(post(url, "/v1/completions", {**MANY, **fields}), 400, phrase)["param"] == "prompt"
+    )
 
 
 BAD_FILES = {
@@ -121,8 +127,12 @@ def test_what_is_sent_in_place_of_base64_is_told_how_to_be_sent(url: str) -> Non
 
 
 def test_an_unknown_ref_and_a_part_without_multipart(url: str) -> None:
-    refused(post(url, "/v1/completions", {**MANY, "prompt_embeds": {"ref": "pe-1"}}), 404, "not found")
-    refused(post(url, "/v1/completions", {**MANY, "prompt_embeds": {"part": "a"}}), 400, "not multipart")
+    refused(
+        post(url, "/v1/completions", {**MANY, "prompt_embeds": {"ref": "pe-1"}}), 404, "not found"
+    )
+    refused(
+        post(url, "/v1/completions", {**MANY, "prompt_embeds": {"part": "a"}}), 400, "not multipart"
+    )
     refused(post(url, "/v1/completions", {**MANY, "prompt_embeds": {}}), 400, "exactly one of")
     for part, status, phrase in (
         ({"ref": "pe-1"}, 404, "not found"),
@@ -159,19 +169,33 @@ def test_a_missing_or_wrong_key(keyed_url: str) -> None:
 
 
 def test_what_needs_no_key(keyed_url: str) -> None:
-    for path in ("/live", "/ready", "/health", "/version", "/metrics", "/openapi.json", "/docs", "/"):
+    for path in (
+        "/live",
+        "/ready",
+        "/health",
+        "/version",
+        "/metrics",
+        "/openapi.json",
+        "/docs",
+        "/",
+    ):
         assert httpx.get(keyed_url + path).status_code == 200
 
 
 def test_a_content_encoding_that_is_not_read(url: str) -> None:
-    refused(post(url, "/v1/completions", {"prompt": TEXT}, content_encoding="gzip"), 415, "identity")
+    refused(
+        post(url, "/v1/completions", {"prompt": TEXT}, content_encoding="gzip"), 415, "identity"
+    )
     refused(
         httpx.post(url + "/v1/completions", content=b"a=b", headers={"content-type": "text/plain"}),
         415,
         "application/json",
     )
     assert (
-        post(url, "/v1/completions", {**MANY, "prompt": TEXT}, content_encoding="identity").status_code == 200
+        post(
+            url, "/v1/completions", {**MANY, "prompt": TEXT}, content_encoding="identity"
+        ).status_code
+        == 200
     )
 
 
@@ -180,7 +204,9 @@ def test_a_body_over_the_limit(llama: Fleet) -> None:
     refused(post(url, "/v1/completions", {"prompt": "x" * 100_000}), 413, "limit of 100000 bytes")
     chunks = (b"x" * 50_000 for _ in range(3))
     refused(
-        httpx.post(url + "/v1/completions", content=chunks, headers={"content-type": "application/json"}),
+        httpx.post(
+            url + "/v1/completions", content=chunks, headers={"content-type": "application/json"}
+        ),
         413,
         "limit of 100000",
     )
@@ -188,7 +214,13 @@ def test_a_body_over_the_limit(llama: Fleet) -> None:
 
 def test_what_does_not_exist(url: str) -> None:
     refused(httpx.get(url + "/v2"), 404, "does not exist")
-    for path in ("/models", "/models/org/name", "/completions", "/chat/completions", "/prompt_embeds"):
+    for path in (
+        "/models",
+        "/models/org/name",
+        "/completions",
+        "/chat/completions",
+        "/prompt_embeds",
+    ):
         refused(httpx.post(url + path), 404, f"did you mean /v1{path}? A base_url ends in /v1")
     assert "did you mean" not in httpx.get(url + "/v2").text
     response = httpx.get(url + "/v1/completions")

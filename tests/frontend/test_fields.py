@@ -36,7 +36,9 @@ REFUSED: list[tuple[tuple[str, ...], str, object, tuple[object, ...]]] = [
 """Routes, a field, a value that asks for something, and those that ask for nothing."""
 
 
-@pytest.mark.parametrize(("paths", "name", "value", "absent"), REFUSED, ids=[row[1] for row in REFUSED])
+@pytest.mark.parametrize(
+    ("paths", "name", "value", "absent"), REFUSED, ids=[row[1] for row in REFUSED]
+)
 def test_a_field_that_is_not_served_is_a_400_unless_it_asks_for_nothing(
     url: str, paths: tuple[str, ...], name: str, value: object, absent: tuple[object, ...]
 ) -> None:
@@ -83,7 +85,11 @@ def test_tokenizing_a_chat_takes_no_template_of_the_clients_own(url: str) -> Non
 
 
 def test_an_answer_has_the_id_its_request_names(url: str) -> None:
-    prefixes = {"/v1/completions": "cmpl-", "/v1/chat/completions": "chatcmpl-", "/v1/responses": ""}
+    prefixes = {
+        "/v1/completions": "cmpl-",
+        "/v1/chat/completions": "chatcmpl-",
+        "/v1/responses": "",
+    }
     for path, prefix in prefixes.items():
         answer = post(url, path, {**BODIES[path], "request_id": "mine:1"}).json()
         assert answer["id"] == prefix + "mine:1"
@@ -96,7 +102,13 @@ def test_two_requests_of_one_name_do_not_meet(url: str) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     def ask(prompt: str) -> Any:
-        body = {**COMPLETION, "prompt": prompt, "max_tokens": 24, "ignore_eos": True, "request_id": "same"}
+        body = {
+            **COMPLETION,
+            "prompt": prompt,
+            "max_tokens": 24,
+            "ignore_eos": True,
+            "request_id": "same",
+        }
         return post(url, "/v1/completions", body).json()["choices"][0]["text"]
 
     prompts = ["count the lanterns", "the town on the hill"]

@@ -1,4 +1,7 @@
-"""Tools that must be called, by a model whose weights are random: that its calls are calls is the grammar's doing."""
+"""Tools that must be called, by a model whose weights are random.
+
+That its calls are calls is the grammar's doing.
+"""
 
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -105,16 +108,22 @@ def test_a_streamed_call_is_the_same_call(client: Any, blanks: dict[str, float])
     assert "".join(piece.arguments for piece in pieces) == whole.function.arguments
 
 
-def test_a_schema_without_a_type_still_gives_an_object(client: Any, blanks: dict[str, float]) -> None:
+def test_a_schema_without_a_type_still_gives_an_object(
+    client: Any, blanks: dict[str, float]
+) -> None:
     parameters = {
         "properties": {"lit": {"type": "boolean"}},
         "required": ["lit"],
         "additionalProperties": False,
     }
     tools = [{"type": "function", "function": {"name": "light", "parameters": parameters}}]
-    asked = fields(blanks, 0, tools=tools, tool_choice={"type": "function", "function": {"name": "light"}})
+    asked = fields(
+        blanks, 0, tools=tools, tool_choice={"type": "function", "function": {"name": "light"}}
+    )
     for seed in SEEDS:
-        (call,) = client.chat.completions.create(**{**asked, "seed": seed}).choices[0].message.tool_calls
+        (call,) = (
+            client.chat.completions.create(**{**asked, "seed": seed}).choices[0].message.tool_calls
+        )
         assert call.function.arguments.replace(" ", "") in ('{"lit":true}', '{"lit":false}')
 
 
@@ -124,7 +133,9 @@ def test_a_forced_call_goes_before_a_format_and_otherwise_the_format_binds_the_w
     schema = {"name": "lamp", "schema": Lamp.model_json_schema()}
     shaped = {"response_format": {"type": "json_schema", "json_schema": schema}}
     named = {"type": "function", "function": {"name": "count"}}
-    forced = client.chat.completions.create(**fields(blanks, 0, tool_choice=named, **shaped)).choices[0]
+    forced = client.chat.completions.create(
+        **fields(blanks, 0, tool_choice=named, **shaped)
+    ).choices[0]
     Count.model_validate_json(forced.message.tool_calls[0].function.arguments)
     url = llama.serve(tool_call_parser="hermes")
     for choice in ("none", "auto"):
@@ -138,9 +149,14 @@ def test_a_functions_schema_that_cannot_be_held_to_is_told_as_the_tools(
     url: str, blanks: dict[str, float]
 ) -> None:
     tools = [
-        {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"not": {}}}}}}
+        {
+            "type": "function",
+            "function": {"name": "f", "parameters": {"properties": {"a": {"not": {}}}}},
+        }
     ]
-    response = post(url, "/v1/chat/completions", fields(blanks, 0, tools=tools, tool_choice="required"))
+    response = post(
+        url, "/v1/chat/completions", fields(blanks, 0, tools=tools, tool_choice="required")
+    )
     assert (response.status_code, error(response)["param"]) == (400, "tools")
 
 
@@ -158,11 +174,17 @@ def test_responses_parse_a_pydantic_model_and_call_what_they_must(
     assert parsed.status == "completed"
     assert isinstance(parsed.output_parsed, Hang)
     tools = [
-        {"type": "function", "name": tool["function"]["name"], "parameters": tool["function"]["parameters"]}
+        {
+            "type": "function",
+            "name": tool["function"]["name"],
+            "parameters": tool["function"]["parameters"],
+        }
         for tool in TOOLS
     ]
     for choice in ("required", {"type": "function", "name": "hang"}):
-        answer = client.responses.create(**asked, tools=tools, tool_choice=choice, parallel_tool_calls=False)
+        answer = client.responses.create(
+            **asked, tools=tools, tool_choice=choice, parallel_tool_calls=False
+        )
         (item,) = answer.output
         assert item.type == "function_call"
         FUNCTIONS[item.name].model_validate_json(item.arguments)

@@ -1,4 +1,7 @@
-"""`/live`, `/ready` and `/health` differ: what the process, the next request and the engines say."""
+"""`/live`, `/ready` and `/health` differ.
+
+What the process, the next request and the engines say.
+"""
 
 import asyncio
 import time
@@ -57,7 +60,9 @@ async def probing(engine: EchoEngine) -> AsyncIterator["asyncio.Queue[ModelCard]
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_an_engine_that_answers_is_well_and_says_when_it_last_did(settings: EngineSettings) -> None:
+async def test_an_engine_that_answers_is_well_and_says_when_it_last_did(
+    settings: EngineSettings,
+) -> None:
     async with probing(EchoEngine(settings, Secret(bytes(32)))) as cards:
         assert (await cards.get()).probe is None
         first, second = await cards.get(), await cards.get()
@@ -108,7 +113,9 @@ async def test_an_engine_that_fails_its_first_probe_is_refused_with_the_reason(
     await EngineHost(engine).first_probe()  # which nobody asked for
 
 
-async def test_a_worker_that_says_nothing_for_too_long_is_not_well(settings: EngineSettings) -> None:
+async def test_a_worker_that_says_nothing_for_too_long_is_not_well(
+    settings: EngineSettings,
+) -> None:
     engine = EchoEngine(settings, Secret(bytes(32)))
     await engine.start()
     old = Probe(at=time.time() - 101, seconds=0.1, next_within=100)
@@ -155,7 +162,10 @@ def test_an_engine_is_not_probed_in_its_sleep(probed: Fleet) -> None:
     url = probed.serve(admin_api_key=["chief"])
     for path, state in (("/sleep", "asleep"), ("/wake_up", "ok")):
         assert (
-            httpx.post(url + path, headers={"authorization": "Bearer chief"}, timeout=180).status_code == 200
+            httpx.post(
+                url + path, headers={"authorization": "Bearer chief"}, timeout=180
+            ).status_code
+            == 200
         )
         body = waited(url, state)
         assert body["status"] == "ok"

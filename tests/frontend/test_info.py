@@ -61,7 +61,9 @@ def test_the_load_is_the_number_of_requests_under_way(model: Fleet) -> None:
         come.wait(60)
         yield b'"x"}'
 
-    slow = threading.Thread(target=lambda: httpx.post(url + "/tokenize", content=body(), timeout=60))
+    slow = threading.Thread(
+        target=lambda: httpx.post(url + "/tokenize", content=body(), timeout=60)
+    )
     slow.start()
     until(lambda: load() == 1)
     come.set()
@@ -76,11 +78,15 @@ def test_the_load_is_shown_to_whom_the_metrics_are(model: Fleet) -> None:
     assert httpx.get(hidden + "/load", headers={"authorization": "Bearer chief"}).status_code == 200
 
 
-def test_the_tokenizers_configuration_is_the_operators_to_show(model: Fleet, tmp_path: Path) -> None:
+def test_the_tokenizers_configuration_is_the_operators_to_show(
+    model: Fleet, tmp_path: Path
+) -> None:
     assert httpx.get(model.serve() + "/tokenizer_info").status_code == 403
     template = tmp_path / "chat.jinja"
     template.write_text(TEMPLATE)
-    shown = model.serve(enable_tokenizer_info_endpoint=True, api_key=["one"], chat_template=str(template))
+    shown = model.serve(
+        enable_tokenizer_info_endpoint=True, api_key=["one"], chat_template=str(template)
+    )
     assert httpx.get(shown + "/tokenizer_info").status_code == 401
     client = {"authorization": "Bearer one"}
     found = httpx.get(shown + "/tokenizer_info?model=tiny", headers=client).json()
@@ -96,7 +102,10 @@ def test_the_tokenizers_configuration_is_the_operators_to_show(model: Fleet, tmp
 def test_the_server_tells_admins_of_itself_and_never_a_key(model: Fleet) -> None:
     assert httpx.get(model.serve() + "/server_info").status_code == 403
     url = model.serve(admin_api_key=["chief-key"], api_key=["one-key"], max_choices=7)
-    assert httpx.get(url + "/server_info", headers={"authorization": "Bearer one-key"}).status_code == 403
+    assert (
+        httpx.get(url + "/server_info", headers={"authorization": "Bearer one-key"}).status_code
+        == 403
+    )
     chief = {"authorization": "Bearer chief-key"}
     for query in ("", "?config_format=text", "?config_format=json"):
         answer = httpx.get(url + "/server_info" + query, headers=chief)

@@ -153,7 +153,9 @@ CROWDED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("crowded", CROWDED)
-def test_objects_with_many_keys_are_refused_before_they_are_made(plain_url: str, crowded: str) -> None:
+def test_objects_with_many_keys_are_refused_before_they_are_made(
+    plain_url: str, crowded: str
+) -> None:
     path, body = CROWDED[crowded]
     answer = httpx.post(plain_url + path, json=body, timeout=60)
     assert answer.status_code == 400
@@ -174,12 +176,19 @@ TEXTS: dict[str, bytes] = {
 
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("text", TEXTS)
-def test_json_beyond_its_limit_is_refused_before_it_is_parsed(llama: Fleet, text: str, chunked: bool) -> None:
+def test_json_beyond_its_limit_is_refused_before_it_is_parsed(
+    llama: Fleet, text: str, chunked: bool
+) -> None:
     url = llama.serve(max_json_bytes=LIMIT)
     body = TEXTS[text]
-    content = (body[start : start + 4096] for start in range(0, len(body), 4096)) if chunked else body
+    content = (
+        (body[start : start + 4096] for start in range(0, len(body), 4096)) if chunked else body
+    )
     answer = httpx.post(
-        url + "/v1/completions", content=content, headers={"content-type": "application/json"}, timeout=60
+        url + "/v1/completions",
+        content=content,
+        headers={"content-type": "application/json"},
+        timeout=60,
     )
     assert answer.status_code == 413
     assert f"over the limit of {LIMIT} bytes" in answer.json()["error"]["message"]
@@ -216,7 +225,9 @@ def test_what_a_body_refused_as_it_arrives_took_is_free_without_a_collection(lla
     gc.collect()
     gc.disable()
     try:
-        answer = httpx.post(url + "/v1/completions", json={"prompt": "a b " * 1_000_000}, timeout=60)
+        answer = httpx.post(
+            url + "/v1/completions", json={"prompt": "a b " * 1_000_000}, timeout=60
+        )
         assert answer.status_code == 413
         deadline = time.monotonic() + 30
         # The answer is there a moment before its server has done with it.

@@ -29,14 +29,18 @@ MIB = 1024 * 1024
 
 def ask(url: str, key: str | None = None, **fields: Any) -> httpx.Response:
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
-    return httpx.post(url + "/v1/completions", json={**SHORT, **fields}, headers=headers, timeout=180)
+    return httpx.post(
+        url + "/v1/completions", json={**SHORT, **fields}, headers=headers, timeout=180
+    )
 
 
 @contextmanager
 def unfinished(url: str, length: int, more: str = "") -> Iterator[socket.socket]:
     """A request whose body does not come."""
     parts = urlsplit(url)
-    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=30) as connection:
+    with socket.create_connection(
+        (parts.hostname or "", parts.port or 0), timeout=30
+    ) as connection:
         head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n{more}\r\n"
         connection.sendall(head.encode() + b"{")
         yield connection
@@ -87,7 +91,9 @@ def test_a_rate_is_told_before_the_body_is_read(llama: Fleet) -> None:
         assert answer_on(connection).startswith(b"HTTP/1.1 429")
 
 
-def test_a_client_at_its_share_of_requests_does_not_hold_up_another(llama: Fleet, tmp_path: Path) -> None:
+def test_a_client_at_its_share_of_requests_does_not_hold_up_another(
+    llama: Fleet, tmp_path: Path
+) -> None:
     keys = key_file(tmp_path / "k.json", [{"name": "a", "key": "one"}, {"name": "b", "key": "two"}])
     url = llama.serve(api_key_file=keys, max_inflight_requests=4)
     inflight = llama.apps[url].server.inflight
@@ -103,9 +109,12 @@ def test_a_client_at_its_share_of_requests_does_not_hold_up_another(llama: Fleet
     until(lambda: not len(llama.apps[url].server.clients))
 
 
-def test_a_client_at_its_share_of_bytes_is_told_before_its_body_is_read(llama: Fleet, tmp_path: Path) -> None:
+def test_a_client_at_its_share_of_bytes_is_told_before_its_body_is_read(
+    llama: Fleet, tmp_path: Path
+) -> None:
     keys = key_file(
-        tmp_path / "k.json", [{"name": "a", "key": "one", "max_bytes": 3 * MIB}, {"name": "b", "key": "two"}]
+        tmp_path / "k.json",
+        [{"name": "a", "key": "one", "max_bytes": 3 * MIB}, {"name": "b", "key": "two"}],
     )
     url = llama.serve(api_key_file=keys)
     server = llama.apps[url].server
@@ -166,7 +175,9 @@ def test_logprobs_kept_for_a_whole_answer_are_counted_and_bounded(llama: Fleet) 
     budget = server.budget = Recording(8 * MIB)
     assert httpx.post(url + "/v1/completions", json=body, timeout=180).status_code == 200
     assert kept <= max(budget.seen) < 1.5 * kept
-    with httpx.stream("POST", url + "/v1/completions", json={**body, "stream": True}, timeout=180) as events:
+    with httpx.stream(
+        "POST", url + "/v1/completions", json={**body, "stream": True}, timeout=180
+    ) as events:
         budget.seen[:] = budget.seen[-1:]
         assert "[DONE]" in list(events.iter_lines())[-2]
     assert max(budget.seen) < kept / 10
@@ -205,7 +216,9 @@ def test_a_body_that_would_be_too_much_parsed_is_refused_before_it_is(llama: Fle
     url = llama.serve(max_inflight_bytes=8 * MIB)
     # Each of these takes 32 times what it is written with.
     body = b'{"prompt": [' + b"1," * 300_000 + b"1]}"
-    refused = httpx.post(url + "/v1/completions", content=body, headers={"content-type": "application/json"})
+    refused = httpx.post(
+        url + "/v1/completions", content=body, headers={"content-type": "application/json"}
+    )
     assert (refused.status_code, "decodes to" in error(refused)["message"]) == (413, True)
     assert ask(url).status_code == 200
 
@@ -215,16 +228,27 @@ def test_auto_is_what_the_context_holds(llama: Fleet) -> None:
     limits = httpx.get(url + "/v1/models").json()["data"][0]["limits"]
     assert limits["max_prompt_embeds_bytes"] == 512 * HIDDEN * 4 + 64 * 1024
     assert ask(url, prompt_embeds=constant(0.5, rows=500)).status_code == 200
-    assert "maximum context length" in error(ask(url, prompt_embeds=constant(0.5, rows=600)))["message"]
+    assert (
+        "maximum context length"
+        in error(ask(url, prompt_embeds=constant(0.5, rows=600)))["message"]
+    )
     refused = ask(url, prompt_embeds=constant(0.5, rows=900))
-    assert (refused.status_code, "exceeds maximum size of 160KB" in error(refused)["message"]) == (400, True)
+    assert (refused.status_code, "exceeds maximum size of 160KB" in error(refused)["message"]) == (
+        400,
+        True,
+    )
 
 
 def test_the_embeds_of_a_request_have_a_number_and_a_sum(llama: Fleet) -> None:
-    url = llama.serve(enable_prompt_embeds=True, max_prompt_embeds_parts=3, max_request_embeds_bytes=100_000)
+    url = llama.serve(
+        enable_prompt_embeds=True, max_prompt_embeds_parts=3, max_request_embeds_bytes=100_000
+    )
     assert ask(url, prompt_embeds=[constant(0.5)] * 3).status_code == 200
     refused = ask(url, prompt_embeds=[constant(0.5)] * 4)
-    assert (refused.status_code, "has 4 prompt_embeds; at most 3" in error(refused)["message"]) == (400, True)
+    assert (refused.status_code, "has 4 prompt_embeds; at most 3" in error(refused)["message"]) == (
+        400,
+        True,
+    )
     parts = [{"type": "prompt_embeds", "data": constant(0.5)}] * 4
     chat = post(url, "/v1/chat/completions", {"messages": [{"role": "user", "content": parts}]})
     assert (chat.status_code, "at most 3" in error(chat)["message"]) == (400, True)
@@ -263,7 +287,9 @@ def test_a_queued_request_ends_in_time_too() -> None:
         first = threading.Thread(target=ask, args=(url,), kwargs={**LONG, "n": 4})
         first.start()
         until(lambda: running.running() > 1)
-        answer = httpx.post(url + "/v1/completions", json=LONG, headers={"x-request-timeout": "0.2"})
+        answer = httpx.post(
+            url + "/v1/completions", json=LONG, headers={"x-request-timeout": "0.2"}
+        )
         assert answer.status_code == 504
         assert first.is_alive()
         first.join()
@@ -282,11 +308,15 @@ def test_a_client_may_ask_for_less_time_and_not_for_more(llama: Fleet) -> None:
 
 @pytest.mark.parametrize("value", ["0", "-1", "soon", "nan", "inf", ""])
 def test_a_timeout_that_is_none_is_refused(plain_url: str, value: str) -> None:
-    refused = httpx.post(plain_url + "/v1/completions", json=SHORT, headers={"x-request-timeout": value})
+    refused = httpx.post(
+        plain_url + "/v1/completions", json=SHORT, headers={"x-request-timeout": value}
+    )
     assert (refused.status_code, error(refused)["param"]) == (400, "X-Request-Timeout")
 
 
-def test_new_keys_are_taken_and_old_ones_are_not_while_the_server_runs(llama: Fleet, tmp_path: Path) -> None:
+def test_new_keys_are_taken_and_old_ones_are_not_while_the_server_runs(
+    llama: Fleet, tmp_path: Path
+) -> None:
     path = key_file(tmp_path / "keys.json", [{"name": "a", "key": "one"}])
     url = llama.serve(api_key_file=path)
     assert [ask(url, key).status_code for key in ("one", "two", None)] == [200, 401, 401]

@@ -135,7 +135,8 @@ def test_the_standard_librarys_parser_reads_the_same() -> None:
         # Found by the fuzzer: it was read as a header line.
         (part("request", b"{}", "\r\n--b0und-ary--: a") + b"--b0und-ary--", "headers of a part hold a boundary"),
         (b"--b0und-ary\r\n" + body_of(("request", b"{}")).replace(b"ary\r\n", b"ary: a\r\n"), "headers of a part hold a boundary"),
-        # Found by the fuzzer: it was read as content, where other readers see an empty part before it.
+        # Found by the fuzzer: it was read as content, where other readers see an empty part before
+        # it.
         (part("request", b"").replace(b"\r\n\r\n\r\n", b"\r\n\r\n") + part("a", b"1") + b"--b0und-ary--", "content of a part begins with a boundary"),
         (part("request", b"--b0und-ary\r\n") + b"--b0und-ary--", "content of a part begins with a boundary"),
         (b'--b0und-ary\r\nContent-Disposition: attachment; name="request"\r\n\r\n{}\r\n--b0und-ary--', "one name"),
@@ -198,7 +199,8 @@ def send(
 ) -> httpx.Response:
     sent = [("request", (None, json.dumps(request), "application/json"))]
     named = [
-        (name, (f"{name}.safetensors", data, "application/octet-stream")) for name, data in files.items()
+        (name, (f"{name}.safetensors", data, "application/octet-stream"))
+        for name, data in files.items()
     ]
     return httpx.post(url + path, files=[*sent, *named], timeout=180, **more)
 
@@ -209,7 +211,9 @@ def sentence(llama: Fleet) -> bytes:
 
 
 def test_a_file_decodes_as_by_value_wherever_it_may_stand(url: str, sentence: bytes) -> None:
-    want = post(url, "/v1/completions", {**GREEDY, "prompt": TEXT}).json()["choices"][0]["token_ids"]
+    want = post(url, "/v1/completions", {**GREEDY, "prompt": TEXT}).json()["choices"][0][
+        "token_ids"
+    ]
     files = {"a": sentence}
 
     def ids(request: dict[str, Any], files: dict[str, bytes]) -> list[list[int]]:
@@ -258,8 +262,12 @@ def test_large_files_take_either_way_in(url: str, llama: Fleet, whole: bool) -> 
     """Of known length, a large body is read at once; of unknown, in pieces."""
     rows = np.random.default_rng(0).standard_normal((500, 48)).astype(np.float32)
     data = write(rows, "safetensors")
-    want = post(url, "/v1/completions", {**GREEDY, "prompt_embeds": base64.b64encode(data).decode()})
-    body = body_of(("request", json.dumps({**GREEDY, "prompt_embeds": {"part": "a"}}).encode()), ("a", data))
+    want = post(
+        url, "/v1/completions", {**GREEDY, "prompt_embeds": base64.b64encode(data).decode()}
+    )
+    body = body_of(
+        ("request", json.dumps({**GREEDY, "prompt_embeds": {"part": "a"}}).encode()), ("a", data)
+    )
     assert len(body) > 64 * 1024
 
     def pieces() -> Iterator[bytes]:
@@ -281,7 +289,9 @@ def test_a_bad_file_is_refused_as_by_value(url: str) -> None:
 
 
 def test_limits_are_told_from_the_length_or_as_they_are_passed(llama: Fleet) -> None:
-    url = llama.serve(enable_prompt_embeds=True, max_prompt_embeds_bytes=4000, max_body_bytes=20_000)
+    url = llama.serve(
+        enable_prompt_embeds=True, max_prompt_embeds_bytes=4000, max_body_bytes=20_000
+    )
     request = {"prompt_embeds": {"part": "a"}}
     refused = send(url, request, {"a": b"1" * 4001})
     assert refused.status_code == 400

@@ -13,7 +13,10 @@ from inlay.render import Begins, ParsedOutput, Renderer
 from inlay.request import Grammar, Sampling
 from tests.render.directories import qwen_like
 
-TREE = {"$ref": "#/$defs/node", "$defs": {"node": {"properties": {"next": {"$ref": "#/$defs/node"}}}}}
+TREE = {
+    "$ref": "#/$defs/node",
+    "$defs": {"node": {"properties": {"next": {"$ref": "#/$defs/node"}}}},
+}
 
 
 def tool(name: str, parameters: object = None) -> dict[str, Any]:
@@ -102,7 +105,11 @@ def test_forms_are_the_models_unless_flags_name_others() -> None:
     call = '<tool_call>{"name": "ring", "arguments": {}}</tool_call>'
     thought = f"<think>Hm.</think>{call}"
     assert said("auto", thought)[:3] == ("", "Hm.", [("ring", "{}")])
-    assert said("auto", thought, reasoning_parser="none")[:3] == ("<think>Hm.</think>", "", [("ring", "{}")])
+    assert said("auto", thought, reasoning_parser="none")[:3] == (
+        "<think>Hm.</think>",
+        "",
+        [("ring", "{}")],
+    )
     assert said("auto", thought, tool_call_parser="none")[:3] == (call, "Hm.", [])
     assert said("auto", "Hm.", reasoning_parser="deepseek_r1")[:3] == ("", "Hm.", [])
 

@@ -1,4 +1,7 @@
-"""Nobody waits long for another's computation: threads in the background give way, and collections look at little."""
+"""Nobody waits long for another's computation.
+
+Threads in the background give way, and collections look at little.
+"""
 
 import subprocess
 import sys
@@ -74,7 +77,11 @@ def test_digests_checks_and_casts_of_a_large_prompt_give_way_and_come_out_the_sa
     bits, secret = values.view(np.uint32).ravel(), Secret(bytes(32))
 
     def computed() -> tuple[bytes, int, bytes]:
-        return row_digests(rows, secret), largest_magnitude(bits), cast(bits, "float32", "bfloat16").tobytes()
+        return (
+            row_digests(rows, secret),
+            largest_magnitude(bits),
+            cast(bits, "float32", "bfloat16").tobytes(),
+        )
 
     here = computed()
     assert not pauses

@@ -16,7 +16,9 @@ import pytest
 from tests.embedding_models import tiny_embedding, tiny_scoring
 from tests.frontend.live import Fleet, fleet
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 QUIET = (
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--enable-logging=stderr", "--virtual-time-budget=5000", "--dump-dom",
@@ -46,7 +48,10 @@ def shown(url: str, folder: Path) -> tuple[str, list[str]]:
     """(the page as its scripts have made it, what it said on the console)."""
     assert CHROMIUM is not None
     done = subprocess.run(
-        [CHROMIUM, *QUIET, f"--user-data-dir={folder}", url], capture_output=True, text=True, timeout=180
+        [CHROMIUM, *QUIET, f"--user-data-dir={folder}", url],
+        capture_output=True,
+        text=True,
+        timeout=180,
     )
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
@@ -69,17 +74,22 @@ def test_the_page_shows_a_request_that_the_model_answers(
         url = running.serve(enable_prompt_embeds=True)
         home, said = shown(url + "/", tmp_path)
         assert said == []
-        example = re.search(rf"curl {re.escape(url + route)} -H .*? -d '(.*?)'</code>", home, re.DOTALL)
+        example = re.search(
+            rf"curl {re.escape(url + route)} -H .*? -d '(.*?)'</code>", home, re.DOTALL
+        )
         assert example is not None, home
         answer = httpx.post(url + route, json=json.loads(unescape(example[1])), timeout=180)
         assert answer.status_code == 200, answer.text
-        # The example with embeddings as a prompt is of completions, which this model does not serve.
+        # The example with embeddings as a prompt is of completions, which this model does not
+        # serve.
         assert '<div id="embeddings" hidden="">' in home
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-def test_a_browser_shows_the_pages_without_complaint(llama: Fleet, url: str, tmp_path: Path) -> None:
+def test_a_browser_shows_the_pages_without_complaint(
+    llama: Fleet, url: str, tmp_path: Path
+) -> None:
     home, said = shown(url + "/", tmp_path)
     assert said == []
     for text in (

@@ -1,4 +1,7 @@
-"""`/pooling`, `/classify`, and chats as inputs of `/v1/embeddings`: shapes and values as vLLM's users expect them."""
+"""`/pooling`, `/classify`, and chats as inputs of `/v1/embeddings`.
+
+Shapes and values as vLLM's users expect them.
+"""
 
 import base64
 from collections.abc import Iterator
@@ -42,7 +45,9 @@ def embedder(bert: Fleet, tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with fleet(tiny_embedding("qwen3")) as running:
-        yield running.serve(chat_template=str(template(tmp_path_factory)), enable_prompt_embeds=True)
+        yield running.serve(
+            chat_template=str(template(tmp_path_factory)), enable_prompt_embeds=True
+        )
 
 
 @pytest.fixture(scope="module")
@@ -113,16 +118,26 @@ def test_the_openai_client_decodes_and_vllms_encodings_hold_the_same_numbers(emb
     with openai.OpenAI(base_url=embedder + "/v1", api_key="none", max_retries=0) as client:
         decoded = client.embeddings.create(model="tiny", input=texts)
         assert (np.array([item.embedding for item in decoded.data], np.float32) == plain).all()
-    for dtype, width in (("float16", 2), ("bfloat16", 2), ("fp8_e4m3", 1), ("fp8_e5m2", 1), ("float32", 4)):
+    for dtype, width in (
+        ("float16", 2),
+        ("bfloat16", 2),
+        ("fp8_e4m3", 1),
+        ("fp8_e5m2", 1),
+        ("float32", 4),
+    ):
         for order in ("big", "little", "native"):
             options = {"embed_dtype": dtype, "endianness": order}
-            body = answered(embedder, "/v1/embeddings", input=texts, encoding_format="base64", **options)
+            body = answered(
+                embedder, "/v1/embeddings", input=texts, encoding_format="base64", **options
+            )
             encoded = b"".join(base64.b64decode(item["embedding"]) for item in body["data"])
             assert len(encoded) == plain.size * width
             raw = post(embedder, "/v1/embeddings", input=texts, encoding_format="bytes", **options)
             assert raw.headers["content-type"] == "application/octet-stream"
             assert '"end": ' in raw.headers["metadata"]
-            only = post(embedder, "/v1/embeddings", input=texts, encoding_format="bytes_only", **options)
+            only = post(
+                embedder, "/v1/embeddings", input=texts, encoding_format="bytes_only", **options
+            )
             assert "metadata" not in only.headers
             assert raw.content == only.content == encoded
     assert (np.frombuffer(only.content, np.float32) == plain.ravel()).all()
@@ -132,7 +147,12 @@ def test_a_chat_is_embedded_as_its_template_writes_it(embedder: str) -> None:
     path = tiny_embedding("bert")
     wanted = unit(path, ids_of(path, WRITTEN, special=False))
     other = unit(path, ids_of(path, "assistant : x y answer : north", special=False))
-    for body in ({"messages": CHAT}, {"input": CHAT}, {"messages": [CHAT]}, {"input": [CHAT, CHAT]}):
+    for body in (
+        {"messages": CHAT},
+        {"input": CHAT},
+        {"messages": [CHAT]},
+        {"input": [CHAT, CHAT]},
+    ):
         found = vectors(answered(embedder, "/v1/embeddings", **body))
         assert np.allclose(found, wanted, atol=1e-5)
     options = {"add_generation_prompt": True, "chat_template_kwargs": {"ending": "north"}}
@@ -175,7 +195,11 @@ def test_embeddings_may_stand_in_a_chat_that_a_decoder_embeds(qwen3: str) -> Non
         ({"messages": CHAT, "media_io_kwargs": {"a": 1}}, "media_io_kwargs", "no media"),
         ({"messages": CHAT, "mm_processor_kwargs": {"a": 1}}, "mm_processor_kwargs", "no media"),
         ({"messages": [CHAT] * 2049}, "messages", "at most 2048"),
-        ({"messages": [{"role": "user", "content": "the hill " * 40}]}, "messages", "maximum context length"),
+        (
+            {"messages": [{"role": "user", "content": "the hill " * 40}]},
+            "messages",
+            "maximum context length",
+        ),
         (
             {"messages": CHAT, "add_generation_prompt": True, "continue_final_message": True},
             "continue_final_message",
@@ -185,7 +209,11 @@ def test_embeddings_may_stand_in_a_chat_that_a_decoder_embeds(qwen3: str) -> Non
         ({"input": "x", "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs", "of chats"),
         ({"input": "x", "padding": "max_length"}, "padding", "without padding"),
         ({"input": "x", "endianness": "big"}, "endianness", "encoding_format is float"),
-        ({"input": ["x"] * 401, "encoding_format": "bytes"}, "encoding_format", "bytes_only takes more"),
+        (
+            {"input": ["x"] * 401, "encoding_format": "bytes"},
+            "encoding_format",
+            "bytes_only takes more",
+        ),
         ({"input": "x", "cache_salt": "s" * 1025}, "cache_salt", "1024"),
     ],
 )
@@ -205,13 +233,22 @@ def test_pooling_gives_what_the_model_does(embedder: str, classifier: str) -> No
     assert np.allclose(vectors(body, "data")[0], unit(path, ids), atol=1e-5)
     raw = answered(embedder, "/pooling", input=[ids], use_activation=False, task="embed")
     assert np.allclose(vectors(raw, "data")[0], reference.vector(path, ids), atol=1e-4)
-    encoded = post(embedder, "/pooling", input=[ids], encoding_format="bytes_only", embed_dtype="float16")
+    encoded = post(
+        embedder, "/pooling", input=[ids], encoding_format="bytes_only", embed_dtype="float16"
+    )
     assert np.allclose(np.frombuffer(encoded.content, np.float16), unit(path, ids), atol=1e-3)
     classes = answered(classifier, "/pooling", input="cold wind", task="classify")
     assert vectors(classes, "data").sum() == pytest.approx(1)
-    refused(post(embedder, "/pooling", input="x", task="token_embed"), "task", "token_embed", "it does embed")
+    refused(
+        post(embedder, "/pooling", input="x", task="token_embed"),
+        "task",
+        "token_embed",
+        "it does embed",
+    )
     refused(post(classifier, "/pooling", input="x", task="embed"), "task", "it does classify")
-    refused(post(embedder, "/pooling", input="x", dimensions=8), "dimensions", "/v1/embeddings shortens")
+    refused(
+        post(embedder, "/pooling", input="x", dimensions=8), "dimensions", "/v1/embeddings shortens"
+    )
     refused(post(embedder, "/pooling", data={"a": 1}), "data", "no IO processor")
 
 
@@ -226,7 +263,9 @@ def test_classes_are_the_softmax_of_the_logits_by_the_models_names(classifier: s
         assert list(item) == ["index", "label", "probs", "num_classes"]
         assert (item["label"], item["num_classes"]) == (f"LABEL_{wanted.argmax()}", 3)
     plain = answered(classifier, "/classify", input=ids_of(path, "cold wind"), use_activation=False)
-    assert plain["data"][0]["probs"] == pytest.approx(reference.logits(path, "cold wind").tolist(), abs=1e-4)
+    assert plain["data"][0]["probs"] == pytest.approx(
+        reference.logits(path, "cold wind").tolist(), abs=1e-4
+    )
     refused(post(classifier, "/score", text_1="a", text_2="b"), "model", "3 labels", "/classify")
 
 
@@ -238,9 +277,15 @@ def test_a_wrong_route_names_the_right_ones(embedder: str, classifier: str, plai
         "/v1/responses": {"input": "x"},
     }
     for path, body in generating.items():
-        refused(post(embedder, path, model="tiny", **body), "model", "--task embed", "/v1/embeddings")
+        refused(
+            post(embedder, path, model="tiny", **body), "model", "--task embed", "/v1/embeddings"
+        )
         refused(post(classifier, path, model="tiny", **body), "model", "--task score", "/classify")
-    refused(post(embedder, "/classify", input="x"), "model", "no classification head", "/v1/embeddings")
+    refused(
+        post(embedder, "/classify", input="x"), "model", "no classification head", "/v1/embeddings"
+    )
     for path in ("/v1/embeddings", "/pooling", "/classify", "/v1/rerank"):
-        asked: dict[str, Any] = {"query": "x", "documents": ["y"]} if "rerank" in path else {"input": "x"}
+        asked: dict[str, Any] = (
+            {"query": "x", "documents": ["y"]} if "rerank" in path else {"input": "x"}
+        )
         refused(post(plain_url, path, **asked), "model", "--task generate", "/v1/chat/completions")

@@ -66,7 +66,10 @@ def test_a_harness_scores_a_text_by_echo_without_output(
     expected = truth(llama, tokens)
     assert near(logprobs[1:], own(expected, tokens))
     best = expected[:-1].topk(2, dim=-1).values.tolist()
-    assert all(near(sorted(row.values())[-2:], sorted(pair)) for row, pair in zip(top[1:], best, strict=True))
+    assert all(
+        near(sorted(row.values())[-2:], sorted(pair))
+        for row, pair in zip(top[1:], best, strict=True)
+    )
     assert choice.logprobs.text_offset == [
         sum(map(len, choice.logprobs.tokens[:place])) for place in range(len(tokens))
     ]
@@ -78,7 +81,9 @@ def test_lists_of_ids_are_scored_as_lm_eval_asks_for_it(
     client: openai.OpenAI, llama: Fleet, tokens: list[int]
 ) -> None:
     prompts = [tokens, tokens[:3], tokens[2:]]
-    answer = client.completions.create(**SCORE, prompt=prompts, echo=True, logprobs=1, max_tokens=1, seed=1)
+    answer = client.completions.create(
+        **SCORE, prompt=prompts, echo=True, logprobs=1, max_tokens=1, seed=1
+    )
     for prompt, choice in zip(prompts, answer.choices, strict=True):
         assert choice.logprobs is not None
         logprobs = choice.logprobs.token_logprobs or []
@@ -91,7 +96,9 @@ def test_lists_of_ids_are_scored_as_lm_eval_asks_for_it(
             assert (logprobs[place] == max(top[place].values())) == likeliest
 
 
-def test_echo_and_logprobs_of_the_output_follow_those_of_the_prompt(url: str, tokens: list[int]) -> None:
+def test_echo_and_logprobs_of_the_output_follow_those_of_the_prompt(
+    url: str, tokens: list[int]
+) -> None:
     body = {**SCORE, "prompt": TEXT, "max_tokens": 4, "logprobs": 2, "ignore_eos": True}
     plain = post(url, "/v1/completions", body).json()["choices"][0]
     echoed = post(url, "/v1/completions", {**body, "echo": True}).json()["choices"][0]
@@ -140,28 +147,39 @@ def test_prompt_logprobs_have_the_shape_that_vllm_gives_them(
             assert set(entry) == {str(tokens[place]), *map(str, best)}
             for id_, item in entry.items():
                 assert abs(item["logprob"] - expected[place - 1, int(id_)].item()) < TOLERANCE
-                assert item["rank"] == int((expected[place - 1] > expected[place - 1, int(id_)]).sum()) + 1
+                assert (
+                    item["rank"]
+                    == int((expected[place - 1] > expected[place - 1, int(id_)]).sum()) + 1
+                )
                 assert item["decoded_token"] == tokenizer_of(llama.path).decode([int(id_)])
 
 
-def test_a_prompt_as_long_as_the_model_takes_is_scored_without_output(url: str, llama: Fleet) -> None:
+def test_a_prompt_as_long_as_the_model_takes_is_scored_without_output(
+    url: str, llama: Fleet
+) -> None:
     body = {**SCORE, "prompt": [5, 6] * 256, "echo": True, "logprobs": 0}
     answer = post(url, "/v1/completions", {**body, "max_tokens": 0}).json()
     assert len(answer["choices"][0]["logprobs"]["tokens"]) == 512
     assert near(
-        answer["choices"][0]["logprobs"]["token_logprobs"][1:], own(truth(llama, [5, 6] * 256), [5, 6] * 256)
+        answer["choices"][0]["logprobs"]["token_logprobs"][1:],
+        own(truth(llama, [5, 6] * 256), [5, 6] * 256),
     )
     assert (
-        "maximum context length" in error(post(url, "/v1/completions", {**body, "max_tokens": 1}))["message"]
+        "maximum context length"
+        in error(post(url, "/v1/completions", {**body, "max_tokens": 1}))["message"]
     )
 
 
 def test_echo_without_logprobs_and_without_output_is_the_prompt(url: str) -> None:
-    answer = post(url, "/v1/completions", {**SCORE, "prompt": [TEXT, "the"], "echo": True, "max_tokens": 0})
+    answer = post(
+        url, "/v1/completions", {**SCORE, "prompt": [TEXT, "the"], "echo": True, "max_tokens": 0}
+    )
     assert [choice["text"] for choice in answer.json()["choices"]] == [TEXT, "the"]
     assert answer.json()["usage"]["completion_tokens"] == 0
     lines = post(
-        url, "/v1/completions", {**SCORE, "prompt": TEXT, "echo": True, "max_tokens": 0, "stream": True}
+        url,
+        "/v1/completions",
+        {**SCORE, "prompt": TEXT, "echo": True, "max_tokens": 0, "stream": True},
     )
     assert TEXT in lines.text
 
@@ -180,7 +198,12 @@ def test_rows_have_neither_echo_nor_prompt_logprobs(url: str, llama: Fleet) -> N
         {"type": "token_ids", "token_ids": [5]},
         {"type": "prompt_embeds", "data": saved(embeds_of(llama))},
     ]
-    for fields in ({"echo": True}, {"echo": True, "logprobs": 1}, {"prompt_logprobs": 0}, {"suffix": "x"}):
+    for fields in (
+        {"echo": True},
+        {"echo": True, "logprobs": 1},
+        {"prompt_logprobs": 0},
+        {"suffix": "x"},
+    ):
         for prompt in (mixed, [mixed, [{"type": "text", "text": TEXT}]]):
             response = post(url, "/v1/completions", {"prompt": prompt, **fields})
             assert response.status_code == 400
@@ -192,13 +215,17 @@ def test_engines_that_have_no_model_tell_logprobs_too() -> None:
         url = running.serve()
         body = {"prompt": TEXT, "echo": True, "logprobs": 1, "prompt_logprobs": 1}
         for max_tokens in (0, 2):
-            choice = post(url, "/v1/completions", {**body, "max_tokens": max_tokens}).json()["choices"][0]
+            choice = post(url, "/v1/completions", {**body, "max_tokens": max_tokens}).json()[
+                "choices"
+            ][0]
             assert choice["logprobs"]["token_logprobs"][0] is None
             assert set(choice["logprobs"]["token_logprobs"][1:]) == {0.0}
             assert choice["prompt_logprobs"][1]
 
 
-def test_a_chat_tells_of_its_prompt_once_for_all_choices(client: openai.OpenAI, llama: Fleet) -> None:
+def test_a_chat_tells_of_its_prompt_once_for_all_choices(
+    client: openai.OpenAI, llama: Fleet
+) -> None:
     answer = client.chat.completions.create(
         model="tiny",
         messages=[{"role": "user", "content": TEXT}],
@@ -244,7 +271,14 @@ def test_positions_that_are_not_next_are_an_engines_fault(start: int) -> None:
 
 
 def test_a_prompt_of_one_token_has_nothing_to_tell(url: str) -> None:
-    body = {**SCORE, "prompt": [5], "echo": True, "logprobs": 1, "prompt_logprobs": 1, "max_tokens": 0}
+    body = {
+        **SCORE,
+        "prompt": [5],
+        "echo": True,
+        "logprobs": 1,
+        "prompt_logprobs": 1,
+        "max_tokens": 0,
+    }
     response: httpx.Response = post(url, "/v1/completions", body)
     (choice,) = response.json()["choices"]
     assert choice["prompt_logprobs"] == [None]

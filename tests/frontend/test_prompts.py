@@ -44,7 +44,9 @@ def positions(prompt: Prompt) -> list[tuple[str, int]]:
         if isinstance(segment, Tokens):
             found += [("token", id_) for id_ in segment.ids]
         elif isinstance(segment, Rows):
-            found += [("atomic" if segment.atomic else "row", value) for value in bytes(segment.data.view)]
+            found += [
+                ("atomic" if segment.atomic else "row", value) for value in bytes(segment.data.view)
+            ]
     return found
 
 
@@ -57,7 +59,9 @@ SEGMENTS = st.lists(
 
 
 @given(
-    segments=SEGMENTS, keep=st.integers(-1, LIMIT).filter(bool), side=st.sampled_from([None, "left", "right"])
+    segments=SEGMENTS,
+    keep=st.integers(-1, LIMIT).filter(bool),
+    side=st.sampled_from([None, "left", "right"]),
 )
 def test_what_is_kept_is_one_end_and_no_atomic_segment_is_split(
     segments: list[Segment], keep: int, side: Any
@@ -97,7 +101,9 @@ def test_parts_beyond_one_that_was_cut_are_not_kept(
     monkeypatch.setattr(ends, "_ALWAYS", 2048)
     long = "=" * 16
     merges = [("=" * n, "=" * n) for n in (1, 2, 4, 8)]
-    vocab = {token: n for n, token in enumerate(["a", "b", "=", *("=" * 2 * n for n in (1, 2, 4, 8))])}
+    vocab = {
+        token: n for n, token in enumerate(["a", "b", "=", *("=" * 2 * n for n in (1, 2, 4, 8))])
+    }
     tokenizer = Tokenizer(models.BPE(vocab, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("={1,16}|."), "isolated")
     tokenizer.save(str(tmp_path / "tokenizer.json"))
@@ -112,7 +118,10 @@ def test_parts_beyond_one_that_was_cut_are_not_kept(
     model = msgspec.structs.replace(CARD, path=str(tmp_path))
     settings = FrontendSettings()
     reader = EmbedsReader(
-        False, EmbedsLimits(settings, lambda: [model]), Secret(bytes(32)), Metrics(lambda: 0, lambda: 0)
+        False,
+        EmbedsLimits(settings, lambda: [model]),
+        Secret(bytes(32)),
+        Metrics(lambda: 0, lambda: 0),
     )
     request = CompletionRequest(model="m", prompt=[*parts], truncation_side=side)
     embeddings = Embeddings(reader, model, lambda _: Buffer(b""), hold=lambda _: None)
@@ -190,7 +199,11 @@ def mixed(llama: Fleet) -> list[list[dict[str, Any]]]:
     def embeds(part: Tensor) -> dict[str, Any]:
         return {"type": "prompt_embeds", "data": saved(part)}
 
-    return [[ids(tokens)], [embeds(table[:3]), ids(tokens[3:])], [ids(tokens[:2]), embeds(table[2:])]]
+    return [
+        [ids(tokens)],
+        [embeds(table[:3]), ids(tokens[3:])],
+        [ids(tokens[:2]), embeds(table[2:])],
+    ]
 
 
 def test_lists_of_mixed_prompts_work_with_n_logprobs_and_streams(url: str, llama: Fleet) -> None:
@@ -261,7 +274,10 @@ def test_best_of_shows_the_likeliest_outputs(url: str) -> None:
     assert [choice["token_ids"] for choice in best["choices"]] == [
         choice["token_ids"] for choice in ranked[:2]
     ]
-    assert [(choice["index"], choice["logprobs"]) for choice in best["choices"]] == [(0, None), (1, None)]
+    assert [(choice["index"], choice["logprobs"]) for choice in best["choices"]] == [
+        (0, None),
+        (1, None),
+    ]
     assert best["usage"]["completion_tokens"] == 30
 
 

@@ -30,7 +30,9 @@ def stored(rows: torch.Tensor | np.ndarray[Any, Any], **more: Any) -> bytes:
 
 
 def upload(url: str, data: bytes, query: str = "", **headers: str) -> httpx.Response:
-    return httpx.post(f"{url}/v1/prompt_embeds{query}", content=data, headers={**RAW, **headers}, timeout=180)
+    return httpx.post(
+        f"{url}/v1/prompt_embeds{query}", content=data, headers={**RAW, **headers}, timeout=180
+    )
 
 
 def uploaded(url: str, data: bytes, **headers: str) -> str:
@@ -41,7 +43,9 @@ def uploaded(url: str, data: bytes, **headers: str) -> str:
 
 
 def complete(url: str, headers: dict[str, str] | None = None, **fields: Any) -> list[int]:
-    response = httpx.post(url + "/v1/completions", json={**GREEDY, **fields}, headers=headers, timeout=180)
+    response = httpx.post(
+        url + "/v1/completions", json={**GREEDY, **fields}, headers=headers, timeout=180
+    )
     assert response.status_code == 200, response.text
     ids: list[int] = response.json()["choices"][0]["token_ids"]
     return ids
@@ -111,7 +115,8 @@ def test_a_batch_is_stored_whole_and_gives_as_many_choices(url: str) -> None:
     body = {**GREEDY, "prompt_embeds": {"ref": described["id"]}}
     choices = post(url, "/v1/completions", body).json()["choices"]
     apart = [
-        complete(url, prompt_embeds=base64.b64encode(stored(rows)).decode()) for rows in (batch[0], batch[1])
+        complete(url, prompt_embeds=base64.b64encode(stored(rows)).decode())
+        for rows in (batch[0], batch[1])
     ]
     assert [choice["token_ids"] for choice in choices] == apart
     parts = [{"type": "prompt_embeds", "ref": described["id"]}]
@@ -184,7 +189,9 @@ def test_a_reference_of_another_dtype_is_cast_once_and_decodes_as_by_value(url: 
     assert [complete(url, prompt_embeds={"ref": id_}) for _ in range(2)] == [want] * 2
 
 
-def test_what_is_missing_foreign_or_deleted_cannot_be_told_apart(keyed_url: str, sentence: bytes) -> None:
+def test_what_is_missing_foreign_or_deleted_cannot_be_told_apart(
+    keyed_url: str, sentence: bytes
+) -> None:
     mine = uploaded(keyed_url, sentence, **key("one"))
     unknown = "pe-" + "a" * 32
     httpx.delete(f"{keyed_url}/v1/prompt_embeds/{mine}", headers=key("two"))
@@ -232,7 +239,9 @@ def test_what_nobody_uses_expires_and_what_is_used_or_pinned_does_not(llama: Fle
     described = httpx.get(f"{url}/v1/prompt_embeds/{used}").json()
     assert described["expires_at"] == 1_000_160
     clock.now += 60
-    assert [httpx.get(f"{url}/v1/prompt_embeds/{id_}").status_code for id_ in (idle, used, pinned)] == [
+    assert [
+        httpx.get(f"{url}/v1/prompt_embeds/{id_}").status_code for id_ in (idle, used, pinned)
+    ] == [
         404,
         200,
         200,
@@ -240,7 +249,10 @@ def test_what_nobody_uses_expires_and_what_is_used_or_pinned_does_not(llama: Fle
     answer = post(url, f"/v1/prompt_embeds/{pinned}/pin", {"pinned": False}).json()
     assert (answer["pinned"], answer["expires_at"]) == (False, 1_000_220)
     clock.now += 101
-    assert [httpx.get(f"{url}/v1/prompt_embeds/{id_}").status_code for id_ in (used, pinned)] == [404, 404]
+    assert [httpx.get(f"{url}/v1/prompt_embeds/{id_}").status_code for id_ in (used, pinned)] == [
+        404,
+        404,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -295,11 +307,15 @@ def test_what_is_no_tensor_is_not_stored(llama: Fleet, data: bytes, phrase: str)
     def pieces() -> Iterator[bytes]:
         yield from (data[at : at + 1000] for at in range(0, len(data), 1000))
 
-    assert error(httpx.post(url + "/v1/prompt_embeds", content=pieces(), headers=RAW)) == error(refused)
+    assert error(httpx.post(url + "/v1/prompt_embeds", content=pieces(), headers=RAW)) == error(
+        refused
+    )
 
 
 def test_other_media_and_a_server_without_embeddings_are_refused(url: str, plain_url: str) -> None:
-    other = httpx.post(url + "/v1/prompt_embeds", content=b"a", headers={"content-type": "text/plain"})
+    other = httpx.post(
+        url + "/v1/prompt_embeds", content=b"a", headers={"content-type": "text/plain"}
+    )
     assert other.status_code == 415
     assert "send application/octet-stream or application/json" in error(other)["message"]
     refused = upload(plain_url, stored(random_rows(1)))
@@ -312,7 +328,8 @@ def test_other_media_and_a_server_without_embeddings_are_refused(url: str, plain
 
 def test_a_store_that_is_full_says_so(llama: Fleet) -> None:
     url = llama.serve(
-        enable_prompt_embeds=True, store=memory_store(memory_bytes=40_000, max_per_tenant_bytes=20_000)
+        enable_prompt_embeds=True,
+        store=memory_store(memory_bytes=40_000, max_per_tenant_bytes=20_000),
     )
     too_large = upload(url, stored(random_rows(1, rows=300)))
     assert too_large.status_code == 413
@@ -329,12 +346,16 @@ def test_many_uploads_of_the_same_bytes_at_once_are_one(llama: Fleet) -> None:
     with ThreadPoolExecutor(8) as pool:
         ids = set(pool.map(lambda _: uploaded(url, data), range(16)))
         (id_,) = ids
-        answers = list(pool.map(lambda _: tuple(complete(url, prompt_embeds={"ref": id_})), range(8)))
+        answers = list(
+            pool.map(lambda _: tuple(complete(url, prompt_embeds={"ref": id_})), range(8))
+        )
     assert len(set(answers)) == 1
     assert store.stats().count == 1
 
 
-def test_references_outlive_a_server_with_a_directory(llama: Fleet, tmp_path: Path, sentence: bytes) -> None:
+def test_references_outlive_a_server_with_a_directory(
+    llama: Fleet, tmp_path: Path, sentence: bytes
+) -> None:
     def settings() -> StoreSettings:
         return StoreSettings(prompt_store_dir=tmp_path / "store", state_dir=tmp_path / "state")
 
@@ -364,7 +385,9 @@ def test_the_store_is_counted(llama: Fleet, sentence: bytes) -> None:
     post(url, "/v1/completions", {"prompt_embeds": {"ref": "pe-none"}})
     lines = httpx.get(url + "/metrics").text.splitlines()
     values = {
-        line.split()[0]: float(line.split()[1]) for line in lines if line.startswith("inlay:prompt_store")
+        line.split()[0]: float(line.split()[1])
+        for line in lines
+        if line.startswith("inlay:prompt_store")
     }
     assert values["inlay:prompt_store_entries"] == 1
     assert values["inlay:prompt_store_hits_total"] == 2

@@ -60,7 +60,9 @@ async def test_a_chat_template_may_be_given_itself_or_as_a_file(tmp_path: Path) 
         ("{{ a }}" * 1000 + "{%", "the chat template is not valid"),
     ],
 )
-def test_a_chat_template_that_is_none_is_refused_before_a_model_is_loaded(given: str, said: str) -> None:
+def test_a_chat_template_that_is_none_is_refused_before_a_model_is_loaded(
+    given: str, said: str
+) -> None:
     with pytest.raises(InvalidRequestError, match=said):
         read_template(given)
     with pytest.raises(InvalidRequestError, match=said):

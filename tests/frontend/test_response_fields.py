@@ -50,7 +50,9 @@ def stream(url: str, path: str, **body: Any) -> list[dict[str, Any]]:
     """The events of a stream."""
     answer = post(url, path, {**SETTINGS, "stream": True, **body})
     assert answer.status_code == 200, answer.text
-    return [json.loads(line[6:]) for line in answer.text.split("\n\n") if line.startswith("data: {")]
+    return [
+        json.loads(line[6:]) for line in answer.text.split("\n\n") if line.startswith("data: {")
+    ]
 
 
 def test_a_completion_has_every_field_of_vllms_and_null_where_it_says_nothing(
@@ -70,15 +72,24 @@ def test_a_completion_has_every_field_of_vllms_and_null_where_it_says_nothing(
     assert set(details) == {"cached_tokens", "created_cache_tokens", "multimodal_tokens"}  # type: ignore[call-overload]
 
 
-def test_a_chat_has_every_field_of_vllms_and_null_where_it_says_nothing(client: openai.OpenAI) -> None:
+def test_a_chat_has_every_field_of_vllms_and_null_where_it_says_nothing(
+    client: openai.OpenAI,
+) -> None:
     answer = client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=3)  # type: ignore[arg-type]
     (choice,) = answer.choices
     assert set(answer.to_dict()) == WHOLE_CHAT
     assert set(choice.to_dict()) == CHAT_CHOICE
     assert set(choice.message.to_dict()) == MESSAGE
-    named = WHOLE_CHAT - WHOLE | {"kv_transfer_params", "ec_transfer_params", "service_tier", "metrics"}
+    named = WHOLE_CHAT - WHOLE | {
+        "kv_transfer_params",
+        "ec_transfer_params",
+        "service_tier",
+        "metrics",
+    }
     empty = [getattr(answer, name) for name in named]
-    empty += [getattr(choice, name) for name in ("logprobs", "stop_reason", "token_ids", "routed_experts")]
+    empty += [
+        getattr(choice, name) for name in ("logprobs", "stop_reason", "token_ids", "routed_experts")
+    ]
     empty += [getattr(choice.message, name) for name in MESSAGE - {"role", "content"}]
     assert set(empty) == {None}
 
@@ -161,9 +172,13 @@ def test_usage_as_it_goes_counts_what_each_choice_has_shown(
 
 
 def test_one_system_has_one_fingerprint(url: str) -> None:
-    answers = [post(url, path, {**SETTINGS, **body}).json() for path, body in PATHS for _ in range(2)]
+    answers = [
+        post(url, path, {**SETTINGS, **body}).json() for path, body in PATHS for _ in range(2)
+    ]
     events = stream(url, "/v1/completions", prompt=TEXT, stream_options={"include_usage": True})
-    (found,) = {answer["system_fingerprint"] for answer in answers} | {events[-1]["system_fingerprint"]}
+    (found,) = {answer["system_fingerprint"] for answer in answers} | {
+        events[-1]["system_fingerprint"]
+    }
     assert found.startswith("inlay-")
     assert "system_fingerprint" not in events[-2]
 
@@ -175,15 +190,20 @@ def test_logprobs_0_name_the_chosen_token(url: str, echo: bool) -> None:
     start = 1 if echo else 0
     assert found["top_logprobs"][start:] == [
         {token: logprob}
-        for token, logprob in zip(found["tokens"][start:], found["token_logprobs"][start:], strict=True)
+        for token, logprob in zip(
+            found["tokens"][start:], found["token_logprobs"][start:], strict=True
+        )
     ]
 
 
 @pytest.mark.parametrize("skip", [True, False])
 @pytest.mark.parametrize(
-    "prompt", ["<|im_start|>count<|im_end|> the lanterns", "café 🙂 東<|im_end|>京 of", "plain words"]
+    "prompt",
+    ["<|im_start|>count<|im_end|> the lanterns", "café 🙂 東<|im_end|>京 of", "plain words"],
 )
-def test_offsets_of_an_echoed_text_are_where_its_tokens_begin(url: str, prompt: str, skip: bool) -> None:
+def test_offsets_of_an_echoed_text_are_where_its_tokens_begin(
+    url: str, prompt: str, skip: bool
+) -> None:
     body = {**SETTINGS, "prompt": prompt, "echo": True, "logprobs": 1, "skip_special_tokens": skip}
     whole = post(url, "/v1/completions", body).json()["choices"][0]
     text, found = whole["text"], whole["logprobs"]
@@ -205,7 +225,9 @@ def test_token_strings_are_the_vocabularys(llama: Fleet, url: str) -> None:
 
 
 @pytest.mark.parametrize("asked", [True, False, 0, 3])
-def test_prompt_logprobs_and_embeddings_are_not_compatible(url: str, llama: Fleet, asked: Any) -> None:
+def test_prompt_logprobs_and_embeddings_are_not_compatible(
+    url: str, llama: Fleet, asked: Any
+) -> None:
     data = saved(embeds_of(llama))
     forms: list[tuple[str, dict[str, Any]]] = [
         ("/v1/completions", {"prompt_embeds": data}),
@@ -234,5 +256,7 @@ def test_a_completion_without_max_tokens_has_less_where_less_fits(url: str) -> N
     body: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "prompt": [[5] * 507, [5] * 20]}
     answer = post(url, "/v1/completions", {**body, "return_token_ids": True}).json()
     assert [len(choice["token_ids"]) for choice in answer["choices"]] == [5, 16]
-    refused = httpx.post(url + "/v1/completions", json={"prompt": TEXT, "min_tokens": 17}, timeout=60)
+    refused = httpx.post(
+        url + "/v1/completions", json={"prompt": TEXT, "min_tokens": 17}, timeout=60
+    )
     assert "at most max_tokens (16)" in error(refused)["message"]

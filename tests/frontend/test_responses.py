@@ -53,7 +53,9 @@ def test_a_response_says_what_the_chat_of_the_same_words_says(url: str, client: 
         {"input": [{"role": "developer", "content": "count"}, {"type": "message", **ASK[1]}]},
         {"input": [ASK[0], {"role": "user", "content": [{"type": "input_text", "text": TEXT}]}]},
     ):
-        response = client.responses.create(**GREEDY, **words, max_output_tokens=12, metadata={"k": "v"})
+        response = client.responses.create(
+            **GREEDY, **words, max_output_tokens=12, metadata={"k": "v"}
+        )
         assert response.output_text == chat["choices"][0]["message"]["content"]
         assert response.usage.input_tokens == chat["usage"]["prompt_tokens"]
         assert response.usage.output_tokens == chat["usage"]["completion_tokens"]
@@ -84,7 +86,10 @@ def test_the_input_of_many_turns_is_that_of_a_chat(echo: Fleet, tmp_path: Path) 
         }
         for n in range(2)
     ]
-    outputs = [{"type": "function_call_output", "call_id": f"c{n}", "output": f"seen {n}"} for n in range(2)]
+    outputs = [
+        {"type": "function_call_output", "call_id": f"c{n}", "output": f"seen {n}"}
+        for n in range(2)
+    ]
     items = [
         {"role": "developer", "content": "be brief"},
         {"role": "user", "content": "go"},
@@ -124,21 +129,37 @@ TEXT_EVENTS = [
 ]
 
 
-def test_the_events_of_a_stream_come_in_order_and_say_what_the_whole_response_says(client: Any) -> None:
+def test_the_events_of_a_stream_come_in_order_and_say_what_the_whole_response_says(
+    client: Any,
+) -> None:
     asked = {**GREEDY, "input": TEXT, "max_output_tokens": 12, "extra_body": {"ignore_eos": True}}
     whole = client.responses.create(**asked)
     events = list(client.responses.create(**asked, stream=True))
     kinds = [event.type for event in events]
     assert list(dict.fromkeys(kinds)) == [*TEXT_EVENTS, "response.incomplete"]
     assert [event.sequence_number for event in events] == list(range(len(events)))
-    assert [kinds.count(kind) for kind in TEXT_EVENTS] == [1, 1, 1, 1, kinds.count(TEXT_EVENTS[4]), 1, 1, 1]
+    assert [kinds.count(kind) for kind in TEXT_EVENTS] == [
+        1,
+        1,
+        1,
+        1,
+        kinds.count(TEXT_EVENTS[4]),
+        1,
+        1,
+        1,
+    ]
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
     assert "".join(deltas) == whole.output_text
     last = events[-1].response
-    assert (last.output_text, last.usage.total_tokens) == (whole.output_text, whole.usage.total_tokens)
+    assert (last.output_text, last.usage.total_tokens) == (
+        whole.output_text,
+        whole.usage.total_tokens,
+    )
     assert (last.status, last.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert (whole.status, whole.incomplete_details.reason) == ("incomplete", "max_output_tokens")
-    assert last.output == [event.item for event in events if event.type == "response.output_item.done"]
+    assert last.output == [
+        event.item for event in events if event.type == "response.output_item.done"
+    ]
     assert last.output[0].status == whole.output[0].status == "incomplete"
     assert {event.response.id for event in events if hasattr(event, "response")} == {last.id}
     assert events[0].response.status == "in_progress"
@@ -157,7 +178,9 @@ def test_events_are_named_and_nothing_follows_the_last(echo: Fleet, tmp_path: Pa
 def test_the_clients_stream_helper_gets_the_final_response(echo: Fleet, tmp_path: Path) -> None:
     client = saying(echo, tmp_path)
     with client.responses.stream(model="tiny", input="one two three") as stream:
-        snapshots = [event.snapshot for event in stream if event.type == "response.output_text.delta"]
+        snapshots = [
+            event.snapshot for event in stream if event.type == "response.output_text.delta"
+        ]
         final = stream.get_final_response()
     assert final.output_text == snapshots[-1] == "one two three"
     assert (final.status, final.output[0].status) == ("completed", "completed")
@@ -169,9 +192,13 @@ def test_an_answer_without_a_word_is_an_empty_message(echo: Fleet, tmp_path: Pat
     client = saying(echo, tmp_path)
     response = client.responses.create(model="tiny", input=[{"role": "user", "content": ""}])
     assert (response.output_text, response.output[0].content[0].text) == ("", "")
-    events = list(client.responses.create(model="tiny", input=[{"role": "user", "content": ""}], stream=True))
+    events = list(
+        client.responses.create(model="tiny", input=[{"role": "user", "content": ""}], stream=True)
+    )
     assert [event.type for event in events] == [
-        kind for kind in [*TEXT_EVENTS, "response.completed"] if kind != "response.output_text.delta"
+        kind
+        for kind in [*TEXT_EVENTS, "response.completed"]
+        if kind != "response.output_text.delta"
     ]
 
 
@@ -205,8 +232,14 @@ def test_embeddings_may_stand_in_what_a_function_gave(llama: Fleet, url: str, cl
         {"type": "input_text", "text": TEXT},
         {"type": "prompt_embeds", "data": saved(embeds_of(llama))},
     ):
-        items: Any = [ASK[1], call, {"type": "function_call_output", "call_id": "c", "output": [part]}]
-        texts.append(client.responses.create(**GREEDY, input=items, max_output_tokens=8).output_text)
+        items: Any = [
+            ASK[1],
+            call,
+            {"type": "function_call_output", "call_id": "c", "output": [part]},
+        ]
+        texts.append(
+            client.responses.create(**GREEDY, input=items, max_output_tokens=8).output_text
+        )
     assert texts[0] == texts[1] != ""
 
 
@@ -232,7 +265,9 @@ def test_an_answer_that_stopped_short_is_continued(url: str, client: Any) -> Non
     response = client.responses.create(**GREEDY, input=[*ASK, begun], max_output_tokens=12)
     messages = [*ASK, {"role": "assistant", "content": "It is"}]
     more = {"continue_final_message": True, "add_generation_prompt": False}
-    assert response.output_text == chat_of(url, messages, **more)["choices"][0]["message"]["content"]
+    assert (
+        response.output_text == chat_of(url, messages, **more)["choices"][0]["message"]["content"]
+    )
 
 
 def test_effort_goes_to_templates_that_read_it(echo: Fleet, tmp_path: Path, url: str) -> None:
@@ -254,7 +289,11 @@ def test_effort_goes_to_templates_that_read_it(echo: Fleet, tmp_path: Path, url:
 def test_a_client_that_leaves_a_stream_ends_its_request(llama: Fleet, client: Any) -> None:
     assert llama.idle_within(10)
     stream = client.responses.create(
-        model="tiny", input="It is", max_output_tokens=450, stream=True, extra_body={"ignore_eos": True}
+        model="tiny",
+        input="It is",
+        max_output_tokens=450,
+        stream=True,
+        extra_body={"ignore_eos": True},
     )
     next(iter(stream))
     stream.close()
@@ -390,8 +429,13 @@ def test_a_request_with_more_embeddings_than_are_allowed_is_refused(llama: Fleet
     ("item", "status"), [(ASK[0], 400), ({"role": "assistant", "content": "x"}, 400), (CALL, 200)]
 )
 def test_ten_thousand_items_are_no_burden(url: str, item: dict[str, Any], status: int) -> None:
-    """Texts are too long for the model; calls, of which this template writes nothing, are one message."""
-    response = post(url, "/v1/responses", {"input": [item] * 10_000 + [ASK[1]], "max_output_tokens": 1})
+    """Texts are too long for the model.
+
+    Calls, of which this template writes nothing, are one message.
+    """
+    response = post(
+        url, "/v1/responses", {"input": [item] * 10_000 + [ASK[1]], "max_output_tokens": 1}
+    )
     assert response.status_code == status
     if status == 400:
         assert error(response)["code"] == "context_length_exceeded"

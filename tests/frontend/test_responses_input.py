@@ -38,11 +38,15 @@ ITEMS = (
     | st.fixed_dictionaries(
         {"role": st.sampled_from(WORDS[4:8]), "content": TEXT | st.lists(VALUES, max_size=3)}
     )
-    | st.fixed_dictionaries({"type": st.just("reasoning"), "summary": st.just([]), "content": VALUES})
+    | st.fixed_dictionaries(
+        {"type": st.just("reasoning"), "summary": st.just([]), "content": VALUES}
+    )
     | st.fixed_dictionaries(
         {"type": st.just("function_call"), "name": TEXT, "call_id": TEXT, "arguments": TEXT}
     )
-    | st.fixed_dictionaries({"type": st.just("function_call_output"), "call_id": TEXT, "output": VALUES})
+    | st.fixed_dictionaries(
+        {"type": st.just("function_call_output"), "call_id": TEXT, "output": VALUES}
+    )
 )
 
 
@@ -50,7 +54,9 @@ ITEMS = (
 def test_a_request_is_a_chat_or_a_precise_error(
     items: list[dict[str, Any]], tools: list[dict[str, Any]], choice: Any, wanted: dict[str, Any]
 ) -> None:
-    request = ResponsesRequest(input=items, tools=tools, tool_choice=choice, text=TextOptions(wanted))
+    request = ResponsesRequest(
+        input=items, tools=tools, tool_choice=choice, text=TextOptions(wanted)
+    )
     read: Any = check_source
     found: list[TensorSource] = in_input(request)
     refused: InvalidRequestError | None = None
@@ -74,13 +80,19 @@ def test_a_request_is_a_chat_or_a_precise_error(
 
 
 @given(st.lists(TEXT, min_size=1, max_size=4), st.none() | TEXT)
-def test_what_opens_a_conversation_is_one_message(texts: list[str], instructions: str | None) -> None:
+def test_what_opens_a_conversation_is_one_message(
+    texts: list[str], instructions: str | None
+) -> None:
     items = [
         {"role": role, "content": text}
         for role, text in zip(("system", "developer") * 2, texts, strict=False)
     ]
-    request = ResponsesRequest(input=[*items, {"role": "user", "content": "x"}], instructions=instructions)
+    request = ResponsesRequest(
+        input=[*items, {"role": "user", "content": "x"}], instructions=instructions
+    )
     said = conversation(request)
     assert [message["role"] for message in said.messages] == ["system", "user"]
-    assert said.messages[0]["content"] == "\n\n".join([instructions, *texts] if instructions else texts)
+    assert said.messages[0]["content"] == "\n\n".join(
+        [instructions, *texts] if instructions else texts
+    )
     assert len(said.named) == 2

@@ -67,7 +67,10 @@ def test_reasoning_text_and_calls_are_items_and_go_back_as_input(
     ]
 
     whole = saying(echo, tmp_path, "{{ messages | tojson }}<|im_end|>")
-    outputs = [{"type": "function_call_output", "call_id": call.call_id, "output": "seen"} for call in calls]
+    outputs = [
+        {"type": "function_call_output", "call_id": call.call_id, "output": "seen"}
+        for call in calls
+    ]
     items = [{"role": "user", "content": "go"}, *response.output, *outputs]
     messages = json.loads(whole.responses.create(model="tiny", input=items).output_text)
     assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool"]
@@ -134,20 +137,30 @@ def test_the_clients_helper_reads_calls_into_types(client: Any) -> None:
 
 
 def test_without_tools_a_call_is_text(client: Any) -> None:
-    for asked in ({}, {"tools": TOOLS, "tool_choice": "none"}, {"tool_choice": "auto", "tools": []}):
+    for asked in (
+        {},
+        {"tools": TOOLS, "tool_choice": "none"},
+        {"tool_choice": "auto", "tools": []},
+    ):
         (message,) = client.responses.create(model="tiny", input=CALLS, **asked).output
         assert message.content[0].text == CALLS
 
 
 def test_calls_are_one_where_they_may_not_be_parallel(client: Any) -> None:
-    response = client.responses.create(model="tiny", input=CALLS, tools=TOOLS, parallel_tool_calls=False)
+    response = client.responses.create(
+        model="tiny", input=CALLS, tools=TOOLS, parallel_tool_calls=False
+    )
     assert [item.name for item in response.output if item.type == "function_call"] == ["look"]
     assert response.parallel_tool_calls is False
 
 
 def test_the_model_is_told_only_of_the_tools_it_may_call(echo: Fleet, tmp_path: Path) -> None:
     client = saying(echo, tmp_path, "{{ tools | tojson }}<|im_end|>")
-    chosen = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "listen"}]}
+    chosen = {
+        "type": "allowed_tools",
+        "mode": "auto",
+        "tools": [{"type": "function", "name": "listen"}],
+    }
     response = client.responses.create(model="tiny", input="x", tools=TOOLS, tool_choice=chosen)
     (told,) = json.loads(response.output_text)
     fields = {name: value for name, value in TOOLS[1].items() if name != "type"}

@@ -25,11 +25,15 @@ def test_models_are_listed_with_what_a_client_must_know(llama: Fleet, url: str) 
 
 
 def test_a_server_without_the_flag_does_not_claim_embeds(plain_url: str) -> None:
-    assert "prompt_embeds" not in httpx.get(plain_url + "/v1/models").json()["data"][0]["capabilities"]
+    assert (
+        "prompt_embeds" not in httpx.get(plain_url + "/v1/models").json()["data"][0]["capabilities"]
+    )
 
 
 def test_tokenize_and_detokenize_are_each_others_inverse(llama: Fleet, url: str) -> None:
-    answer = post(url, "/tokenize", {"model": "tiny", "prompt": TEXT, "return_token_strs": True}).json()
+    answer = post(
+        url, "/tokenize", {"model": "tiny", "prompt": TEXT, "return_token_strs": True}
+    ).json()
     assert answer["tokens"] == tokenizer_of(llama.path)(TEXT)["input_ids"]
     assert (answer["count"], answer["max_model_len"]) == (len(answer["tokens"]), 512)
     assert "".join(answer["token_strs"]).replace("Ġ", " ") == TEXT
@@ -49,7 +53,9 @@ def test_probes_answer(url: str, path: str) -> None:
 def test_metrics_count_what_was_asked(llama: Fleet) -> None:
     url = llama.serve(enable_prompt_embeds=True)
     post(
-        url, "/v1/completions", {"prompt_embeds": constant(0.5, rows=7), "max_tokens": 3, "ignore_eos": True}
+        url,
+        "/v1/completions",
+        {"prompt_embeds": constant(0.5, rows=7), "max_tokens": 3, "ignore_eos": True},
     )
     post(url, "/v1/completions", {"prompt_embeds": constant(float("nan")), "max_tokens": 3})
     text = httpx.get(url + "/metrics").text
@@ -92,9 +98,16 @@ def test_the_description_covers_every_route_and_resolves(url: str) -> None:
         if isinstance(value, dict):
             own = {value["$ref"]} if "$ref" in value else set()
             return own.union(*(references(child) for child in value.values()))
-        return set().union(*(references(child) for child in value)) if isinstance(value, list) else set()
+        return (
+            set().union(*(references(child) for child in value))
+            if isinstance(value, list)
+            else set()
+        )
 
-    names = {reference.removeprefix("#/components/schemas/") for reference in references(document["paths"])}
+    names = {
+        reference.removeprefix("#/components/schemas/")
+        for reference in references(document["paths"])
+    }
     assert (
         {"CompletionRequest", "ChatRequest", "ErrorResponse"}
         <= names

@@ -1,4 +1,7 @@
-"""What clients see of the router: sessions, and what becomes of requests when all workers are full."""
+"""What clients see of the router.
+
+Sessions, and what becomes of requests when all workers are full.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -21,7 +24,9 @@ def narrow() -> Iterator[Fleet]:
     """A worker that has one sequence at a time, and may have no other waiting."""
     with fleet(tiny("llama"), max_num_seqs=1) as running:
         running.router = Router(
-            running.plane, RouterSettings(router_worker_backlog=0, router_queue_size=4), secret=SECRET
+            running.plane,
+            RouterSettings(router_worker_backlog=0, router_queue_size=4),
+            secret=SECRET,
         )
         yield running
 
@@ -35,7 +40,11 @@ def narrow_url(narrow: Fleet) -> str:
 @pytest.mark.parametrize("name", ["", "x" * 513])
 def test_a_session_has_a_name_of_some_length(url: str, path: str, name: str) -> None:
     asked = {"prompt": "a", "messages": [{"role": "user", "content": "a"}], "input": "a"}
-    field = {"/v1/completions": "prompt", "/v1/chat/completions": "messages", "/v1/responses": "input"}[path]
+    field = {
+        "/v1/completions": "prompt",
+        "/v1/chat/completions": "messages",
+        "/v1/responses": "input",
+    }[path]
     for more, headers, param in (
         ({"prompt_cache_key": name}, {}, "prompt_cache_key"),
         ({}, {"x-session-id": name}, "X-Session-Id"),
@@ -53,13 +62,17 @@ def test_a_session_may_be_named_in_the_body_or_in_a_header(url: str) -> None:
         assert answer.json()["choices"] == plain
 
 
-def test_prompts_of_one_request_wait_for_each_other_when_there_is_room_for_one(narrow_url: str) -> None:
+def test_prompts_of_one_request_wait_for_each_other_when_there_is_room_for_one(
+    narrow_url: str,
+) -> None:
     answer = post(narrow_url, "/v1/completions", {**SHORT, "prompt": ["a", "b", "c"]})
     assert answer.status_code == 200, answer.text
     assert [choice["index"] for choice in answer.json()["choices"]] == [0, 1, 2]
 
 
-def test_a_request_of_more_choices_than_may_wait_is_refused_whole(narrow: Fleet, narrow_url: str) -> None:
+def test_a_request_of_more_choices_than_may_wait_is_refused_whole(
+    narrow: Fleet, narrow_url: str
+) -> None:
     answer = post(narrow_url, "/v1/completions", {**SHORT, "prompt": ["a"] * 4, "n": 2})
     assert answer.status_code == 429, answer.text
     assert narrow.idle_within(20)

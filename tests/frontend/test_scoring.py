@@ -82,11 +82,15 @@ def test_documents_are_ranked_best_first(url: str, path: str) -> None:
     scores = [expected(QUERY, document) for document in DOCUMENTS]
     order = sorted(range(4), key=lambda index: -scores[index])
     assert [result["index"] for result in body["results"]] == order
-    assert [result["document"]["text"] for result in body["results"]] == [DOCUMENTS[index] for index in order]
+    assert [result["document"]["text"] for result in body["results"]] == [
+        DOCUMENTS[index] for index in order
+    ]
     assert [result["relevance_score"] for result in body["results"]] == pytest.approx(
         [scores[index] for index in order], abs=1e-5
     )
-    best = post(url, path, query=QUERY, documents=DOCUMENTS, top_n=2, return_documents=False)["results"]
+    best = post(url, path, query=QUERY, documents=DOCUMENTS, top_n=2, return_documents=False)[
+        "results"
+    ]
     assert [set(result) for result in best] == [{"index", "relevance_score"}] * 2
     assert [result["index"] for result in best] == order[:2]
     assert body["results"][0]["document"] == {"text": DOCUMENTS[order[0]], "multi_modal": None}
@@ -98,7 +102,9 @@ def test_documents_are_ranked_best_first(url: str, path: str) -> None:
 def test_an_embedding_model_scores_by_cosine(embedder: str) -> None:
     path = tiny_embedding("bge")
     tokenizer = reference.tokenizer_of(path)
-    query, *others = [reference.vector(path, tokenizer(text)["input_ids"]) for text in (QUERY, *DOCUMENTS)]
+    query, *others = [
+        reference.vector(path, tokenizer(text)["input_ids"]) for text in (QUERY, *DOCUMENTS)
+    ]
     wanted = [reference.cosine(query, other) for other in others]
     body = post(embedder, "/score", text_1=QUERY, text_2=DOCUMENTS)
     assert [item["score"] for item in body["data"]] == pytest.approx(wanted, abs=1e-5)
@@ -114,7 +120,12 @@ def test_an_embedding_model_scores_by_cosine(embedder: str) -> None:
         ("/score", {"text_1": ["a", "b"], "text_2": ["c"] * 3}, "text_1", "2 texts and text_2 3"),
         ("/score", {"text_1": "a", "text_2": []}, "text_2", "must not be empty"),
         ("/score", {"text_1": "a", "text_2": ["b", ""]}, "text_2", "empty string"),
-        ("/score", {"text_1": "a", "text_2": ["the hill " * 60]}, "text_2[0]", "maximum context length"),
+        (
+            "/score",
+            {"text_1": "a", "text_2": ["the hill " * 60]},
+            "text_2[0]",
+            "maximum context length",
+        ),
         ("/rerank", {"query": "", "documents": ["a"]}, "query", "empty string"),
         ("/rerank", {"query": "a", "documents": []}, "documents", "must not be empty"),
         ("/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, "top_n", "0 or more"),
@@ -134,7 +145,12 @@ def test_an_embedding_model_scores_by_cosine(embedder: str) -> None:
             "max_tokens_per_query",
             "64 pos",
         ),
-        ("/score", {"text_1": "a", "text_2": "b", "instruction": "c"}, "instruction", "chat template"),
+        (
+            "/score",
+            {"text_1": "a", "text_2": "b", "instruction": "c"},
+            "instruction",
+            "chat template",
+        ),
         (
             "/rerank",
             {"query": "a", "documents": ["b"], "chat_template_kwargs": {"a": 1}},
@@ -142,7 +158,12 @@ def test_an_embedding_model_scores_by_cosine(embedder: str) -> None:
             "template",
         ),
         ("/score", {"text_1": {"content": []}, "text_2": "b"}, "text_1", "object"),
-        ("/score", {"text_1": "a", "text_2": "b", "padding": "max_length"}, "padding", "without padding"),
+        (
+            "/score",
+            {"text_1": "a", "text_2": "b", "padding": "max_length"},
+            "padding",
+            "without padding",
+        ),
     ],
 )
 def test_what_cannot_be_scored_is_refused_by_name(

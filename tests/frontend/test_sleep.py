@@ -20,7 +20,11 @@ from tests.frontend.payloads import error, post
 from tests.models import tiny
 from tests.transport.direct import DirectPlane
 
-ASKED: dict[str, Any] = {"prompt": "the lighthouse keeper counted", "max_tokens": 12, "temperature": 0}
+ASKED: dict[str, Any] = {
+    "prompt": "the lighthouse keeper counted",
+    "max_tokens": 12,
+    "temperature": 0,
+}
 CHIEF = {"authorization": "Bearer chief"}
 
 
@@ -53,7 +57,9 @@ def sleeping(url: str) -> bool:
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_a_model_sleeps_takes_nothing_and_answers_the_same_after_waking(url: str, level: int) -> None:
+def test_a_model_sleeps_takes_nothing_and_answers_the_same_after_waking(
+    url: str, level: int
+) -> None:
     before = ask(url).json()["choices"]
     asleep = tell(url, f"/sleep?level={level}")
     assert asleep.status_code == 200
@@ -74,7 +80,9 @@ def test_a_model_sleeps_takes_nothing_and_answers_the_same_after_waking(url: str
     assert ask(url).json()["choices"] == before
 
 
-@pytest.mark.parametrize("last", ["tags=kv_cache", "tags=weights,kv_cache", "tags=weights&tags=kv_cache"])
+@pytest.mark.parametrize(
+    "last", ["tags=kv_cache", "tags=weights,kv_cache", "tags=weights&tags=kv_cache"]
+)
 def test_a_worker_that_is_half_awake_takes_nothing(url: str, last: str) -> None:
     tell(url, "/sleep")
     half = tell(url, "/wake_up?tags=weights").json()
@@ -85,7 +93,9 @@ def test_a_worker_that_is_half_awake_takes_nothing(url: str, last: str) -> None:
     assert ask(url).status_code == 200
 
 
-def test_requests_wait_for_a_model_that_sleeps_where_they_are_to(url: str, patient_url: str) -> None:
+def test_requests_wait_for_a_model_that_sleeps_where_they_are_to(
+    url: str, patient_url: str
+) -> None:
     before = ask(url).json()["choices"]
     tell(url, "/sleep")
     found: list[httpx.Response] = []
@@ -102,12 +112,16 @@ def test_requests_wait_for_a_model_that_sleeps_where_they_are_to(url: str, patie
     tell(url, "/wake_up")
     for thread in waiting:
         thread.join()
-    assert [(answer.status_code, answer.json()["choices"]) for answer in found] == [(200, before)] * 3
+    assert [(answer.status_code, answer.json()["choices"]) for answer in found] == [
+        (200, before)
+    ] * 3
 
 
 def test_requests_are_waited_for_when_asked_to_be(sleeper: Fleet, url: str) -> None:
     found: list[httpx.Response] = []
-    running = threading.Thread(target=lambda: found.append(ask(url, max_tokens=250, ignore_eos=True)))
+    running = threading.Thread(
+        target=lambda: found.append(ask(url, max_tokens=250, ignore_eos=True))
+    )
     running.start()
     while not sleeper.running():
         pass
@@ -121,7 +135,9 @@ def test_requests_are_waited_for_when_asked_to_be(sleeper: Fleet, url: str) -> N
 @pytest.mark.parametrize("query", ["", "?mode=wait&wait=0.01"])
 def test_requests_that_are_not_waited_for_are_aborted(sleeper: Fleet, url: str, query: str) -> None:
     found: list[httpx.Response] = []
-    running = threading.Thread(target=lambda: found.append(ask(url, max_tokens=490, ignore_eos=True)))
+    running = threading.Thread(
+        target=lambda: found.append(ask(url, max_tokens=490, ignore_eos=True))
+    )
     running.start()
     while not sleeper.running():
         pass
@@ -144,7 +160,9 @@ def test_requests_that_are_not_waited_for_are_aborted(sleeper: Fleet, url: str, 
         ("/wake_up?tags=scheduling", "tags must be weights or kv_cache"),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_nobody_falls_asleep(url: str, path: str, said: str) -> None:
+def test_what_makes_no_sense_is_refused_and_nobody_falls_asleep(
+    url: str, path: str, said: str
+) -> None:
     refused = tell(url, path)
     assert (refused.status_code, said in error(refused)["message"]) == (400, True)
     assert not sleeping(url)
@@ -192,7 +210,9 @@ async def test_when_some_workers_follow_and_others_do_not_each_is_told_of(tmp_pa
     )
     settings = EngineSettings(model=str(tmp_path), engine="echo")
     plane = await DirectPlane.around(EchoEngine(settings, SECRET), Broken(settings, SECRET))
-    app = build_app(Router(plane), FrontendSettings(admin_api_key=[SecretStr("chief")]), secret=SECRET)
+    app = build_app(
+        Router(plane), FrontendSettings(admin_api_key=[SecretStr("chief")]), secret=SECRET
+    )
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://inlay") as client:
         answer = await client.post("/clear_kv_blocks", headers=CHIEF)

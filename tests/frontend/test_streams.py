@@ -1,4 +1,7 @@
-"""Clients that leave, servers that stop: no request outlives who asked for it, and no stream ends without a word."""
+"""Clients that leave, servers that stop.
+
+No request outlives who asked for it, and no stream ends without a word.
+"""
 
 import json
 import signal
@@ -15,7 +18,12 @@ from tests.frontend.live import Fleet
 from tests.models import tiny
 from tests.serving import serving
 
-LONG: dict[str, Any] = {"prompt": "It is", "max_tokens": 480, "ignore_eos": True, "temperature": 1.0}
+LONG: dict[str, Any] = {
+    "prompt": "It is",
+    "max_tokens": 480,
+    "ignore_eos": True,
+    "temperature": 1.0,
+}
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -37,7 +45,9 @@ def test_a_client_that_leaves_ends_its_requests(llama: Fleet, stream: bool) -> N
 
 def test_a_request_id_comes_back(url: str) -> None:
     given = httpx.post(
-        url + "/v1/completions", json={"prompt": "x", "max_tokens": 1}, headers={"x-request-id": "mine-1"}
+        url + "/v1/completions",
+        json={"prompt": "x", "max_tokens": 1},
+        headers={"x-request-id": "mine-1"},
     )
     assert given.headers["x-request-id"] == "mine-1"
     odd = httpx.get(url + "/nothing", headers={"x-request-id": "a b"})
@@ -49,7 +59,9 @@ def test_a_server_with_no_room_for_more_requests_says_when_to_come_back(llama: F
     parts = urlsplit(url)
     inflight = llama.apps[url].server.inflight
     with socket.create_connection((parts.hostname or "", parts.port or 0)) as connection:
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"
+        )
         while not inflight.count:
             time.sleep(0.01)
         refused = httpx.post(url + "/v1/completions", json=LONG)

@@ -1,4 +1,7 @@
-"""Structured output through real servers and the real client; the model's weights are random, so the grammar does all of it."""
+"""Structured output through real servers and the real client.
+
+The model's weights are random, so the grammar does all of it.
+"""
 
 import http.client
 import json
@@ -108,14 +111,20 @@ def test_a_prompt_of_rows_is_answered_by_the_same_json_as_its_text(
         "structured_outputs": {"json": Lantern.model_json_schema()},
     }
     by_text = post(url, "/v1/completions", {**fields, "prompt": TEXT}).json()["choices"][0]["text"]
-    by_rows = post(url, "/v1/completions", {**fields, "prompt_embeds": saved(embeds_of(llama))}).json()
+    by_rows = post(
+        url, "/v1/completions", {**fields, "prompt_embeds": saved(embeds_of(llama))}
+    ).json()
     assert by_rows["choices"][0]["text"] == by_text
     Lantern.model_validate_json(by_text)
 
 
 def test_json_mode_says_an_object_or_is_cut_off_in_one(client: Any) -> None:
     answer = client.chat.completions.create(
-        model="tiny", messages=ASK, response_format={"type": "json_object"}, max_tokens=100, temperature=1.0
+        model="tiny",
+        messages=ASK,
+        response_format={"type": "json_object"},
+        max_tokens=100,
+        temperature=1.0,
     )
     text = answer.choices[0].message.content
     assert text.startswith("{")
@@ -123,8 +132,9 @@ def test_json_mode_says_an_object_or_is_cut_off_in_one(client: Any) -> None:
         assert isinstance(json.loads(text), dict)
 
 
-# As instructor 1.17.0 sends them for a model with a name and an age, in its modes JSON and MD_JSON (recorded; the library wants
-# another `openai` than these tests). It parses what comes back, without a fence or inside of one.
+# As instructor 1.17.0 sends them for a model with a name and an age, in its modes JSON and MD_JSON
+# (recorded; the library wants another `openai` than these tests). It parses what comes back,
+# without a fence or inside of one.
 INSTRUCTOR = (
     "\n            As a genius expert, your task is to understand the content and provide\n            the parsed objects in json that"
     ' match the following json_schema:\n\n\n            {\n  "properties": {\n    "name": {\n      "title": "Name",\n      "type":'
@@ -149,13 +159,17 @@ FENCED = '```json\n{"name": "Jason", "age": 25}\n```'
 def test_what_the_model_says_in_instructors_json_modes_reaches_it_whole(
     url: str, llama: Fleet, question: str, fields: dict[str, Any], content: str
 ) -> None:
-    # Both modes send the same system message. With the longer question it would leave no room in this model's context.
+    # Both modes send the same system message. With the longer question it would leave no room in
+    # this model's context.
     system = [{"role": "system", "content": INSTRUCTOR}] if content == "{}" else []
     messages = [*system, {"role": "user", "content": question}]
     renderer = Renderer.load(llama.path)
-    # These modes hold the model to no schema. What it would have to say is made likely by other means.
+    # These modes hold the model to no schema. What it would have to say is made likely by other
+    # means.
     likely = {
-        str(id_): 100 for text in ("{", "{}", "}") for id_ in renderer.encode(text, add_special_tokens=False)
+        str(id_): 100
+        for text in ("{", "{}", "}")
+        for id_ in renderer.encode(text, add_special_tokens=False)
     }
     options = {"model": "tiny", "temperature": 0, "logit_bias": likely}
     answer = post(url, "/v1/chat/completions", {"messages": messages, **options, **fields}).json()
@@ -191,15 +205,28 @@ def test_hostile_schemas_are_refused_or_cut_while_others_are_answered(url: str) 
     statuses: dict[str, int] = {}
 
     def attack(name: str) -> None:
-        body = {"model": "tiny", "prompt": TEXT, "max_tokens": 20, "structured_outputs": HOSTILE[name]}
+        body = {
+            "model": "tiny",
+            "prompt": TEXT,
+            "max_tokens": 20,
+            "structured_outputs": HOSTILE[name],
+        }
         statuses[name] = post(url, "/v1/completions", body).status_code
 
     threads = [threading.Thread(target=attack, args=(name,)) for name in HOSTILE]
-    fields = {"model": "tiny", "prompt": TEXT, "max_tokens": 10, "temperature": 0, "return_token_ids": True}
+    fields = {
+        "model": "tiny",
+        "prompt": TEXT,
+        "max_tokens": 10,
+        "temperature": 0,
+        "return_token_ids": True,
+    }
     before = post(url, "/v1/completions", fields).json()["choices"][0]["token_ids"]
     for thread in threads:
         thread.start()
-    during = [post(url, "/v1/completions", fields).json()["choices"][0]["token_ids"] for _ in range(5)]
+    during = [
+        post(url, "/v1/completions", fields).json()["choices"][0]["token_ids"] for _ in range(5)
+    ]
     for thread in threads:
         thread.join()
     assert during == [before] * 5
@@ -239,7 +266,9 @@ ASKING: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", ASKING)
 def test_the_chain_of_optionals_is_refused_wherever_it_stands(url: str, name: str) -> None:
     param, fields = ASKING[name]
-    answer = post(url, "/v1/chat/completions", {"model": "tiny", "messages": ASK, "max_tokens": 4, **fields})
+    answer = post(
+        url, "/v1/chat/completions", {"model": "tiny", "messages": ASK, "max_tokens": 4, **fields}
+    )
     assert answer.status_code == 400
     assert error(answer)["param"] == param
     assert "transitions; at most 100000" in error(answer)["message"]
@@ -251,9 +280,16 @@ def test_a_key_with_costly_schemas_delays_no_other_key_s(llama: Fleet) -> None:
     with ExitStack() as stack:
         asked = []
         for letter in "abcdefghij":  # each takes half a second or more
-            schema = {"properties": {f"{letter}{index}": {"type": "integer"} for index in range(1900)}}
+            schema = {
+                "properties": {f"{letter}{index}": {"type": "integer"} for index in range(1900)}
+            }
             body = json.dumps(
-                {"model": "tiny", "prompt": TEXT, "max_tokens": 1, "structured_outputs": {"json": schema}}
+                {
+                    "model": "tiny",
+                    "prompt": TEXT,
+                    "max_tokens": 1,
+                    "structured_outputs": {"json": schema},
+                }
             )
             connection = stack.enter_context(
                 closing(http.client.HTTPConnection(host, int(port), timeout=180))

@@ -45,13 +45,22 @@ def test_a_chat_that_begins_by_thinking_thinks_for_as_many_tokens(
     thinker: Fleet, thinking_url: str, budget: int
 ) -> None:
     _, end = tags(thinker)
-    asked = {**ASK, "chat_template_kwargs": {"thinks": True}, "ignore_eos": True, "return_token_ids": True}
+    asked = {
+        **ASK,
+        "chat_template_kwargs": {"thinks": True},
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
     free = post(thinking_url, "/v1/chat/completions", asked).json()
     assert end not in free["choices"][0]["token_ids"], "a random model does not end by itself"
     for unbounded in (None, -1, 1000):
-        again = post(thinking_url, "/v1/chat/completions", {**asked, "thinking_token_budget": unbounded})
+        again = post(
+            thinking_url, "/v1/chat/completions", {**asked, "thinking_token_budget": unbounded}
+        )
         assert again.json()["choices"] == free["choices"]
-    answer = post(thinking_url, "/v1/chat/completions", {**asked, "thinking_token_budget": budget}).json()
+    answer = post(
+        thinking_url, "/v1/chat/completions", {**asked, "thinking_token_budget": budget}
+    ).json()
     found = answer["choices"][0]["token_ids"]
     # The line break that the template puts behind the tag is spent already, as vLLM counts it.
     assert found.index(end) == budget - 1
@@ -61,23 +70,32 @@ def test_a_chat_that_begins_by_thinking_thinks_for_as_many_tokens(
     assert answer["choices"][0]["message"]["content"]
 
 
-def test_each_prompt_of_a_completion_has_spent_what_it_has(thinker: Fleet, thinking_url: str) -> None:
+def test_each_prompt_of_a_completion_has_spent_what_it_has(
+    thinker: Fleet, thinking_url: str
+) -> None:
     start, end = tags(thinker)
     prompts = [[40, 41], [40, start], [40, start, 41, 42], [40, start, 41, end, 42]]
     body = {"prompt": prompts, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
     more = {"return_token_ids": True, "thinking_token_budget": 3, "n": 2}
     choices = post(thinking_url, "/v1/completions", {**body, **more}).json()["choices"]
-    places = [choice["token_ids"].index(end) if end in choice["token_ids"] else None for choice in choices]
+    places = [
+        choice["token_ids"].index(end) if end in choice["token_ids"] else None for choice in choices
+    ]
     assert places == [None, None, 3, 3, 1, 1, None, None]
 
 
-def test_a_model_without_tags_and_a_number_that_is_none_are_refused(url: str, thinking_url: str) -> None:
+def test_a_model_without_tags_and_a_number_that_is_none_are_refused(
+    url: str, thinking_url: str
+) -> None:
     for path, body in (
         ("/v1/completions", {"prompt": "a", "max_tokens": 2}),
         ("/v1/chat/completions", ASK),
     ):
         found = error(post(url, path, {**body, "thinking_token_budget": 5}))
-        assert (found["param"], "--reasoning-parser" in found["message"]) == ("thinking_token_budget", True)
+        assert (found["param"], "--reasoning-parser" in found["message"]) == (
+            "thinking_token_budget",
+            True,
+        )
         assert post(url, path, {**body, "thinking_token_budget": -1}).status_code == 200
         for bad in (-2, 1.5, True, "5"):
             found = error(post(thinking_url, path, {**body, "thinking_token_budget": bad}))

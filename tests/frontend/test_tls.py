@@ -41,7 +41,9 @@ def test_a_server_with_a_certificate_speaks_https(llama: Fleet, server_pair: Pai
     url = llama.serve(ssl_certfile=server_pair[0], ssl_keyfile=server_pair[1])
     assert url.startswith("https://")
     with client(server_pair[0]) as trusting:
-        answer = trusting.post(localhost(url) + "/v1/completions", json={"prompt": "a", "max_tokens": 1})
+        answer = trusting.post(
+            localhost(url) + "/v1/completions", json={"prompt": "a", "max_tokens": 1}
+        )
     assert answer.status_code == 200
     with pytest.raises(httpx.ConnectError):
         httpx.get(localhost(url) + "/live")
@@ -49,7 +51,9 @@ def test_a_server_with_a_certificate_speaks_https(llama: Fleet, server_pair: Pai
         httpx.get(url.replace("https", "http") + "/live")
 
 
-def test_a_key_may_lie_in_the_certificates_file(llama: Fleet, server_pair: Pair, tmp_path: Path) -> None:
+def test_a_key_may_lie_in_the_certificates_file(
+    llama: Fleet, server_pair: Pair, tmp_path: Path
+) -> None:
     both = tmp_path / "both.pem"
     both.write_bytes(server_pair[0].read_bytes() + server_pair[1].read_bytes())
     url = llama.serve(ssl_certfile=both)
@@ -62,11 +66,16 @@ def test_old_versions_of_tls_are_not_spoken(server_pair: Pair) -> None:
     assert tls.context.minimum_version is ssl.TLSVersion.TLSv1_2
 
 
-def test_clients_may_have_to_show_a_certificate(llama: Fleet, server_pair: Pair, tmp_path: Path) -> None:
+def test_clients_may_have_to_show_a_certificate(
+    llama: Fleet, server_pair: Pair, tmp_path: Path
+) -> None:
     ours, other = certificate(tmp_path, "ours"), certificate(tmp_path, "other")
     url = localhost(
         llama.serve(
-            ssl_certfile=server_pair[0], ssl_keyfile=server_pair[1], ssl_ca_certs=ours[0], ssl_cert_reqs=2
+            ssl_certfile=server_pair[0],
+            ssl_keyfile=server_pair[1],
+            ssl_ca_certs=ours[0],
+            ssl_cert_reqs=2,
         )
     )
     with client(server_pair[0], ours) as known:
@@ -95,7 +104,8 @@ def test_files_that_cannot_be_used_are_told_at_the_start(
     (tmp_path / "text").write_text("hello")
     fields, phrase = BAD[case]
     settings: dict[str, Any] = {
-        name: tmp_path / value if isinstance(value, str) else value for name, value in fields.items()
+        name: tmp_path / value if isinstance(value, str) else value
+        for name, value in fields.items()
     }
     with pytest.raises(InvalidRequestError, match=phrase):
         Tls.of(FrontendSettings(**settings))
@@ -151,7 +161,9 @@ def test_sighup_brings_new_certificates_and_keys_to_a_running_server(
         process.send_signal(signal.SIGHUP)
         until(lambda: answers(fresh[0], url))
         with client(fresh[0]) as trusting:
-            until(lambda: trusting.get(url + "/v1/models", headers=bearer("two")).status_code == 200)
+            until(
+                lambda: trusting.get(url + "/v1/models", headers=bearer("two")).status_code == 200
+            )
             assert trusting.get(url + "/v1/models", headers=bearer("one")).status_code == 401
         assert process.poll() is None
     finally:

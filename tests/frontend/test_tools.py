@@ -1,7 +1,7 @@
 """Tools and reasoning through the real client and a real server, whose model says what its last message says.
 
-The engine repeats its prompt, and the chat template writes the last message alone; so the text of that message is the model's
-output, token by token, and everything behind it is the server's doing.
+The engine repeats its prompt, and the chat template writes the last message alone; so the text of
+that message is the model's output, token by token, and everything behind it is the server's doing.
 """
 
 import json
@@ -19,7 +19,8 @@ from tests.frontend.payloads import error, post
 from tests.models import TURN_END
 
 SAYS = (
-    "{# calls between <tool_call> tags, thoughts before </think> #}{{ messages[-1]['content'] }}" + TURN_END
+    "{# calls between <tool_call> tags, thoughts before </think> #}{{ messages[-1]['content'] }}"
+    + TURN_END
 )
 OPENS = "{# </think> #}{{ messages[-1]['content'] }}" + TURN_END + "<think>\n"
 
@@ -28,7 +29,11 @@ WEATHER: Any = {
     "function": {
         "name": "get_weather",
         "description": "The weather in a city.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
     },
 }
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris <b>"}}\n</tool_call>'
@@ -66,8 +71,14 @@ def test_a_tool_is_called_and_its_result_is_answered(client: openai.OpenAI) -> N
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Let me see.")
     (call,) = choice.message.tool_calls or []
     assert call.type == "function"
-    assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Paris <b>"})
-    messages += [choice.message, {"role": "tool", "tool_call_id": call.id, "content": "It rains in Paris."}]
+    assert (call.function.name, json.loads(call.function.arguments)) == (
+        "get_weather",
+        {"city": "Paris <b>"},
+    )
+    messages += [
+        choice.message,
+        {"role": "tool", "tool_call_id": call.id, "content": "It rains in Paris."},
+    ]
     second = client.chat.completions.create(model="tiny", messages=messages, tools=[WEATHER])
     assert (second.choices[0].finish_reason, second.choices[0].message.content) == (
         "stop",
@@ -177,11 +188,15 @@ def test_reasoning_has_both_names_and_may_be_left_out(says: str) -> None:
         assert said(hidden["choices"][0]["message"]) == {"role": "assistant", "content": "Yes."}
 
 
-def test_a_prompt_that_opens_the_reasoning_starts_the_output_in_it(echo: Fleet, tmp_path: Path) -> None:
+def test_a_prompt_that_opens_the_reasoning_starts_the_output_in_it(
+    echo: Fleet, tmp_path: Path
+) -> None:
     template = tmp_path / "opens.jinja"
     template.write_text(OPENS)
     url = echo.serve(chat_template=str(template))
-    message = post(url, "/v1/chat/completions", ask("Hm.</think>\n\nYes.")).json()["choices"][0]["message"]
+    message = post(url, "/v1/chat/completions", ask("Hm.</think>\n\nYes.")).json()["choices"][0][
+        "message"
+    ]
     assert (message["reasoning"], message["content"]) == ("Hm.", "Yes.")
     message = post(url, "/v1/chat/completions", ask("Hm, no end")).json()["choices"][0]["message"]
     assert (message["reasoning"], message["content"]) == ("Hm, no end", None)
@@ -208,9 +223,13 @@ def test_without_tools_tags_are_text(says: str) -> None:
 def test_parsers_are_named_by_flags(echo: Fleet, tmp_path: Path) -> None:
     template = tmp_path / "says.jinja"
     template.write_text(SAYS)
-    url = echo.serve(chat_template=str(template), tool_call_parser="mistral", reasoning_parser="none")
+    url = echo.serve(
+        chat_template=str(template), tool_call_parser="mistral", reasoning_parser="none"
+    )
     text = '<think>[TOOL_CALLS]get_weather{"city": "Rome"}'
-    message = post(url, "/v1/chat/completions", ask(text, tools=[WEATHER])).json()["choices"][0]["message"]
+    message = post(url, "/v1/chat/completions", ask(text, tools=[WEATHER])).json()["choices"][0][
+        "message"
+    ]
     assert message["content"] == "<think>"
     assert len(message["tool_calls"][0]["id"]) == 9
     url = echo.serve(enable_auto_tool_choice=False)

@@ -107,7 +107,9 @@ def _masks(matcher: LLMatcher, rng: random.Random) -> float:
         if matcher.is_error() or matcher.is_stopped():
             break
         start = rng.randrange(len(mask))
-        byte = next((place for place in (*range(start, len(mask)), *range(start)) if mask[place]), None)
+        byte = next(
+            (place for place in (*range(start, len(mask)), *range(start)) if mask[place]), None
+        )
         if byte is None:
             break
         bits = [8 * byte + bit for bit in range(8) if mask[byte] >> bit & 1]
@@ -117,7 +119,9 @@ def _masks(matcher: LLMatcher, rng: random.Random) -> float:
 
 def _check_time(seconds: float, most: float) -> None:
     if seconds > most:
-        raise AssertionError(f"it took {seconds:.2f} s of processor time; at most {most:g} are allowed")
+        raise AssertionError(
+            f"it took {seconds:.2f} s of processor time; at most {most:g} are allowed"
+        )
 
 
 def changed(data: bytes, inputs: Sequence[bytes], rng: random.Random) -> bytes:
@@ -138,7 +142,10 @@ def changed(data: bytes, inputs: Sequence[bytes], rng: random.Random) -> bytes:
                 source = source[:start] + b"(%s){%d,%d}" % (piece, low, low + more) + source[end:]
             case 2:
                 source = (
-                    source[:start] + b"(%s)" % piece + rng.choice((b"?", b"*", b"+", b"|")) + source[end:]
+                    source[:start]
+                    + b"(%s)" % piece
+                    + rng.choice((b"?", b"*", b"+", b"|"))
+                    + source[end:]
                 )
             case 3:
                 source = source[:start] + rng.choice(_WORDS) + source[start:]

@@ -1,9 +1,12 @@
-"""Fuzz the reader of multipart bodies: framing has one reading, in whatever pieces a body comes, and all else is refused.
+"""Fuzz the reader of multipart bodies.
+
+Framing has one reading, in whatever pieces a body comes, and all else is refused.
 
     python -m tests.fuzz.fuzz_multipart FOLDER -runs=10000000 -max_len=512
 
-The arguments are libFuzzer's; FOLDER receives what reaches something new. Needs `atheris`. An input is a byte that says into
-which pieces the body is cut and whether its length is known, the boundary, a line's end, and the body.
+The arguments are libFuzzer's; FOLDER receives what reaches something new. Needs `atheris`. An input
+is a byte that says into which pieces the body is cut and whether its length is known, the boundary,
+a line's end, and the body.
 """
 
 import re
@@ -20,7 +23,10 @@ from tests.fuzz.mutation import mutated
 
 CORPUS = Path(__file__).parent / "corpus" / "multipart"
 MAX_BYTES, MAX_REQUEST_BYTES, MAX_HEADER_BYTES, MAX_FILES, FIRST = 128, 48, 96, 3, 32
-"""The limits, and the memory a part of unknown length begins with: lowered so that small bodies reach them."""
+"""The limits, and the memory a part of unknown length begins with.
+
+Lowered so that small bodies reach them.
+"""
 _SIZES = (1, 3, 8, 13, 19, 26, 33, 41, 50, 60, 71, 83, 97, 113, 150, 4096)
 """Bytes of the pieces that a body may come in."""
 
@@ -40,7 +46,10 @@ def _parts() -> Any:
     from inlay.tensors import ReadLimits
 
     return SimpleNamespace(
-        InlayError=InlayError, memory=memory, multipart=multipart, limits=ReadLimits(max_bytes=MAX_BYTES)
+        InlayError=InlayError,
+        memory=memory,
+        multipart=multipart,
+        limits=ReadLimits(max_bytes=MAX_BYTES),
     )
 
 
@@ -99,7 +108,10 @@ def check(data: bytes) -> bool:
     boundary = head.decode("latin-1")
     how = data[0] if data else 0
     size, first = _SIZES[how & 15], how >> 4 & 7
-    pieces = [body[:first], *(body[start : start + size] for start in range(first, len(body), size))]
+    pieces = [
+        body[:first],
+        *(body[start : start + size] for start in range(first, len(body), size)),
+    ]
     outcome = _outcome(boundary, body, len(body), [bytearray(body)])
     other = _outcome(boundary, body, len(body) if how & 128 else None, pieces)
     assert _alike(outcome, other), (outcome, other)
@@ -111,7 +123,9 @@ def check(data: bytes) -> bool:
 
 def _alike(one: tuple[str, Any], other: tuple[str, Any]) -> bool:
     # How much of what is too large had come is all that may differ.
-    return one == other or (one[0] == other[0] != "form" and _unnumbered(one[1]) == _unnumbered(other[1]))
+    return one == other or (
+        one[0] == other[0] != "form" and _unnumbered(one[1]) == _unnumbered(other[1])
+    )
 
 
 def _unnumbered(error: tuple[str, str | None]) -> tuple[str, str | None]:
@@ -141,7 +155,15 @@ def seeds() -> list[bytes]:
     """Bodies of many shapes, and some that are refused: where mutation starts."""
 
     def part(disposition: bytes, content: bytes, more: bytes = b"") -> bytes:
-        return b"--b\r\n" + more + b"Content-Disposition: " + disposition + b"\r\n\r\n" + content + b"\r\n"
+        return (
+            b"--b\r\n"
+            + more
+            + b"Content-Disposition: "
+            + disposition
+            + b"\r\n\r\n"
+            + content
+            + b"\r\n"
+        )
 
     request = part(b'form-data; name="request"', b'{"a":1}')
     file = part(b'form-data; name="a"; filename="a.npy"', b"\r\n--\0" * 4, b"Content-Type: a/b\r\n")

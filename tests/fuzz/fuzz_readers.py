@@ -1,10 +1,13 @@
-"""Fuzz each reader of embeddings by itself, guided by coverage: what reaches it is always its own format.
+"""Fuzz each reader of embeddings by itself, guided by coverage.
+
+What reaches it is always its own format.
 
     python -m tests.fuzz.fuzz_readers archive FOLDER -runs=10000000 -max_len=4096
 
-Targets: `archive` (zip records), `pickle` (opcodes in an archive that is in order), `safetensors`, `npy`. What follows the target
-are libFuzzer's own arguments; FOLDER receives what reaches something new. The corpus of the target goes in as well. Needs
-`atheris`; `fuzz_tensors` is the same check without it.
+Targets: `archive` (zip records), `pickle` (opcodes in an archive that is in order), `safetensors`,
+`npy`. What follows the target are libFuzzer's own arguments; FOLDER receives what reaches something
+new. The corpus of the target goes in as well. Needs `atheris`; `fuzz_tensors` is the same check
+without it.
 """
 
 import struct
@@ -47,7 +50,8 @@ def _pickle(data: bytes) -> bytes:
 
 
 def _safetensors(data: bytes) -> bytes:
-    # Mostly the length before the header is the header's own, or nothing behind it would ever be reached.
+    # Mostly the length before the header is the header's own, or nothing behind it would ever be
+    # reached.
     if not data[:1].isdigit():
         return data[1:9].ljust(8, b"\0") + b"{" + data[9:]
     header, _, rest = data[1:].partition(b"\0")
@@ -83,7 +87,10 @@ def _safetensors_in(file: bytes) -> bytes | None:
 
 def seeds(target: str) -> list[bytes]:
     """Where mutation starts: the files of `fuzz_tensors` that belong to the target."""
-    found = (TARGETS[target][1](path.read_bytes()) for path in sorted((CORPUS.parent / "tensors").iterdir()))
+    found = (
+        TARGETS[target][1](path.read_bytes())
+        for path in sorted((CORPUS.parent / "tensors").iterdir())
+    )
     return [data for data in found if data is not None]
 
 

@@ -1,11 +1,14 @@
-"""Fuzz what takes requests in: a body is refused with an `InlayError`, or becomes prompts and samplings an engine may be given.
+"""Fuzz what takes requests in.
+
+A body is refused with an `InlayError`, or becomes prompts and samplings an engine may be given.
 
     python -m tests.fuzz.fuzz_requests completions --executions 1000000 [--seed 1]
     python -m tests.fuzz.fuzz_requests chat --atheris FOLDER -runs=10000000 -max_len=4096
 
-Every body goes in twice, once in pieces, with its base64 lifted out, and once through the full parser alone: both must end alike.
-The first form needs nothing but mutates blindly; the second is guided by coverage, needs `atheris` and takes libFuzzer's
-options; FOLDER receives what reaches something new. `--make-corpus` writes the bodies mutation starts from.
+Every body goes in twice, once in pieces, with its base64 lifted out, and once through the full
+parser alone: both must end alike. The first form needs nothing but mutates blindly; the second is
+guided by coverage, needs `atheris` and takes libFuzzer's options; FOLDER receives what reaches
+something new. `--make-corpus` writes the bodies mutation starts from.
 """
 
 import argparse
@@ -103,7 +106,9 @@ def _routes() -> _Routes:
         dtype="float32",
         vocab_size=400,
         hidden_size=HIDDEN,
-        limits=Limits(max_model_len=512, max_num_seqs=8, max_logprobs=5, max_prompt_embeds_abs=100.0),
+        limits=Limits(
+            max_model_len=512, max_num_seqs=8, max_logprobs=5, max_prompt_embeds_abs=100.0
+        ),
         engine="echo",
         engine_version="0",
         embedding_table_id="a-table",
@@ -139,7 +144,9 @@ def _routes() -> _Routes:
     class InOneThread(Server):
         """A server that waits for no thread, so that no event loop is needed."""
 
-        async def prepare(self, size: int, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        async def prepare(
+            self, size: int, work: Callable[..., Any], *args: Any, **kwargs: Any
+        ) -> Any:
             return work(*args, **kwargs)
 
     @dataclass(slots=True)
@@ -158,7 +165,8 @@ def _routes() -> _Routes:
         call.request, call.generation = request, generation
 
     modules = {"completions": completions, "chat": chat, "responses": responses}
-    # Small bodies are lifted too; where requests are sent to a worker, this ends; and seeds that are drawn would differ.
+    # Small bodies are lifted too; where requests are sent to a worker, this ends; and seeds that
+    # are drawn would differ.
     turned: list[tuple[Any, str, Any]] = [
         *((lift, name, value) for name, value in LENGTHS.items()),
         *((module, "respond", keep) for module in modules.values()),
@@ -166,7 +174,10 @@ def _routes() -> _Routes:
     turned.append((sampling, "secrets", SimpleNamespace(randbits=lambda _: 7)))
     turned.append((Threads, "run", _at_once))
     settings = FrontendSettings(
-        enable_prompt_embeds=True, max_prompt_embeds_bytes=2000, max_choices=4, scheduling_policy="priority"
+        enable_prompt_embeds=True,
+        max_prompt_embeds_bytes=2000,
+        max_choices=4,
+        scheduling_policy="priority",
     )
     store = PromptStore(Secret(bytes(32)), memory_bytes=1 << 20, ttl=1.0, clock=lambda: 0.0)
     server = InOneThread(OneModel(), settings, Secret(bytes(32)), store)
@@ -237,7 +248,10 @@ def _turned(attributes: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
 
 
 def outcome(target: str, body: bytes) -> tuple[str, Any]:
-    """What becomes of `body`: "works" and those for an engine as bytes, or an error's name and what its client sees."""
+    """What becomes of `body`.
+
+    "works" and those for an engine as bytes, or an error's name and what its client sees.
+    """
     routes = _routes()
     try:
         call = routes.answer(target, body)
@@ -292,7 +306,13 @@ def bodies(target: str) -> dict[str, bytes]:
     bad = base64.b64encode(write(rows * np.float32("nan"), "safetensors")).decode()
     part = {"type": "prompt_embeds", "data": files["safetensors"]}
     text = {"type": "text", "text": "the harbour <|im_end|>"}
-    rest: dict[str, Any] = {"max_tokens": 4, "n": 2, "seed": 3, "logit_bias": {"5": 1.5}, "stop": ["a", "b"]}
+    rest: dict[str, Any] = {
+        "max_tokens": 4,
+        "n": 2,
+        "seed": 3,
+        "logit_bias": {"5": 1.5},
+        "stop": ["a", "b"],
+    }
     if target == "completions":
         found: dict[str, Any] = {
             "text": {"prompt": "count the lanterns", **rest},
@@ -318,7 +338,12 @@ def bodies(target: str) -> dict[str, bytes]:
     elif target == "responses":
         called = {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a": 1}'}
         told = {"type": "function_call_output", "call_id": "c", "output": [part]}
-        function = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
+        function = {
+            "type": "function",
+            "name": "f",
+            "parameters": {"type": "object"},
+            "strict": True,
+        }
         user = {"role": "user", "content": [{"type": "input_text", "text": "the harbour"}, part]}
         found = {
             "text": {"input": "count", "instructions": "be brief", "max_output_tokens": 4, "metadata": {"a": "b"}},
@@ -341,7 +366,11 @@ def bodies(target: str) -> dict[str, bytes]:
         }  # fmt: skip
     else:
         user = {"role": "user", "content": [text, part, text]}
-        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": "<rows>"}'}}
+        call = {
+            "id": "c",
+            "type": "function",
+            "function": {"name": "f", "arguments": '{"a": "<rows>"}'},
+        }
         tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
         found = {
             "text": {"messages": [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}], **rest},

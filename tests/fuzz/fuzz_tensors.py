@@ -1,9 +1,13 @@
-"""Fuzz the readers of embeddings: bytes are refused with an `EmbeddingsError`, or are a tensor within its limits.
+"""Fuzz the readers of embeddings.
 
-    python -m tests.fuzz.fuzz_tensors --executions 1000000 [--seed 1] [--corpus tests/fuzz/corpus/tensors]
+Bytes are refused with an `EmbeddingsError`, or are a tensor within its limits.
 
-It mutates the corpus at random, keeping what reached lines not seen before (from Python 3.12 on, where watching lines is cheap);
-`fuzz_readers` is guided by coverage and needs `atheris` for that. `--make-corpus` writes the corpus again.
+    python -m tests.fuzz.fuzz_tensors --executions 1000000 [--seed 1] [--corpus
+    tests/fuzz/corpus/tensors]
+
+It mutates the corpus at random, keeping what reached lines not seen before (from Python 3.12 on,
+where watching lines is cheap); `fuzz_readers` is guided by coverage and needs `atheris` for that.
+`--make-corpus` writes the corpus again.
 """
 
 import argparse
@@ -58,7 +62,11 @@ def check(data: bytes) -> Tensor | None:
         try:
             for prompt in prompts_of(tensor):
                 rows = to_rows(
-                    prompt, hidden_size=prompt.shape[1], dtype=dtype, max_abs=1e4, table_id="a-table"
+                    prompt,
+                    hidden_size=prompt.shape[1],
+                    dtype=dtype,
+                    max_abs=1e4,
+                    table_id="a-table",
                 )
                 assert rows.shape == prompt.shape
         except EmbeddingsError as refusal:
@@ -68,11 +76,16 @@ def check(data: bytes) -> Tensor | None:
 
 def _check_message(refusal: EmbeddingsError) -> None:
     if len(refusal.message) >= 1000 or not refusal.message.isprintable():
-        raise AssertionError(f"a message of {len(refusal.message)} characters: {refusal.message[:1000]!r}")
+        raise AssertionError(
+            f"a message of {len(refusal.message)} characters: {refusal.message[:1000]!r}"
+        )
 
 
 class _Lines:
-    """Notes lines of `inlay.tensors` that run for the first time; each costs once only. Needs Python 3.12."""
+    """Notes lines of `inlay.tensors` that run for the first time; each costs once only.
+
+    Needs Python 3.12.
+    """
 
     def __init__(self) -> None:
         self.found = 0

@@ -17,11 +17,13 @@ Mutation: TypeAlias = Callable[[bytes, random.Random], bytes]
 def instrumented(*modules: str, but: Sequence[str] = ()) -> AbstractContextManager[None]:
     """While it is entered, what is imported of `modules` and below, and not of `but`, tells the fuzzer which edges run.
 
-    What is imported already stays as it is. Watching takes half of the time, so it should be no more than is to be covered.
+    What is imported already stays as it is. Watching takes half of the time, so it should be no
+    more than is to be covered.
     """
     root = Path(inlay.__file__).parent
     names = [
-        ".".join(("inlay", *path.relative_to(root).with_suffix("").parts)) for path in root.rglob("*.py")
+        ".".join(("inlay", *path.relative_to(root).with_suffix("").parts))
+        for path in root.rglob("*.py")
     ]
     # `include` goes by the first part of a name alone, and `exclude` by whole names.
     left_out = [
@@ -58,7 +60,8 @@ def run(
 
     def mutate(data: bytes, max_size: int, seed: int) -> bytes:
         nonlocal rng
-        # Seeded once: a run is still the same for the same `-seed`, and seeding takes as long as a change does.
+        # Seeded once: a run is still the same for the same `-seed`, and seeding takes as long as a
+        # change does.
         rng = rng or random.Random(seed)
         choice = seed % (len(mutations) + 1)
         if choice == len(mutations):

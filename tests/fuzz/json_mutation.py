@@ -1,4 +1,7 @@
-"""Random changes to what a JSON body says: it stays JSON, so that what lies behind the parser is reached."""
+"""Random changes to what a JSON body says.
+
+It stays JSON, so that what lies behind the parser is reached.
+"""
 
 import random
 from collections.abc import Iterable

@@ -1,4 +1,7 @@
-"""Random changes to bytes, with words and numbers that mean something: where a fuzzer's own changes know too little."""
+"""Random changes to bytes, with words and numbers that mean something.
+
+Where a fuzzer's own changes know too little.
+"""
 
 import random
 from collections.abc import Sequence
@@ -9,7 +12,9 @@ _NUMBERS = (
 _STEPS = (-1, 1, 2, -2, 16, -16)
 
 
-def mutated(data: bytes, others: Sequence[bytes], words: Sequence[bytes], rng: random.Random) -> bytes:
+def mutated(
+    data: bytes, others: Sequence[bytes], words: Sequence[bytes], rng: random.Random
+) -> bytes:
     """`data` with one to eight random changes.
 
     Args:
@@ -20,7 +25,8 @@ def mutated(data: bytes, others: Sequence[bytes], words: Sequence[bytes], rng: r
     """
 
     def below(limit: int) -> int:
-        # `randrange` takes three times as long, and this is called tens of times for each execution.
+        # `randrange` takes three times as long, and this is called tens of times for each
+        # execution.
         return int(rng.random() * limit)
 
     changed = bytearray(data)

@@ -1,4 +1,7 @@
-"""What fuzzing multipart bodies found, every time the tests run; `python -m tests.fuzz.fuzz_multipart` finds more."""
+"""What fuzzing multipart bodies found, every time the tests run.
+
+`python -m tests.fuzz.fuzz_multipart` finds more.
+"""
 
 import random
 

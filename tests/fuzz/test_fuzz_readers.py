@@ -1,4 +1,7 @@
-"""What fuzzing each reader found, every time the tests run; `python -m tests.fuzz.fuzz_readers` finds more."""
+"""What fuzzing each reader found, every time the tests run.
+
+`python -m tests.fuzz.fuzz_readers` finds more.
+"""
 
 import pytest
 

@@ -1,4 +1,7 @@
-"""A little of the fuzzing of requests, every time the tests run; `python -m tests.fuzz.fuzz_requests` does the rest."""
+"""A little of the fuzzing of requests, every time the tests run.
+
+`python -m tests.fuzz.fuzz_requests` does the rest.
+"""
 
 import pytest
 

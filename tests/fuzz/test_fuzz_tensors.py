@@ -1,4 +1,7 @@
-"""A little of the fuzzing, every time the tests run; `python -m tests.fuzz.fuzz_tensors` does the rest."""
+"""A little of the fuzzing, every time the tests run.
+
+`python -m tests.fuzz.fuzz_tensors` does the rest.
+"""
 
 from pathlib import Path
 

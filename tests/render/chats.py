@@ -15,7 +15,10 @@ TOOL = {
 
 CHATS: dict[str, list[dict[str, Any]]] = {
     "one": [{"role": "user", "content": "Hello world"}],
-    "system": [{"role": "system", "content": "Be  brief. "}, {"role": "user", "content": " What?\n"}],
+    "system": [
+        {"role": "system", "content": "Be  brief. "},
+        {"role": "user", "content": " What?\n"},
+    ],
     "turns": [
         {"role": "user", "content": "What is the capital?"},
         {"role": "assistant", "content": "The town."},
@@ -29,7 +32,11 @@ WITH_TOOLS: list[dict[str, Any]] = [
         "content": "I look.",
         "reasoning": "hm, {'a'}",
         "tool_calls": [
-            {"id": "1", "type": "function", "function": {"name": "lookup", "arguments": {"q": "é <x>"}}}
+            {
+                "id": "1",
+                "type": "function",
+                "function": {"name": "lookup", "arguments": {"q": "é <x>"}},
+            }
         ],
     },
     {"role": "tool", "tool_call_id": "1", "content": "42"},

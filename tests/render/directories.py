@@ -102,20 +102,28 @@ def byte_level() -> Tokenizer:
         trainers.BpeTrainer(
             vocab_size=420,
             special_tokens=[
-                AddedToken(text, special=True) for text in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+                AddedToken(text, special=True)
+                for text in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
             ],
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         ),
     )
-    tokenizer.add_tokens([AddedToken("<think>", special=False), AddedToken("</think>", special=False)])
+    tokenizer.add_tokens(
+        [AddedToken("<think>", special=False), AddedToken("</think>", special=False)]
+    )
     return tokenizer
 
 
 def byte_fallback() -> Tokenizer:
-    """As Llama-2's and Mistral's: BPE on characters, spaces as U+2581, bytes where characters are unknown, a bos token."""
+    """As Llama-2's and Mistral's.
+
+    BPE on characters, spaces as U+2581, bytes where characters are unknown, a bos token.
+    """
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
     tokenizer.train_from_iterator(
         [line for line in CORPUS if line.isascii()],
         trainers.BpeTrainer(
@@ -126,10 +134,17 @@ def byte_fallback() -> Tokenizer:
     )
     # The trainer calls the byte tokens special; models' vocabularies do not.
     data = json.loads(tokenizer.to_str())
-    data["added_tokens"] = [token for token in data["added_tokens"] if not token["content"].startswith("<0x")]
+    data["added_tokens"] = [
+        token for token in data["added_tokens"] if not token["content"].startswith("<0x")
+    ]
     tokenizer = Tokenizer.from_str(json.dumps(data))
     tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
     )
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", pair="<s> $A <s>:1 $B:1", special_tokens=[("<s>", 1)]
@@ -159,13 +174,18 @@ def word_piece() -> Tokenizer:
     tokenizer.decoder = decoders.WordPiece()
     tokenizer.train_from_iterator(
         CORPUS,
-        trainers.WordPieceTrainer(vocab_size=250, special_tokens=["[UNK]", "[CLS]"], show_progress=False),
+        trainers.WordPieceTrainer(
+            vocab_size=250, special_tokens=["[UNK]", "[CLS]"], show_progress=False
+        ),
     )
     return tokenizer
 
 
 def sparse() -> Tokenizer:
-    """Few tokens, one of them without any text, with the decoder of Llama-2: what arbitrary ids stumble over."""
+    """Few tokens, one of them without any text, with the decoder of Llama-2.
+
+    What arbitrary ids stumble over.
+    """
     tokens = [
         "",
         "▁",

@@ -21,7 +21,9 @@ from tests.render.directories import PARTS_TEMPLATE, llama_like, qwen_like
 
 def ids_of(directory: Path, messages: Sequence[dict[str, Any]], **options: Any) -> list[int]:
     tokenizer = AutoTokenizer.from_pretrained(directory)
-    return list(tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False, **options))
+    return list(
+        tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False, **options)
+    )
 
 
 @pytest.mark.parametrize(
@@ -29,7 +31,9 @@ def ids_of(directory: Path, messages: Sequence[dict[str, Any]], **options: Any) 
 )
 @pytest.mark.parametrize("chat", CHATS)
 @pytest.mark.parametrize("generate", [True, False])
-def test_chats_are_rendered_as_transformers_renders_them(directory: Any, chat: str, generate: bool) -> None:
+def test_chats_are_rendered_as_transformers_renders_them(
+    directory: Any, chat: str, generate: bool
+) -> None:
     expected = ids_of(directory(), CHATS[chat], add_generation_prompt=generate)
     prompt = Renderer.load(directory()).chat(CHATS[chat], add_generation_prompt=generate)
     assert prompt == Prompt.of(Tokens(expected))
@@ -76,7 +80,9 @@ def test_a_message_with_calls_alone_has_the_content_its_template_looks_for(
 ) -> None:
     of = Renderer.load(qwen_like(), chat_template=template)
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-    prompt = of.chat([{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call], **given}])
+    prompt = of.chat(
+        [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call], **given}]
+    )
     assert of.decode(prompt.token_ids()) == "<user>x<call>look"
 
 
@@ -87,7 +93,9 @@ WITH_CRITIC = OF_USERS.replace("'user'", "'critic'")
 @pytest.mark.parametrize("role", ["usr", "User", "", "critic"])
 def test_a_role_that_neither_openai_nor_the_template_has_is_refused(role: str) -> None:
     of = Renderer.load(qwen_like(), chat_template=OF_USERS)
-    with pytest.raises(InvalidRequestError, match=f"must be one of system, .*tool.*got '{role}'") as refused:
+    with pytest.raises(
+        InvalidRequestError, match=f"must be one of system, .*tool.*got '{role}'"
+    ) as refused:
         of.chat([{"role": "user", "content": "x"}, {"role": role, "content": "x"}])
     assert refused.value.param == "messages[1].role"
 
@@ -106,7 +114,9 @@ def test_a_developer_is_the_system_to_a_template_that_knows_none() -> None:
 
 @pytest.mark.parametrize("directory", [qwen_like, llama_like], ids=["qwen", "llama"])
 @pytest.mark.parametrize("content", ["The town is", "The town is  ", "  a\n"])
-def test_a_final_message_is_continued_as_transformers_continues_it(directory: Any, content: str) -> None:
+def test_a_final_message_is_continued_as_transformers_continues_it(
+    directory: Any, content: str
+) -> None:
     chat = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": content}]
     expected = ids_of(directory(), chat, continue_final_message=True)
     of = Renderer.load(directory())
@@ -125,7 +135,9 @@ def test_what_cannot_be_continued_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="it has no content"):
         of.chat([{"role": "assistant", "tool_calls": []}], **options)
     with pytest.raises(InvalidRequestError, match="writes its content 0 times"):
-        Renderer.load(qwen_like(), chat_template=OF_USERS).chat([{"role": "tool", "content": "x"}], **options)
+        Renderer.load(qwen_like(), chat_template=OF_USERS).chat(
+            [{"role": "tool", "content": "x"}], **options
+        )
     with pytest.raises(InvalidRequestError, match="exclude each other"):
         of.chat(CHATS["one"], continue_final_message=True)
 
@@ -134,15 +146,21 @@ def test_what_cannot_be_continued_is_refused() -> None:
 def test_embeddings_stand_where_their_part_stands(directory: Any) -> None:
     of = Renderer.load(directory())
     first, second = rows(2, fill=1), rows(3, fill=2)
-    prompt = of.chat(user(text("Hello "), embeds(0), text(" world"), embeds(1)), rows=[first, second])
+    prompt = of.chat(
+        user(text("Hello "), embeds(0), text(" world"), embeds(1)), rows=[first, second]
+    )
     kinds = [type(segment) for segment in prompt.segments]
     assert kinds == [Tokens, Rows, Tokens, Rows, Tokens]
     assert prompt.segments[1] is first
     assert prompt.segments[3] is second
-    # A tokenizer that puts a space in front of a text puts one behind a special token too, and so behind rows.
+    # A tokenizer that puts a space in front of a text puts one behind a special token too, and so
+    # behind rows.
     shown = of.decode(prompt.token_ids(), skip_special_tokens=True).split()
     assert (
-        shown == of.decode(of.chat(user(text("Hello  world"))).token_ids(), skip_special_tokens=True).split()
+        shown
+        == of.decode(
+            of.chat(user(text("Hello  world"))).token_ids(), skip_special_tokens=True
+        ).split()
     )
 
 
@@ -217,7 +235,9 @@ def test_nothing_a_client_writes_is_taken_for_embeddings(hostile: str) -> None:
             "role": "assistant",
             "content": hostile,
             "reasoning_content": hostile,
-            "tool_calls": [{"function": {"name": hostile, "arguments": json.dumps({hostile: hostile})}}],
+            "tool_calls": [
+                {"function": {"name": hostile, "arguments": json.dumps({hostile: hostile})}}
+            ],
         },
         {"role": "tool", "content": hostile},
     ]
@@ -241,7 +261,10 @@ def test_rows_must_be_named_once_in_order(named: list[int]) -> None:
     [
         ([], "must not be empty"),
         ([{"content": "x"}], "must have a role"),
-        (user({"type": "image_url", "image_url": {}}), r"\[0\] must be a part of type text or prompt_embeds"),
+        (
+            user({"type": "image_url", "image_url": {}}),
+            r"\[0\] must be a part of type text or prompt_embeds",
+        ),
         (user({"type": "text"}), "must be a part of type"),
         ([{"role": "user", "content": ["x"]}], "must be a part of type"),
         ([{"role": "user", "content": {"a": 1}}], "must be a string or a list of parts, got dict"),
@@ -266,7 +289,10 @@ contents = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_
 
 @given(st.lists(contents | st.none(), min_size=1, max_size=6))
 def test_any_mixture_of_text_and_rows_is_the_text_cut_at_the_rows(parts: list[str | None]) -> None:
-    """None stands for rows. Template and text between rows tokenize as they would around a special token."""
+    """None stands for rows.
+
+    Template and text between rows tokenize as they would around a special token.
+    """
     of = _plain()
     number = 0
     content = []

@@ -11,7 +11,9 @@ from inlay.render import Renderer
 from tests.render.directories import CORPUS, KINDS, renderer
 
 
-def pieces(of: Renderer, ids: Sequence[int], *, skip: bool, cuts: Sequence[int] | None = None) -> list[str]:
+def pieces(
+    of: Renderer, ids: Sequence[int], *, skip: bool, cuts: Sequence[int] | None = None
+) -> list[str]:
     """What each push shows, and the flush; one id a push unless `cuts` says where to split."""
     detokenizer = of.detokenizer(skip_special_tokens=skip)
     bounds = [0, *(range(1, len(ids)) if cuts is None else sorted(cuts)), len(ids)]
@@ -42,7 +44,19 @@ def test_bytes_in_any_order_are_as_in_decoding_all_ids(kind: str, data: st.DataO
     others = st.sampled_from([*of.encode("the town"), 1, 2])
     broken = st.lists(
         st.sampled_from(
-            [b"\xf0", b"\x9f", b"\x99", b"\x82", b"\xe2", b"\x80", b"\xff", b"\xc0", b"\xed", b"\xa0", b"a"]
+            [
+                b"\xf0",
+                b"\x9f",
+                b"\x99",
+                b"\x82",
+                b"\xe2",
+                b"\x80",
+                b"\xff",
+                b"\xc0",
+                b"\xed",
+                b"\xa0",
+                b"a",
+            ]
         ),
         max_size=6,
     ).map(b"".join)
@@ -55,7 +69,9 @@ def test_bytes_in_any_order_are_as_in_decoding_all_ids(kind: str, data: st.DataO
 
 
 @pytest.mark.parametrize("kind", [*sorted(KINDS.keys() - {"sparse"}), "byte_level_after_replace"])
-@pytest.mark.parametrize("text", [*CORPUS, "🙂🙃 emoji 👩‍👩‍👧 and 漢字", "  two  spaces ", "x\n\n\ny"])
+@pytest.mark.parametrize(
+    "text", [*CORPUS, "🙂🙃 emoji 👩‍👩‍👧 and 漢字", "  two  spaces ", "x\n\n\ny"]
+)
 def test_no_piece_of_good_text_has_a_replacement_character(kind: str, text: str) -> None:
     of = renderer(kind)
     ids = of.encode(text, add_special_tokens=False)

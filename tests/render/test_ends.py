@@ -75,7 +75,9 @@ def test_no_more_is_tokenized_than_is_kept_and_what_a_cut_reaches(kind: str, sid
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("piece", ["a", " ", "a b ", "🙂", "\u0301"])
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback", "metaspace", "word_piece"])
-def test_a_text_without_an_end_costs_no_more_than_a_bound(kind: str, piece: str, side: Side) -> None:
+def test_a_text_without_an_end_costs_no_more_than_a_bound(
+    kind: str, piece: str, side: Side
+) -> None:
     long = piece * (1_000_000 // len(piece))
     seen: list[int] = []
 
@@ -107,7 +109,8 @@ def test_a_place_that_is_not_certain_is_looked_for_further_on() -> None:
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("period", ["ab", "abc", "abcd"])
 def test_a_run_of_a_few_characters_is_not_taken_for_certain(period: str, side: Side) -> None:
-    # Where pairs begin depends on where the run begins, and from one character beyond a cut nothing of that is seen.
+    # Where pairs begin depends on where the run begins, and from one character beyond a cut nothing
+    # of that is seen.
     tokens = {letter: n for n, letter in enumerate("abcd ")}
     merges = [*((period[:end], period[end]) for end in range(1, len(period))), (period, period)]
     for one, two in merges:
@@ -122,7 +125,9 @@ def test_a_run_of_a_few_characters_is_not_taken_for_certain(period: str, side: S
     if side == "left":
         assert not any(ends.settles(encode, run, size, side) for size in range(200, 212))
     for keep in range(1, 21):
-        assert cut(ends.end_of(encode, run, keep, side).ids, keep, side) == cut(encode(run), keep, side)
+        assert cut(ends.end_of(encode, run, keep, side).ids, keep, side) == cut(
+            encode(run), keep, side
+        )
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
@@ -132,7 +137,8 @@ def test_an_end_of_a_chat_with_rows_is_that_of_the_whole(
     kind: str, side: Side, texts: list[str], keep: int
 ) -> None:
     rows = [
-        Rows(Buffer(np.full((3, 1), n, np.float32).tobytes()), "float32", (3, 1)) for n in range(len(texts))
+        Rows(Buffer(np.full((3, 1), n, np.float32).tobytes()), "float32", (3, 1))
+        for n in range(len(texts))
     ]
     content: list[dict[str, Any]] = []
     for index, text in enumerate(texts):
@@ -148,7 +154,9 @@ def test_an_end_of_a_chat_with_rows_is_that_of_the_whole(
     if side == "right":
         assert found.slice(0, length) == whole.slice(0, length)
     else:
-        assert found.slice(len(found) - length, len(found)) == whole.slice(len(whole) - length, len(whole))
+        assert found.slice(len(found) - length, len(found)) == whole.slice(
+            len(whole) - length, len(whole)
+        )
 
 
 @pytest.mark.parametrize("side", SIDES)

@@ -1,4 +1,7 @@
-"""Recorded forms of tool calls and reasoning, read whole and cut at every place; what is none of them stays text."""
+"""Recorded forms of tool calls and reasoning, read whole and cut at every place.
+
+What is none of them stays text.
+"""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -58,7 +61,11 @@ def read(make: Make, pieces: Iterable[str], tools: Tools = TOOLS) -> ParsedOutpu
 
 
 def said(output: ParsedOutput) -> tuple[str, str, list[tuple[str | None, str]]]:
-    return output.content, output.reasoning, [(call.name, call.arguments) for call in output.tool_calls]
+    return (
+        output.content,
+        output.reasoning,
+        [(call.name, call.arguments) for call in output.tool_calls],
+    )
 
 
 WEATHER = ("get_weather", '{"city": "Paris", "days": 2}')
@@ -276,18 +283,25 @@ _WORDS = (
 )  # fmt: skip
 TEXTS = st.lists(st.sampled_from(_WORDS), max_size=14).map("".join)
 MAKERS: list[Make] = [
-    *(made_by(name) for name in ("hermes", "qwen3_coder", "llama3_json", "mistral", "deepseek_v3", "openai")),
+    *(
+        made_by(name)
+        for name in ("hermes", "qwen3_coder", "llama3_json", "mistral", "deepseek_v3", "openai")
+    ),
     RequiredParser,
     lambda tools: NamedParser(tools, "ring"),
     *(
-        lambda tools, begins=begins: ThinkingParser("<think>", "</think>", begins, made_by("hermes")(tools))
+        lambda tools, begins=begins: ThinkingParser(
+            "<think>", "</think>", begins, made_by("hermes")(tools)
+        )
         for begins in Begins
     ),
 ]
 
 
 @given(TEXTS, st.lists(st.integers(0, 200), max_size=8), st.sampled_from(MAKERS))
-def test_any_text_says_the_same_whatever_pieces_it_comes_in(text: str, cuts: list[int], make: Make) -> None:
+def test_any_text_says_the_same_whatever_pieces_it_comes_in(
+    text: str, cuts: list[int], make: Make
+) -> None:
     bounds = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
     pieces: Sequence[str] = [text[low:high] for low, high in pairwise(bounds)]
     whole = read(make, [text])
@@ -297,7 +311,9 @@ def test_any_text_says_the_same_whatever_pieces_it_comes_in(text: str, cuts: lis
 
 
 @given(
-    st.dictionaries(st.text(), st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists))
+    st.dictionaries(
+        st.text(), st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists)
+    )
 )
 def test_any_arguments_come_back_as_they_were_written(arguments: dict[str, Any]) -> None:
     for ensure_ascii in (True, False):
@@ -329,7 +345,9 @@ R1, QWEN = (form for form in (REASONING_FORMS["deepseek_r1"], REASONING_FORMS["q
         ("tell me of <think> <|im_end|>", Begins.INSIDE, Begins.OPEN),
     ],
 )
-def test_the_end_of_a_prompt_says_where_its_output_begins(prompt: str, r1: Begins, qwen: Begins) -> None:
+def test_the_end_of_a_prompt_says_where_its_output_begins(
+    prompt: str, r1: Begins, qwen: Begins
+) -> None:
     assert isinstance(R1, ReasoningForm)
     assert isinstance(QWEN, ReasoningForm)
     assert (R1.begins_after(prompt), QWEN.begins_after(prompt)) == (r1, qwen)

@@ -1,4 +1,7 @@
-"""Tokenizing as transformers does on the same directory; single tokens; directories that cannot be served."""
+"""Tokenizing as transformers does on the same directory; single tokens.
+
+Directories that cannot be served.
+"""
 
 import json
 import shutil
@@ -14,7 +17,15 @@ from transformers import AutoTokenizer
 from inlay.errors import InvalidRequestError
 from inlay.render import Renderer
 from tests.models import tiny
-from tests.render.directories import CORPUS, KINDS, byte_fallback, llama_like, qwen_like, renderer, save
+from tests.render.directories import (
+    CORPUS,
+    KINDS,
+    byte_fallback,
+    llama_like,
+    qwen_like,
+    renderer,
+    save,
+)
 
 DIRECTORIES = {"qwen": qwen_like, "llama": llama_like}
 
@@ -96,7 +107,9 @@ def transformers_of(directory: Path) -> Any:
 def test_what_the_configuration_adds_is_added_as_transformers_adds_it(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    directory = save(byte_fallback(), tmp_path / "m", bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    directory = save(
+        byte_fallback(), tmp_path / "m", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
     path = directory / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     ours, theirs = Renderer.load(directory), AutoTokenizer.from_pretrained(directory)
@@ -119,7 +132,9 @@ def test_truncation_and_padding_in_the_file_are_switched_off(tmp_path: Path) -> 
 
 
 def test_a_directory_without_a_tokenizer_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequestError, match=r"has no tokenizer\.json.*save_pretrained") as caught:
+    with pytest.raises(
+        InvalidRequestError, match=r"has no tokenizer\.json.*save_pretrained"
+    ) as caught:
         Renderer.load(tmp_path)
     assert caught.value.param == "model"
     with pytest.raises(InvalidRequestError, match=r"has no tokenizer\.json"):

@@ -16,7 +16,10 @@ from inlay.render.stop_strings import STATE_BYTES
 
 
 def naive(text: str, stops: Sequence[str], *, include: bool) -> tuple[str, str | None]:
-    """(all that is shown, stop string): the longest stop that ends at the first place where one ends."""
+    """(all that is shown, stop string).
+
+    The longest stop that ends at the first place where one ends.
+    """
     for end in range(1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:

@@ -37,7 +37,10 @@ from tests.render.directories import LLAMA_TEMPLATE, PARTS_TEMPLATE, llama_like,
 def test_whether_a_template_reads_parts_is_found_by_trying(body: str, reads: bool) -> None:
     of = Renderer.load(qwen_like(), chat_template="{% for m in messages %}" + body + "{% endfor %}")
     shown = of.decode(of.chat(user(text("a"), text("b"))).token_ids())
-    assert shown.replace(" ", "") == {False: "a\nb", True: "ab"}[reads] or shown in ('"a\\nb"', "A: a\nb")
+    assert shown.replace(" ", "") == {False: "a\nb", True: "ab"}[reads] or shown in (
+        '"a\\nb"',
+        "A: a\nb",
+    )
     if "system" in body:
         system = of.chat([{"role": "system", "content": [text("a"), text("b")]}])
         assert of.decode(system.token_ids()) == "a\nb"
@@ -45,7 +48,17 @@ def test_whether_a_template_reads_parts_is_found_by_trying(body: str, reads: boo
 
 @pytest.mark.parametrize(
     "change",
-    ["tojson", "upper", "lower", "title", "trim", "escape", "urlencode", "tojson | tojson", "string"],
+    [
+        "tojson",
+        "upper",
+        "lower",
+        "title",
+        "trim",
+        "escape",
+        "urlencode",
+        "tojson | tojson",
+        "string",
+    ],
 )
 def test_marks_survive_what_templates_do_to_content(change: str) -> None:
     source = "{% for m in messages %}{{ m.content | " + change + " }}{% endfor %}"
@@ -57,7 +70,9 @@ def test_marks_survive_what_templates_do_to_content(change: str) -> None:
 def test_a_template_that_loses_embeddings_is_named() -> None:
     source = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
     chat = [{"role": "tool", "content": [embeds(0)]}, {"role": "user", "content": [embeds(1)]}]
-    with pytest.raises(InvalidRequestError, match=r"dropped 1 of 2 prompt_embeds parts \(number 0, from 0\)"):
+    with pytest.raises(
+        InvalidRequestError, match=r"dropped 1 of 2 prompt_embeds parts \(number 0, from 0\)"
+    ):
         Renderer.load(qwen_like(), chat_template=source).chat(chat, rows=[rows(), rows()])
 
 
@@ -93,7 +108,9 @@ def test_what_a_template_raises_reaches_the_client_in_its_words() -> None:
 
 
 def test_a_templates_complaint_shows_no_marks() -> None:
-    of = Renderer.load(qwen_like(), chat_template="{{ raise_exception('bad: ' + messages[0].content) }}")
+    of = Renderer.load(
+        qwen_like(), chat_template="{{ raise_exception('bad: ' + messages[0].content) }}"
+    )
     with pytest.raises(InvalidRequestError) as caught:
         of.chat(user(text("a "), embeds(0), text("1")), rows=[rows()])
     assert caught.value.message == "the chat template: bad: a <prompt_embeds>1"
@@ -156,7 +173,9 @@ class TestWhereTemplatesAreFound:
         ):
             self.show(directory)
 
-    def test_in_the_configuration_with_special_tokens_as_strings_or_objects(self, directory: Path) -> None:
+    def test_in_the_configuration_with_special_tokens_as_strings_or_objects(
+        self, directory: Path
+    ) -> None:
         template = "{{ bos_token }}|{{ eos_token }}|{{ audio_token }}"
         config = {
             "chat_template": template,

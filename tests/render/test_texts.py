@@ -22,9 +22,13 @@ def renderer(path: Path) -> Renderer:
     return Renderer.load(path)
 
 
-@given(st.lists(text, min_size=1, max_size=5), st.integers(3, 20), st.sampled_from(["left", "right"]))
+@given(
+    st.lists(text, min_size=1, max_size=5), st.integers(3, 20), st.sampled_from(["left", "right"])
+)
 @pytest.mark.parametrize("name", ["bert", "qwen3", "roberta"])
-def test_texts_are_cut_as_transformers_cuts_them(name: str, texts: list[str], keep: int, side: Any) -> None:
+def test_texts_are_cut_as_transformers_cuts_them(
+    name: str, texts: list[str], keep: int, side: Any
+) -> None:
     path = tiny_embedding(name)
     reference = tokenizer_of(path)
     reference.truncation_side = side
@@ -69,12 +73,16 @@ def test_a_text_that_is_cut_is_not_tokenized_whole_and_begins_as_if_it_were() ->
     whole = renderer(path).encode_texts([long])[0]
     assert first == (*whole[:19], whole[-1])
     assert last == (whole[0], *whole[-19:])
-    ((pair, second_from),) = renderer(tiny_scoring("bert")).encode_pairs([(long, "the hill")], keep=20)
+    ((pair, second_from),) = renderer(tiny_scoring("bert")).encode_pairs(
+        [(long, "the hill")], keep=20
+    )
     assert (len(pair), second_from) == (20, 17)
 
 
 def test_spaces_without_end_are_no_tokens() -> None:
-    (found,) = renderer(tiny_embedding("bert")).encode_texts(["the" + " " * 100_000 + "hill"], keep=20)
+    (found,) = renderer(tiny_embedding("bert")).encode_texts(
+        ["the" + " " * 100_000 + "hill"], keep=20
+    )
     assert len(found) == 4
 
 

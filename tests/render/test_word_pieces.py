@@ -48,7 +48,9 @@ CONTROLLED = "x\x0by"
 
 @cache
 def tokenizer(lowercase: bool, strip: bool | None) -> Tokenizer:
-    vocabulary = {word: number for number, word in enumerate([*SPECIAL, *WORDS, *PIECES, LONG, CONTROLLED])}
+    vocabulary = {
+        word: number for number, word in enumerate([*SPECIAL, *WORDS, *PIECES, LONG, CONTROLLED])
+    }
     found = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     found.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strip)
     found.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -115,7 +117,9 @@ def test_ids_are_those_of_the_library(
     encoder = TextEncoder(library)
     given_texts = [start + end for start in starts]
     for special in (True, False):
-        expected = [tuple(library.encode(text, add_special_tokens=special).ids) for text in given_texts]
+        expected = [
+            tuple(library.encode(text, add_special_tokens=special).ids) for text in given_texts
+        ]
         assert encoder.encode(given_texts, add_special_tokens=special) == expected
 
 
@@ -169,7 +173,9 @@ def test_other_tokenizers_are_left_to_the_library() -> None:
     normalized = Tokenizer.from_str(tokenizer(True, None).to_str())
     normalized.add_tokens([AddedToken("new york", normalized=True)])
     assert WordPieces.of(normalized) is None
-    assert TextEncoder(normalized).encode(["néw york"]) == [tuple(normalized.encode("néw york").ids)]
+    assert TextEncoder(normalized).encode(["néw york"]) == [
+        tuple(normalized.encode("néw york").ids)
+    ]
     cut = Tokenizer.from_str(tokenizer(True, None).to_str())
     cut.enable_truncation(5)
     assert WordPieces.of(cut) is None

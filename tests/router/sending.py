@@ -10,7 +10,9 @@ from inlay.transport.api import Stream
 IDLE = WorkerLoad()
 
 
-async def send(router: Router, request: Request, name: str = "m", *, session: str | None = None) -> Stream:
+async def send(
+    router: Router, request: Request, name: str = "m", *, session: str | None = None
+) -> Stream:
     """The stream of a request to a model."""
     (stream,) = await router.send(name, [request], session=session)
     return stream

@@ -36,11 +36,21 @@ class Waiters:
         )
 
     async def add(
-        self, name: str, *, client: str = "c", priority: int = 0, requests: int = 1, line: str = "line"
+        self,
+        name: str,
+        *,
+        client: str = "c",
+        priority: int = 0,
+        requests: int = 1,
+        line: str = "line",
     ) -> "asyncio.Task[str]":
         task = asyncio.create_task(
             self.room.wait(
-                line, lambda: self.places.place(name), num_requests=requests, client=client, priority=priority
+                line,
+                lambda: self.places.place(name),
+                num_requests=requests,
+                client=client,
+                priority=priority,
             )
         )
         await asyncio.sleep(0)
@@ -117,7 +127,9 @@ async def test_who_leaves_just_when_it_was_placed_gives_its_place_back() -> None
 async def test_more_than_the_limit_is_an_error_of_the_server() -> None:
     waiters = Waiters(router_queue_size=3)
     tasks = [await waiters.add(str(n), client=str(n)) for n in range(3)]
-    with pytest.raises(OverloadedError, match=r"3 choices wait; 1 more would pass the limit of 3") as caught:
+    with pytest.raises(
+        OverloadedError, match=r"3 choices wait; 1 more would pass the limit of 3"
+    ) as caught:
         await (await waiters.add("x", client="x"))
     assert caught.value.retry_after == 1
     for task in tasks:
@@ -161,7 +173,9 @@ async def test_an_error_of_placing_is_that_requests_own() -> None:
     def lost() -> str | None:
         raise NotFoundError("the adapter is gone")
 
-    task = asyncio.create_task(waiters.room.wait("line", lost, num_requests=1, client="c", priority=0))
+    task = asyncio.create_task(
+        waiters.room.wait("line", lost, num_requests=1, client="c", priority=0)
+    )
     await asyncio.sleep(0)
     rest = await waiters.add("rest")
     await waiters.make_room()

@@ -1,4 +1,7 @@
-"""What workers tell of their caches is followed: in order, over gaps, lost answers and new workers."""
+"""What workers tell of their caches is followed.
+
+In order, over gaps, lost answers and new workers.
+"""
 
 import asyncio
 from random import Random
@@ -23,7 +26,10 @@ KEYS = [Random(n).randbytes(8) for n in range(12)]
 
 
 class Teller:
-    """A worker with a cache: every change is a numbered message, some of which are lost on the way."""
+    """A worker with a cache.
+
+    Every change is a numbered message, some of which are lost on the way.
+    """
 
     def __init__(self) -> None:
         self.sequence = 0
@@ -73,8 +79,12 @@ async def settled(turns: int = 12) -> None:
 
 
 events = st.one_of(
-    st.lists(st.sampled_from(KEYS), min_size=1, max_size=4).map(lambda keys: Stored(b"".join(keys))),
-    st.lists(st.sampled_from(KEYS), min_size=1, max_size=4).map(lambda keys: Removed(b"".join(keys))),
+    st.lists(st.sampled_from(KEYS), min_size=1, max_size=4).map(
+        lambda keys: Stored(b"".join(keys))
+    ),
+    st.lists(st.sampled_from(KEYS), min_size=1, max_size=4).map(
+        lambda keys: Removed(b"".join(keys))
+    ),
     st.just(Cleared()),
 )
 
@@ -123,7 +133,9 @@ async def test_a_message_that_comes_twice_changes_nothing() -> None:
     assert teller.asked == 1
 
 
-async def test_a_worker_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_that_does_not_answer_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(caches, "RETRY_SECONDS", 0)
     teller = Teller()
     teller.failing = 3

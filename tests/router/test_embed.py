@@ -36,7 +36,9 @@ class Counting(EchoEngine):
 
 
 @pytest.fixture
-async def engines(echo_settings: EngineSettings) -> AsyncIterator[tuple[Router, Counting, Counting]]:
+async def engines(
+    echo_settings: EngineSettings,
+) -> AsyncIterator[tuple[Router, Counting, Counting]]:
     one, two = Counting(echo_settings), Counting(echo_settings)
     plane = await DirectPlane.around(one, two)
     yield Router(plane), one, two
@@ -58,7 +60,9 @@ async def test_requests_go_where_fewest_positions_are_under_way(
     assert sorted((len(one.taken), len(two.taken))) == [1, 4]
 
 
-async def test_a_worker_that_is_full_is_passed_over(engines: tuple[Router, Counting, Counting]) -> None:
+async def test_a_worker_that_is_full_is_passed_over(
+    engines: tuple[Router, Counting, Counting],
+) -> None:
     router, one, two = engines
     one.full = True
     await asyncio.gather(*(router.embed("echo", make_request(str(n))) for n in range(4)))
@@ -69,6 +73,8 @@ async def test_a_worker_that_is_full_is_passed_over(engines: tuple[Router, Count
         await router.embed("echo", make_request("no"))
 
 
-async def test_an_unknown_model_makes_no_vectors(engines: tuple[Router, Counting, Counting]) -> None:
+async def test_an_unknown_model_makes_no_vectors(
+    engines: tuple[Router, Counting, Counting],
+) -> None:
     with pytest.raises(NotFoundError, match="does not exist"):
         await engines[0].embed("other", make_request("x"))

@@ -20,7 +20,8 @@ def chain(family: int, length: int, branch: int) -> Keys:
     """Keys of a prompt: prompts of a family share their first four blocks."""
     return keys_of(
         b"".join(
-            random.Random(f"{family}-{at}-{branch if at >= 4 else 0}").randbytes(8) for at in range(length)
+            random.Random(f"{family}-{at}-{branch if at >= 4 else 0}").randbytes(8)
+            for at in range(length)
         )
     )
 

@@ -1,4 +1,7 @@
-"""A pool of which some workers take embeddings as prompts: works with rows go to those, all others anywhere."""
+"""A pool of which some workers take embeddings as prompts.
+
+Works with rows go to those, all others anywhere.
+"""
 
 from collections.abc import AsyncIterator
 from functools import partial
@@ -61,7 +64,9 @@ async def finish(router: Router, prompt: Prompt) -> str | None:
     return last.finish_reason
 
 
-async def test_requests_with_rows_go_where_they_are_taken_and_others_everywhere(mixed: DirectPlane) -> None:
+async def test_requests_with_rows_go_where_they_are_taken_and_others_everywhere(
+    mixed: DirectPlane,
+) -> None:
     router = Router(mixed, secret=SECRET)
     # Whichever worker was seen last, the model takes them.
     assert router.card("m").prompt_embeds is None
@@ -74,7 +79,9 @@ async def test_requests_with_rows_go_where_they_are_taken_and_others_everywhere(
             pass
 
 
-async def test_a_worker_refuses_rows_that_are_sent_to_it_all_the_same(settings: EngineSettings) -> None:
+async def test_a_worker_refuses_rows_that_are_sent_to_it_all_the_same(
+    settings: EngineSettings,
+) -> None:
     engine = EchoEngine(settings, SECRET)
     await engine.start()
     host = EngineHost(engine, prompt_embeds=False)

@@ -20,7 +20,9 @@ class Frontend:
     def __init__(self, name: str, group: "Group") -> None:
         self.learned: dict[str, WorkerLoad] = {}
         self.routed: list[tuple[str, list[int]]] = []
-        self.peers = Peers(group.published.append, self._learn, self._route, name=name, clock=group.time)
+        self.peers = Peers(
+            group.published.append, self._learn, self._route, name=name, clock=group.time
+        )
         self.members = {id_: PoolMember(Standing(id_), KvIndex()) for id_ in WORKERS}
         for seat, member in enumerate(self.members.values()):
             member.seat = seat
@@ -61,13 +63,19 @@ def _as_tuple(load: WorkerLoad) -> tuple[int, int, int]:
 
 
 steps = st.tuples(
-    st.sampled_from("abc"), st.sampled_from(WORKERS), st.integers(0, 5), st.integers(0, 500), st.booleans()
+    st.sampled_from("abc"),
+    st.sampled_from(WORKERS),
+    st.integers(0, 5),
+    st.integers(0, 500),
+    st.booleans(),
 )
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(steps, max_size=30))
-def test_once_everybody_has_said_everything_all_agree(taken: list[tuple[str, str, int, int, bool]]) -> None:
+def test_once_everybody_has_said_everything_all_agree(
+    taken: list[tuple[str, str, int, int, bool]],
+) -> None:
     group = Group("a", "b", "c")
     for name, worker, requests, prefill, lost in taken:
         group.frontends[name].members[worker].own = WorkerLoad(requests, prefill, 0)

@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.router.policies import Kv, LeastLoaded, Policy, PowerOfTwo, RoundRobin, View, Weights, policy_of
+from inlay.router.policies import (
+    Kv,
+    LeastLoaded,
+    Policy,
+    PowerOfTwo,
+    RoundRobin,
+    View,
+    Weights,
+    policy_of,
+)
 from inlay.router.rendezvous import hash_of, rendezvous_hash
 from inlay.router.settings import RouterSettings
 
@@ -91,7 +100,9 @@ def test_equals_share_what_comes() -> None:
     assert counts.min() > 60
 
 
-@pytest.mark.parametrize("policy", [LeastLoaded(Random(2), WEIGHTS), PowerOfTwo(Random(2), WEIGHTS)])
+@pytest.mark.parametrize(
+    "policy", [LeastLoaded(Random(2), WEIGHTS), PowerOfTwo(Random(2), WEIGHTS)]
+)
 def test_imbalance_stays_bounded(policy: Policy) -> None:
     loads = np.zeros(20, np.int64)
     for _ in range(2000):

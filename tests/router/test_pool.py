@@ -53,7 +53,9 @@ def blocks(seed: int, number: int = 10) -> Keys:
 
 cards = st.builds(
     lambda asleep, adapter, rows: card(
-        asleep=asleep, adapters=(ADAPTER,) if adapter else (), prompt_embeds=None if rows else EMBEDS_OFF
+        asleep=asleep,
+        adapters=(ADAPTER,) if adapter else (),
+        prompt_embeds=None if rows else EMBEDS_OFF,
     ),
     st.integers(0, 2),
     st.booleans(),
@@ -70,7 +72,11 @@ cards = st.builds(
     st.sampled_from(["kv", "least-loaded", "power-of-two", "round-robin"]),
 )
 def test_nobody_is_chosen_who_sleeps_lacks_the_adapter_takes_no_rows_or_is_full(
-    workers: list[tuple[ModelCard, int]], adapter: bool, rows: bool, session: str | None, policy: str
+    workers: list[tuple[ModelCard, int]],
+    adapter: bool,
+    rows: bool,
+    session: str | None,
+    policy: str,
 ) -> None:
     made = Made(*(one for one, _ in workers), router_policy=policy)
     for number, (_, requests) in enumerate(workers):
@@ -138,7 +144,8 @@ def test_no_more_is_thought_cached_than_fits_and_the_last_that_was_sent_always_i
         assert made.pool._cached(blocks(seed, number)).tolist() == [number * BLOCK_SIZE, 0]
     distinct = dict(sent)
     known = sum(
-        int(made.pool._cached(blocks(seed, number))[0]) // BLOCK_SIZE for seed, number in distinct.items()
+        int(made.pool._cached(blocks(seed, number))[0]) // BLOCK_SIZE
+        for seed, number in distinct.items()
     )
     assert known <= 128 + 30
 
@@ -166,7 +173,11 @@ def test_those_who_stay_keep_what_they_have_when_others_come_and_go() -> None:
     assert made.pool._cached(keys).tolist() == [0, 0, 160]
     assert made.member(2).load == WorkerLoad(1, 160, 0)
     made.pool.change(gone, requests=-1, decode=-5)  # its last request ends after it has left
-    assert [member.load for member in made.pool.members.values()] == [IDLE, IDLE, WorkerLoad(1, 160, 0)]
+    assert [member.load for member in made.pool.members.values()] == [
+        IDLE,
+        IDLE,
+        WorkerLoad(1, 160, 0),
+    ]
 
 
 def test_other_frontends_requests_count() -> None:
@@ -189,7 +200,9 @@ def test_other_frontends_requests_count() -> None:
 
 @settings(deadline=None)
 @given(
-    st.lists(st.tuples(st.integers(0, 2), st.sampled_from("abcde"), st.integers(1, 9)), max_size=40),
+    st.lists(
+        st.tuples(st.integers(0, 2), st.sampled_from("abcde"), st.integers(1, 9)), max_size=40
+    ),
     st.sampled_from("abcdef"),
 )
 def test_where_all_are_full_a_client_is_let_in_up_to_its_share(
@@ -201,7 +214,9 @@ def test_where_all_are_full_a_client_is_let_in_up_to_its_share(
         made.pool.change(made.member(number), requests=count, client=name)
         requests[number][name] = requests[number].get(name, 0) + count
     free = {n for n in range(3) if sum(requests[n].values()) < 8}
-    within = {n for n in range(3) if (requests[n].get(client, 0) + 1) * len({*requests[n], client}) <= 8}
+    within = {
+        n for n in range(3) if (requests[n].get(client, 0) + 1) * len({*requests[n], client}) <= 8
+    }
     chosen = {made.chosen(client=client) for _ in range(5)} - {None}
     assert chosen <= {f"w{n}" for n in free or within}
     assert bool(chosen) == bool(free or within)

@@ -19,7 +19,16 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
 from inlay.errors import DeadlineExceededError, ErrorFrame, InvalidRequestError, OverloadedError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.request import Emit, Grammar, Output, PromptLogprobs, Request, Sampling, TokenLogprobs, Usage
+from inlay.request import (
+    Emit,
+    Grammar,
+    Output,
+    PromptLogprobs,
+    Request,
+    Sampling,
+    TokenLogprobs,
+    Usage,
+)
 from inlay.router import Router, resume
 from inlay.transport.api import Stream
 from tests.models import tiny
@@ -87,7 +96,9 @@ GRAMMAR = Grammar("json_schema", json.dumps({"type": "object", "properties": {"a
 
 SAMPLINGS = {
     "greedy": Sampling(max_tokens=24, temperature=0.0, ignore_eos=True),
-    "seeded": Sampling(max_tokens=24, temperature=0.9, top_p=0.95, top_k=40, seed=11, ignore_eos=True),
+    "seeded": Sampling(
+        max_tokens=24, temperature=0.9, top_p=0.95, top_k=40, seed=11, ignore_eos=True
+    ),
     "penalties": Sampling(
         max_tokens=24,
         seed=3,
@@ -114,7 +125,9 @@ def prompt(kind: str) -> Prompt:
 
 @pytest.fixture(scope="module")
 def torch_settings() -> EngineSettings:
-    return EngineSettings(model=str(tiny("llama")), served_model_name=["m"], dtype="float32", num_threads=1)
+    return EngineSettings(
+        model=str(tiny("llama")), served_model_name=["m"], dtype="float32", num_threads=1
+    )
 
 
 @pytest.mark.parametrize("kind", ["tokens", "mixed"])
@@ -127,7 +140,9 @@ async def test_an_answer_whose_workers_die_is_the_answer_of_an_undisturbed_one(
         sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
     plane = await DirectPlane.around(*(TorchEngine(torch_settings, SECRET) for _ in range(3)))
     router = Router(plane, random=First())
-    whole = await read(await send(router, Request(id="whole", prompt=prompt(kind), sampling=sampling)))
+    whole = await read(
+        await send(router, Request(id="whole", prompt=prompt(kind), sampling=sampling))
+    )
     assert len(whole.ids) > 8
     draw = random.Random(f"{name} {kind}")
     killer = Killer(plane, draw.sample(range(1, len(whole.ids) - 1), 2))
@@ -180,13 +195,17 @@ class Scripted(EchoEngine):
         super().generate(request, told)
 
 
-def gives_up_after(count: int, error: ErrorFrame | None = None) -> Callable[[Request, Output], Output]:
+def gives_up_after(
+    count: int, error: ErrorFrame | None = None
+) -> Callable[[Request, Output], Output]:
     frame = error or ErrorFrame.of(OverloadedError("the engine is gone", retry_after=1))
 
     def told(request: Request, output: Output) -> Output:
         if output.offset - len(request.prior_output) < count:
             return output
-        return Output(request.id, request.attempt, output.offset, finish_reason="error", error=frame)
+        return Output(
+            request.id, request.attempt, output.offset, finish_reason="error", error=frame
+        )
 
     return told
 
@@ -223,7 +242,11 @@ async def test_what_was_shown_goes_with_the_next_attempt_and_comes_once(
     assert answer.ids == [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2]
     assert answer.usage == Usage(5, 12)
     sent = [engine.seen[0] for engine in engines]
-    assert [(request.attempt, len(request.prior_output)) for request in sent] == [(0, 0), (1, 3), (2, 7)]
+    assert [(request.attempt, len(request.prior_output)) for request in sent] == [
+        (0, 0),
+        (1, 3),
+        (2, 7),
+    ]
     assert all(request.sampling == sent[0].sampling for request in sent)
 
 
@@ -233,11 +256,15 @@ async def test_the_log_says_where_a_request_goes_on(
 ) -> None:
     engines = [Scripted(echo_settings) for _ in range(workers)]
     give_up = gives_up_after(3)
-    engines[0].fail = lambda request, output: output if request.attempt else give_up(request, output)
+    engines[0].fail = lambda request, output: (
+        output if request.attempt else give_up(request, output)
+    )
     router, plane = await around(*engines)
     assert len((await read(await send(router, make_echo_request()))).ids) == 12
     ids = [worker.id for worker in plane.workers()]
-    (said,) = [record.getMessage() for record in caplog.records if "goes on at" in record.getMessage()]
+    (said,) = [
+        record.getMessage() for record in caplog.records if "goes on at" in record.getMessage()
+    ]
     assert f"goes on at {ids[-1]}{' again' if workers == 1 else ''} after 3 tokens" in said
 
 
@@ -258,7 +285,9 @@ async def test_a_worker_that_gives_up_by_itself_is_as_good_as_lost(
     assert answer.attempts == {0, 1}
 
 
-async def test_a_cancelled_request_is_not_sent_again(echo_settings: EngineSettings, around: Around) -> None:
+async def test_a_cancelled_request_is_not_sent_again(
+    echo_settings: EngineSettings, around: Around
+) -> None:
     engines = [Scripted(echo_settings) for _ in range(2)]
     router, plane = await around(*engines)
     stream = await send(router, make_echo_request(50_000))
@@ -315,7 +344,8 @@ async def test_an_answer_that_cannot_go_on_exactly_ends_with_an_error_and_is_nev
     seen: list[int] = []
     with pytest.raises(OverloadedError, match="does not continue greedy, logprobs exactly"):
         await read(
-            await send(router, make_echo_request(sampling={"temperature": 0.0, "logprobs": 1})), seen.append
+            await send(router, make_echo_request(sampling={"temperature": 0.0, "logprobs": 1})),
+            seen.append,
         )
     assert seen[-1] == 3
     assert not engines[1].seen
@@ -324,14 +354,18 @@ async def test_an_answer_that_cannot_go_on_exactly_ends_with_an_error_and_is_nev
 async def test_an_answer_not_begun_may_start_anew_on_any_engine_of_the_pool(
     echo_settings: EngineSettings, around: Around
 ) -> None:
-    engines = [Scripted(echo_settings, resuming={}), Scripted(echo_settings, resuming={}, engine="other")]
+    engines = [
+        Scripted(echo_settings, resuming={}),
+        Scripted(echo_settings, resuming={}, engine="other"),
+    ]
     engines[0].fail = gives_up_after(0)
     router, _ = await around(*engines)
     assert (await read(await send(router, make_echo_request()))).ids[:3] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
-    "change", [{"engine": "other"}, {"engine_version": "2"}, {"weights_id": "f" * 32}, {"dtype": "bfloat16"}]
+    "change",
+    [{"engine": "other"}, {"engine_version": "2"}, {"weights_id": "f" * 32}, {"dtype": "bfloat16"}],
 )
 async def test_an_answer_goes_on_only_where_it_would_have_been_the_same(
     echo_settings: EngineSettings,
@@ -381,7 +415,9 @@ async def test_a_later_attempt_has_the_time_that_is_left(
     assert 0 < deadline < 60.0
 
 
-async def test_a_deadline_passes_while_nobody_is_there(echo_settings: EngineSettings, around: Around) -> None:
+async def test_a_deadline_passes_while_nobody_is_there(
+    echo_settings: EngineSettings, around: Around
+) -> None:
     router, plane = await around(Scripted(echo_settings))
     stream = await send(router, make_echo_request(90_000, deadline=0.5))
     with pytest.raises(DeadlineExceededError):
@@ -425,7 +461,10 @@ async def test_a_prompt_is_told_of_once_however_often_it_is_computed(
     router, _ = await around(*engines)
     answer = await read(await send(router, make_echo_request(sampling={"prompt_logprobs": 0})))
     assert [(scores.start, len(scores)) for scores in answer.prompt_logprobs] == [(1, 2), (3, 2)]
-    assert b"".join(scores.ids for scores in answer.prompt_logprobs) == np.arange(2, 6, dtype="<i4").tobytes()
+    assert (
+        b"".join(scores.ids for scores in answer.prompt_logprobs)
+        == np.arange(2, 6, dtype="<i4").tobytes()
+    )
 
 
 async def test_nothing_counts_as_load_when_all_has_ended(

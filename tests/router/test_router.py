@@ -77,7 +77,9 @@ async def test_a_cancelled_stream_no_longer_counts(plane: DirectPlane) -> None:
     assert set(router.loads().values()) == {IDLE}
 
 
-async def test_a_model_whose_workers_are_gone_is_overloaded_not_unknown(settings: EngineSettings) -> None:
+async def test_a_model_whose_workers_are_gone_is_overloaded_not_unknown(
+    settings: EngineSettings,
+) -> None:
     plane = await DirectPlane.around(EchoEngine(settings, SECRET))
     router = Router(plane)
     assert router.card("m").name == "m"

@@ -65,11 +65,17 @@ class Fleet:
         engine = EngineSettings(model=str(self.path), engine="echo", served_model_name=["m"])
         self.engines = [Held(engine, **card) for card in cards]
         self.plane = await DirectPlane.around(*self.engines)
-        return Router(self.plane, RouterSettings.model_validate(settings), secret=SECRET, random=First())
+        return Router(
+            self.plane, RouterSettings.model_validate(settings), secret=SECRET, random=First()
+        )
 
     def where(self) -> dict[str, int]:
         """Which engine has seen each request."""
-        return {request.id: number for number, engine in enumerate(self.engines) for request in engine.seen}
+        return {
+            request.id: number
+            for number, engine in enumerate(self.engines)
+            for request in engine.seen
+        }
 
     async def until_seen(self, number: int) -> None:
         async with asyncio.timeout(20):
@@ -94,11 +100,15 @@ def text(family: int, length: int, rest: int = 0) -> Prompt:
 
 
 def rows(family: int, length: int) -> Prompt:
-    return Prompt.of(Rows(Buffer(bytes([family]) * 16 * length), "float32", (length, 4)), Tokens([1] * 16))
+    return Prompt.of(
+        Rows(Buffer(bytes([family]) * 16 * length), "float32", (length, 4)), Tokens([1] * 16)
+    )
 
 
 def make_request(id_: str, prompt: Prompt | None = None, **more: object) -> Request:
-    made = Request(id=id_, prompt=prompt or text(1, 32), sampling=Sampling(max_tokens=2, ignore_eos=True))
+    made = Request(
+        id=id_, prompt=prompt or text(1, 32), sampling=Sampling(max_tokens=2, ignore_eos=True)
+    )
     return msgspec.structs.replace(made, **more)
 
 
@@ -109,8 +119,12 @@ async def finish(stream: Stream) -> int:
 SMALL = Limits(max_model_len=10_000, max_num_seqs=1)
 
 
-@pytest.mark.parametrize("make", [lambda family: text(family, 800), lambda family: rows(family, 800)])
-async def test_a_prompt_goes_where_a_like_one_went_be_it_text_or_rows(fleet: Fleet, make: object) -> None:
+@pytest.mark.parametrize(
+    "make", [lambda family: text(family, 800), lambda family: rows(family, 800)]
+)
+async def test_a_prompt_goes_where_a_like_one_went_be_it_text_or_rows(
+    fleet: Fleet, make: object
+) -> None:
     assert callable(make)
     router = await fleet.router({}, {}, {})
     for number in range(9):
@@ -118,7 +132,9 @@ async def test_a_prompt_goes_where_a_like_one_went_be_it_text_or_rows(fleet: Fle
         await fleet.until_seen(number + 1)
         fleet.engines[fleet.where()[str(number)]].let_go()
         await finish(stream)
-    by_family = {family: {fleet.where()[str(n)] for n in range(family, 9, 3)} for family in range(3)}
+    by_family = {
+        family: {fleet.where()[str(n)] for n in range(family, 9, 3)} for family in range(3)
+    }
     assert all(len(workers) == 1 for workers in by_family.values())
     assert set(router.loads().values()) == {IDLE}
 
@@ -128,7 +144,8 @@ async def test_decisions_and_the_blocks_that_were_found_are_counted(fleet: Fleet
     streams = [await send(router, make_request(str(number), rows(1, 304))) for number in range(3)]
     streams.append(await send(router, make_request("else", text(2, 160))))
     assert router.stats.decisions == {("m", False): 4}
-    # Blocks of 16: three times 19 of rows and one of text, and ten; all but the first prompt of rows were found.
+    # Blocks of 16: three times 19 of rows and one of text, and ten; all but the first prompt of
+    # rows were found.
     assert router.stats.looked_up == {"m": 3 * 20 + 10}
     assert router.stats.hits == {"m": 2 * 20}
     for stream in streams:
@@ -172,7 +189,9 @@ async def test_choices_of_one_prompt_go_to_one_worker_and_compute_it_once(fleet:
 async def test_a_session_goes_to_one_worker_whatever_its_prompts(fleet: Fleet) -> None:
     router = await fleet.router({}, {}, {}, {})
     for number in range(40):
-        stream = await send(router, make_request(str(number), text(number, 64)), session=f"s{number % 8}")
+        stream = await send(
+            router, make_request(str(number), text(number, 64)), session=f"s{number % 8}"
+        )
         await fleet.until_seen(number + 1)
         stream.cancel()
     homes = {n: {fleet.where()[str(k)] for k in range(n, 40, 8)} for n in range(8)}
@@ -198,7 +217,9 @@ async def test_requests_wait_in_the_router_when_all_are_full_and_go_where_there_
     placed = [await send(router, make_request(str(n))) for n in range(2)]
     await fleet.until_seen(2)
     assert set(fleet.where().values()) == {0, 1}
-    waiting = [asyncio.create_task(send(router, make_request(f"w{n}", priority=-n))) for n in range(3)]
+    waiting = [
+        asyncio.create_task(send(router, make_request(f"w{n}", priority=-n))) for n in range(3)
+    ]
     await asyncio.sleep(0)
     assert router.num_waiting == 3
     assert router.waiting() == {"m": 3}
@@ -235,12 +256,16 @@ async def test_a_client_that_leaves_while_it_waits_takes_no_room(fleet: Fleet) -
 async def test_a_full_queue_is_503_and_a_clients_own_part_429(fleet: Fleet) -> None:
     router = await fleet.router({"limits": SMALL}, router_worker_backlog=0, router_queue_size=4)
     first = await send(router, make_request("first"))
-    waiting = [asyncio.create_task(router.send("m", [make_request(str(n), client="mine")])) for n in range(2)]
+    waiting = [
+        asyncio.create_task(router.send("m", [make_request(str(n), client="mine")]))
+        for n in range(2)
+    ]
     await asyncio.sleep(0)
     with pytest.raises(RateLimitedError, match="share of 2"):
         await router.send("m", [make_request("x", client="mine")])
     waiting += [
-        asyncio.create_task(router.send("m", [make_request(f"o{n}", client=str(n))])) for n in range(2)
+        asyncio.create_task(router.send("m", [make_request(f"o{n}", client=str(n))]))
+        for n in range(2)
     ]
     await asyncio.sleep(0)
     with pytest.raises(OverloadedError, match="limit of 4") as caught:
@@ -290,16 +315,21 @@ async def test_one_worker_needs_no_chain(fleet: Fleet) -> None:
     assert pool.index.num_sets == 1
 
 
-async def test_a_client_with_all_places_does_not_keep_anothers_requests_from_the_engine(fleet: Fleet) -> None:
+async def test_a_client_with_all_places_does_not_keep_anothers_requests_from_the_engine(
+    fleet: Fleet,
+) -> None:
     router = await fleet.router({"limits": Limits(max_model_len=10_000, max_num_seqs=4)})
     greedy = await router.send("m", [make_request(f"a{n}", client="a") for n in range(16)])
     more = asyncio.create_task(router.send("m", [make_request("a16", client="a")]))
     await fleet.until_seen(16)
-    # Places and as many again are 8 requests, of which each of two clients has half, and each of four a quarter.
+    # Places and as many again are 8 requests, of which each of two clients has half, and each of
+    # four a quarter.
     others = [await router.send("m", [make_request(f"b{n}", client="b")]) for n in range(4)]
     waiting = asyncio.create_task(router.send("m", [make_request("b4", client="b")]))
     await fleet.until_seen(20)
-    others += [await router.send("m", [make_request(f"{client}0", client=client)]) for client in "cd"]
+    others += [
+        await router.send("m", [make_request(f"{client}0", client=client)]) for client in "cd"
+    ]
     await fleet.until_seen(22)
     assert router.num_waiting == 2
     # As one of its own ends, a client within its share goes on; the one beyond it does not.
@@ -315,7 +345,9 @@ async def test_a_client_with_all_places_does_not_keep_anothers_requests_from_the
     assert router.num_waiting == 0
 
 
-async def test_one_client_alone_has_all_requests_a_worker_may_have_and_then_waits(fleet: Fleet) -> None:
+async def test_one_client_alone_has_all_requests_a_worker_may_have_and_then_waits(
+    fleet: Fleet,
+) -> None:
     router = await fleet.router({"limits": Limits(max_model_len=10_000, max_num_seqs=4)})
     streams = [await send(router, make_request(str(n), client="a")) for n in range(8)]
     waiting = asyncio.create_task(send(router, make_request("w", client="a")))

@@ -1,4 +1,7 @@
-"""A server under attack, and who keeps asking it properly meanwhile: the same answers, and memory that stays where it was."""
+"""A server under attack, and who keeps asking it properly meanwhile.
+
+The same answers, and memory that stays where it was.
+"""
 
 import itertools
 import threading
@@ -20,7 +23,10 @@ from tests.serving import Served
 
 MIB = 1024 * 1024
 SLACK = 48 * MIB
-"""What memory may move by itself: allocators, threads that were not there before. Every bomb in these tests is far larger."""
+"""What memory may move by itself: allocators, threads that were not there before.
+
+Every bomb in these tests is far larger.
+"""
 
 TOKENS = 8
 PATIENCE = 90.0
@@ -67,7 +73,11 @@ def questions(path: Path) -> tuple[Question, ...]:
     first, second = (rows_of(path, tokenizer.encode(text)) for text in texts)
     found = (
         Question("/v1/completions", {"prompt": texts[0], **settings()}, expected(path, first)),
-        Question("/v1/completions", {"prompt_embeds": saved(second), **settings()}, expected(path, second)),
+        Question(
+            "/v1/completions",
+            {"prompt_embeds": saved(second), **settings()},
+            expected(path, second),
+        ),
     )
     content = [{"type": "text", "text": "what is"}, {"type": "prompt_embeds", "data": saved(first)}]
     before, after = ("<|im_start|>user\nwhat is", "<|im_end|>\n<|im_start|>assistant\n")
@@ -104,7 +114,9 @@ class Company:
                     for question in self.asked:
                         got = question.ask(client)
                         if got != question.answer:
-                            raise AssertionError(f"{question.body}: {got} instead of {question.answer}")
+                            raise AssertionError(
+                                f"{question.body}: {got} instead of {question.answer}"
+                            )
                     self.rounds += 1
         except BaseException as error:
             self.fault = error
@@ -117,7 +129,9 @@ class Company:
             if self.fault is not None:
                 raise self.fault
             if time.monotonic() > deadline:
-                raise AssertionError(f"{self.rounds} of {wanted} rounds were answered within {PATIENCE:g} s")
+                raise AssertionError(
+                    f"{self.rounds} of {wanted} rounds were answered within {PATIENCE:g} s"
+                )
             time.sleep(0.01)
 
     @contextmanager
@@ -192,7 +206,8 @@ def under_attack(
         asked: what the good client asks.
         attacks: each is called with a client of its own thread, and asserts what it is answered.
         attackers: how many threads attack.
-        grows: bytes by which memory may grow beyond `SLACK`, for bodies that are large in themselves.
+        grows: bytes by which memory may grow beyond `SLACK`, for bodies that are large in
+            themselves.
 
     Raises:
         AssertionError: a wrong answer to anyone, or memory that grew.

@@ -1,4 +1,7 @@
-"""One server for most attacks: a tiny Llama, embeddings on, a chat template that writes out whatever a message holds."""
+"""One server for most attacks.
+
+A tiny Llama, embeddings on, a chat template that writes out whatever a message holds.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +43,12 @@ def server(
 ) -> Iterator[Served]:
     template = tmp_path_factory.mktemp("template") / "chat.jinja"
     template.write_text(CHAT_TEMPLATE)
-    arguments = ("--enable-prompt-embeds", "--body-timeout", BODY_TIMEOUT, "--chat-template", template)
+    arguments = (
+        "--enable-prompt-embeds",
+        "--body-timeout",
+        BODY_TIMEOUT,
+        "--chat-template",
+        template,
+    )
     with serving(path, "--served-model-name", "m", *arguments) as served:
         yield served

@@ -9,7 +9,9 @@ _names = re.compile(r"`(?:((?:\w+/)*)(test_\w+\.py))?::(test_\w+)`")
 
 
 def names_in(path: Path) -> set[str]:
-    return set(re.findall(r"^(?:async )?def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE))
+    return set(
+        re.findall(r"^(?:async )?def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    )
 
 
 def test_every_test_the_page_names_is_there_and_every_attack_is_on_the_page() -> None:
@@ -21,5 +23,7 @@ def test_every_test_the_page_names_is_there_and_every_attack_is_on_the_page() ->
         named.setdefault(file, set()).add(test)
     missing = {path.name: tests - names_in(path) for path, tests in named.items()}
     assert not any(missing.values()), missing
-    attacks = {path: names_in(path) for path in HERE.glob("test_*.py") if path.name != Path(__file__).name}
+    attacks = {
+        path: names_in(path) for path in HERE.glob("test_*.py") if path.name != Path(__file__).name
+    }
     assert {path: named.get(path) for path in attacks} == attacks

@@ -27,7 +27,9 @@ def embed(url: str, key: str, text: str, **options: str) -> None:
 
 def counted(url: str, name: str) -> float:
     lines = httpx.get(url + "/metrics", timeout=180).text.splitlines()
-    return float(next(line for line in lines if line.startswith(f"inlay:embedding_cache_{name} ")).split()[1])
+    return float(
+        next(line for line in lines if line.startswith(f"inlay:embedding_cache_{name} ")).split()[1]
+    )
 
 
 def test_an_embedding_is_kept_for_its_own_tenant(served: Fleet) -> None:

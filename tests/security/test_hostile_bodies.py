@@ -87,7 +87,9 @@ def test_what_is_almost_base64_is_refused_long_or_short(
 
 ESCAPED: dict[str, Callable[[str], str]] = {
     "a letter by its number": lambda text: text.replace("A", "\\u0041", 1),
-    "every letter by its number": lambda text: "".join(f"\\u{ord(character):04x}" for character in text),
+    "every letter by its number": lambda text: "".join(
+        f"\\u{ord(character):04x}" for character in text
+    ),
     "slashes escaped": lambda text: text.replace("/", "\\/"),
 }
 
@@ -120,7 +122,11 @@ def test_the_last_of_two_equal_keys_counts_lifted_or_not(
         response = client.post("/v1/completions", content=body, headers=JSON)
         assert shown(response.json()) == answer
         body = f'{{"prompt_embeds":"{text}","prompt_embeds":"QUJD",{rest}'
-        refused(client.post("/v1/completions", content=body, headers=JSON), 400, "at least 100 bytes, got 3")
+        refused(
+            client.post("/v1/completions", content=body, headers=JSON),
+            400,
+            "at least 100 bytes, got 3",
+        )
 
     under_attack(server, asked, [attack], grows=8 * MIB)
 
@@ -132,17 +138,25 @@ DEEP: dict[str, bytes] = {
     "a field no one knows": b'{"prompt":"a","b":' + b"[" * 50_000 + b"]" * 50_000 + b"}",
     "a prompt": b'{"prompt":' + b"[" * 5000 + b"]" * 5000 + b"}",
     "messages": b'{"messages":[{"role":"user","content":' + b"[" * 900 + b"]" * 900 + b"}]}",
-    "tools": b'{"messages":[{"role":"user","content":"a"}],"tools":[{"a":' + b"[" * 200 + b"]" * 200 + b"}]}",
+    "tools": b'{"messages":[{"role":"user","content":"a"}],"tools":[{"a":'
+    + b"[" * 200
+    + b"]" * 200
+    + b"}]}",
     "template variables": b'{"messages":[{"role":"user","content":"a"}],"chat_template_kwargs":{"a":'
     + b"[" * 500
     + b"]" * 500
     + b"}}",
-    "a response format": b'{"prompt":"a","messages":[],"response_format":' + b"[" * 940 + b"]" * 940 + b"}",
+    "a response format": b'{"prompt":"a","messages":[],"response_format":'
+    + b"[" * 940
+    + b"]" * 940
+    + b"}",
 }
 
 
 def test_deep_json_is_refused_by_every_route(server: Served, asked: tuple[Question, ...]) -> None:
-    attacks = [named(f"{deep}, {path}", sent(DEEP[deep], path=path)) for deep in DEEP for path in ROUTES]
+    attacks = [
+        named(f"{deep}, {path}", sent(DEEP[deep], path=path)) for deep in DEEP for path in ROUTES
+    ]
     under_attack(server, asked, attacks, grows=32 * MIB)
 
 
@@ -151,7 +165,9 @@ def test_deep_arguments_of_a_tool_call_are_text_or_are_refused(
 ) -> None:
     def attack(client: httpx.Client) -> None:
         for depth, statuses in ((20, {200}), (800, {200, 400}), (100_000, {200, 400})):
-            call = {"function": {"name": "f", "arguments": '{"a":' + "[" * depth + "]" * depth + "}"}}
+            call = {
+                "function": {"name": "f", "arguments": '{"a":' + "[" * depth + "]" * depth + "}"}
+            }
             message = {"role": "assistant", "content": "b", "tool_calls": [call]}
             body = {"messages": [message], **settings()}
             assert client.post("/v1/chat/completions", json=body).status_code in statuses
@@ -160,7 +176,9 @@ def test_deep_arguments_of_a_tool_call_are_text_or_are_refused(
     under_attack(server, asked, [attack], grows=32 * MIB)
 
 
-def test_a_body_that_is_not_plain_json_is_refused_unread(server: Served, asked: tuple[Question, ...]) -> None:
+def test_a_body_that_is_not_plain_json_is_refused_unread(
+    server: Served, asked: tuple[Question, ...]
+) -> None:
     body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
     bomb = gzip.compress(bytes(64 * MIB))
     attacks = [
@@ -171,7 +189,11 @@ def test_a_body_that_is_not_plain_json_is_refused_unread(server: Served, asked: 
     attacks += [
         sent(body, "application/json", path=path, status=415, content_type=media)
         for path in ROUTES
-        for media in ("text/plain", "application/x-www-form-urlencoded", "application/octet-stream+zip")
+        for media in (
+            "text/plain",
+            "application/x-www-form-urlencoded",
+            "application/octet-stream+zip",
+        )
     ]
     attacks += [sent(bomb, "not valid JSON", path=path) for path in ROUTES]
     under_attack(server, asked, attacks)
@@ -213,7 +235,10 @@ CROWDED: dict[str, tuple[str, bytes]] = {
         b'{"messages":[{"role":"user","content":[' + b"[]," * 5_000_000 + b"[]]}]}",
     ),
     "prompts": ("/v1/completions", b'{"prompt":[' + b"[]," * 5_000_000 + b"[]]}"),
-    "formats": ("/v1/completions", b'{"prompt":"a","response_format":[' + b"[]," * 5_000_000 + b"[]]}"),
+    "formats": (
+        "/v1/completions",
+        b'{"prompt":"a","response_format":[' + b"[]," * 5_000_000 + b"[]]}",
+    ),
     "ids": ("/detokenize", b'{"tokens":[' + b"5," * 7_000_000 + b"5]}"),
 }
 
@@ -233,7 +258,10 @@ def test_a_body_of_millions_of_small_things_is_refused_by_what_it_would_become(
 WORDY: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
     "a prompt": ("/v1/completions", lambda text: {"prompt": text}),
     "a part": ("/v1/completions", lambda text: {"prompt": [{"type": "text", "text": text}]}),
-    "a message": ("/v1/chat/completions", lambda text: {"messages": [{"role": "user", "content": text}]}),
+    "a message": (
+        "/v1/chat/completions",
+        lambda text: {"messages": [{"role": "user", "content": text}]},
+    ),
     "text to tokenize": ("/tokenize", lambda text: {"prompt": text}),
 }
 
@@ -252,11 +280,15 @@ def test_text_far_beyond_the_context_is_refused_before_it_is_tokenized(
 def test_memory_of_large_bodies_is_given_back(path: Path) -> None:
     body = json.dumps({"prompt": "a b " * (3 * MIB)}).encode()
     with serving(path) as server, httpx.Client(base_url=server.url, timeout=120) as client:
-        assert client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}).status_code == 200
+        assert (
+            client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}).status_code == 200
+        )
         before = resident(server)
         forget_peaks(server)
         with ThreadPoolExecutor(4) as pool:
-            sent = pool.map(lambda _: client.post("/v1/completions", content=body, headers=JSON), range(8))
+            sent = pool.map(
+                lambda _: client.post("/v1/completions", content=body, headers=JSON), range(8)
+            )
             assert {response.status_code for response in sent} <= {400, 429}
         assert peaks(server) > before + len(body)
         settle(lambda: resident(server) < before + 16 * MIB, "what bodies took is kept")

@@ -25,7 +25,9 @@ JSON = b"content-type: application/json\r\n"
 def connected(client: httpx.Client) -> Iterator[socket.socket]:
     """A bare connection to the client's server."""
     parts = urlsplit(str(client.base_url))
-    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=180) as connection:
+    with socket.create_connection(
+        (parts.hostname or "", parts.port or 0), timeout=180
+    ) as connection:
         yield connection
 
 
@@ -108,7 +110,9 @@ CODED = {
 
 
 @pytest.mark.parametrize("coded", CODED)
-def test_a_body_in_another_transfer_coding_than_chunked_is_refused(server: Served, coded: str) -> None:
+def test_a_body_in_another_transfer_coding_than_chunked_is_refused(
+    server: Served, coded: str
+) -> None:
     body = b"%x\r\n" % len(GOOD) + GOOD + b"\r\n0\r\n\r\n"
     for path in (b"/v1/completions", b"/v1/prompt_embeds", b"/sleep"):
         with httpx.Client(base_url=server.url) as client, connected(client) as connection:
@@ -118,16 +122,22 @@ def test_a_body_in_another_transfer_coding_than_chunked_is_refused(server: Serve
             assert b"transfer-encoding" in received.lower() or received[9:12] == b"400"
 
 
-def test_uploads_that_break_off_leave_nothing_behind(server: Served, asked: tuple[Question, ...]) -> None:
+def test_uploads_that_break_off_leave_nothing_behind(
+    server: Served, asked: tuple[Question, ...]
+) -> None:
     def attack(client: httpx.Client) -> None:
         with connected(client) as connection:
-            connection.sendall(head(b"content-length: 8000000") + b'{"prompt_embeds":"' + b"A" * 2_000_000)
+            connection.sendall(
+                head(b"content-length: 8000000") + b'{"prompt_embeds":"' + b"A" * 2_000_000
+            )
 
     # Each is held until the server has noticed; all together are within --max-inflight-bytes.
     under_attack(server, asked, [attack] * 20, grows=256 * MIB)
 
 
-def test_streams_that_nobody_waits_for_are_ended(server: Served, asked: tuple[Question, ...]) -> None:
+def test_streams_that_nobody_waits_for_are_ended(
+    server: Served, asked: tuple[Question, ...]
+) -> None:
     body = {"prompt": "the harbour", **settings(480), "ignore_eos": True, "stream": True}
 
     def attack(client: httpx.Client) -> None:
@@ -184,7 +194,9 @@ def test_a_content_length_that_lies_is_believed_and_no_more(
     under_attack(server, asked, [short, twice, both, negative])
 
 
-def test_chunks_without_an_end_are_cut_at_the_limit(server: Served, asked: tuple[Question, ...]) -> None:
+def test_chunks_without_an_end_are_cut_at_the_limit(
+    server: Served, asked: tuple[Question, ...]
+) -> None:
     def attack(client: httpx.Client) -> None:
         def chunks() -> Iterator[bytes]:
             while True:
@@ -236,12 +248,16 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("flooded", FLOODS)
-def test_a_head_without_an_end_is_cut(server: Served, asked: tuple[Question, ...], flooded: str) -> None:
+def test_a_head_without_an_end_is_cut(
+    server: Served, asked: tuple[Question, ...], flooded: str
+) -> None:
     start, piece = FLOODS[flooded]
     under_attack(server, asked, [flood(start, piece, 128 * MIB)], attackers=1)
 
 
-def test_trailers_without_an_end_take_no_memory(server: Served, asked: tuple[Question, ...]) -> None:
+def test_trailers_without_an_end_take_no_memory(
+    server: Served, asked: tuple[Question, ...]
+) -> None:
     start = head(b"transfer-encoding: chunked") + b"%x\r\n" % len(GOOD) + GOOD + b"\r\n0\r\n"
 
     def attack(client: httpx.Client) -> None:
@@ -314,7 +330,8 @@ def test_an_upload_that_breaks_off_is_nothing_to_log(
             assert answer(connection) == b""
     settle(lambda: hurried.apps[url].server.budget.used == 0, "the upload is still held")
     settle(
-        lambda: b"inlay:client_disconnects_total 1.0" in httpx.get(url + "/metrics").content, "not counted"
+        lambda: b"inlay:client_disconnects_total 1.0" in httpx.get(url + "/metrics").content,
+        "not counted",
     )
     assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
 

@@ -16,7 +16,16 @@ import torch
 from inlay.tensors import write
 from tests.equality.reference import rows_of, tokenizer_of
 from tests.frontend.payloads import HIDDEN, b64, saved
-from tests.security.company import MIB, Question, expected, named, refused, settings, shown, under_attack
+from tests.security.company import (
+    MIB,
+    Question,
+    expected,
+    named,
+    refused,
+    settings,
+    shown,
+    under_attack,
+)
 from tests.serving import Served
 from tests.tensors.containers import name, text, torch_file
 from tests.tensors.hostile import CLONE, NOT_A_TENSOR, hostile_files
@@ -39,7 +48,10 @@ def completion(data: Any) -> tuple[str, dict[str, Any]]:
 
 def chat(*data: Any) -> tuple[str, dict[str, Any]]:
     content = [{"type": "prompt_embeds", "data": one} for one in data]
-    return "/v1/chat/completions", {"messages": [{"role": "user", "content": content}], **settings()}
+    return "/v1/chat/completions", {
+        "messages": [{"role": "user", "content": content}],
+        **settings(),
+    }
 
 
 def is_refused(
@@ -73,7 +85,10 @@ def deflated(size: int) -> bytes:
     """What torch.save would write for `size` bytes of zeros as rows, every record deflated."""
     plain, packed = io.BytesIO(), io.BytesIO()
     torch.save(torch.zeros(16, HIDDEN), plain)
-    with zipfile.ZipFile(plain) as source, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target:
+    with (
+        zipfile.ZipFile(plain) as source,
+        zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target,
+    ):
         for record in source.namelist():
             if not record.endswith("data/0"):
                 target.writestr(record, source.read(record))
@@ -113,7 +128,9 @@ def test_a_small_file_that_stands_for_much_memory_takes_none(
     under_attack(server, asked, [is_refused(data, NOT_A_TENSOR, phrase)])
 
 
-def test_eight_bombs_in_one_chat_take_no_memory_either(server: Served, asked: tuple[Question, ...]) -> None:
+def test_eight_bombs_in_one_chat_take_no_memory_either(
+    server: Served, asked: tuple[Question, ...]
+) -> None:
     bomb = sparse(1 << 24)
     path, body = chat(*[bomb] * 8)
 

@@ -65,7 +65,10 @@ def sent(path: str, body: dict[str, Any], phrase: str) -> Attack:
 
 
 def test_what_is_too_much_is_refused(server: Served, asked: tuple[Question, ...]) -> None:
-    attacks = [named(name, sent("/v1/completions", body, phrase)) for name, (body, phrase) in GREEDY.items()]
+    attacks = [
+        named(name, sent("/v1/completions", body, phrase))
+        for name, (body, phrase) in GREEDY.items()
+    ]
     under_attack(server, asked, attacks)
 
 
@@ -106,9 +109,12 @@ CHATS: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-def test_chats_that_break_other_servers_are_refused(server: Served, asked: tuple[Question, ...]) -> None:
+def test_chats_that_break_other_servers_are_refused(
+    server: Served, asked: tuple[Question, ...]
+) -> None:
     attacks = [
-        named(name, sent("/v1/chat/completions", body, phrase)) for name, (body, phrase) in CHATS.items()
+        named(name, sent("/v1/chat/completions", body, phrase))
+        for name, (body, phrase) in CHATS.items()
     ]
     under_attack(server, asked, attacks)
 
@@ -154,7 +160,11 @@ def test_text_that_looks_like_a_placeholder_stays_text_wherever_it_stands(
             messages[2],
         ]
         rendered = tokenizer.apply_chat_template(
-            plain, tools=tools, chat_template=CHAT_TEMPLATE, add_generation_prompt=True, tokenize=False
+            plain,
+            tools=tools,
+            chat_template=CHAT_TEMPLATE,
+            add_generation_prompt=True,
+            tokenize=False,
         )
         at = rendered.index("<|im_end|>", rendered.index("<|im_start|>user"))
         ids = [tokenizer.encode(piece) for piece in (rendered[:at], rendered[at:])]
@@ -174,7 +184,12 @@ def test_penalties_on_rows_do_not_depend_on_whoever_came_before(
     server: Served, asked: tuple[Question, ...], path: Path
 ) -> None:
     rows = saved(rows_of(path, tokenizer_of(path).encode("It is the town on the hill")))
-    body = {"prompt_embeds": rows, **settings(24), "repetition_penalty": 1.5, "frequency_penalty": 0.5}
+    body = {
+        "prompt_embeds": rows,
+        **settings(24),
+        "repetition_penalty": 1.5,
+        "frequency_penalty": 0.5,
+    }
     body["ignore_eos"] = True
     with httpx.Client(base_url=server.url, timeout=180) as client:
         first = shown(client.post("/v1/completions", json=body).json())

@@ -1,4 +1,7 @@
-"""Rows that pass every check and overflow inside the model: their request fails, and nobody else notices."""
+"""Rows that pass every check and overflow inside the model.
+
+Their request fails, and nobody else notices.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,16 +66,21 @@ def asked(path: Path, dtype: str, server: Served) -> tuple[Question, ...]:
     found = questions(path)
     if dtype == "float32":
         return found
-    # In bfloat16 the reference may differ in the last bit; what is asked for is that nothing changes.
+    # In bfloat16 the reference may differ in the last bit; what is asked for is that nothing
+    # changes.
     with httpx.Client(base_url=server.url, timeout=180) as client:
         answers = [shown(client.post(one.path, json=one.body).json()) for one in found]
-    return tuple(Question(one.path, one.body, answer) for one, answer in zip(found, answers, strict=True))
+    return tuple(
+        Question(one.path, one.body, answer) for one, answer in zip(found, answers, strict=True)
+    )
 
 
 def test_rows_that_overflow_in_the_model_fail_alone(
     server: Served, asked: tuple[Question, ...], path: Path
 ) -> None:
-    rows = rows_of(path, tokenizer_of(path).encode("the harbour town counts its lanterns " * 6)[:100])
+    rows = rows_of(
+        path, tokenizer_of(path).encode("the harbour town counts its lanterns " * 6)[:100]
+    )
     bad = rows.clone()
     bad[40:, TRAP] = 1.0
     assert rows.shape == (len(rows), HIDDEN)

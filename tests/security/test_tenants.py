@@ -88,7 +88,8 @@ def test_what_one_tenant_asked_is_not_cached_for_another(
     assert cached(apart, A, whole) == 0
     assert cached(apart, A, whole) == LENGTH
     before = engine_hits(served)
-    # Guesses of the whole and of a part: none is told, and none is computed any faster, as nothing is reused.
+    # Guesses of the whole and of a part: none is told, and none is computed any faster, as nothing
+    # is reused.
     assert cached(apart, B, beginning) == 0
     assert cached(apart, B, whole, cache_salt="another") == 0
     assert engine_hits(served) == before

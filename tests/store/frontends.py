@@ -6,15 +6,14 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
-from inlay.transport.nats.member import Member
-from inlay.transport.nats.prompts import NatsPrompts
-from inlay.transport.nats.settings import NatsSettings
-
 from inlay.digest import Secret
 from inlay.prompt import Rows
 from inlay.store import StoredPrompt
 from inlay.store.fleet import FleetLimits, FleetStore
 from inlay.store.store import PromptStore
+from inlay.transport.nats.member import Member
+from inlay.transport.nats.prompts import NatsPrompts
+from inlay.transport.nats.settings import NatsSettings
 from tests.store.making import TTL, Clock, target, upload_of
 from tests.transport.nats_server import NatsServer
 
@@ -30,7 +29,9 @@ class Frontend:
         local: its own tiers.
     """
 
-    def __init__(self, member: Member, shared: NatsPrompts, local: PromptStore, store: FleetStore) -> None:
+    def __init__(
+        self, member: Member, shared: NatsPrompts, local: PromptStore, store: FleetStore
+    ) -> None:
         self.member = member
         self.shared = shared
         self.local = local
@@ -39,7 +40,9 @@ class Frontend:
     async def put(self, tenant: str, seed: int, *, rows: int = 16) -> StoredPrompt:
         return await self.store.put(tenant, *upload_of(seed, rows=rows))
 
-    async def rows(self, tenant: str, id_: str, dtype: str = "float32", **more: Any) -> tuple[Rows, ...]:
+    async def rows(
+        self, tenant: str, id_: str, dtype: str = "float32", **more: Any
+    ) -> tuple[Rows, ...]:
         return await self.store.rows(tenant, id_, target(dtype), **{"look": seen, **more})
 
     async def elements(self, tenant: str, id_: str) -> bytes:

@@ -22,7 +22,12 @@ class Clock:
 
 
 def upload_of(
-    seed: int, *, rows: int = 16, hidden: int = HIDDEN, dtype: str = "float32", table_id: str | None = None
+    seed: int,
+    *,
+    rows: int = 16,
+    hidden: int = HIDDEN,
+    dtype: str = "float32",
+    table_id: str | None = None,
 ) -> tuple[Buffer, Tensor]:
     """The container bytes and the tensor of a prompt that no other seed has."""
     array = np.random.default_rng(seed).standard_normal((rows, hidden)).astype(dtype)

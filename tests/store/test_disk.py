@@ -19,7 +19,9 @@ from tests.store.making import HIDDEN, TTL, Clock, elements, put, target, upload
 
 
 @SEALED_OR_NOT
-def test_what_was_uploaded_survives_a_restart(opened: Opened, clock: Clock, key: bytes | None) -> None:
+def test_what_was_uploaded_survives_a_restart(
+    opened: Opened, clock: Clock, key: bytes | None
+) -> None:
     store = opened(key=key)
     data, tensor = upload_of(1, rows=100, table_id="table")
     stored = store.put("alice", data, tensor)
@@ -48,7 +50,9 @@ def test_a_batch_survives_a_restart(opened: Opened, batch: tuple[int, int]) -> N
     assert elements(store, "alice", stored.id) == array.tobytes()
 
 
-def test_a_crash_loses_nothing_that_was_written(opened: Opened, directory: Path, tmp_path: Path) -> None:
+def test_a_crash_loses_nothing_that_was_written(
+    opened: Opened, directory: Path, tmp_path: Path
+) -> None:
     store = opened()
     id_ = put(store, "alice", 1).id
     store.flush()
@@ -96,7 +100,9 @@ def test_names_of_files_say_nothing(opened: Opened, directory: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o710, 0o701, 0o770])
-def test_a_directory_that_others_may_enter_is_refused(directory: Path, opened: Opened, mode: int) -> None:
+def test_a_directory_that_others_may_enter_is_refused(
+    directory: Path, opened: Opened, mode: int
+) -> None:
     directory.mkdir()
     directory.chmod(mode)
     with pytest.raises(InvalidRequestError, match=f"has mode {mode:04o}.*must have mode 0700"):
@@ -146,7 +152,9 @@ def test_uses_and_pins_survive_a_restart(opened: Opened, directory: Path, clock:
     assert list(directory.glob("*.p*")) == []
 
 
-def test_a_use_is_noted_before_a_crash_could_forget_it(opened: Opened, directory: Path, clock: Clock) -> None:
+def test_a_use_is_noted_before_a_crash_could_forget_it(
+    opened: Opened, directory: Path, clock: Clock
+) -> None:
     store = opened()
     id_ = put(store, "alice", 1).id
     store.flush()
@@ -156,7 +164,9 @@ def test_a_use_is_noted_before_a_crash_could_forget_it(opened: Opened, directory
     assert files(directory)[0].stat().st_mtime == clock.now
 
 
-def test_a_file_from_the_future_does_not_live_longer(opened: Opened, directory: Path, clock: Clock) -> None:
+def test_a_file_from_the_future_does_not_live_longer(
+    opened: Opened, directory: Path, clock: Clock
+) -> None:
     id_ = put(opened(), "alice", 1).id
     clock.now -= 10 * TTL
     store = opened()
@@ -277,7 +287,10 @@ def test_a_smaller_disk_keeps_what_is_pinned_and_what_was_used_last(
 
 @pytest.fixture
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """A disk on which every write fails while the list holds True; a file system cannot be filled in a test."""
+    """A disk on which every write fails while the list holds True.
+
+    A file system cannot be filled in a test.
+    """
     failing = [False]
     real = os.write
 

@@ -103,7 +103,9 @@ def test_a_file_under_anothers_name_is_not_given_out(opened: Opened, directory: 
             store.rows(tenant, id_, target())
 
 
-def test_a_link_in_place_of_a_file_is_not_followed(opened: Opened, directory: Path, tmp_path: Path) -> None:
+def test_a_link_in_place_of_a_file_is_not_followed(
+    opened: Opened, directory: Path, tmp_path: Path
+) -> None:
     id_ = put(opened(), "alice", 1).id
     store = opened()
     (path,) = files(directory)
@@ -120,7 +122,9 @@ def test_files_under_another_secret_are_refused_and_removed(
     other = Secret(bytes(32))
     store = opened(secret=other)
     assert store.stats().refused_files == 1
-    assert f"written under the secret {SECRET.fingerprint}; ours is {other.fingerprint}" in caplog.text
+    assert (
+        f"written under the secret {SECRET.fingerprint}; ours is {other.fingerprint}" in caplog.text
+    )
     assert files(directory) == []
     with pytest.raises(NotFoundError):
         store.get("alice", id_)
@@ -133,7 +137,9 @@ def runs(data: bytes, length: int) -> set[bytes]:
     return {data[start : start + length] for start in range(len(data) - length + 1)}
 
 
-def test_a_sealed_file_holds_nothing_of_the_tensor_or_its_owner(opened: Opened, directory: Path) -> None:
+def test_a_sealed_file_holds_nothing_of_the_tensor_or_its_owner(
+    opened: Opened, directory: Path
+) -> None:
     data, tensor = upload_of(1, rows=200, table_id="a-table-with-a-name")
     id_ = opened(key=KEY, memory=0).put("alice", data, tensor).id
     (path,) = files(directory)

@@ -1,4 +1,7 @@
-"""Stored prompts of a fleet: what one frontend took every other serves, and what one deleted none does."""
+"""Stored prompts of a fleet.
+
+What one frontend took every other serves, and what one deleted none does.
+"""
 
 import asyncio
 import io
@@ -41,7 +44,9 @@ async def records_of(frontend: Frontend) -> list[tuple[str, int, Record]]:
     return await listed(frontend.shared)
 
 
-async def test_what_one_frontend_took_another_serves_after_the_first_has_died(frontends: Frontends) -> None:
+async def test_what_one_frontend_took_another_serves_after_the_first_has_died(
+    frontends: Frontends,
+) -> None:
     one, other = await frontends.frontend(), await frontends.frontend()
     stored = await one.put("alice", 1)
     assert await other.store.get("alice", stored.id) == stored
@@ -54,7 +59,9 @@ async def test_what_one_frontend_took_another_serves_after_the_first_has_died(fr
     assert (rows,) == await other.rows("alice", stored.id, "bfloat16")
 
 
-async def test_the_same_bytes_are_stored_once_whoever_takes_them(frontends: Frontends, clock: Clock) -> None:
+async def test_the_same_bytes_are_stored_once_whoever_takes_them(
+    frontends: Frontends, clock: Clock
+) -> None:
     pair = [await frontends.frontend(), await frontends.frontend()]
     told = await asyncio.gather(*(frontend.put("alice", 1) for frontend in pair * 3))
     assert len({stored.id for stored in told}) == 1
@@ -146,15 +153,22 @@ async def test_a_fetch_ends_with_the_last_who_waits_for_it(
     assert await other.elements("alice", stored.id) == plain(1)
 
 
-async def test_a_prompt_that_memory_has_no_room_for_is_served_all_the_same(frontends: Frontends) -> None:
-    one, other = await frontends.frontend(memory_bytes=0), await frontends.frontend(memory_bytes=8192)
+async def test_a_prompt_that_memory_has_no_room_for_is_served_all_the_same(
+    frontends: Frontends,
+) -> None:
+    one, other = (
+        await frontends.frontend(memory_bytes=0),
+        await frontends.frontend(memory_bytes=8192),
+    )
     stored = await one.put("alice", 1, rows=300)
     for frontend in (one, other, one):
         assert await frontend.elements("alice", stored.id) == plain(1, 300)
         assert frontend.store.stats().memory_bytes <= 8192
 
 
-async def test_what_was_deleted_at_one_frontend_no_other_serves_or_keeps(frontends: Frontends) -> None:
+async def test_what_was_deleted_at_one_frontend_no_other_serves_or_keeps(
+    frontends: Frontends,
+) -> None:
     one, other = await frontends.frontend(), await frontends.frontend()
     stored = await one.put("alice", 1)
     await other.rows("alice", stored.id)
@@ -190,7 +204,9 @@ async def test_a_frontend_that_heard_nothing_of_a_deletion_forgets_when_it_hears
     assert await other.elements("alice", kept.id) == plain(2)
 
 
-async def test_to_another_tenant_an_id_is_as_absent_as_one_never_given(frontends: Frontends) -> None:
+async def test_to_another_tenant_an_id_is_as_absent_as_one_never_given(
+    frontends: Frontends,
+) -> None:
     one, other = await frontends.frontend(), await frontends.frontend()
     stored = await one.put("alice", 1)
     for id_ in (stored.id, "pe-" + "a" * 32, "pe-*", "pe-" + "a" * 31 + ".", "", "x" * 5000, ">"):
@@ -205,7 +221,9 @@ async def test_to_another_tenant_an_id_is_as_absent_as_one_never_given(frontends
     assert await one.elements("alice", stored.id) == plain(1)
 
 
-async def test_uses_and_pins_count_wherever_they_were_made(frontends: Frontends, clock: Clock) -> None:
+async def test_uses_and_pins_count_wherever_they_were_made(
+    frontends: Frontends, clock: Clock
+) -> None:
     one, other = await frontends.frontend(), await frontends.frontend()
     used, unused, pinned = [await one.put("alice", seed) for seed in (1, 2, 3)]
     assert (await other.store.pin("alice", pinned.id, True)).expires_at is None
@@ -246,10 +264,14 @@ async def test_a_model_is_checked_for_as_at_a_frontend_of_its_own(frontends: Fro
     stored = await one.put("alice", 1)
     for frontend in (one, other):
         with pytest.raises(EmbeddingsError, match="size of tensor must match"):
-            await frontend.store.rows("alice", stored.id, target(hidden=16), look=lambda stored: None)
+            await frontend.store.rows(
+                "alice", stored.id, target(hidden=16), look=lambda stored: None
+            )
 
 
-async def test_what_a_use_may_hold_is_asked_before_anything_is_fetched(frontends: Frontends) -> None:
+async def test_what_a_use_may_hold_is_asked_before_anything_is_fetched(
+    frontends: Frontends,
+) -> None:
     one, other = await frontends.frontend(), await frontends.frontend()
     stored = await one.put("alice", 1)
     looked: list[StoredPrompt] = []
@@ -311,7 +333,9 @@ async def test_a_content_that_was_changed_is_refused_and_removed(
 async def test_a_record_that_no_frontend_made_is_no_prompt(frontends: Frontends) -> None:
     one = await frontends.frontend()
     stored, sound = await one.put("alice", 1), await one.put("alice", 2)
-    names = {record.description.id: (name, revision) for name, revision, record in await records_of(one)}
+    names = {
+        record.description.id: (name, revision) for name, revision, record in await records_of(one)
+    }
     _, foreign = await one.shared.find(names[sound.id][0])
     assert foreign is not None
     for record in (b"", b"\x93\x01\x02\x03", foreign):
@@ -326,7 +350,10 @@ async def test_a_record_that_no_frontend_made_is_no_prompt(frontends: Frontends)
 async def test_room_is_made_at_the_cost_of_what_was_used_least_recently_and_is_not_pinned(
     frontends: Frontends, clock: Clock
 ) -> None:
-    pair = [await frontends.frontend(max_bytes=100_000), await frontends.frontend(max_bytes=100_000)]
+    pair = [
+        await frontends.frontend(max_bytes=100_000),
+        await frontends.frontend(max_bytes=100_000),
+    ]
     stored = []
     for seed in range(6):
         stored.append(await pair[seed % 2].put("alice", seed, rows=300))
@@ -405,7 +432,9 @@ async def test_a_deletion_that_was_cut_short_is_finished_by_asking_again(
     assert await other.shared.list() == []
 
 
-async def test_the_reaper_leaves_nothing_that_nobody_can_use(frontends: Frontends, clock: Clock) -> None:
+async def test_the_reaper_leaves_nothing_that_nobody_can_use(
+    frontends: Frontends, clock: Clock
+) -> None:
     one, other = await frontends.frontend(), await frontends.frontend()
     expired, kept = await one.put("alice", 1), await one.put("alice", 2)
     await one.store.pin("alice", kept.id, True)
@@ -413,7 +442,8 @@ async def test_the_reaper_leaves_nothing_that_nobody_can_use(frontends: Frontend
     clock.now += 2 * TTL
     passed = 0.0
     reapers = [
-        Reaper(frontend.shared, name, clock, lambda: passed) for frontend, name in ((one, "a"), (other, "b"))
+        Reaper(frontend.shared, name, clock, lambda: passed)
+        for frontend, name in ((one, "a"), (other, "b"))
     ]
     assert await reapers[0].turn()
     assert not await reapers[1].turn()

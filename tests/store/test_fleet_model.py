@@ -44,7 +44,10 @@ class Kept:
 
 
 class FleetAgainstDict(RuleBasedStateMachine):
-    """A fleet may keep a prompt a little longer than its TTL, and forget an unpinned one for room; nothing else may differ."""
+    """A fleet may keep a prompt a little longer than its TTL, and forget an unpinned one for room.
+
+    Nothing else may differ.
+    """
 
     server: NatsServer
     max_bytes = 1 << 24

@@ -116,7 +116,9 @@ async def test_who_leaves_after_another_was_first_leaves_no_content(
 async def test_uploads_at_once_keep_to_their_tenants_share(frontends: Frontends) -> None:
     one = await frontends.frontend(max_per_tenant_bytes=3 * cost(len(plain(1))))
     told = await asyncio.gather(
-        *(one.put("alice", seed) for seed in range(1, 21)), one.put("bob", 1), return_exceptions=True
+        *(one.put("alice", seed) for seed in range(1, 21)),
+        one.put("bob", 1),
+        return_exceptions=True,
     )
     assert isinstance(told.pop(), StoredPrompt)
     kept = [found for found in told if isinstance(found, StoredPrompt)]
@@ -128,7 +130,9 @@ async def test_uploads_at_once_keep_to_their_tenants_share(frontends: Frontends)
     assert not one.store._shares._under_way
 
 
-async def test_the_same_prompt_many_times_at_once_takes_one_part_of_a_share(frontends: Frontends) -> None:
+async def test_the_same_prompt_many_times_at_once_takes_one_part_of_a_share(
+    frontends: Frontends,
+) -> None:
     one = await frontends.frontend(max_per_tenant_bytes=cost(len(plain(1))))
     told = await asyncio.gather(*(one.put("alice", 1) for _ in range(8)))
     assert len({stored.id for stored in told}) == 1

@@ -48,7 +48,10 @@ class Kept:
 
 
 class StoreAgainstDict(RuleBasedStateMachine):
-    """The store may forget an unpinned prompt early, for room, and only then; nothing else may differ."""
+    """The store may forget an unpinned prompt early, for room, and only then.
+
+    Nothing else may differ.
+    """
 
     ids: IdBundle[tuple[str, str]] = IdBundle("ids")
     memory = 0
@@ -88,7 +91,10 @@ class StoreAgainstDict(RuleBasedStateMachine):
         return kept
 
     def forgotten(self, name: tuple[str, str]) -> None:
-        """The store does not know `name`: it must have expired, been deleted, or made room unpinned."""
+        """The store does not know `name`.
+
+        It must have expired, been deleted, or made room unpinned.
+        """
         kept = self.live(name)
         if kept is not None:
             assert not kept.pinned
@@ -224,7 +230,8 @@ class StoreAgainstDict(RuleBasedStateMachine):
         assert stats.disk_bytes <= self.disk
         assert stats.count <= 20
         self.store.flush()
-        # The books are private: no caller may see them, and nothing else shows that they are wrong before it is late.
+        # The books are private: no caller may see them, and nothing else shows that they are wrong
+        # before it is late.
         self.store._ledger.check()
 
 

@@ -22,7 +22,8 @@ def key_file(tmp_path: Path, content: bytes, mode: int = 0o600) -> Path:
 
 
 @pytest.mark.parametrize(
-    "content", [KEY, KEY.hex().encode(), KEY.hex().upper().encode() + b"\n", KEY.hex().encode() + b"\r\n"]
+    "content",
+    [KEY, KEY.hex().encode(), KEY.hex().upper().encode() + b"\n", KEY.hex().encode() + b"\r\n"],
 )
 def test_a_key_file_holds_32_bytes_or_their_hex_digits(tmp_path: Path, content: bytes) -> None:
     path = key_file(tmp_path, content)
@@ -33,10 +34,13 @@ def test_a_key_file_holds_32_bytes_or_their_hex_digits(tmp_path: Path, content: 
 
 
 @pytest.mark.parametrize(
-    "content", [b"", KEY[:31], KEY + b"\n", b"g" * 64, KEY.hex().encode()[:-1], b"00 " * 21 + b"0", KEY * 50]
+    "content",
+    [b"", KEY[:31], KEY + b"\n", b"g" * 64, KEY.hex().encode()[:-1], b"00 " * 21 + b"0", KEY * 50],
 )
 def test_a_key_of_the_wrong_length_is_refused(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(InvalidRequestError, match=f"32 bytes or 64 hex digits; got {len(content)} bytes"):
+    with pytest.raises(
+        InvalidRequestError, match=f"32 bytes or 64 hex digits; got {len(content)} bytes"
+    ):
         read_key(key_file(tmp_path, content))
 
 
@@ -94,7 +98,9 @@ def test_a_state_directory_keeps_the_secret_it_made(tmp_path: Path) -> None:
 
 
 def test_without_file_or_state_directory_it_is_random() -> None:
-    assert load_secret(file=None, state_dir=None).root != load_secret(file=None, state_dir=None).root
+    assert (
+        load_secret(file=None, state_dir=None).root != load_secret(file=None, state_dir=None).root
+    )
 
 
 def test_a_damaged_kept_secret_is_not_replaced(tmp_path: Path) -> None:

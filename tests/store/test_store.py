@@ -33,7 +33,9 @@ def store(clock: Clock) -> PromptStore:
     return PromptStore(SECRET, memory_bytes=64 * ONE, ttl=TTL, clock=clock)
 
 
-def small(clock: Clock, places: int, *, share: int | None = None, max_entries: int = 100) -> PromptStore:
+def small(
+    clock: Clock, places: int, *, share: int | None = None, max_entries: int = 100
+) -> PromptStore:
     return PromptStore(
         SECRET,
         memory_bytes=places * ONE,
@@ -44,7 +46,9 @@ def small(clock: Clock, places: int, *, share: int | None = None, max_entries: i
     )
 
 
-def test_what_was_uploaded_comes_back_as_rows_with_their_digests(store: PromptStore, clock: Clock) -> None:
+def test_what_was_uploaded_comes_back_as_rows_with_their_digests(
+    store: PromptStore, clock: Clock
+) -> None:
     data, tensor = upload_of(1)
     stored = store.put("alice", data, tensor)
     assert (stored.num_prompts, stored.num_tokens, stored.hidden_size) == (1, 16, HIDDEN)
@@ -55,7 +59,9 @@ def test_what_was_uploaded_comes_back_as_rows_with_their_digests(store: PromptSt
     assert rows == Rows(plain.data, "float32", (16, HIDDEN), digests=row_digests(plain, SECRET))
 
 
-def test_adopted_memory_is_kept_and_not_copied_unless_it_holds_much_else(store: PromptStore) -> None:
+def test_adopted_memory_is_kept_and_not_copied_unless_it_holds_much_else(
+    store: PromptStore,
+) -> None:
     data, tensor = upload_of(1)
     stored = store.put("alice", data, tensor, adopt=True)
     (rows,) = store.rows("alice", stored.id, target())
@@ -105,7 +111,8 @@ def test_a_batch_is_several_prompts(store: PromptStore) -> None:
         made = store.rows("alice", stored.id, wanted)
         assert [rows.shape for rows in made] == [(5, HIDDEN)] * 3
         assert all(
-            rows.digests == row_digests(Rows(rows.data, rows.dtype, rows.shape), SECRET) for rows in made
+            rows.digests == row_digests(Rows(rows.data, rows.dtype, rows.shape), SECRET)
+            for rows in made
         )
     assert elements(store, "alice", stored.id) == array.tobytes()
 
@@ -157,7 +164,9 @@ def test_uploading_the_same_bytes_again_starts_the_ttl_again_and_stores_nothing(
     assert (store.stats().count, store.stats().memory_bytes) == (1, held)
 
 
-def test_the_same_bytes_have_another_id_for_another_tenant_and_under_another_secret(clock: Clock) -> None:
+def test_the_same_bytes_have_another_id_for_another_tenant_and_under_another_secret(
+    clock: Clock,
+) -> None:
     store = PromptStore(SECRET, memory_bytes=64 * ONE, ttl=TTL, clock=clock)
     other = PromptStore(Secret(bytes(32)), memory_bytes=64 * ONE, ttl=TTL, clock=clock)
     ids = {
@@ -209,12 +218,17 @@ def test_anothers_id_is_refused_exactly_as_one_that_was_never_given(
     stored = put(store, "alice", 1)
     store.rows("alice", stored.id, target())
     missing = "pe-" + "a" * 32
-    assert refusal(USES[name], store, "bob", stored.id) == refusal(USES[name], store, "bob", missing)
+    assert refusal(USES[name], store, "bob", stored.id) == refusal(
+        USES[name], store, "bob", missing
+    )
     assert refusal(USES[name], store, "bob", stored.id)[0] is NotFoundError
     assert "not found" in str(refusal(USES[name], store, "bob", stored.id)[1])
     assert store.get("alice", stored.id).expires_at == stored.expires_at
     clock.now += TTL
-    assert refusal(USES[name], store, "alice", missing)[:2] == (NotFoundError, "prompt_embeds 'ID' not found")
+    assert refusal(USES[name], store, "alice", missing)[:2] == (
+        NotFoundError,
+        "prompt_embeds 'ID' not found",
+    )
 
 
 @pytest.mark.parametrize("name", USES)
@@ -237,7 +251,9 @@ def test_an_id_is_quoted_and_cut_in_the_message(store: PromptStore) -> None:
     assert "\n" not in raised.value.message
 
 
-def test_every_use_starts_the_ttl_again_and_looking_does_not(store: PromptStore, clock: Clock) -> None:
+def test_every_use_starts_the_ttl_again_and_looking_does_not(
+    store: PromptStore, clock: Clock
+) -> None:
     id_ = put(store, "alice", 1).id
     for _ in range(5):
         clock.now += TTL * 0.75
@@ -433,8 +449,11 @@ def test_a_closed_store_does_nothing_more(store: PromptStore) -> None:
 
 
 @pytest.mark.parametrize(
-    ("memory", "disk", "ttl", "entries"), [(-1, 0, 1.0, 1), (1, 5, 1.0, 1), (1, 0, 0.0, 1), (1, 0, 1.0, 0)]
+    ("memory", "disk", "ttl", "entries"),
+    [(-1, 0, 1.0, 1), (1, 5, 1.0, 1), (1, 0, 0.0, 1), (1, 0, 1.0, 0)],
 )
-def test_bounds_that_make_no_sense_are_refused(memory: int, disk: int, ttl: float, entries: int) -> None:
+def test_bounds_that_make_no_sense_are_refused(
+    memory: int, disk: int, ttl: float, entries: int
+) -> None:
     with pytest.raises(InvalidRequestError, match="got"):
         PromptStore(SECRET, memory_bytes=memory, disk_bytes=disk, ttl=ttl, max_entries=entries)

@@ -1,4 +1,7 @@
-"""Logs and traces of a real server: one line and one tree of spans a request, and nothing of what was said."""
+"""Logs and traces of a real server.
+
+One line and one tree of spans a request, and nothing of what was said.
+"""
 
 import json
 import os
@@ -127,7 +130,9 @@ def test_a_request_is_a_tree_of_spans_from_http_to_the_engine(told: Told) -> Non
     assert found["inlay.prepare"][1].parent_span_id == http.span_id
     stages = [found[f"inlay.{name}"][1] for name in ("queue", "prefill", "decode")]
     assert all(stage.parent_span_id == request.span_id for stage in stages)
-    assert http.start_time_unix_nano <= request.start_time_unix_nano == stages[0].start_time_unix_nano
+    assert (
+        http.start_time_unix_nano <= request.start_time_unix_nano == stages[0].start_time_unix_nano
+    )
     for before, after in pairwise(stages):
         assert before.end_time_unix_nano == after.start_time_unix_nano
     assert stages[-1].end_time_unix_nano <= http.end_time_unix_nano

@@ -35,7 +35,11 @@ def test_a_line_is_one_object_whatever_is_in_it(logger: logging.Logger) -> None:
     log_fields(logger, logging.INFO, 'a "request"\nof two lines', {"id": "1\n2", "ms": 1.5})
     (line,) = stream.getvalue().splitlines()
     found = json.loads(line)
-    assert (found["message"], found["id"], found["ms"]) == ('a "request"\nof two lines', "1\n2", 1.5)
+    assert (found["message"], found["id"], found["ms"]) == (
+        'a "request"\nof two lines',
+        "1\n2",
+        1.5,
+    )
     assert (found["level"], found["logger"]) == ("INFO", "tests.telemetry")
     assert found["time"].endswith("Z")
 

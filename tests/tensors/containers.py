@@ -1,4 +1,7 @@
-"""Files built byte by byte, so that tests can make them lie: zip archives, pickles of tensors, safetensors, npy."""
+"""Files built byte by byte, so that tests can make them lie.
+
+Zip archives, pickles of tensors, safetensors, npy.
+"""
 
 import json
 import struct
@@ -79,7 +82,9 @@ def archive(
         directory += name
     entries = len(records) if count is None else count
     start = len(body) + len(gap) if directory_offset is None else directory_offset
-    end = struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, entries, entries, len(directory), start, len(comment))
+    end = struct.pack(
+        "<4sHHHHIIH", b"PK\5\6", 0, 0, entries, entries, len(directory), start, len(comment)
+    )
     return body + gap + directory + end + comment
 
 
@@ -125,7 +130,9 @@ def tensor(
     rebuild: bytes = name("torch._utils", "_rebuild_tensor_v2"),
 ) -> bytes:
     """The opcodes that push a tensor."""
-    pushed = storage(length, kind, device=device) + number(offset) + numbers(shape) + numbers(strides)
+    pushed = (
+        storage(length, kind, device=device) + number(offset) + numbers(shape) + numbers(strides)
+    )
     return rebuild + b"(" + pushed + tail + b"tR"
 
 
@@ -147,7 +154,9 @@ def torch_file(opcodes: bytes, data: bytes, *more: Record) -> bytes:
     )
 
 
-def safetensors_file(header: dict[str, Any] | bytes, data: bytes, *, length: int | None = None) -> bytes:
+def safetensors_file(
+    header: dict[str, Any] | bytes, data: bytes, *, length: int | None = None
+) -> bytes:
     """A safetensors file with any header."""
     raw = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(raw) if length is None else length) + raw + data

@@ -38,7 +38,10 @@ DATA = ROWS.numpy().tobytes()
 
 def _recompressed(container: bytes, method: int) -> bytes:
     out = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(container)) as source, zipfile.ZipFile(out, "w", method) as target:
+    with (
+        zipfile.ZipFile(io.BytesIO(container)) as source,
+        zipfile.ZipFile(out, "w", method) as target,
+    ):
         for record in source.namelist():
             target.writestr(record, source.read(record))
     return out.getvalue()
@@ -122,7 +125,10 @@ _TORCH: dict[str, tuple[Callable[[], bytes], str]] = {
     "bool": (lambda: saved(ROWS > 3), "dtype 'bool'"),
     "uint16": (lambda: saved(ROWS.to(torch.uint16)), "dtype 'uint16'"),
     "complex": (lambda: saved(ROWS.to(torch.complex64)), "dtype 'complexfloat'"),
-    "float8 of another kind": (lambda: saved(ROWS.to(torch.float8_e4m3fnuz)), "dtype 'float8_e4m3fnuz'"),
+    "float8 of another kind": (
+        lambda: saved(ROWS.to(torch.float8_e4m3fnuz)),
+        "dtype 'float8_e4m3fnuz'",
+    ),
     "scales": (lambda: saved(ROWS.to(torch.float8_e8m0fnu)), "dtype 'float8_e8m0fnu'"),
     "negated": (lambda: saved(torch.zeros(64, dtype=torch.complex64).conj().imag), "resolve_neg"),
     "no rows": (lambda: saved(torch.zeros(0, 16)), "empty tensor of shape (0, 16)"),
@@ -166,7 +172,9 @@ _ARCHIVES: dict[str, tuple[Callable[[], bytes], str]] = {
         "disagree",
     ),
     "names that disagree": (
-        lambda: torch_file(PLAIN, DATA, Record("archive/data/1", DATA, local_name="archive/data/2")),
+        lambda: torch_file(
+            PLAIN, DATA, Record("archive/data/1", DATA, local_name="archive/data/2")
+        ),
         "disagree",
     ),
     "flags that disagree": (
@@ -177,12 +185,18 @@ _ARCHIVES: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: torch_file(PLAIN, DATA, Record("archive/data/1", DATA, flags=8)),
         "descriptor",
     ),
-    "encrypted": (lambda: torch_file(PLAIN, DATA, Record("archive/data/1", DATA, flags=1)), "encrypted"),
+    "encrypted": (
+        lambda: torch_file(PLAIN, DATA, Record("archive/data/1", DATA, flags=1)),
+        "encrypted",
+    ),
     "a saturated size": (
         lambda: torch_file(PLAIN, DATA, Record("archive/data/1", DATA, size=0xFFFFFFFF)),
         "flags 0x0",
     ),
-    "a long name": (lambda: torch_file(PLAIN, DATA, Record("n" * 300, b"")), "reaches beyond 256 bytes"),
+    "a long name": (
+        lambda: torch_file(PLAIN, DATA, Record("n" * 300, b"")),
+        "reaches beyond 256 bytes",
+    ),
     "a name that is not UTF-8": (
         lambda: torch_file(PLAIN, DATA, Record("éé", b"")).replace("éé".encode(), b"\xff" * 4),
         "not UTF-8",
@@ -207,12 +221,18 @@ _ARCHIVES: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: archive([Record("a", bytes(100))], gap=b"gap"),
         "between its records and its end",
     ),
-    "a comment": (lambda: archive([Record("a", bytes(100))], comment=b"hello"), "does not end with"),
+    "a comment": (
+        lambda: archive([Record("a", bytes(100))], comment=b"hello"),
+        "does not end with",
+    ),
     "a 64-bit end that disagrees": (
         lambda: _edited(saved(ROWS), saved(ROWS).index(b"PK\6\6") + 24, b"\xff"),
         "64-bit end",
     ),
-    "no records": (lambda: b"PK\3\4" + bytes(100) + archive([], directory_offset=104), "between its records"),
+    "no records": (
+        lambda: b"PK\3\4" + bytes(100) + archive([], directory_offset=104),
+        "between its records",
+    ),
     "no data": (
         lambda: archive([Record("a/data.pkl", pickled(PLAIN))]),
         "storage '0' is not in the archive",
@@ -232,20 +252,33 @@ _SAFETENSORS: dict[str, tuple[bytes, str]] = {
     ),
     "no tensors": (safetensors_file({}, DATA), "0 tensors"),
     "a tensor twice": (
-        safetensors_file(b'{"a":{"dtype":"F32","shape":[4,16],"data_offsets":[0,256]},"a":{}}', DATA),
+        safetensors_file(
+            b'{"a":{"dtype":"F32","shape":[4,16],"data_offsets":[0,256]},"a":{}}', DATA
+        ),
         "twice",
     ),
     "a field twice": (
-        safetensors_file(b'{"a":{"dtype":"F32","shape":[4,16],"shape":[1],"data_offsets":[0,256]}}', DATA),
+        safetensors_file(
+            b'{"a":{"dtype":"F32","shape":[4,16],"shape":[1],"data_offsets":[0,256]}}', DATA
+        ),
         "twice",
     ),
-    "a header of 2**63 bytes": (safetensors_file({"a": _F32}, DATA, length=1 << 63), "its header is"),
+    "a header of 2**63 bytes": (
+        safetensors_file({"a": _F32}, DATA, length=1 << 63),
+        "its header is",
+    ),
     "a header beyond the file": (
         safetensors_file({"a": _F32}, DATA, length=4000),
         "its header is 4000 bytes",
     ),
-    "a long header": (safetensors_file({"a": _F32, "__metadata__": {"a": "b" * 9000}}, DATA), "at most 8192"),
-    "a header of another kind": (safetensors_file(b"[" + b" " * 100 + b"]", DATA), "no known format"),
+    "a long header": (
+        safetensors_file({"a": _F32, "__metadata__": {"a": "b" * 9000}}, DATA),
+        "at most 8192",
+    ),
+    "a header of another kind": (
+        safetensors_file(b"[" + b" " * 100 + b"]", DATA),
+        "no known format",
+    ),
     "a header that ends early": (safetensors_file(b'{"a":{', DATA), "not valid JSON"),
     "a deep header": (safetensors_file(b'{"a":' * 1500 + b"1" + b"}" * 100, DATA), "header"),
     "deep lists": (safetensors_file(b'{"a":' + b"[" * 8000, DATA), "not valid JSON"),
@@ -253,12 +286,24 @@ _SAFETENSORS: dict[str, tuple[bytes, str]] = {
     "Infinity": (safetensors_file(b'{"a":-Infinity}', DATA), "the number '-Infinity'"),
     "a fraction": (safetensors_file({"a": {**_F32, "shape": [4.0, 16]}}, DATA), "the number '4.0'"),
     "a long number": (safetensors_file(b'{"a":' + b"9" * 5000 + b"}", DATA), "5000 digits"),
-    "a negative size": (safetensors_file({"a": {**_F32, "shape": [-4, -16]}}, DATA), "not whole numbers"),
-    "True as a size": (safetensors_file({"a": {**_F32, "shape": [True, 64]}}, DATA), "not whole numbers"),
+    "a negative size": (
+        safetensors_file({"a": {**_F32, "shape": [-4, -16]}}, DATA),
+        "not whole numbers",
+    ),
+    "True as a size": (
+        safetensors_file({"a": {**_F32, "shape": [True, 64]}}, DATA),
+        "not whole numbers",
+    ),
     "text as a shape": (safetensors_file({"a": {**_F32, "shape": "4"}}, DATA), "not whole numbers"),
-    "a huge product": (safetensors_file({"a": {**_F32, "shape": [1 << 60, 1 << 60]}}, DATA), "ends at byte"),
+    "a huge product": (
+        safetensors_file({"a": {**_F32, "shape": [1 << 60, 1 << 60]}}, DATA),
+        "ends at byte",
+    ),
     "an empty shape": (safetensors_file({"a": {**_F32, "shape": [0, 16]}}, DATA), "empty tensor"),
-    "a smaller shape": (safetensors_file({"a": {**_F32, "shape": [3, 16]}}, DATA), "need 192 bytes"),
+    "a smaller shape": (
+        safetensors_file({"a": {**_F32, "shape": [3, 16]}}, DATA),
+        "need 192 bytes",
+    ),
     "an offset past the data": (
         safetensors_file({"a": {**_F32, "data_offsets": [0, 1 << 40]}}, DATA),
         "does not fill",
@@ -271,17 +316,30 @@ _SAFETENSORS: dict[str, tuple[bytes, str]] = {
         safetensors_file({"a": {**_F32, "data_offsets": [256, 0]}}, DATA),
         "does not fill",
     ),
-    "three offsets": (safetensors_file({"a": {**_F32, "data_offsets": [0, 256, 1]}}, DATA), "does not fill"),
+    "three offsets": (
+        safetensors_file({"a": {**_F32, "data_offsets": [0, 256, 1]}}, DATA),
+        "does not fill",
+    ),
     "bytes after the data": (safetensors_file({"a": _F32}, DATA + b"more"), "does not fill"),
     "integers": (safetensors_file({"a": {**_F32, "dtype": "I32"}}, DATA), "dtype 'I32'"),
-    "a dtype that is a list": (safetensors_file({"a": {**_F32, "dtype": []}}, DATA), "its dtype is not text"),
+    "a dtype that is a list": (
+        safetensors_file({"a": {**_F32, "dtype": []}}, DATA),
+        "its dtype is not text",
+    ),
     "a dtype that is deep": (
         safetensors_file(
-            b'{"a":{"dtype":' + b"[" * 900 + b"]" * 900 + b',"shape":[4,16],"data_offsets":[0,256]}}', DATA
+            b'{"a":{"dtype":'
+            + b"[" * 900
+            + b"]" * 900
+            + b',"shape":[4,16],"data_offsets":[0,256]}}',
+            DATA,
         ),
         "its dtype is not text",
     ),
-    "thousands of sizes": (safetensors_file({"a": {**_F32, "shape": [1] * 2000}}, DATA), "2000 dimensions"),
+    "thousands of sizes": (
+        safetensors_file({"a": {**_F32, "shape": [1] * 2000}}, DATA),
+        "2000 dimensions",
+    ),
     "an unknown field": (safetensors_file({"a": {**_F32, "more": 1}}, DATA), "not described by"),
     "a tensor that is a number": (safetensors_file({"a": 1}, DATA), "not described by"),
     "metadata that is a list": (
@@ -309,7 +367,10 @@ _NPY: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: npy_file(_NPY_HEADER.replace("<f4", "<V2"), bytes(128)),
         "cannot name bfloat16",
     ),
-    "a record dtype": (lambda: _numpy(np.zeros(16, [("a", "<f4"), ("b", "<f4")])), "its header is not"),
+    "a record dtype": (
+        lambda: _numpy(np.zeros(16, [("a", "<f4"), ("b", "<f4")])),
+        "its header is not",
+    ),
     "text": (lambda: _numpy(np.array(["a" * 50])), "dtype '<U50'"),
     "a header to evaluate": (
         lambda: npy_file("{'descr': __import__('os').system('true'), 'shape': (4, 16), }", DATA),
@@ -324,8 +385,14 @@ _NPY: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: npy_file(_NPY_HEADER.replace("'shape'", "'shape': (1,), 'shape'"), DATA),
         "twice",
     ),
-    "a field too few": (lambda: npy_file("{'descr': '<f4', 'shape': (4, 16), }", DATA), "its header is not"),
-    "another field": (lambda: npy_file(_NPY_HEADER.replace("}", "'a': 1}"), DATA), "its header is not"),
+    "a field too few": (
+        lambda: npy_file("{'descr': '<f4', 'shape': (4, 16), }", DATA),
+        "its header is not",
+    ),
+    "another field": (
+        lambda: npy_file(_NPY_HEADER.replace("}", "'a': 1}"), DATA),
+        "its header is not",
+    ),
     "commas": (lambda: npy_file(_NPY_HEADER.replace("(4, 16)", "(4,,16)"), DATA), "its shape is"),
     "a space that is no space": (
         lambda: npy_file(_NPY_HEADER.replace("4, ", "4,\x1f "), DATA),
@@ -334,11 +401,17 @@ _NPY: dict[str, tuple[Callable[[], bytes], str]] = {
     "a long size": (lambda: npy_file(_NPY_HEADER.replace("16", "9" * 40), DATA), "its shape is"),
     "a huge product": (lambda: npy_file(_NPY_HEADER.replace("16", "9" * 18), DATA), "ends at byte"),
     "an empty shape": (lambda: npy_file(_NPY_HEADER.replace("16", "0"), DATA), "empty tensor"),
-    "a negative size": (lambda: npy_file(_NPY_HEADER.replace("16", "-1"), DATA), "its header is not"),
+    "a negative size": (
+        lambda: npy_file(_NPY_HEADER.replace("16", "-1"), DATA),
+        "its header is not",
+    ),
     "a smaller shape": (lambda: npy_file(_NPY_HEADER.replace("16", "15"), DATA), "need 240 bytes"),
     "cut short": (lambda: npy_file(_NPY_HEADER, DATA[:-1]), "ends at byte 256"),
     "followed by something": (lambda: npy_file(_NPY_HEADER, DATA + b"a"), "it holds 257"),
-    "a header beyond the file": (lambda: npy_file(_NPY_HEADER, DATA, length=4000), "its header is 4000"),
+    "a header beyond the file": (
+        lambda: npy_file(_NPY_HEADER, DATA, length=4000),
+        "its header is 4000",
+    ),
     "a header of 4 GB": (
         lambda: npy_file(_NPY_HEADER, DATA, version=2, length=0xFFFFFFFF),
         "its header is 4294967295",

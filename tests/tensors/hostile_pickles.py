@@ -7,15 +7,24 @@ PLAIN = tensor((4, 16), (16, 1), length=64)
 
 PICKLES: dict[str, tuple[bytes, str]] = {
     "a shape beyond the storage": (tensor((4, 17), (17, 1), length=64), "ends at byte 272"),
-    "an offset beyond the storage": (tensor((4, 16), (16, 1), offset=1, length=64), "ends at byte 260"),
+    "an offset beyond the storage": (
+        tensor((4, 16), (16, 1), offset=1, length=64),
+        "ends at byte 260",
+    ),
     "a negative offset": (tensor((4, 16), (16, 1), offset=-1, length=64), "offset -1"),
     "a negative stride": (tensor((4, 16), (-16, 1), length=64), "strides (-16, 1)"),
     "a negative size": (tensor((-4, -16), (16, 1), length=64), "empty tensor of shape (-4, -16)"),
     "a product over 64 bits": (tensor((1 << 40, 1 << 40), (1 << 40, 1), length=64), "ends at byte"),
-    "a product that wraps to 0": (tensor((1 << 32, 1 << 32), (1 << 32, 1), length=64), "ends at byte"),
+    "a product that wraps to 0": (
+        tensor((1 << 32, 1 << 32), (1 << 32, 1), length=64),
+        "ends at byte",
+    ),
     "as many sizes as fit": (tensor((2,) * 60, (1,) * 60, length=64), "60 dimensions"),
     "fewer strides than sizes": (tensor((4, 16), (16,), length=64), "2 sizes and 1 strides"),
-    "many more strides than sizes": (tensor((4, 16), (1,) * 400, length=64), "2 sizes and 400 strides"),
+    "many more strides than sizes": (
+        tensor((4, 16), (1,) * 400, length=64),
+        "2 sizes and 400 strides",
+    ),
     "a storage longer than its record": (
         tensor((4, 16), (16, 1), length=65),
         "should be 260 bytes and is 256",
@@ -47,20 +56,36 @@ PICKLES: dict[str, tuple[bytes, str]] = {
     ),
     "a persistent id that is text": (text("0") + b"Q", "other than a storage"),
     "a persistent id of another tag": (
-        b"(" + text("module") + name("torch", "FloatStorage") + text("0") + text("cpu") + b"K\x40tQ",
+        b"("
+        + text("module")
+        + name("torch", "FloatStorage")
+        + text("0")
+        + text("cpu")
+        + b"K\x40tQ",
         "other than a storage",
     ),
     "a persistent id with a view": (
-        b"(" + text("storage") + name("torch", "FloatStorage") + text("0") + text("cpu") + b"K\x40NtQ",
+        b"("
+        + text("storage")
+        + name("torch", "FloatStorage")
+        + text("0")
+        + text("cpu")
+        + b"K\x40NtQ",
         "other than a storage",
     ),
     "a persistent id of negative length": (storage(-1), "other than a storage"),
     "a textual persistent id": (b"P0\n", "opcode 0x50"),
     "a storage alone": (storage(64), "a storage without a shape"),
     "a name alone": (name("torch", "FloatStorage"), "Name"),
-    "a storage made by a call": (name("torch", "FloatStorage") + b"K\x40\x85R", "calls torch.FloatStorage"),
+    "a storage made by a call": (
+        name("torch", "FloatStorage") + b"K\x40\x85R",
+        "calls torch.FloatStorage",
+    ),
     "a tensor in no storage": (
-        name("torch._utils", "_rebuild_tensor_v2") + b"(NK\x00K\x04\x85K\x01\x85\x89" + HOOKS + b"tR",
+        name("torch._utils", "_rebuild_tensor_v2")
+        + b"(NK\x00K\x04\x85K\x01\x85\x89"
+        + HOOKS
+        + b"tR",
         "has no storage",
     ),
     "a dtype that is not the storage's": (

@@ -55,7 +55,9 @@ def test_under_a_hundred_bytes_is_refused(size: int) -> None:
     ],
 )
 def test_over_the_limit_is_refused_before_it_is_looked_at(limit: int, size: str) -> None:
-    with pytest.raises(EmbeddingsError, match=f"exceeds maximum size of {size}: got {limit + 1} bytes"):
+    with pytest.raises(
+        EmbeddingsError, match=f"exceeds maximum size of {size}: got {limit + 1} bytes"
+    ):
         read(memoryview(bytes(limit + 1)), limits=ReadLimits(max_bytes=limit))
 
 

@@ -106,7 +106,9 @@ def test_a_file_with_its_own_name_and_no_byteorder_is_read(tmp_path: Any) -> Non
 
 
 def test_storages_and_records_that_are_not_used_do_not_matter() -> None:
-    data = torch_file(PLAIN, DATA, Record("archive/data/1", bytes(40)), Record("archive/notes", b"hello"))
+    data = torch_file(
+        PLAIN, DATA, Record("archive/data/1", bytes(40)), Record("archive/notes", b"hello")
+    )
     assert_same(read(data), ROWS)
 
 
@@ -186,7 +188,9 @@ def _numpy(array: np.ndarray[Any, Any], version: tuple[int, int] | None = None) 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("shape", [(8, 16), (2, 4, 16), (128,)])
-def test_npy_is_read(shape: tuple[int, ...], order: Any, dtype: Any, version: tuple[int, int]) -> None:
+def test_npy_is_read(
+    shape: tuple[int, ...], order: Any, dtype: Any, version: tuple[int, int]
+) -> None:
     wanted = random_rows(torch.float32).numpy().astype(dtype).reshape(shape)
     got = read(_numpy(np.array(wanted, order=order), version))
     assert got.format == "npy"
@@ -206,7 +210,9 @@ def test_metadata_that_says_nothing_is_read(rebuild: str) -> None:
     tail = b"\x89" + name("collections", "OrderedDict") + b")R"
     if rebuild.endswith("v3"):
         tail += name("torch", "float32")
-    opcodes = tensor((4, 16), (16, 1), length=64, tail=tail + b"}", rebuild=name("torch._utils", rebuild))
+    opcodes = tensor(
+        (4, 16), (16, 1), length=64, tail=tail + b"}", rebuild=name("torch._utils", rebuild)
+    )
     assert_same(read(torch_file(opcodes, DATA)), ROWS)
 
 
@@ -219,7 +225,11 @@ def strided(draw: st.DrawFn) -> torch.Tensor:
     whole = [start + n * step for n, step, start in zip(shape, steps, starts, strict=True)]
     dtype = draw(st.sampled_from(DTYPES))
     numel = int(np.prod(whole))
-    base = torch.from_numpy(np.random.default_rng(numel).standard_normal(numel)).to(dtype).reshape(whole)
+    base = (
+        torch.from_numpy(np.random.default_rng(numel).standard_normal(numel))
+        .to(dtype)
+        .reshape(whole)
+    )
     view = base[tuple(slice(start, None, step) for start, step in zip(starts, steps, strict=True))]
     return view.permute(draw(st.permutations(range(len(shape)))))
 

@@ -1,4 +1,7 @@
-"""From a tensor to rows: casts as torch makes them, checks before and after, no copy where none is needed."""
+"""From a tensor to rows.
+
+Casts as torch makes them, checks before and after, no copy where none is needed.
+"""
 
 import tracemalloc
 from fractions import Fraction
@@ -20,13 +23,24 @@ from tests.tensors.hostile import saved
 
 SOURCES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 TARGETS = ("bfloat16", "float16", "float32")
-SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
+SIZES = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
 
 
 def of(values: torch.Tensor, table_id: str | None = None) -> Tensor:
     data = values.contiguous().view(torch.uint8).numpy().tobytes()
     return Tensor(
-        Buffer(data), str(values.dtype).removeprefix("torch."), tuple(values.shape), "torch", table_id
+        Buffer(data),
+        str(values.dtype).removeprefix("torch."),
+        tuple(values.shape),
+        "torch",
+        table_id,
     )
 
 
@@ -34,7 +48,9 @@ def rows_of(values: torch.Tensor, dtype: str, **options: Any) -> torch.Tensor:
     rows = to_rows(of(values), hidden_size=values.shape[1], dtype=dtype, **options)
     assert rows.dtype == dtype
     assert rows.digests is None
-    return torch.frombuffer(bytearray(rows.data.view), dtype=getattr(torch, dtype)).reshape(rows.shape)
+    return torch.frombuffer(bytearray(rows.data.view), dtype=getattr(torch, dtype)).reshape(
+        rows.shape
+    )
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -44,7 +60,9 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("source", SOURCES)
 def test_the_same_memory_or_torchs_values(source: str, target: str) -> None:
-    values = torch.randn(300, 1024, generator=torch.Generator().manual_seed(3)).to(getattr(torch, source))
+    values = torch.randn(300, 1024, generator=torch.Generator().manual_seed(3)).to(
+        getattr(torch, source)
+    )
     tensor = of(values)
     rows = to_rows(tensor, hidden_size=1024, dtype=target)
     assert same_bits(rows_of(values, target), values.float().to(getattr(torch, target)))
@@ -56,7 +74,9 @@ def test_the_same_memory_or_torchs_values(source: str, target: str) -> None:
 def test_every_value_of_a_narrow_dtype_casts_as_in_torch(source: str, target: str) -> None:
     size = SIZES[source]
     patterns = (
-        torch.arange(256**size).to({1: torch.uint8, 2: torch.uint16}[size]).view(getattr(torch, source))
+        torch.arange(256**size)
+        .to({1: torch.uint8, 2: torch.uint16}[size])
+        .view(getattr(torch, source))
     )
     wanted = patterns.float().to(getattr(torch, target))
     fine = wanted.isfinite() & patterns.float().isfinite()
@@ -77,7 +97,9 @@ def test_float32_around_every_midpoint_casts_as_in_torch(target: str) -> None:
     ):
         values = torch.from_numpy((upper + below).astype(np.uint32).view(np.float32))
         wanted = values.to(getattr(torch, target))
-        assert same_bits(rows_of(values[wanted.isfinite()][None], target)[0], wanted[wanted.isfinite()])
+        assert same_bits(
+            rows_of(values[wanted.isfinite()][None], target)[0], wanted[wanted.isfinite()]
+        )
 
 
 @given(
@@ -88,7 +110,8 @@ def test_float32_around_every_midpoint_casts_as_in_torch(target: str) -> None:
         | st.floats(-1e-36, 1e-36)
         | st.builds(
             lambda upper, nudge, sign: (
-                sign * (float(np.uint32(upper << 16 | 0x8000).view(np.float32)) * (1 + nudge * 2.0**-45))
+                sign
+                * (float(np.uint32(upper << 16 | 0x8000).view(np.float32)) * (1 + nudge * 2.0**-45))
             ),
             st.integers(0, 0x4700),
             st.integers(-2, 2),
@@ -99,7 +122,9 @@ def test_float32_around_every_midpoint_casts_as_in_torch(target: str) -> None:
 )
 @settings(max_examples=300, derandomize=True, deadline=None)
 def test_float64_is_rounded_once_to_the_nearest_even(values: Any, target: str) -> None:
-    dtype = np.dtype({"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}[target])
+    dtype = np.dtype(
+        {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}[target]
+    )
     got = rows_of(torch.from_numpy(values)[None], target).float().double()[0].tolist()
     infinity = np.array(np.inf, dtype)
     for value, rounded in zip(values.tolist(), got, strict=True):
@@ -140,14 +165,18 @@ def test_what_is_not_finite_is_refused(source: str, target: str, bad: float) -> 
 def test_what_overflows_in_the_cast_is_refused(value: float, source: str, target: str) -> None:
     values = torch.zeros(10, 64, dtype=getattr(torch, source))
     values[7, 3] = value
-    with pytest.raises(EmbeddingsError, match=f"must be finite as the model's {target}: row 7 holds"):
+    with pytest.raises(
+        EmbeddingsError, match=f"must be finite as the model's {target}: row 7 holds"
+    ):
         rows_of(values, target)
 
 
 def test_the_largest_values_that_fit_are_accepted() -> None:
     assert rows_of(torch.tensor([[65519.0, -65519.0]]), "float16").tolist() == [[65504.0, -65504.0]]
     largest = torch.finfo(torch.bfloat16).max
-    assert rows_of(torch.tensor([[largest]], dtype=torch.float64), "bfloat16").tolist() == [[largest]]
+    assert rows_of(torch.tensor([[largest]], dtype=torch.float64), "bfloat16").tolist() == [
+        [largest]
+    ]
 
 
 @pytest.mark.parametrize("source", ["float64", "float32", "float16", "bfloat16"])
@@ -156,7 +185,9 @@ def test_a_magnitude_over_the_bound_is_refused(value: float, source: str) -> Non
     values = torch.ones(10, 64, dtype=getattr(torch, source))
     values[4, 3] = value
     assert rows_of(values, "bfloat16", max_abs=3.0)[4, 3] == value
-    with pytest.raises(EmbeddingsError, match=r"magnitude allowed: row 4 holds 3; allowed: at most 2\.5"):
+    with pytest.raises(
+        EmbeddingsError, match=r"magnitude allowed: row 4 holds 3; allowed: at most 2\.5"
+    ):
         rows_of(values, "bfloat16", max_abs=2.5)
 
 
@@ -168,7 +199,9 @@ def test_the_magnitude_is_that_after_the_cast() -> None:
 
 
 def test_another_hidden_size_is_refused() -> None:
-    with pytest.raises(EmbeddingsError, match=r"size of tensor must match .* got 64 .* the model takes 32"):
+    with pytest.raises(
+        EmbeddingsError, match=r"size of tensor must match .* got 64 .* the model takes 32"
+    ):
         to_rows(of(torch.zeros(4, 64)), hidden_size=32, dtype="float32")
 
 
@@ -178,7 +211,9 @@ def test_another_embedding_table_is_refused() -> None:
         to_rows(tensor, hidden_size=64, dtype="float32", table_id="other")
     assert len(to_rows(tensor, hidden_size=64, dtype="float32", table_id="one")) == 4
     assert len(to_rows(tensor, hidden_size=64, dtype="float32")) == 4
-    assert len(to_rows(of(torch.zeros(4, 64)), hidden_size=64, dtype="float32", table_id="other")) == 4
+    assert (
+        len(to_rows(of(torch.zeros(4, 64)), hidden_size=64, dtype="float32", table_id="other")) == 4
+    )
 
 
 def test_a_dtype_no_model_has_is_refused() -> None:
@@ -214,9 +249,13 @@ def test_a_batch_of_more_prompts_than_allowed_is_refused_before_they_are_made() 
 
 @pytest.mark.parametrize("shape", [(), (64,), (1, 1, 4, 64)])
 def test_other_shapes_are_no_prompt(shape: tuple[int, ...]) -> None:
-    with pytest.raises(EmbeddingsError, match=r"must be a torch.Tensor of shape \(num_tokens, hidden\)"):
+    with pytest.raises(
+        EmbeddingsError, match=r"must be a torch.Tensor of shape \(num_tokens, hidden\)"
+    ):
         prompts_of(_shaped(shape))
-    with pytest.raises(EmbeddingsError, match=r"must be a torch.Tensor of shape \(num_tokens, hidden\)"):
+    with pytest.raises(
+        EmbeddingsError, match=r"must be a torch.Tensor of shape \(num_tokens, hidden\)"
+    ):
         to_rows(_shaped(shape), hidden_size=64, dtype="float32")
 
 
@@ -224,7 +263,10 @@ def _shaped(shape: tuple[int, ...]) -> Tensor:
     return Tensor(Buffer(bytes(4 * int(np.prod(shape)))), "float32", shape, "torch")
 
 
-@given(bits=hnp.arrays(np.uint8, st.integers(1, 30).map(lambda n: n * 8)), size=st.sampled_from([1, 2, 4, 8]))
+@given(
+    bits=hnp.arrays(np.uint8, st.integers(1, 30).map(lambda n: n * 8)),
+    size=st.sampled_from([1, 2, 4, 8]),
+)
 @settings(max_examples=200, derandomize=True, deadline=None)
 def test_the_largest_magnitude_is_that_of_the_bits_without_the_sign(bits: Any, size: int) -> None:
     elements = bits.view(f"<u{size}")

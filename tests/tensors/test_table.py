@@ -56,7 +56,9 @@ def test_rows_in_another_dtype_are_what_the_model_in_that_dtype_has() -> None:
     table = EmbeddingTable.open(tiny("llama", "bfloat16"))
     assert table.rows([3], "float32").dtype == np.float32
     assert (table.rows([3], "float32") == table.rows([3]).astype(np.float32)).all()
-    with pytest.raises(InvalidRequestError, match="float64, float32, float16, bfloat16; got 'int8'"):
+    with pytest.raises(
+        InvalidRequestError, match="float64, float32, float16, bfloat16; got 'int8'"
+    ):
         table.rows([3], "int8")
 
 
@@ -103,7 +105,9 @@ def test_the_language_models_table_is_told_from_others(tmp_path: Path) -> None:
         {
             "model.language_model.embed_tokens.weight": right,
             "model.audio_tower.embed_tokens.weight": np.zeros((9, 4), ml_dtypes.bfloat16),
-            "model.language_model.embed_tokens_per_layer.weight": np.zeros((7, 8), ml_dtypes.bfloat16),
+            "model.language_model.embed_tokens_per_layer.weight": np.zeros(
+                (7, 8), ml_dtypes.bfloat16
+            ),
         },
         {"text_config": {"hidden_size": 4}},
     )
@@ -146,7 +150,8 @@ def test_a_directory_without_one_clear_table_is_refused(
         ((2).to_bytes(8, "little") + b"[]", "not a safetensors file"),
         ((3).to_bytes(8, "little") + b'{"a', "not a safetensors file"),
         (
-            (59).to_bytes(8, "little") + b'{"a":{"dtype":"F32","shape":[99],"data_offsets":[0,396]}}  ',
+            (59).to_bytes(8, "little")
+            + b'{"a":{"dtype":"F32","shape":[99],"data_offsets":[0,396]}}  ',
             "is cut short: it has 67 of 463 bytes",
         ),
     ],
@@ -159,7 +164,9 @@ def test_a_damaged_file_is_refused(tmp_path: Path, data: bytes, message: str) ->
 
 def test_a_directory_without_weights_says_what_it_has_instead(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").touch()
-    with pytest.raises(InvalidRequestError, match=r"no \*\.safetensors file, .* it has pytorch_model\.bin$"):
+    with pytest.raises(
+        InvalidRequestError, match=r"no \*\.safetensors file, .* it has pytorch_model\.bin$"
+    ):
         check_tensors(tmp_path)
 
 
@@ -176,13 +183,18 @@ def test_files_that_an_index_names_and_that_are_missing_are_named(tmp_path: Path
 
 def test_the_table_is_found_where_only_its_own_file_is_there(tmp_path: Path) -> None:
     write(tmp_path, {"model.embed_tokens.weight": np.ones((7, 4), np.float32)}, {"hidden_size": 4})
-    index = {"model.embed_tokens.weight": "model.safetensors", "model.norm.weight": "other.safetensors"}
+    index = {
+        "model.embed_tokens.weight": "model.safetensors",
+        "model.norm.weight": "other.safetensors",
+    }
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     assert EmbeddingTable.open(tmp_path).shape == (7, 4)
 
 
 def test_an_index_cannot_name_files_elsewhere(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../b.safetensors"}}')
+    (tmp_path / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"a": "../b.safetensors"}}'
+    )
     with pytest.raises(InvalidRequestError, match="outside its directory"):
         list(stored_tensors(tmp_path))
 

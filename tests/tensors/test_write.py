@@ -30,11 +30,13 @@ ARRAY: np.ndarray[Any, Any] = np.arange(48, dtype=np.float32).reshape(3, 16)
 
 @given(
     bits=hnp.arrays(
-        np.uint8, st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(1, 5).map(lambda n: n * 8))
+        np.uint8,
+        st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(1, 5).map(lambda n: n * 8)),
     ),
     dtype=st.sampled_from(sorted(DTYPES)),
     format=st.sampled_from(["torch", "safetensors", "npy"]),
-    table_id=st.none() | st.text(st.characters(min_codepoint=1, max_codepoint=127), min_size=1, max_size=128),
+    table_id=st.none()
+    | st.text(st.characters(min_codepoint=1, max_codepoint=127), min_size=1, max_size=128),
 )
 @settings(max_examples=200, derandomize=True, deadline=None)
 def test_what_is_written_is_read(bits: Any, dtype: str, format: Any, table_id: str | None) -> None:
@@ -46,13 +48,20 @@ def test_what_is_written_is_read(bits: Any, dtype: str, format: Any, table_id: s
             write(array, format, table_id=table_id)
         return
     got = read(write(array, format, table_id=table_id))
-    assert (got.dtype, got.shape, got.format, got.table_id) == (dtype, array.shape, format, table_id)
+    assert (got.dtype, got.shape, got.format, got.table_id) == (
+        dtype,
+        array.shape,
+        format,
+        table_id,
+    )
     assert bytes(got.data.view) == array.tobytes()
 
 
 @pytest.mark.parametrize("table_id", [None, "a-table"])
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
-def test_torch_reads_what_is_written_for_it(dtype: str, table_id: str | None, tmp_path: Any) -> None:
+def test_torch_reads_what_is_written_for_it(
+    dtype: str, table_id: str | None, tmp_path: Any
+) -> None:
     container = write(ARRAY.astype(DTYPES[dtype]), "torch", table_id=table_id)
     path = tmp_path / "embeds.pt"
     path.write_bytes(container)

@@ -1,4 +1,7 @@
-"""A plane without a process: the engine runs on the caller's loop. For tests; messages are encoded and decoded as anywhere."""
+"""A plane without a process: the engine runs on the caller's loop.
+
+For tests; messages are encoded and decoded as anywhere.
+"""
 
 import asyncio
 import socket
@@ -34,7 +37,9 @@ class DirectPlane(LocalPlane):
             ours, theirs = socket.socketpair()
             arena = Arena(ARENA_BYTES)
             ends.append(await Channel[FromWorker].open(ours, arena, FromWorker, sends_shared=True))
-            worker_ends.append(await Channel[ToWorker].open(theirs, arena, ToWorker, sends_shared=False))
+            worker_ends.append(
+                await Channel[ToWorker].open(theirs, arena, ToWorker, sends_shared=False)
+            )
         plane = cls(list(engines), ends)
         plane.worker_ends = worker_ends
         plane.hosts = [host(engine) for engine in engines]

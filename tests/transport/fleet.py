@@ -5,15 +5,14 @@ import uuid
 from contextlib import AsyncExitStack
 from typing import Any
 
-from inlay.transport.nats.frontend import NatsPlane
-from inlay.transport.nats.member import Member
-from inlay.transport.nats.settings import NatsSettings
-from inlay.transport.nats.worker import NatsWorker
-
 from inlay.card import PROTOCOL, ModelCard
 from inlay.digest import Secret
 from inlay.engine.api import Engine
 from inlay.transport.api import RequestHandler, Worker
+from inlay.transport.nats.frontend import NatsPlane
+from inlay.transport.nats.member import Member
+from inlay.transport.nats.settings import NatsSettings
+from inlay.transport.nats.worker import NatsWorker
 from inlay.worker.host import EngineHost
 from tests.transport.nats_server import NatsServer
 

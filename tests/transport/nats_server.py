@@ -1,4 +1,7 @@
-"""A real NATS server for tests: its own process on a free port, which can be stopped, frozen and started again."""
+"""A real NATS server for tests.
+
+Its own process on a free port, which can be stopped, frozen and started again.
+"""
 
 import os
 import shutil
@@ -9,9 +12,9 @@ import sys
 import time
 from pathlib import Path
 
-from inlay.transport.nats.settings import NatsSettings
 from pydantic import SecretStr
 
+from inlay.transport.nats.settings import NatsSettings
 from tests.serving import free_port
 
 START_SECONDS = 60.0
@@ -20,7 +23,9 @@ START_SECONDS = 60.0
 def binary() -> str:
     """The server's program, beside this Python or on the path."""
     beside = Path(sys.executable).parent
-    found = shutil.which("nats-server", path=os.pathsep.join((str(beside), os.environ.get("PATH", ""))))
+    found = shutil.which(
+        "nats-server", path=os.pathsep.join((str(beside), os.environ.get("PATH", "")))
+    )
     assert found is not None, "nats-server is missing: install the test group"
     return found
 

@@ -11,13 +11,13 @@ import sys
 from pathlib import Path
 
 import uvloop
-from inlay.transport.nats.member import Member
-from inlay.transport.nats.settings import NatsSettings
-from inlay.transport.nats.worker import NatsWorker
 
 from inlay.digest import Secret
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
+from inlay.transport.nats.member import Member
+from inlay.transport.nats.settings import NatsSettings
+from inlay.transport.nats.worker import NatsWorker
 from inlay.worker.host import EngineHost
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -60,7 +60,10 @@ class PacedWorker:
             [sys.executable, "-m", "tests.transport.paced", url, namespace, model],
             stdout=subprocess.PIPE,
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT / "src"), str(ROOT))))},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT / "src"), str(ROOT)))),
+            },
         )
         assert self._process.stdout is not None
         self.id = self._process.stdout.readline().decode().strip()

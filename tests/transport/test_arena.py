@@ -69,7 +69,8 @@ class ArenaMachine(RuleBasedStateMachine):
     def what_is_held_does_not_overlap_and_is_counted(self) -> None:
         # Whole pages: what was written in place may begin behind the beginning of one.
         spans = {
-            offset // ALIGNMENT: -(-(offset + len(content)) // ALIGNMENT) for offset, content in self.held
+            offset // ALIGNMENT: -(-(offset + len(content)) // ALIGNMENT)
+            for offset, content in self.held
         }
         assert self.arena.held_bytes == sum(end - start for start, end in spans.items()) * ALIGNMENT
         assert self.arena.held_bytes + self.arena.free_bytes <= SIZE

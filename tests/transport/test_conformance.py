@@ -9,18 +9,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from inlay.transport.nats.frontend import NatsPlane
 
 from inlay.digest import Secret, with_digests
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
-from inlay.errors import ContextLengthError, DeadlineExceededError, InvalidRequestError, OverloadedError
+from inlay.errors import (
+    ContextLengthError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    OverloadedError,
+)
 from inlay.prompt import Buffer, Prompt, Rows, Segment, Tokens
 from inlay.request import Command, EmbedOutput, EmbedRequest, Output, Request, Sampling
 from inlay.transport import Connection, Listener, ReceiveMemory, dial
 from inlay.transport.api import Plane, Stream
 from inlay.transport.local import LocalPlane, serve
 from inlay.transport.messages import FromWorker, ToWorker
+from inlay.transport.nats.frontend import NatsPlane
 from inlay.transport.tls import make_identity
 from inlay.worker import spawn
 from inlay.worker.host import EngineHost
@@ -111,7 +116,12 @@ async def over_tcp(settings: EngineSettings) -> AsyncIterator[Place]:
     )
     port = await listener.listen("127.0.0.1", 0)
     connection: Connection[FromWorker] = await dial(
-        "127.0.0.1", port, SECRET, FromWorker, ReceiveMemory(1 << 28), fingerprint=identity.fingerprint
+        "127.0.0.1",
+        port,
+        SECRET,
+        FromWorker,
+        ReceiveMemory(1 << 28),
+        fingerprint=identity.fingerprint,
     )
     plane = LocalPlane([connection])
     await plane.start()
@@ -171,7 +181,9 @@ def ids(outputs: list[Output]) -> list[int]:
 
 
 async def test_a_stream_carries_every_output_in_order_and_ends(place: Place) -> None:
-    outputs = await collect(place.plane.workers()[0].send(make_request("a", Tokens([5, 6, 7]), max_tokens=7)))
+    outputs = await collect(
+        place.plane.workers()[0].send(make_request("a", Tokens([5, 6, 7]), max_tokens=7))
+    )
     assert ids(outputs) == [5, 6, 7, 5, 6, 7, 5]
     assert [output.offset for output in outputs] == list(range(7))
     assert outputs[-1].finish_reason == "length"
@@ -184,7 +196,9 @@ async def test_a_resumed_request_goes_on_where_it_stopped(place: Place) -> None:
     whole = ids(await collect(worker.send(make_request("a", Tokens([1, 2, 3]), max_tokens=10))))
     rest = await collect(
         worker.send(
-            make_request("b", Tokens([1, 2, 3]), max_tokens=10, prior_output=tuple(whole[:4]), attempt=1)
+            make_request(
+                "b", Tokens([1, 2, 3]), max_tokens=10, prior_output=tuple(whole[:4]), attempt=1
+            )
         )
     )
     assert ids(rest) == whole[4:]
@@ -197,7 +211,8 @@ async def test_a_resumed_request_goes_on_where_it_stopped(place: Place) -> None:
 async def test_rows_of_any_size_arrive_as_they_were_sent(place: Place, num_rows: int) -> None:
     worker = place.plane.workers()[0]
     plain = random_rows(num_rows)
-    # The engine answers with ids drawn from the rows' digests; without digests on the request it computes them from the bytes.
+    # The engine answers with ids drawn from the rows' digests; without digests on the request it
+    # computes them from the bytes.
     bare = Request(
         id="bare", prompt=Prompt.of(Tokens([1]), plain), sampling=Sampling(max_tokens=num_rows + 1)
     )
@@ -212,7 +227,9 @@ async def test_rows_of_a_stored_prompt_arrive_as_they_were_sent_each_time(place:
     plain = random_rows(1000)
     again = Rows(Buffer(plain.data.view, "owner.pe-id/float32.0"), plain.dtype, plain.shape)
     requests = [
-        Request(id=str(number), prompt=Prompt.of(Tokens([1]), rows), sampling=Sampling(max_tokens=1001))
+        Request(
+            id=str(number), prompt=Prompt.of(Tokens([1]), rows), sampling=Sampling(max_tokens=1001)
+        )
         for number, rows in enumerate([plain, again, again, again.slice(0, 1000), plain])
     ]
     first, second = [await collect(worker.send(one)) for one in requests[:2]]
@@ -239,7 +256,9 @@ async def test_requests_that_share_rows_share_them_on_the_way(shared_memory: Pla
     worker = shared_memory.plane.workers()[0]
     arena = shared_memory.link._channel.arena
     shared = with_digests(Prompt.of(random_rows(1000)), SECRET)
-    requests = [Request(id=str(n), prompt=shared, sampling=Sampling(max_tokens=50)) for n in range(8)]
+    requests = [
+        Request(id=str(n), prompt=shared, sampling=Sampling(max_tokens=50)) for n in range(8)
+    ]
     streams = [worker.send(one) for one in requests]
     assert arena.held_bytes < 2 * shared.nbytes
     answers = await asyncio.gather(*map(collect, streams))
@@ -321,7 +340,10 @@ async def test_when_the_worker_dies_its_streams_and_calls_say_so_at_once(place: 
 async def test_many_streams_at_once_are_kept_apart(place: Place) -> None:
     worker = place.plane.workers()[0]
     answers = await asyncio.gather(
-        *(collect(worker.send(make_request(str(n), Tokens([n, n + 1]), max_tokens=40))) for n in range(200))
+        *(
+            collect(worker.send(make_request(str(n), Tokens([n, n + 1]), max_tokens=40)))
+            for n in range(200)
+        )
     )
     for n, answer in enumerate(answers):
         assert ids(answer) == [n, n + 1] * 20
@@ -365,7 +387,10 @@ async def test_vectors_come_as_one_buffer_in_the_order_of_their_prompts(place: P
     vectors = vectors_of(answer)
     assert (answer.request_id, answer.prompt_tokens) == ("all", 1400)
     assert vectors.shape == (700, 64)
-    alone = [vectors_of(await worker.embed(make_embed_request(str(n), prompts[n])))[0] for n in (0, 350, 699)]
+    alone = [
+        vectors_of(await worker.embed(make_embed_request(str(n), prompts[n])))[0]
+        for n in (0, 350, 699)
+    ]
     assert (vectors[[0, 350, 699]] == np.stack(alone)).all()
 
 
@@ -373,7 +398,8 @@ async def test_rows_to_be_embedded_leave_no_room_taken(shared_memory: Place) -> 
     worker = shared_memory.plane.workers()[0]
     rows = random_rows(1000)
     first, second = [
-        await worker.embed(make_embed_request(name, Prompt.of(rows, Tokens([5])))) for name in ("a", "b")
+        await worker.embed(make_embed_request(name, Prompt.of(rows, Tokens([5]))))
+        for name in ("a", "b")
     ]
     assert first.data == second.data
     assert shared_memory.link._channel.arena.held_bytes == 0
@@ -387,7 +413,9 @@ async def test_what_cannot_be_embedded_is_refused_with_the_engines_own_words(pla
 
 async def test_vectors_that_nobody_waits_for_any_more_free_their_room(shared_memory: Place) -> None:
     worker = shared_memory.plane.workers()[0]
-    waiting = asyncio.create_task(worker.embed(make_embed_request("left", Prompt.of(random_rows(1000)))))
+    waiting = asyncio.create_task(
+        worker.embed(make_embed_request("left", Prompt.of(random_rows(1000))))
+    )
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):

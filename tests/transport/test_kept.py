@@ -1,10 +1,18 @@
-"""What is kept by name: never more than the bound, never another's bytes, never what was forgotten."""
+"""What is kept by name.
+
+Never more than the bound, never another's bytes, never what was forgotten.
+"""
 
 import hypothesis.strategies as st
 from hypothesis import given
 
 from inlay.prompt import Buffer
-from inlay.transport.nats.embeds_cache import GONE_SECONDS, IDLE_SECONDS, EmbedsCache, EmbedsCacheStats
+from inlay.transport.nats.embeds_cache import (
+    GONE_SECONDS,
+    IDLE_SECONDS,
+    EmbedsCache,
+    EmbedsCacheStats,
+)
 from tests.store.making import Clock
 
 
@@ -18,7 +26,9 @@ steps = st.lists(
     st.one_of(
         st.tuples(st.just("use"), names),
         st.tuples(st.just("forget"), st.sampled_from(["p", "q", "r"])),
-        st.tuples(st.just("wait"), st.sampled_from(["1", str(GONE_SECONDS + 1), str(IDLE_SECONDS + 1)])),
+        st.tuples(
+            st.just("wait"), st.sampled_from(["1", str(GONE_SECONDS + 1), str(IDLE_SECONDS + 1)])
+        ),
         st.tuples(st.just("clear"), st.just("")),
     ),
     max_size=40,
@@ -26,7 +36,9 @@ steps = st.lists(
 
 
 @given(steps, st.integers(0, 40))
-def test_it_keeps_what_was_used_last_and_nothing_else(steps: list[tuple[str, str]], bound: int) -> None:
+def test_it_keeps_what_was_used_last_and_nothing_else(
+    steps: list[tuple[str, str]], bound: int
+) -> None:
     clock = Clock()
     kept = EmbedsCache(bound, clock)
     model: dict[str, float] = {}

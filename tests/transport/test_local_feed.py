@@ -37,7 +37,9 @@ async def added(plane: RoutedPlane, host: CachingHost) -> AsyncIterator[Link]:
         arena.close()
 
 
-async def test_each_worker_tells_for_itself_whenever_it_comes(echo_settings: EngineSettings) -> None:
+async def test_each_worker_tells_for_itself_whenever_it_comes(
+    echo_settings: EngineSettings,
+) -> None:
     engine = EchoEngine(echo_settings, SECRET)
     await engine.start()
     hosts = [CachingHost(engine, os.urandom(KEY_SIZE)) for _ in range(3)]

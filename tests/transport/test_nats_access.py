@@ -6,8 +6,6 @@ from pathlib import Path
 
 import nkeys
 import pytest
-from inlay.transport.nats.member import Member
-from inlay.transport.nats.settings import NatsSettings
 from pydantic import SecretStr
 
 from inlay.engine.echo import EchoEngine
@@ -15,6 +13,8 @@ from inlay.engine.settings import EngineSettings
 from inlay.errors import InlayError, InvalidRequestError
 from inlay.prompt import Buffer, Prompt, Rows
 from inlay.request import Request, Sampling
+from inlay.transport.nats.member import Member
+from inlay.transport.nats.settings import NatsSettings
 from tests.certificates import certificate
 from tests.transport.fleet import Fleet, found
 from tests.transport.nats_server import NatsServer
@@ -90,7 +90,9 @@ async def test_the_log_says_that_nats_is_lost_and_that_it_is_back(
     async def said(what: str) -> set[str]:
         """Lines with `what`, once there is one of each connection of the member."""
         while True:
-            lines = {record.getMessage() for record in caplog.records if what in record.getMessage()}
+            lines = {
+                record.getMessage() for record in caplog.records if what in record.getMessage()
+            }
             if len(lines) == 2:
                 return lines
             await asyncio.sleep(0.02)

@@ -10,7 +10,6 @@ import nats
 import nats.errors
 import nats.js.errors
 import pytest
-from inlay.transport.nats.settings import NatsSettings
 from pydantic import SecretStr
 
 from inlay.digest import with_digests
@@ -19,6 +18,7 @@ from inlay.errors import NotFoundError
 from inlay.prompt import Buffer, Prompt, Rows
 from inlay.request import Request, Sampling
 from inlay.router import Router
+from inlay.transport.nats.settings import NatsSettings
 from tests.serving import free_port
 from tests.store.frontends import Frontends
 from tests.store.making import plain
@@ -126,12 +126,16 @@ async def test_the_server_that_a_frontend_and_a_worker_are_at_dies(
     router = Router(plane)
     tasks = start(router, 10)
     rows = Rows(Buffer(os.urandom(64 * 4 * 40_000)), "float32", (40_000, 64))
-    big = Request(id="big", prompt=with_digests(Prompt.of(rows), SECRET), sampling=Sampling(max_tokens=40))
+    big = Request(
+        id="big", prompt=with_digests(Prompt.of(rows), SECRET), sampling=Sampling(max_tokens=40)
+    )
     whole = await answer(router, big)
     at = plane._member.control._client.connected_url
     assert at is not None
     (lost,) = [server for server in servers if server.port == at.port]
-    again = asyncio.create_task(answer(router, Request(id="b", prompt=big.prompt, sampling=big.sampling)))
+    again = asyncio.create_task(
+        answer(router, Request(id="b", prompt=big.prompt, sampling=big.sampling))
+    )
     await asyncio.sleep(0.1)
     lost.kill()
     await check(tasks)

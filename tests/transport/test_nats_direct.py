@@ -1,15 +1,18 @@
-"""Payloads that pass the client of NATS by: every byte goes where it belongs, however the stream is cut."""
+"""Payloads that pass the client of NATS by.
+
+Every byte goes where it belongs, however the stream is cut.
+"""
 
 import asyncio
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from inlay.transport.nats.connection import Connection
-from inlay.transport.nats.direct import Sink, Sorter
 from nats.aio.client import Client
 
 from inlay.errors import OverloadedError
+from inlay.transport.nats.connection import Connection
+from inlay.transport.nats.direct import Sink, Sorter
 from tests.transport.nats_server import NatsServer
 
 PREFIX = "inlay.x.chunk.me."
@@ -17,13 +20,23 @@ PREFIX = "inlay.x.chunk.me."
 bodies = st.one_of(
     st.binary(max_size=40),
     st.sampled_from([b"MSG inlay.x.chunk.me.a 1 3\r\nabc\r\n", b"\r\n", b"PING\r\n"]),
-    st.builds(lambda byte, size: bytes([byte]) * size, st.integers(0, 255), st.integers(10_000, 700_000)),
+    st.builds(
+        lambda byte, size: bytes([byte]) * size, st.integers(0, 255), st.integers(10_000, 700_000)
+    ),
 )
 ours = st.tuples(st.just("ours"), bodies, st.booleans())
 others = st.tuples(st.just("other"), bodies, st.booleans())
 lines = st.tuples(
     st.sampled_from(
-        ["PING\r\n", "PONG\r\n", "+OK\r\n", "-ERR 'no'\r\n", 'INFO {"a": 1}\r\n', "MSG\r\n", "MSG a 1 x\r\n"]
+        [
+            "PING\r\n",
+            "PONG\r\n",
+            "+OK\r\n",
+            "-ERR 'no'\r\n",
+            'INFO {"a": 1}\r\n',
+            "MSG\r\n",
+            "MSG a 1 x\r\n",
+        ]
     ),
     st.just(b""),
     st.just(False),
@@ -84,7 +97,9 @@ def feed(sorter: Sorter, data: bytes, cuts: list[int]) -> None:
 
 
 @given(
-    subject=st.binary(min_size=1, max_size=12).filter(lambda subject: not set(subject) & set(b" \t\r\n")),
+    subject=st.binary(min_size=1, max_size=12).filter(
+        lambda subject: not set(subject) & set(b" \t\r\n")
+    ),
     body=bodies,
 )
 def test_a_message_whose_subject_is_no_text_is_dropped_and_what_follows_is_not(
@@ -152,13 +167,17 @@ def test_without_a_sink_everything_is_handed_on() -> None:
 
 
 @pytest.mark.parametrize("direct", [True, False])
-async def test_payloads_arrive_past_the_client_or_through_it(nats_server: NatsServer, direct: bool) -> None:
+async def test_payloads_arrive_past_the_client_or_through_it(
+    nats_server: NatsServer, direct: bool
+) -> None:
     settings = nats_server.settings()
     receiver = Connection(settings, "receiver", direct=direct)
     sender = Connection(settings, "sender", direct=not direct)
     for connection in (receiver, sender):
         await connection.open()
-    bodies = [bytes([index]) * size for index, size in enumerate([0, 1, 70_000, receiver.max_payload])]
+    bodies = [
+        bytes([index]) * size for index, size in enumerate([0, 1, 70_000, receiver.max_payload])
+    ]
     shelf, other, complete = Shelf(), asyncio.Queue[bytes](), asyncio.Event()
 
     def placed(subject: str) -> None:
@@ -183,7 +202,9 @@ async def test_payloads_arrive_past_the_client_or_through_it(nats_server: NatsSe
         await connection.close()
 
 
-async def test_a_connection_is_lost_from_when_it_was_and_not_for_ever_before(nats_server: NatsServer) -> None:
+async def test_a_connection_is_lost_from_when_it_was_and_not_for_ever_before(
+    nats_server: NatsServer,
+) -> None:
     connection = Connection(nats_server.settings(), "somebody")
     await connection.open()
     # The client knows a moment before it says so.

@@ -49,7 +49,10 @@ async def test_a_frontend_that_comes_later_learns_of_the_workers_that_are_there(
     workers = await found(await fleet.frontend(SECRET), 3)
     assert len({worker.id for worker in workers}) == 3
     for worker in workers:
-        assert ids(await collect(worker.send(make_request("a", Tokens([3]), max_tokens=2)))) == [3, 3]
+        assert ids(await collect(worker.send(make_request("a", Tokens([3]), max_tokens=2)))) == [
+            3,
+            3,
+        ]
 
 
 async def test_a_worker_that_loads_its_model_is_told_from_one_that_is_not_there(
@@ -67,7 +70,9 @@ async def test_a_worker_that_loads_its_model_is_told_from_one_that_is_not_there(
     await found(plane)
     assert not plane.unavailable()
     said = [
-        record.getMessage() for record in caplog.records if record.name == "inlay.transport.nats.frontend"
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "inlay.transport.nats.frontend"
     ]
     assert said == [
         f"worker {worker.id}: it is loading its model",
@@ -139,7 +144,9 @@ async def test_a_draining_worker_ends_what_it_has_and_is_not_routed_to(
     assert not worker.worker.under_way
 
 
-async def test_a_worker_that_leaves_says_so_at_once(fleet: Fleet, echo_settings: EngineSettings) -> None:
+async def test_a_worker_that_leaves_says_so_at_once(
+    fleet: Fleet, echo_settings: EngineSettings
+) -> None:
     worker = await fleet.worker(EchoEngine(echo_settings, SECRET))
     plane = await fleet.frontend(SECRET)
     (link,) = await found(plane)
@@ -160,7 +167,11 @@ async def test_a_version_talks_to_the_one_before_it(
     await fleet.worker(EchoEngine(echo_settings, SECRET), protocol=worker)
     plane = await fleet.frontend(SECRET, protocol=frontend)
     (link,) = await found(plane)
-    assert ids(await collect(link.send(make_request("a", Tokens([1, 2]), max_tokens=3)))) == [1, 2, 1]
+    assert ids(await collect(link.send(make_request("a", Tokens([1, 2]), max_tokens=3)))) == [
+        1,
+        2,
+        1,
+    ]
 
 
 @pytest.mark.parametrize("distance", [-2, 2])
@@ -229,7 +240,9 @@ async def test_a_server_that_is_not_there_is_named_and_nothing_is_called_cut(
     nowhere = NatsSettings(nats=["nats://user:s3cret@127.0.0.1:1"], nats_wait=0.3)  # type: ignore[list-item]
     with pytest.raises(OverloadedError) as caught:
         await Member.join(nowhere, "worker")
-    said = "cannot reach NATS at nats://127.0.0.1:1: nothing listens there. Start it with `inlay nats`"
+    said = (
+        "cannot reach NATS at nats://127.0.0.1:1: nothing listens there. Start it with `inlay nats`"
+    )
     assert caught.value.message.startswith(said)
     assert "cut" not in caplog.text
 
@@ -246,7 +259,9 @@ async def test_a_server_that_comes_a_little_later_is_waited_for(tmp_path: Path) 
 
 
 async def test_only_who_knows_the_password_is_let_in(tmp_path: Path) -> None:
-    with NatsServer(tmp_path, extra='authorization { user: "inlay", password: "s3cret" }') as server:
+    with NatsServer(
+        tmp_path, extra='authorization { user: "inlay", password: "s3cret" }'
+    ) as server:
         with pytest.raises(InvalidRequestError, match="does not let us in"):
             await Member.join(server.settings(), "worker")
         known = NatsSettings(nats=[server.url.replace("//", "//inlay:s3cret@")])  # type: ignore[list-item]
@@ -268,7 +283,10 @@ async def test_calls_are_answered_by_the_worker_that_was_asked(
         await fleet.worker(EchoEngine(echo_settings, SECRET))
     first, second = await found(await fleet.frontend(SECRET), 2)
     await collect(first.send(make_request("a", Tokens([1]), max_tokens=5)))
-    counted = [(await worker.call(Command("stats"))).value["generated_tokens"] for worker in (first, second)]
+    counted = [
+        (await worker.call(Command("stats"))).value["generated_tokens"]
+        for worker in (first, second)
+    ]
     assert counted == [5, 0]
 
 
@@ -284,7 +302,9 @@ async def test_a_worker_says_what_its_engine_counts_with_its_heartbeats(
             await asyncio.sleep(0.02)
 
 
-async def test_two_frontends_may_use_the_same_ids(fleet: Fleet, echo_settings: EngineSettings) -> None:
+async def test_two_frontends_may_use_the_same_ids(
+    fleet: Fleet, echo_settings: EngineSettings
+) -> None:
     await fleet.worker(EchoEngine(echo_settings, SECRET))
     planes = [await fleet.frontend(SECRET) for _ in range(2)]
     workers = [(await found(plane))[0] for plane in planes]

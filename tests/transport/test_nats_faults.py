@@ -10,10 +10,6 @@ from itertools import cycle, islice
 from pathlib import Path
 
 import pytest
-from inlay.transport.nats.frontend import NatsPlane
-from inlay.transport.nats.member import Member
-from inlay.transport.nats.outgoing import WINDOW_PIECES
-from inlay.transport.nats.stream import NatsStream
 
 from inlay.digest import with_digests
 from inlay.engine.settings import EngineSettings
@@ -23,6 +19,10 @@ from inlay.request import Command, Output, Request, Sampling
 from inlay.router import Router
 from inlay.transport.api import Stream
 from inlay.transport.nats import frontend as frontend_module
+from inlay.transport.nats.frontend import NatsPlane
+from inlay.transport.nats.member import Member
+from inlay.transport.nats.outgoing import WINDOW_PIECES
+from inlay.transport.nats.stream import NatsStream
 from tests.router.sending import send
 from tests.transport.fleet import found
 from tests.transport.nats_server import NatsServer
@@ -85,7 +85,9 @@ def prompt(number: int) -> list[int]:
 
 def make_request(number: int, tokens: int = TOKENS) -> Request:
     return Request(
-        id=str(number), prompt=Prompt.of(Tokens(prompt(number))), sampling=Sampling(max_tokens=tokens)
+        id=str(number),
+        prompt=Prompt.of(Tokens(prompt(number))),
+        sampling=Sampling(max_tokens=tokens),
     )
 
 
@@ -105,7 +107,9 @@ async def answer(router: Router, request: Request, seen: "list[Output] | None" =
     return await read(await send(router, request), seen)
 
 
-def start(router: Router, count: int = STREAMS, tokens: int = TOKENS) -> "list[asyncio.Task[list[int]]]":
+def start(
+    router: Router, count: int = STREAMS, tokens: int = TOKENS
+) -> "list[asyncio.Task[list[int]]]":
     return [asyncio.create_task(answer(router, make_request(n, tokens))) for n in range(count)]
 
 
@@ -174,13 +178,16 @@ async def test_nats_is_restarted_and_streams_go_on_where_they_were(place: Place)
     await found(plane, 2)
     seen: list[list[Output]] = [[] for _ in range(STREAMS)]
     router = Router(plane)
-    tasks = [asyncio.create_task(answer(router, make_request(n), told)) for n, told in enumerate(seen)]
+    tasks = [
+        asyncio.create_task(answer(router, make_request(n), told)) for n, told in enumerate(seen)
+    ]
     await asyncio.sleep(0.5)
     place.server.kill()
     await asyncio.sleep(1)
     place.server.start()
     await check(tasks)
-    # The engines went on all the while: what they had said meanwhile was read again, and nothing was computed twice.
+    # The engines went on all the while: what they had said meanwhile was read again, and nothing
+    # was computed twice.
     assert {output.attempt for told in seen for output in told} == {0}
     # And the fleet is as it was.
     await found(plane, 2)
@@ -220,7 +227,9 @@ async def test_when_nats_does_not_come_back_streams_fail_within_a_bound(
         await send(router, make_request(0))
 
 
-async def test_a_client_that_does_not_read_stalls_neither_its_engine_nor_its_neighbours(place: Place) -> None:
+async def test_a_client_that_does_not_read_stalls_neither_its_engine_nor_its_neighbours(
+    place: Place,
+) -> None:
     worker = place.worker()
     plane = await place.frontend()
     (link,) = await found(plane)
@@ -265,12 +274,15 @@ async def test_a_large_prompt_whose_worker_dies_on_the_way_is_sent_elsewhere(pla
     await found(plane, 2)
     rows = Rows(Buffer(os.urandom(64 * 4 * 30_000)), "float32", (30_000, 64))
     router = Router(plane)
-    # Digests are made here: the engine of these workers runs on the loop that their heartbeats come from.
+    # Digests are made here: the engine of these workers runs on the loop that their heartbeats come
+    # from.
     prompt = with_digests(Prompt.of(rows), SECRET)
     big = Request(id="big", prompt=prompt, sampling=Sampling(max_tokens=30))
     whole = await answer(router, big)
     for each in range(2):
-        stream = await send(router, Request(id=f"big {each}", prompt=big.prompt, sampling=big.sampling))
+        stream = await send(
+            router, Request(id=f"big {each}", prompt=big.prompt, sampling=big.sampling)
+        )
         if place.at(plane, first):
             break
     task = asyncio.create_task(read(stream))

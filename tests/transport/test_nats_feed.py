@@ -1,11 +1,13 @@
-"""What routers are told goes over NATS: caches, snapshots of any size, and what other frontends have sent."""
+"""What routers are told goes over NATS.
+
+Caches, snapshots of any size, and what other frontends have sent.
+"""
 
 import asyncio
 import os
 from collections.abc import AsyncIterator
 
 import pytest
-from inlay.transport.nats.frontend import NatsPlane
 
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
@@ -21,6 +23,7 @@ from inlay.routing import (
     Stored,
     WorkerLoad,
 )
+from inlay.transport.nats.frontend import NatsPlane
 from tests.transport.caching import CachingHost
 from tests.transport.fleet import Fleet, found
 from tests.transport.nats_server import NatsServer
@@ -41,7 +44,9 @@ class Ear:
         assert isinstance(plane, RoutingFeed)
         self.events: asyncio.Queue[tuple[str, KvEvents]] = asyncio.Queue()
         self.loads: asyncio.Queue[FrontendLoad] = asyncio.Queue()
-        plane.listen(lambda id_, events: self.events.put_nowait((id_, events)), self.loads.put_nowait)
+        plane.listen(
+            lambda id_, events: self.events.put_nowait((id_, events)), self.loads.put_nowait
+        )
 
 
 async def test_what_a_worker_tells_of_its_cache_reaches_every_frontend_in_order(

@@ -1,16 +1,19 @@
-"""Messages that no member of a fleet would send, from a client that NATS let in: nobody else notices them."""
+"""Messages that no member of a fleet would send, from a client that NATS let in.
+
+Nobody else notices them.
+"""
 
 import asyncio
 import socket
 from pathlib import Path
 
 import pytest
-from inlay.transport.nats.connection import Connection
 
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.prompt import Prompt, Tokens
 from inlay.request import Request, Sampling
+from inlay.transport.nats.connection import Connection
 from tests.transport.fleet import Fleet, found
 from tests.transport.nats_server import NatsServer
 from tests.transport.test_conformance import SECRET, collect, ids
@@ -30,7 +33,9 @@ HOSTILE = {
 def send(server: NatsServer, *lines: bytes) -> None:
     """As another client, and return when the server has taken it."""
     with socket.create_connection(("127.0.0.1", server.port)) as client:
-        client.sendall(b'CONNECT {"verbose":false,"headers":true}\r\n' + b"".join(lines) + b"PING\r\n")
+        client.sendall(
+            b'CONNECT {"verbose":false,"headers":true}\r\n' + b"".join(lines) + b"PING\r\n"
+        )
         answer = b""
         while b"PONG" not in answer:
             said = client.recv(4096)
@@ -69,7 +74,8 @@ async def test_a_frontend_and_a_worker_go_on_after_messages_that_no_member_sends
     namespace = fleet.settings.namespace
     subjects = [f"inlay.{namespace}.{kind}".encode() for kind in ("beat", "load", "cache")]
     subjects += [
-        f"inlay.{namespace}.chunk.{id_}.x.1".encode() for id_ in (worker.worker.id, plane._member.id)
+        f"inlay.{namespace}.chunk.{id_}.x.1".encode()
+        for id_ in (worker.worker.id, plane._member.id)
     ]
     await asyncio.to_thread(send, nats_server, *(line % subject for subject in subjects))
     request = Request(id="a", prompt=Prompt.of(Tokens((5, 6))), sampling=Sampling(max_tokens=9))

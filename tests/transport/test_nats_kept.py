@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import msgspec
 import pytest
-from inlay.transport.nats.frontend import NatsPlane
 
 from inlay.card import Stats
 from inlay.engine.echo import EchoEngine
@@ -18,6 +17,7 @@ from inlay.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.request import Command, Output, Request, Sampling
 from inlay.router import Router
 from inlay.transport.local.arena import Arena
+from inlay.transport.nats.frontend import NatsPlane
 from tests.router.sending import send
 from tests.store.frontends import Frontend, Frontends
 from tests.store.making import Clock, target, upload_of
@@ -34,7 +34,10 @@ BOUND = 60
 
 @dataclass
 class Moved:
-    """Counts the bytes of parts of messages that a frontend sends; `then` is called with each part."""
+    """Counts the bytes of parts of messages that a frontend sends.
+
+    `then` is called with each part.
+    """
 
     num_bytes: int = 0
     then: Callable[[], None] = lambda: None
@@ -97,13 +100,18 @@ async def stored(frontend: Frontend, seed: int, tenant: str = "tenant") -> str:
 
 
 async def rows_of(frontend: Frontend, id_: str, tenant: str = "tenant") -> Rows:
-    """As a request would have them, without digests: the engine's answer is made of the bytes that reach it."""
+    """As a request would have them, without digests.
+
+    The engine's answer is made of the bytes that reach it.
+    """
     (rows,) = await frontend.store.rows(tenant, id_, target(hidden=HIDDEN), look=lambda _: None)
     return msgspec.structs.replace(rows, digests=None)
 
 
 def make_request(*segments: Tokens | Rows, tokens: int = 3) -> Request:
-    return Request(id=os.urandom(4).hex(), prompt=Prompt.of(*segments), sampling=Sampling(max_tokens=tokens))
+    return Request(
+        id=os.urandom(4).hex(), prompt=Prompt.of(*segments), sampling=Sampling(max_tokens=tokens)
+    )
 
 
 def unnamed(rows: Rows) -> Rows:
@@ -111,7 +119,9 @@ def unnamed(rows: Rows) -> Rows:
     return msgspec.structs.replace(rows, data=Buffer(rows.data.view))
 
 
-async def answer(plane: NatsPlane, *segments: Tokens | Rows, worker: int = 0, tokens: int = 20) -> list[int]:
+async def answer(
+    plane: NatsPlane, *segments: Tokens | Rows, worker: int = 0, tokens: int = 20
+) -> list[int]:
     return ids(await collect(plane.workers()[worker].send(make_request(*segments, tokens=tokens))))
 
 
@@ -174,7 +184,9 @@ async def test_the_choices_of_a_request_share_one_transfer(place: Place, name: s
     assert SIZE <= moved.since() < SIZE + 4096
 
 
-async def test_what_has_no_room_is_sent_again_and_what_was_used_least_recently_goes(place: Place) -> None:
+async def test_what_has_no_room_is_sent_again_and_what_was_used_least_recently_goes(
+    place: Place,
+) -> None:
     worker = await place.worker(kept_bytes=2 * SIZE + SIZE // 2)
     plane, moved = await place.frontend()
     store = await place.store()
@@ -276,8 +288,12 @@ async def test_a_new_worker_is_sent_what_the_one_before_it_had(place: Place) -> 
 
 
 @pytest.mark.slow
-async def test_a_stream_by_reference_goes_on_elsewhere_when_its_worker_is_killed(place: Place) -> None:
-    workers = {worker.worker.id: worker for worker in [await place.worker(paced=True) for _ in range(2)]}
+async def test_a_stream_by_reference_goes_on_elsewhere_when_its_worker_is_killed(
+    place: Place,
+) -> None:
+    workers = {
+        worker.worker.id: worker for worker in [await place.worker(paced=True) for _ in range(2)]
+    }
     plane, moved = await place.frontend(2)
     store = await place.store()
     rows = await rows_of(store, await stored(store, 1))

@@ -4,13 +4,13 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from inlay.prompt import Buffer
 from inlay.transport.nats.mailbox import ALIGNMENT, pack, unpack
 from inlay.transport.nats.notices import places
 from inlay.transport.nats.settings import NatsSettings, shown
 from inlay.transport.nats.subjects import Subjects, last_token, participant_id
-from pydantic import ValidationError
-
-from inlay.prompt import Buffer
 
 senders = st.text("abcdefghijklmnopqrstuvwxyz0123456789-", min_size=1, max_size=60)
 

@@ -4,19 +4,22 @@ import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from inlay.transport.nats.messages import EncodedPieces, Pieces, ToFrontend
-from inlay.transport.nats.outgoing import WINDOW_PIECES, Outgoing
-from inlay.transport.nats.stream import NatsStream
 
 from inlay.prompt import Prompt, Tokens
 from inlay.request import Output, Request, Sampling
+from inlay.transport.nats.messages import EncodedPieces, Pieces, ToFrontend
+from inlay.transport.nats.outgoing import WINDOW_PIECES, Outgoing
+from inlay.transport.nats.stream import NatsStream
 
 _decoder = msgspec.msgpack.Decoder[ToFrontend](ToFrontend)
 WORK = Request(id="work", prompt=Prompt.of(Tokens([1])), sampling=Sampling(max_tokens=1_000_000))
 
 
 class StreamMachine(RuleBasedStateMachine):
-    """An engine speaks, pieces get lost, acknowledgements come late: the frontend still gets each piece once, in order."""
+    """An engine speaks, pieces get lost, acknowledgements come late.
+
+    The frontend still gets each piece once, in order.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,7 @@
-"""What NATS keeps of stored prompts: records by compare-and-set, contents that are whole or not there."""
+"""What NATS keeps of stored prompts.
+
+Records by compare-and-set, contents that are whole or not there.
+"""
 
 import asyncio
 import io
@@ -8,11 +11,11 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from inlay.transport.nats.member import Member
-from inlay.transport.nats.prompts import CHUNK_BYTES, NatsPrompts
 
 from inlay.errors import OverloadedError
 from inlay.transport.nats import prompts as prompts_module
+from inlay.transport.nats.member import Member
+from inlay.transport.nats.prompts import CHUNK_BYTES, NatsPrompts
 from tests.transport.nats_server import NatsServer
 
 
@@ -52,7 +55,9 @@ async def test_of_those_who_change_a_record_at_the_same_time_one_wins(joined: Jo
     assert (await other.find("a.b"))[1] == b"new"
 
 
-async def test_a_record_that_was_removed_can_be_made_again_by_whoever_knows_that(joined: Joined) -> None:
+async def test_a_record_that_was_removed_can_be_made_again_by_whoever_knows_that(
+    joined: Joined,
+) -> None:
     one = await joined.prompts()
     assert await one.swap("a.b", b"first", 0)
     revision, _ = await one.find("a.b")
@@ -70,12 +75,17 @@ async def test_records_are_listed_by_what_they_are_under(joined: Joined) -> None
     for key in ("a.x", "a.y", "b.x"):
         assert await one.swap(key, key.encode(), 0)
     assert await one.swap("alone", b"", 0)
-    assert {(key, record) for key, _, record in await one.list("a")} == {("a.x", b"a.x"), ("a.y", b"a.y")}
+    assert {(key, record) for key, _, record in await one.list("a")} == {
+        ("a.x", b"a.x"),
+        ("a.y", b"a.y"),
+    }
     assert {key for key, _, _ in await one.list()} == {"a.x", "a.y", "b.x"}
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096, CHUNK_BYTES, 3 * CHUNK_BYTES + 17])
-async def test_a_content_comes_back_at_every_member_until_it_is_erased(joined: Joined, size: int) -> None:
+async def test_a_content_comes_back_at_every_member_until_it_is_erased(
+    joined: Joined, size: int
+) -> None:
     one, other = await joined.prompts(), await joined.prompts()
     data = secrets.token_bytes(size)
     assert await one.write("first", io.BytesIO(data)) == size
@@ -149,7 +159,9 @@ async def test_while_nats_is_away_all_wait_and_then_say_so(
         assert await one.contents() == {"content", "new"}
         server.kill()
         monkeypatch.setattr(prompts_module, "WAIT_SECONDS", 0.5)
-        with pytest.raises(OverloadedError, match="NATS does not show a stored prompt at the moment"):
+        with pytest.raises(
+            OverloadedError, match="NATS does not show a stored prompt at the moment"
+        ):
             await one.find("a.b")
         with pytest.raises(OverloadedError, match="NATS does not keep"):
             await one.write("more", io.BytesIO(b"more"))

@@ -10,17 +10,26 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from inlay.transport.nats.connection import Connection
-from inlay.transport.nats.notices import PART_BYTES, Credit, Dropped, Named, Notice, Offer, Taken, Withdrawn
-from inlay.transport.nats.outbound import Outbound
-from inlay.transport.nats.settings import NatsSettings
-from inlay.transport.nats.subjects import Subjects
-from inlay.transport.nats.transfers import Transfers
 
 from inlay.errors import OverloadedError
 from inlay.prompt import Buffer
 from inlay.transport.nats import transfers as module
+from inlay.transport.nats.connection import Connection
 from inlay.transport.nats.embeds_cache import EmbedsCache
+from inlay.transport.nats.notices import (
+    PART_BYTES,
+    Credit,
+    Dropped,
+    Named,
+    Notice,
+    Offer,
+    Taken,
+    Withdrawn,
+)
+from inlay.transport.nats.outbound import Outbound
+from inlay.transport.nats.settings import NatsSettings
+from inlay.transport.nats.subjects import Subjects
+from inlay.transport.nats.transfers import Transfers
 from tests.transport.nats_server import NatsServer
 
 KIB = 1024
@@ -49,7 +58,9 @@ def as_before(notice: Notice) -> Notice:
 
 
 class Pair:
-    """A sender and a receiver whose chunks cross a NATS server; notices go from one to the other by `wire`.
+    """A sender and a receiver whose chunks cross a NATS server.
+
+    Notices go from one to the other by `wire`.
 
     Attributes:
         offered: numbers of the transfers, in the order of their offers.
@@ -68,9 +79,16 @@ class Pair:
         self.kept = EmbedsCache(1 << 20)
         self._loop = asyncio.get_running_loop()
         self._under_way: set[int] = set()
-        self.sender = Transfers(sender, subjects, "sender", tell=self._to_receiver, deliver=self._deliver)
+        self.sender = Transfers(
+            sender, subjects, "sender", tell=self._to_receiver, deliver=self._deliver
+        )
         self.receiver = Transfers(
-            receiver, subjects, "receiver", tell=self._to_sender, deliver=self._deliver, kept=self.kept
+            receiver,
+            subjects,
+            "receiver",
+            tell=self._to_sender,
+            deliver=self._deliver,
+            kept=self.kept,
         )
         placed = self.receiver._placed
 
@@ -91,7 +109,9 @@ class Pair:
         elif notice.chunks and notice.transfer not in self.begun:
             self.begun.append(notice.transfer)
             self._under_way.add(notice.transfer)
-            self.most_held = max(self.most_held, sum(self.sizes[number] for number in self._under_way))
+            self.most_held = max(
+                self.most_held, sum(self.sizes[number] for number in self._under_way)
+            )
         self._loop.call_soon(self.sender.hear, "receiver", self.wire(notice))
 
     def _deliver(self, _: str, header: memoryview, buffers: list[Buffer]) -> None:
@@ -133,7 +153,10 @@ async def pair(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> Asyn
 async def test_more_than_the_memory_arrives_and_begins_in_the_order_it_came(
     pair: Pair, sizes: Sequence[int]
 ) -> None:
-    bodies = {b"%d" % index: random.Random(index).randbytes(size * KIB) for index, size in enumerate(sizes)}
+    bodies = {
+        b"%d" % index: random.Random(index).randbytes(size * KIB)
+        for index, size in enumerate(sizes)
+    }
     outbounds = [pair.offer(header, body) for header, body in bodies.items()]
     async with asyncio.timeout(60):
         await asyncio.gather(*(outbound.done for outbound in outbounds))
@@ -183,10 +206,17 @@ async def test_it_is_sent_again_where_it_is_not_kept_or_is_another_of_that_name(
     assert pair.chunks == 20
     await arrived(pair.offer(b"of another size", body * 2, "prompt/a"))
     assert pair.chunks == 60
-    assert pair.arrived == {b"first": body, b"second": body, b"third": body, b"of another size": body * 2}
+    assert pair.arrived == {
+        b"first": body,
+        b"second": body,
+        b"third": body,
+        b"of another size": body * 2,
+    }
 
 
-async def test_when_the_one_that_goes_first_is_withdrawn_another_of_the_same_content_goes(pair: Pair) -> None:
+async def test_when_the_one_that_goes_first_is_withdrawn_another_of_the_same_content_goes(
+    pair: Pair,
+) -> None:
     body = random.Random(1).randbytes(40 * KIB)
     outbounds = [pair.offer(b"%d" % index, body, "prompt/a") for index in range(5)]
     while not pair.offered:  # noqa: ASYNC110
@@ -201,7 +231,9 @@ async def test_when_the_one_that_goes_first_is_withdrawn_another_of_the_same_con
 
 
 async def test_messages_that_share_parts_crosswise_do_not_wait_for_each_other(pair: Pair) -> None:
-    one, other = [Buffer(random.Random(seed).randbytes(20 * KIB), f"prompt/{seed}") for seed in range(2)]
+    one, other = [
+        Buffer(random.Random(seed).randbytes(20 * KIB), f"prompt/{seed}") for seed in range(2)
+    ]
     outbounds = [
         pair.sender.offer("receiver", b"%d" % index, buffers)
         for index, buffers in enumerate(([one, other], [other, one], [other], [one], [one, one]))
@@ -275,7 +307,9 @@ async def begun(pair: Pair, outbound: Outbound) -> None:
             await asyncio.sleep(0)
 
 
-async def test_any_number_that_wait_go_on_when_what_they_name_has_come_from_elsewhere(pair: Pair) -> None:
+async def test_any_number_that_wait_go_on_when_what_they_name_has_come_from_elsewhere(
+    pair: Pair,
+) -> None:
     large = pair.offer(b"large", bytes(60 * KIB))
     await begun(pair, large)
     wait_behind(pair, large, ["prompt/a"] * 400)
@@ -308,9 +342,9 @@ hostile = st.one_of(
         sizes=st.lists(st.integers(-(2**40), 2**40) | st.integers(-2, 4096), max_size=8).map(tuple),
         chunk=st.integers(-(2**40), 2**40) | st.integers(-1, 4096),
         header=st.binary(max_size=4),
-        named=st.lists(st.builds(Named, st.integers(-2, 9), st.text("ab", max_size=1)), max_size=4).map(
-            tuple
-        ),
+        named=st.lists(
+            st.builds(Named, st.integers(-2, 9), st.text("ab", max_size=1)), max_size=4
+        ).map(tuple),
     ),
     st.builds(
         Offer,
@@ -322,7 +356,9 @@ hostile = st.one_of(
 
 
 @given(offers=st.lists(hostile, max_size=12))
-def test_offers_of_any_numbers_are_refused_or_take_no_more_than_the_memory(offers: list[Offer]) -> None:
+def test_offers_of_any_numbers_are_refused_or_take_no_more_than_the_memory(
+    offers: list[Offer],
+) -> None:
     asyncio.run(hear_all(offers))
 
 
@@ -343,7 +379,8 @@ async def hear_all(offers: list[Offer]) -> None:
         assert before <= receiver._held <= module.MEMORY_BYTES
         refused = offer.refusal(module.MEMORY_BYTES)
         assert (refused is None) == (told[-1:] != [Dropped(offer.transfer, refused or "")])
-    # What a chunk takes to be planned is little beside what it brings, and what all parts take is counted.
+    # What a chunk takes to be planned is little beside what it brings, and what all parts take is
+    # counted.
     planned = sum(len(inbound.places) for inbound in receiver._in.values())
     assert planned <= receiver._held / PART_BYTES
     receiver.forget_sender("other")

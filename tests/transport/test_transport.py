@@ -1,4 +1,7 @@
-"""Direct connections: what is sent arrives, whatever its size and however it is cut; strangers get nothing."""
+"""Direct connections: what is sent arrives, whatever its size and however it is cut.
+
+Strangers get nothing.
+"""
 
 import asyncio
 import os
@@ -19,7 +22,15 @@ from inlay.transport import Connection, Listener, ReceiveMemory, dial
 from inlay.transport.handshake import Handshake, HandshakeError
 from inlay.transport.listener import MAX_UNPROVEN
 from inlay.transport.tls import Identity, make_identity
-from inlay.transport.wire import CHUNK_BYTES, MAX_OPEN, FrameReader, FrameWriter, Message, Offered, Withdrawn
+from inlay.transport.wire import (
+    CHUNK_BYTES,
+    MAX_OPEN,
+    FrameReader,
+    FrameWriter,
+    Message,
+    Offered,
+    Withdrawn,
+)
 
 SECRET = Secret(bytes(range(32)))
 OTHER = Secret(bytes(32))
@@ -140,7 +151,9 @@ def test_both_ends_prove_the_secret() -> None:
 @pytest.mark.parametrize(
     ("secret", "fingerprint"), [(OTHER, b"f"), (SECRET, b"another")], ids=["secret", "certificate"]
 )
-def test_a_wrong_secret_or_another_certificate_is_no_proof(secret: Secret, fingerprint: bytes) -> None:
+def test_a_wrong_secret_or_another_certificate_is_no_proof(
+    secret: Secret, fingerprint: bytes
+) -> None:
     dialer = Handshake(secret, fingerprint, dials=True)
     listener = Handshake(SECRET, b"f", dials=False)
     answer = dialer.take(listener.begin())
@@ -201,7 +214,9 @@ class Ends:
             # TLS and sockets are closed in the turns that follow.
             await asyncio.sleep(0.05)
 
-    async def dial(self, secret: Secret = SECRET, fingerprint: bytes | None = None) -> Connection[Any]:
+    async def dial(
+        self, secret: Secret = SECRET, fingerprint: bytes | None = None
+    ) -> Connection[Any]:
         connection = await dial(
             "127.0.0.1",
             self.port,
@@ -331,7 +346,9 @@ async def test_strangers_are_bounded_in_number_and_time_and_members_are_served_a
     monkeypatch.setattr("inlay.transport.connection.HANDSHAKE_SECONDS", 0.5)
     listener = Listener(SECRET, Heard, ends.memory, ends.accepted.put_nowait)
     port = await listener.listen("127.0.0.1", 0)
-    strangers = [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(3 * MAX_UNPROVEN)]
+    strangers = [
+        (await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(3 * MAX_UNPROVEN)
+    ]
     assert len(listener._unproven) <= MAX_UNPROVEN + 1
     for stranger in strangers[:10]:
         stranger.write(b"GET / HTTP/1.1\r\nHost: a-long-enough-line\r\n\r\n")

@@ -1,4 +1,7 @@
-"""An echo engine that takes adapters, strictly: it fails when told to, and whenever its worker asks for what it must not."""
+"""An echo engine that takes adapters, strictly.
+
+It fails when told to, and whenever its worker asks for what it must not.
+"""
 
 from inlay.card import Adapter
 from inlay.engine.echo import EchoEngine

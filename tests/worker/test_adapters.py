@@ -71,7 +71,9 @@ async def engine(settings: EngineSettings) -> AsyncIterator[AdaptingEcho]:
 
 
 @pytest.fixture
-async def adapters(engine: AdaptingEcho, settings: EngineSettings) -> AsyncIterator[AdapterRegistry]:
+async def adapters(
+    engine: AdaptingEcho, settings: EngineSettings
+) -> AsyncIterator[AdapterRegistry]:
     library = AdapterLibrary(["file:///"], cache_dir=None, cache_bytes=1 << 20, max_bytes=1 << 23)
     adapters = AdapterRegistry(engine, library, SECRET, most=settings.cpu_loras, drain_seconds=5)
     yield adapters
@@ -81,12 +83,16 @@ async def adapters(engine: AdaptingEcho, settings: EngineSettings) -> AsyncItera
 class Client:
     """One request and what it is told."""
 
-    def __init__(self, host: EngineHost, name: str, adapter: str | None, max_tokens: int = 50_000) -> None:
+    def __init__(
+        self, host: EngineHost, name: str, adapter: str | None, max_tokens: int = 50_000
+    ) -> None:
         self.deltas: list[Output] = []
         self.ended = asyncio.Event()
         prompt = Prompt.of(Tokens([1, 2, 3]))
         sampling = Sampling(max_tokens=max_tokens, ignore_eos=True)
-        host.generate(Request(id=name, prompt=prompt, sampling=sampling, adapter=adapter), self._take)
+        host.generate(
+            Request(id=name, prompt=prompt, sampling=sampling, adapter=adapter), self._take
+        )
 
     def _take(self, output: Output) -> None:
         self.deltas.append(output)
@@ -211,7 +217,9 @@ async def test_unloading_twice_at_once_gives_both_the_same_answer(
 async def test_unloading_what_is_loading_waits_for_it(
     engine: AdaptingEcho, adapters: AdapterRegistry, tmp_path: Path
 ) -> None:
-    loading = asyncio.create_task(adapters.load(LoadAdapterRequest("a", str(write_lora(tmp_path / "a")))))
+    loading = asyncio.create_task(
+        adapters.load(LoadAdapterRequest("a", str(write_lora(tmp_path / "a"))))
+    )
     await asyncio.sleep(0)
     await adapters.unload("a")
     assert (await loading).name == "a"
@@ -240,7 +248,9 @@ async def test_what_the_engine_cannot_free_is_failed_and_can_be_unloaded_again(
 ) -> None:
     await adapters.load(LoadAdapterRequest("a", str(write_lora(tmp_path / "a"))))
     engine.failing.add("unload_adapter")
-    with pytest.raises(EngineError, match="could not be freed: unload_adapter failed; unload it again"):
+    with pytest.raises(
+        EngineError, match="could not be freed: unload_adapter failed; unload it again"
+    ):
         await adapters.unload("a")
     assert (names(adapters), states(adapters)) == ([], {"a": "failed"})
     (status,) = adapters.statuses()
@@ -308,7 +318,9 @@ async def test_trained_rows_stand_before_every_prompt_on_any_engine(
     found = await adapters.load(LoadAdapterRequest("p", str(write_prompt(tmp_path / "p"))))
     assert (found.kind, found.num_positions) == ("prompt", 3)
     assert not engine.held
-    request = Request(id="1", prompt=Prompt.of(Tokens([7, 8])), sampling=Sampling(max_tokens=5), adapter="p")
+    request = Request(
+        id="1", prompt=Prompt.of(Tokens([7, 8])), sampling=Sampling(max_tokens=5), adapter="p"
+    )
     seen = adapters.enter(request, lambda _: None).request
     rows, tokens = seen.prompt.segments
     assert isinstance(rows, Rows)
@@ -339,7 +351,9 @@ async def test_the_modules_named_at_the_start_are_there_before_the_first_request
 ) -> None:
     modules = [
         f"a={write_lora(tmp_path / 'a')}",
-        json.dumps({"name": "p", "path": str(write_prompt(tmp_path / "p")), "base_model_name": "alias"}),
+        json.dumps(
+            {"name": "p", "path": str(write_prompt(tmp_path / "p")), "base_model_name": "alias"}
+        ),
     ]
     host = await host_of(engine, settings.model_copy(update={"lora_modules": modules}), SECRET)
     assert [adapter.name for adapter in host.card.adapters] == ["a", "p"]

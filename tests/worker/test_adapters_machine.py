@@ -61,8 +61,12 @@ class AdaptersMachine(RuleBasedStateMachine):
         )
         self.engine = AdaptingEcho(engine, Secret(bytes(32)))
         self.run(self.engine.start())
-        library = AdapterLibrary(["file:///"], cache_dir=None, cache_bytes=1 << 20, max_bytes=1 << 20)
-        self.adapters = AdapterRegistry(self.engine, library, Secret(bytes(32)), most=MOST, drain_seconds=60)
+        library = AdapterLibrary(
+            ["file:///"], cache_dir=None, cache_bytes=1 << 20, max_bytes=1 << 20
+        )
+        self.adapters = AdapterRegistry(
+            self.engine, library, Secret(bytes(32)), most=MOST, drain_seconds=60
+        )
         self.host = EngineHost(self.engine, self.adapters)
         self.card: ModelCard
         self.host.watch(self.heard)
@@ -119,7 +123,9 @@ class AdaptersMachine(RuleBasedStateMachine):
             return
         statuses = self.adapters.statuses()
         ready = [status for status in statuses if status.state == "ready"]
-        assert sorted(adapter.name for adapter in self.card.adapters) == sorted(s.name for s in ready)
+        assert sorted(adapter.name for adapter in self.card.adapters) == sorted(
+            s.name for s in ready
+        )
         assert len({status.name for status in ready}) == len(ready)
         assert len(self.engine.held) <= MOST + 1
 

@@ -96,8 +96,14 @@ async def test_a_worker_in_another_environment_is_lent_inlay_alone(elsewhere: Pa
     ("text", "said"),
     [
         ("echo '[[3, 9, 1], {}]'", "is Python 3.9.1; inlay needs 3.11 or later"),
-        ('echo \'[[3, 12, 0], {"msgspec": "0.19.5"}]\'', 'pip install "blake3>=1.0" .*"msgspec>=0.20"'),
-        ("echo nonsense; echo 'no such module' >&2", "is no Python that runs: it said 'no such module'"),
+        (
+            'echo \'[[3, 12, 0], {"msgspec": "0.19.5"}]\'',
+            'pip install "blake3>=1.0" .*"msgspec>=0.20"',
+        ),
+        (
+            "echo nonsense; echo 'no such module' >&2",
+            "is no Python that runs: it said 'no such module'",
+        ),
         ("exit 3", "is no Python that runs: it said 'nothing'"),
     ],
 )

@@ -27,7 +27,9 @@ class Held(EchoEngine):
 
 
 @pytest.mark.parametrize("turns", range(6))
-async def test_a_worker_that_ends_while_its_engine_answers_a_probe_probes_no_more(turns: int) -> None:
+async def test_a_worker_that_ends_while_its_engine_answers_a_probe_probes_no_more(
+    turns: int,
+) -> None:
     engine = Held()
     sleeping = SleepControl(engine, RunningRequests(), enabled=False, tell=lambda: None)
     probing = asyncio.create_task(

@@ -52,7 +52,9 @@ class Followed:
 
 
 def make_request(max_tokens: int) -> Request:
-    return Request(id="w", prompt=Prompt.of(Tokens([1, 2])), sampling=Sampling(max_tokens=max_tokens))
+    return Request(
+        id="w", prompt=Prompt.of(Tokens([1, 2])), sampling=Sampling(max_tokens=max_tokens)
+    )
 
 
 async def until_end(outputs: "asyncio.Queue[Output]") -> list[Output]:
@@ -62,7 +64,9 @@ async def until_end(outputs: "asyncio.Queue[Output]") -> list[Output]:
     return told
 
 
-async def test_requests_are_passed_on_until_their_end_and_can_be_stopped(plane: DirectPlane) -> None:
+async def test_requests_are_passed_on_until_their_end_and_can_be_stopped(
+    plane: DirectPlane,
+) -> None:
     async with Followed(plane) as followed:
         assert (await followed.cards.get()).name == "m"
         outputs: asyncio.Queue[Output] = asyncio.Queue()

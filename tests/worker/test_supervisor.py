@@ -1,4 +1,7 @@
-"""A worker that dies is started again; the plane says meanwhile what is missing, and nothing of the dead one stays."""
+"""A worker that dies is started again.
+
+The plane says meanwhile what is missing, and nothing of the dead one stays.
+"""
 
 import asyncio
 import gc
@@ -157,7 +160,9 @@ async def test_what_a_worker_started_ends_with_it() -> None:
     )
     assert process.stdout is not None
     left_behind = psutil.Process(int(await process.stdout.readline()))
-    channel: Channel[FromWorker] = await Channel.open(ours, Arena(1 << 20), FromWorker, sends_shared=True)
+    channel: Channel[FromWorker] = await Channel.open(
+        ours, Arena(1 << 20), FromWorker, sends_shared=True
+    )
     worker = WorkerProcess(process, channel, Interpreter("sh"))
     process.kill()
     await process.wait()
@@ -169,7 +174,9 @@ async def test_what_a_worker_started_ends_with_it() -> None:
 
 
 @pytest.mark.slow
-async def test_the_next_worker_has_the_adapters_and_the_sleep_of_the_one_before(tmp_path: Path) -> None:
+async def test_the_next_worker_has_the_adapters_and_the_sleep_of_the_one_before(
+    tmp_path: Path,
+) -> None:
     model = tiny("llama")
     lora = adapters.make_lora(tmp_path / "lora", model)
     settings = EngineSettings(
@@ -198,7 +205,10 @@ async def test_the_next_worker_has_the_adapters_and_the_sleep_of_the_one_before(
     ):
         assert (await plane.workers()[0].call(command)).error is None
     before = plane.workers()[0].card
-    assert ([adapter.name for adapter in before.adapters], before.asleep) == (["fine", "changed"], 1)
+    assert ([adapter.name for adapter in before.adapters], before.asleep) == (
+        ["fine", "changed"],
+        1,
+    )
     shutil.rmtree(changed)
     adapters.make_lora(changed, model, seed=5)
     os.kill(processes[0].pid, signal.SIGKILL)
@@ -218,7 +228,9 @@ async def test_the_next_worker_has_the_adapters_and_the_sleep_of_the_one_before(
     await plane.close()
 
 
-async def test_workers_that_are_tied_end_together_and_are_started_again_together(tmp_path: Path) -> None:
+async def test_workers_that_are_tied_end_together_and_are_started_again_together(
+    tmp_path: Path,
+) -> None:
     plane, together, several = LocalPlane(), RestartGroup(), [Starts(tmp_path) for _ in range(3)]
     tasks = [
         asyncio.create_task(Supervisor(plane, starts, backoff=Backoff(0.01), tied=together).run())

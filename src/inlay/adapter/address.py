@@ -1,7 +1,8 @@
 """Where an adapter may come from: addresses, and the list of what they may begin with.
 
-Whoever may load an adapter may have this machine ask another for a file. So an address is taken only if it lies below one on the
-list, has nothing in it that two programs may read differently, and a redirection is held to the same.
+Whoever may load an adapter may have this machine ask another for a file. So an address is taken
+only if it lies below one on the list, has nothing in it that two programs may read differently, and
+a redirection is held to the same.
 """
 
 import re
@@ -93,7 +94,11 @@ def parse(text: str, *, redirected: bool = False) -> Address:
             f"the address {text[:80]!r} of an adapter's directory has a query or a fragment"
         )
     segments = parts.path.split("/")
-    if not _plain.fullmatch(parts.path) or _hidden.search(parts.path) or {".", ".."} & set(segments):
+    if (
+        not _plain.fullmatch(parts.path)
+        or _hidden.search(parts.path)
+        or {".", ".."} & set(segments)
+    ):
         raise InvalidRequestError(f"the path of {text[:80]!r} may be read in two ways")
     if "" in segments[1:-1]:
         raise InvalidRequestError(f"the path of {text[:80]!r} has an empty part")

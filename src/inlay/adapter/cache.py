@@ -1,4 +1,7 @@
-"""Adapters that were fetched, kept on disk by what they are: whole or not at all, and within a number of bytes."""
+"""Adapters that were fetched, kept on disk by what they are.
+
+Whole or not at all, and within a number of bytes.
+"""
 
 import fcntl
 import os
@@ -99,7 +102,9 @@ class AdapterCache:
                     if time.time() - modified > _STALE:
                         shutil.rmtree(path, ignore_errors=True)
                     continue
-                entries.append((modified, sum(file.stat().st_size for file in path.iterdir()), path))
+                entries.append(
+                    (modified, sum(file.stat().st_size for file in path.iterdir()), path)
+                )
         total = sum(size for _, size, _ in entries)
         for _, size, path in sorted(entries):
             if total <= self._max_bytes:

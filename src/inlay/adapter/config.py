@@ -1,4 +1,6 @@
-"""What an `adapter_config.json` asks for, as far as inlay does it; whatever would change the result and is not done is refused.
+"""What an `adapter_config.json` asks for, as far as inlay does it.
+
+Whatever would change the result and is not done is refused.
 
 The fields are those of PEFT 0.21 (`LoraConfig`, `PromptTuningConfig`).
 """
@@ -99,7 +101,9 @@ def parse_config(raw: bytes | bytearray) -> LoraConfig | PromptConfig:
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError("adapter_config.json is not JSON") from error
     if not isinstance(config, dict):
-        raise InvalidRequestError(f"adapter_config.json holds {type(config).__name__}, not an object")
+        raise InvalidRequestError(
+            f"adapter_config.json holds {type(config).__name__}, not an object"
+        )
     kind = config.get("peft_type")
     if kind == "LORA":
         return _lora(config)
@@ -113,7 +117,9 @@ def parse_config(raw: bytes | bytearray) -> LoraConfig | PromptConfig:
 def _lora(config: Mapping[str, Any]) -> LoraConfig:
     for name, what in _REFUSED.items():
         if config.get(name):
-            raise InvalidRequestError(f"the adapter sets {name}: {what} are not supported in a LoRA")
+            raise InvalidRequestError(
+                f"the adapter sets {name}: {what} are not supported in a LoRA"
+            )
     bias = config.get("bias", "none")
     if bias != "none":
         raise InvalidRequestError(
@@ -137,9 +143,12 @@ def _lora(config: Mapping[str, Any]) -> LoraConfig:
         rank=_whole(config.get("r"), "r"),
         alpha=_number(config.get("lora_alpha"), "lora_alpha"),
         rank_stabilised=bool(config.get("use_rslora")),
-        ranks=tuple((key, _whole(value, "rank_pattern")) for key, value in _patterns(config, "rank_pattern")),
+        ranks=tuple(
+            (key, _whole(value, "rank_pattern")) for key, value in _patterns(config, "rank_pattern")
+        ),
         alphas=tuple(
-            (key, _number(value, "alpha_pattern")) for key, value in _patterns(config, "alpha_pattern")
+            (key, _number(value, "alpha_pattern"))
+            for key, value in _patterns(config, "alpha_pattern")
         ),
     )
 
@@ -175,7 +184,9 @@ def _patterns(config: Mapping[str, Any], name: str) -> list[tuple[re.Pattern[str
     return found
 
 
-def _first(patterns: tuple[tuple[re.Pattern[str], float], ...], module: str, default: float) -> float:
+def _first(
+    patterns: tuple[tuple[re.Pattern[str], float], ...], module: str, default: float
+) -> float:
     return next((value for pattern, value in patterns if pattern.match(module)), default)
 
 

@@ -32,7 +32,13 @@ class _Redirections(urllib.request.HTTPRedirectHandler):
         self._allowed = allowed
 
     def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: Message,
+        newurl: str,
     ) -> urllib.request.Request | None:
         """The next request. Raises `InvalidRequestError` for one that may not be made."""
         if self._allowed is None:
@@ -66,7 +72,8 @@ def download(
 
     Raises:
         NotFoundError: nothing is there.
-        InvalidRequestError: too large, too slow, redirected elsewhere, or the server does not answer with the file.
+        InvalidRequestError: too large, too slow, redirected elsewhere, or the server does not
+            answer with the file.
     """
     opener = urllib.request.OpenerDirector()
     # Only these: what `build_opener` makes also reads local files.
@@ -91,14 +98,18 @@ def download(
             raise NotFoundError(
                 f"No adapter found at {_shown(url)}: the server answered {error.code}"
             ) from error
-        raise InvalidRequestError(f"{_shown(url)} cannot be had: the server answered {error.code}") from error
+        raise InvalidRequestError(
+            f"{_shown(url)} cannot be had: the server answered {error.code}"
+        ) from error
     except InlayError:
         raise
     except (OSError, http.client.HTTPException) as error:
         raise InvalidRequestError(f"{_shown(url)} cannot be had: {error}") from error
 
 
-def _write(answer: http.client.HTTPResponse, url: str, target: Path, max_bytes: int, ends: float) -> str:
+def _write(
+    answer: http.client.HTTPResponse, url: str, target: Path, max_bytes: int, ends: float
+) -> str:
     encoding = answer.headers.get("content-encoding", "identity")
     if encoding != "identity":
         raise InvalidRequestError(

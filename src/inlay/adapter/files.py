@@ -1,7 +1,10 @@
-"""An adapter's directory: its configuration, and the tensors of its one safetensors file. Nothing is ever unpickled.
+"""An adapter's directory: its configuration, and the tensors of its one safetensors file.
 
-Whoever wrote the files may lie in them, so shapes are held against bytes before anything is allocated, nothing is mapped (a file
-that shrinks would end the process), and every number is looked at once.
+Nothing is ever unpickled.
+
+Whoever wrote the files may lie in them, so shapes are held against bytes before anything is
+allocated, nothing is mapped (a file that shrinks would end the process), and every number is looked
+at once.
 """
 
 import os
@@ -105,7 +108,9 @@ def open_adapter(directory: Path, *, max_bytes: int = 2**40) -> AdapterFiles:
     """
     config_size = _size(directory, CONFIG)
     if config_size > MAX_CONFIG_BYTES:
-        raise InvalidRequestError(f"{CONFIG} has {config_size} bytes; allowed: at most {MAX_CONFIG_BYTES}")
+        raise InvalidRequestError(
+            f"{CONFIG} has {config_size} bytes; allowed: at most {MAX_CONFIG_BYTES}"
+        )
     config = parse_config(_read(directory / CONFIG, 0, config_size))
     if not (directory / WEIGHTS).exists():
         pickled = next((name for name in _PICKLED if (directory / name).exists()), None)
@@ -139,14 +144,19 @@ def content_id(files: AdapterFiles) -> str:
 def check_finite(files: AdapterFiles) -> None:
     """Read every number of an adapter. Raises `InvalidRequestError` for one that is not finite."""
     for tensor in files.tensors:
-        if prod(tensor.shape) and largest_magnitude(_bits(tensor)) >= NON_FINITE[_DTYPES[tensor.dtype]]:
+        if (
+            prod(tensor.shape)
+            and largest_magnitude(_bits(tensor)) >= NON_FINITE[_DTYPES[tensor.dtype]]
+        ):
             raise InvalidRequestError(
                 f"the adapter's tensor {quoted(tensor.name)} must be finite, and holds NaN or infinity"
             )
 
 
 def check_fits(files: LoraFiles, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Hold a LoRA against the weights of a model; a module whose weight has another name is not looked at.
+    """Hold a LoRA against the weights of a model.
+
+    A module whose weight has another name is not looked at.
 
     Args:
         files: of the adapter.
@@ -165,16 +175,26 @@ def check_fits(files: LoraFiles, shapes: Mapping[str, tuple[int, ...]]) -> None:
 
 
 def shapes_of(model: Path) -> dict[str, tuple[int, ...]]:
-    """(outputs, inputs) of each linear module that a model's checkpoint has a weight of; none where it cannot be read here."""
+    """(outputs, inputs) of each linear module that a model's checkpoint has a weight of.
+
+    None where it cannot be read here.
+    """
     try:
         stored = [tensor for tensor in stored_tensors(model) if tensor.name.endswith(".weight")]
     except InvalidRequestError:
         return {}
-    return {tensor.name.removesuffix(".weight"): tensor.shape for tensor in stored if len(tensor.shape) == 2}
+    return {
+        tensor.name.removesuffix(".weight"): tensor.shape
+        for tensor in stored
+        if len(tensor.shape) == 2
+    }
 
 
 def elements(tensor: StoredTensor) -> npt.NDArray[Any]:
-    """The numbers of a tensor `open_adapter` has found, of its shape (bfloat16 by `ml_dtypes`). Memory of its own."""
+    """The numbers of a tensor `open_adapter` has found, of its shape (bfloat16 by `ml_dtypes`).
+
+    Memory of its own.
+    """
     return _bits(tensor).view(NUMPY_DTYPES[_DTYPES[tensor.dtype]]).reshape(tensor.shape)
 
 
@@ -198,7 +218,10 @@ def _opened(path: Path) -> Any:
 
 
 def _read(path: Path, offset: int, size: int) -> bytearray:
-    """Writable memory of its own with `size` bytes of a file. Raises `InvalidRequestError` when it has become shorter."""
+    """Writable memory of its own with `size` bytes of a file.
+
+    Raises `InvalidRequestError` when it has become shorter.
+    """
     data = bytearray(size)
     view, done = memoryview(data), 0
     with _opened(path) as stream:
@@ -252,7 +275,9 @@ def _pairs(config: LoraConfig, tensors: Mapping[str, StoredTensor]) -> dict[str,
                 raise InvalidRequestError(f"the adapter has {quoted(name)} without its lora_B")
             pairs[module] = _pair(config, module, tensor, up)
         elif not (
-            name.startswith(_PREFIX) and name.endswith(_UP) and name.removesuffix(_UP) + _DOWN in tensors
+            name.startswith(_PREFIX)
+            and name.endswith(_UP)
+            and name.removesuffix(_UP) + _DOWN in tensors
         ):
             raise InvalidRequestError(
                 f"the adapter's tensor {quoted(name)} is none of a LoRA of linear layers ({_PREFIX}*{_DOWN} and *{_UP})"

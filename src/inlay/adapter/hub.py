@@ -14,7 +14,9 @@ from inlay.tensors.hub import asking_hub
 
 
 def from_hub(where: Address, max_bytes: int) -> Path:
-    """The directory of an adapter on the hub, in the hub's own cache; under `HF_HUB_OFFLINE` from there alone.
+    """The directory of an adapter on the hub, in the hub's own cache.
+
+    Under `HF_HUB_OFFLINE` from there alone.
 
     Args:
         where: hf://owner/name[@revision][/directory].
@@ -45,7 +47,9 @@ def from_hub(where: Address, max_bytes: int) -> Path:
 
 def _hub_file(repo: str, file: str, revision: str | None, max_bytes: int) -> Path:
     _check_hub_size(
-        lambda: get_hf_file_metadata(hf_hub_url(repo, file, revision=revision)).size, file, max_bytes
+        lambda: get_hf_file_metadata(hf_hub_url(repo, file, revision=revision)).size,
+        file,
+        max_bytes,
     )
     return Path(hf_hub_download(repo, file, revision=revision))
 
@@ -56,7 +60,9 @@ def _check_hub_size(size_of: Callable[[], int | None], file: str, max_bytes: int
     except OfflineModeIsEnabled:
         return  # its size is looked at once it is opened
     if size is not None and size > max_bytes:
-        raise InvalidRequestError(f"{file} has {size} bytes; allowed: at most {max_bytes} (--max-lora-bytes)")
+        raise InvalidRequestError(
+            f"{file} has {size} bytes; allowed: at most {max_bytes} (--max-lora-bytes)"
+        )
 
 
 __all__ = ["from_hub"]

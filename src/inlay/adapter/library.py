@@ -12,7 +12,14 @@ from inlay.adapter.address import Address, AllowedSources, is_hub_name, parse
 from inlay.adapter.cache import AdapterCache, Lease
 from inlay.adapter.config import MAX_CONFIG_BYTES
 from inlay.adapter.download import download
-from inlay.adapter.files import CONFIG, WEIGHTS, AdapterFiles, check_finite, content_id, open_adapter
+from inlay.adapter.files import (
+    CONFIG,
+    WEIGHTS,
+    AdapterFiles,
+    check_finite,
+    content_id,
+    open_adapter,
+)
 from inlay.adapter.s3 import request_of
 from inlay.errors import InvalidRequestError
 
@@ -58,17 +65,23 @@ class AdapterLibrary:
         self._max_bytes = max_bytes
 
     def open(self, address: str, sha256: str | None = None) -> Opened:
-        """The adapter at an address: a directory, file://, https://, s3://bucket/prefix, hf://owner/name[@revision][/directory].
+        """The adapter at an address.
+
+        A directory, file://, https://, s3://bucket/prefix, hf://owner/name[@revision][/directory].
 
         Args:
-            address: as a client says it; a name on the hub will do where no directory is called so and hf:// is allowed.
+            address: as a client says it; a name on the hub will do where no directory is called so
+                and hf:// is allowed.
             sha256: of its weights' file, in hex, which is held against it.
 
         Raises:
             NotFoundError: no adapter there.
-            InvalidRequestError: not allowed, not to be had, too large, not what the checksum says, or not an adapter.
+            InvalidRequestError: not allowed, not to be had, too large, not what the checksum says,
+                or not an adapter.
         """
-        if sha256 is not None and (len(sha256) != 64 or not set(sha256) <= set("0123456789abcdefABCDEF")):
+        if sha256 is not None and (
+            len(sha256) != 64 or not set(sha256) <= set("0123456789abcdefABCDEF")
+        ):
             raise InvalidRequestError(f"sha256 is 64 hex digits, got {sha256[:80]!r}")
         sha256 = None if sha256 is None else sha256.lower()
         where = self._where(address)
@@ -88,7 +101,11 @@ class AdapterLibrary:
 
     def _where(self, address: str) -> Address:
         where = parse(address)
-        hub = is_hub_name(address) and self._allowed.allow_scheme("hf") and not Path(where.path).exists()
+        hub = (
+            is_hub_name(address)
+            and self._allowed.allow_scheme("hf")
+            and not Path(where.path).exists()
+        )
         return parse(f"hf://{address}") if hub else where
 
     def _lease(self, where: Address, sha256: str | None) -> Lease:
@@ -147,7 +164,9 @@ def _check_sum(directory: Path, sha256: str | None) -> None:
 
 def _hold(found: str, sha256: str | None) -> None:
     if sha256 is not None and found != sha256:
-        raise InvalidRequestError(f"the adapter's {WEIGHTS} has the SHA-256 {found}; expected was {sha256}")
+        raise InvalidRequestError(
+            f"the adapter's {WEIGHTS} has the SHA-256 {found}; expected was {sha256}"
+        )
 
 
 __all__ = ["AdapterLibrary", "Opened"]

@@ -1,8 +1,9 @@
 """Requests for objects in S3 and what speaks like it, signed with AWS Signature Version 4.
 
-https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv.html. Keys, region and endpoint come from the environment, by the
-names AWS's own tools use: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION or AWS_DEFAULT_REGION,
-AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL. Without keys requests are not signed, as for public buckets.
+https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv.html. Keys, region and endpoint come
+from the environment, by the names AWS's own tools use: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
+AWS_SESSION_TOKEN, AWS_REGION or AWS_DEFAULT_REGION, AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL.
+Without keys requests are not signed, as for public buckets.
 """
 
 import hashlib

@@ -25,9 +25,10 @@ class Command:
     Attributes:
         name: as typed after `inlay`: "serve", "embeds encode".
         summary: one line.
-        settings: the only source of its flags, environment variables, config keys and reference page.
-        run: does it, given an instance of `settings` and the words after `--`; returns the exit status. It imports what
-            it needs when it is called, so that help is quick.
+        settings: the only source of its flags, environment variables, config keys and reference
+            page.
+        run: does it, given an instance of `settings` and the words after `--`; returns the exit
+            status. It imports what it needs when it is called, so that help is quick.
         details: what help says below the summary.
         positional: fields of `settings` that are given by their place.
         short: field name to one-letter flag.

@@ -39,9 +39,14 @@ def run(settings: DemoSettings) -> int:
     console = Console(sys.stdout, sys.stderr)
     served = ServeSettings(
         # Its answers were checked in float32, with the weights as they are stored.
-        engine=EngineSettings(model=str(demo.model_dir()), served_model_name=[MODEL_NAME], dtype="float32"),
+        engine=EngineSettings(
+            model=str(demo.model_dir()), served_model_name=[MODEL_NAME], dtype="float32"
+        ),
         frontend=FrontendSettings(
-            host=settings.host, port=_port(settings, console), enable_prompt_embeds=True, log_requests=False
+            host=settings.host,
+            port=_port(settings, console),
+            enable_prompt_embeds=True,
+            log_requests=False,
         ),
     )
 
@@ -85,12 +90,16 @@ class _Server:
         finally:
             connection.close()
         if response.status != http.client.OK:
-            raise EngineError(f"the demo's own request to {path} failed: {answer['error']['message']}")
+            raise EngineError(
+                f"the demo's own request to {path} failed: {answer['error']['message']}"
+            )
         return answer
 
     def chat(self, content: object) -> str:
         """The answer to one user message."""
-        answer = self._post("/v1/chat/completions", {"messages": [{"role": "user", "content": content}]})
+        answer = self._post(
+            "/v1/chat/completions", {"messages": [{"role": "user", "content": content}]}
+        )
         text: str = answer["choices"][0]["message"]["content"]
         return text.strip()
 
@@ -146,13 +155,17 @@ def _demonstration(server: _Server, question: str) -> Iterator[str]:
     for example in inputs_shown():
         answer = server.chat([soft.chat_part(), {"type": "text", "text": example.input}])
         yield f"   > [soft prompt]{example.input}"
-        yield f"   < {answer}" + ("" if answer == example.answer else f"   (expected {example.answer})")
+        yield f"   < {answer}" + (
+            "" if answer == example.answer else f"   (expected {example.answer})"
+        )
 
 
 def inputs_shown() -> list[demo.Labelled]:
     """Held-out inputs with different answers: three times the same would look like a constant."""
     held_out = demo.examples().soft_prompt.held_out
-    return list({example.answer: example for example in reversed(held_out)}.values())[:SOFT_PROMPT_INPUTS]
+    return list({example.answer: example for example in reversed(held_out)}.values())[
+        :SOFT_PROMPT_INPUTS
+    ]
 
 
 def _body(fields: dict[str, Any]) -> str:

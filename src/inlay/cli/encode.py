@@ -28,7 +28,9 @@ def run(settings: EncodeSettings) -> int:
         raise UsageError("--text and --messages cannot both be given")
     if settings.output is None and not settings.base64 and sys.stdout.isatty():
         raise UsageError("bytes are not for a terminal: give --output FILE or --base64")
-    prompt = _cast(_embedded(settings, PromptEmbedder.from_pretrained(settings.model)), settings.dtype)
+    prompt = _cast(
+        _embedded(settings, PromptEmbedder.from_pretrained(settings.model)), settings.dtype
+    )
     try:
         data = prompt.to_bytes(settings.format)
     except EmbeddingsError as error:

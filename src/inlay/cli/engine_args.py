@@ -1,4 +1,7 @@
-"""What an engine is told beside its settings: the words after `--`, and what other flags mean for it."""
+"""What an engine is told beside its settings.
+
+The words after `--`, and what other flags mean for it.
+"""
 
 from collections.abc import Sequence
 
@@ -13,8 +16,8 @@ def with_engine_args(engine: EngineSettings, rest: Sequence[str], *meant: str) -
     Args:
         engine: as it was set.
         rest: the words after `--`.
-        meant: words that other flags mean for vLLM, each a flag or a flag with its value ("--scheduling-policy priority"); one that was given
-            stays as it was given.
+        meant: words that other flags mean for vLLM, each a flag or a flag with its value
+            ("--scheduling-policy priority"); one that was given stays as it was given.
 
     Raises:
         UsageError: words for an engine that takes none.

@@ -20,7 +20,9 @@ def run(settings: InspectSettings) -> int:
         InvalidRequestError: it is not embeddings, or not of the model's hidden size.
     """
     prompts = loads(read(settings.file))
-    embedder = PromptEmbedder.from_pretrained(settings.model) if settings.model is not None else None
+    embedder = (
+        PromptEmbedder.from_pretrained(settings.model) if settings.model is not None else None
+    )
     lines: list[str] = []
     for index, prompt in enumerate(prompts):
         if len(prompts) > 1:

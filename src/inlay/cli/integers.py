@@ -9,7 +9,8 @@ _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 def expand_suffix(text: str) -> str:
     """Write out the multiplier of an integer: `8k` is 8000, `8K` is 8192, `25.6k` is 25600.
 
-    Lower-case k, m, g, t are powers of 1000, upper-case K, M, G, T of 1024, as in vLLM's `human_readable_int`.
+    Lower-case k, m, g, t are powers of 1000, upper-case K, M, G, T of 1024, as in vLLM's
+    `human_readable_int`.
 
     Args:
         text: any; what has no such suffix comes back as it is.

@@ -27,7 +27,8 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         environ: the environment; that of the process unless given.
 
     Returns:
-        The exit status: 0 when it did what was asked, 1 when that failed, 2 when the words make no sense, 130 when it was
+        The exit status: 0 when it did what was asked, 1 when that failed, 2 when the words make no
+            sense, 130 when it was
         interrupted.
     """
     words = list(sys.argv[1:] if argv is None else argv)
@@ -55,12 +56,15 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of a pipe left; what is still buffered must not fail again when the interpreter flushes at exit.
+        # The reader of a pipe left; what is still buffered must not fail again when the interpreter
+        # flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILURE
 
 
-def _run(command: Command, words: Sequence[str], environ: Mapping[str, str], console: Console) -> int:
+def _run(
+    command: Command, words: Sequence[str], environ: Mapping[str, str], console: Console
+) -> int:
     parsed = parse(command, words)
     if parsed.help:
         console.out(usage(command))
@@ -79,7 +83,9 @@ def _find(words: Sequence[str]) -> tuple[Command, Sequence[str]]:
     names = [command.name for command in COMMANDS]
     group = [name.split()[1] for name in names if name.startswith(f"{words[0]} ")]
     if group:
-        raise UsageError(f"{words[0]} takes one of: {', '.join(group)}{_meant(' '.join(words[1:2]), group)}")
+        raise UsageError(
+            f"{words[0]} takes one of: {', '.join(group)}{_meant(' '.join(words[1:2]), group)}"
+        )
     what = "option" if words[0].startswith("-") else "command"
     raise UsageError(f"unknown {what} {words[0]}{_meant(words[0], names)}")
 

@@ -18,8 +18,9 @@ def check_model(engine: EngineSettings) -> None:
     """Say at once that a model cannot be served; one that is elsewhere is looked at by its engine.
 
     Raises:
-        InvalidRequestError: there is no model, or no tokenizer (every route has text to read or to write), its weights
-            are missing, cut short or no safetensors files, or the engine does not serve what its config.json says.
+        InvalidRequestError: there is no model, or no tokenizer (every route has text to read or to
+            write), its weights are missing, cut short or no safetensors files, or the engine does
+            not serve what its config.json says.
     """
     path = Path(engine.model).expanduser()
     if path.is_file():
@@ -50,7 +51,10 @@ def _other_format(directory: Path) -> str | None:
             f"{directory} is an adapter, not a model; serve the model it is for: "
             f"inlay serve {_base_of(directory)} --enable-lora --lora-modules {directory.name}={shlex.quote(str(directory))}"
         )
-    if any(directory.glob("*.safetensors")) or (directory / "model.safetensors.index.json").is_file():
+    if (
+        any(directory.glob("*.safetensors"))
+        or (directory / "model.safetensors.index.json").is_file()
+    ):
         return None
     gguf = sorted(directory.glob("*.gguf"))
     if gguf:
@@ -82,7 +86,9 @@ def _of_gguf(file: Path) -> str:
 
 def _base_of(directory: Path) -> str:
     try:
-        base = json.loads((directory / "adapter_config.json").read_bytes()).get("base_model_name_or_path")
+        base = json.loads((directory / "adapter_config.json").read_bytes()).get(
+            "base_model_name_or_path"
+        )
     except (OSError, ValueError, AttributeError):
         base = None
     return shlex.quote(base) if isinstance(base, str) and base else "MODEL"

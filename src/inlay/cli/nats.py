@@ -26,7 +26,10 @@ _SHOWN_LINES = 5
 _SET_PDEATHSIG = 1
 """Of Linux's prctl."""
 _PING = "15s"
-"""How often the server asks its clients whether they are there: a frozen one is let go after three times as long."""
+"""How often the server asks its clients whether they are there.
+
+A frozen one is let go after three times as long.
+"""
 
 
 def run(settings: NatsServerSettings, rest: Sequence[str]) -> int:
@@ -40,7 +43,10 @@ def run(settings: NatsServerSettings, rest: Sequence[str]) -> int:
 
 
 def binary() -> str:
-    """The server's program: beside this Python, or on the path. Raises `InvalidRequestError` where there is none."""
+    """The server's program: beside this Python, or on the path.
+
+    Raises `InvalidRequestError` where there is none.
+    """
     beside = str(Path(sys.executable).parent)
     found = shutil.which("nats-server", path=os.pathsep.join((beside, os.environ.get("PATH", ""))))
     if found is None:
@@ -98,7 +104,10 @@ async def _host(settings: NatsServerSettings, rest: Sequence[str], console: Cons
         logged = log.stat().st_size if log.exists() else 0
         seed = settings.nats_nkey_seed or directory / "members.nk"
         key = public_key(seed) if wants_key(settings, rest) else None
-        config = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="inlay-nats-"))) / "nats.conf"
+        config = (
+            Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="inlay-nats-")))
+            / "nats.conf"
+        )
         config.write_text(configuration(settings, directory, key), encoding="utf-8")
         process = await asyncio.create_subprocess_exec(
             *(program, "-c", str(config), *rest),
@@ -127,7 +136,10 @@ async def _host(settings: NatsServerSettings, rest: Sequence[str], console: Cons
 
 
 def _end_with_parent() -> None:
-    """Have the system end the process that calls this when its parent dies, however that happens; on Linux."""
+    """Have the system end the process that calls this when its parent dies, however that happens.
+
+    On Linux.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -140,7 +152,9 @@ def _url(settings: NatsServerSettings) -> str:
     """The address that members are given."""
     here = _here(settings)
     shown = here if here == settings.host else socket.gethostname()
-    return f"nats://[{shown}]:{settings.port}" if ":" in shown else f"nats://{shown}:{settings.port}"
+    return (
+        f"nats://[{shown}]:{settings.port}" if ":" in shown else f"nats://{shown}:{settings.port}"
+    )
 
 
 def _who(seed: Path | None, rest: Sequence[str]) -> str:

@@ -22,7 +22,9 @@ def is_local(host: str) -> bool:
 
 def says_who(rest: Sequence[str]) -> bool:
     """Return True if arguments for nats-server configure access themselves."""
-    return any(word.lstrip("-").partition("=")[0] in _OWN_WORDS for word in rest if word.startswith("-"))
+    return any(
+        word.lstrip("-").partition("=")[0] in _OWN_WORDS for word in rest if word.startswith("-")
+    )
 
 
 def wants_key(settings: NatsServerSettings, rest: Sequence[str]) -> bool:
@@ -33,7 +35,9 @@ def wants_key(settings: NatsServerSettings, rest: Sequence[str]) -> bool:
 
 
 def public_key(file: Path) -> str:
-    """The public key of the nkey seed in `file`; where there is no such file, a seed is made and written there, for its owner alone.
+    """The public key of the nkey seed in `file`.
+
+    Where there is no such file, a seed is made and written there, for its owner alone.
 
     Raises:
         InvalidRequestError: the file cannot be read or made, or has no user's seed.

@@ -1,7 +1,7 @@
 """Options: what the fields of a settings class are called on the command line, in the environment and in a file.
 
-A settings class is a pydantic model. Its fields are values, or sections: models of the rooms a command joins, whose
-fields become options of the command itself. One field is one option:
+A settings class is a pydantic model. Its fields are values, or sections: models of the rooms a
+command joins, whose fields become options of the command itself. One field is one option:
 
     max_num_seqs: int        --max-num-seqs N          INLAY_MAX_NUM_SEQS        max-num-seqs: N
                              (also --max_num_seqs; N may be 8k or 8K)
@@ -27,7 +27,9 @@ _METAVARS: dict[Any, str] = {int: "N", float: "NUMBER", str: "TEXT", SecretStr: 
 
 
 def _bare(annotation: Any) -> Any:
-    return typing.get_args(annotation)[0] if typing.get_origin(annotation) is Annotated else annotation
+    return (
+        typing.get_args(annotation)[0] if typing.get_origin(annotation) is Annotated else annotation
+    )
 
 
 def _word(element: Any) -> str:
@@ -42,7 +44,8 @@ class Option:
 
     Attributes:
         name: the field's name, which is also its key in a config file.
-        section: the settings class's attribute that holds the field's model, or None for a field of its own.
+        section: the settings class's attribute that holds the field's model, or None for a field of
+            its own.
         title: heading under which it is listed.
         field: where type, default, bounds and description come from.
         positional: given by its place instead of a flag.
@@ -106,7 +109,10 @@ class Option:
 
     @property
     def metavar(self) -> str:
-        """What stands for the value in help: `N`, `{auto,cpu,cuda}`, `N|auto`, `TEXT ...`; empty for a switch."""
+        """What stands for the value in help: `N`, `{auto,cpu,cuda}`, `N|auto`, `TEXT ...`.
+
+        Empty for a switch.
+        """
         if self.kind == "switch":
             return ""
         element = self.element
@@ -130,7 +136,10 @@ class Option:
 
     @property
     def bounds(self) -> str | None:
-        """`1 to 4096`, `at least 16, a multiple of 16`; None where any value of the type will do."""
+        """`1 to 4096`, `at least 16, a multiple of 16`.
+
+        None where any value of the type will do.
+        """
         limits = {
             name: value
             for constraint in self.field.metadata
@@ -213,4 +222,6 @@ class Options:
     def sections(self) -> list[tuple[str, list[Option]]]:
         """(heading, flags under it), in order."""
         titles = dict.fromkeys(option.title for option in self.flags)
-        return [(title, [option for option in self.flags if option.title == title]) for title in titles]
+        return [
+            (title, [option for option in self.flags if option.title == title]) for title in titles
+        ]

@@ -1,7 +1,7 @@
 """Reading settings: flags over environment over config file over defaults, and one line for whatever is wrong.
 
-Each source gives raw values by field name together with the words the user wrote; pydantic checks the merged values
-once, and an error is said in the words of the source it came from.
+Each source gives raw values by field name together with the words the user wrote; pydantic checks
+the merged values once, and an error is said in the words of the source it came from.
 """
 
 import difflib
@@ -26,7 +26,10 @@ _HELP_FLAGS = ("--help", "-h")
 
 @dataclass(frozen=True)
 class RawValue:
-    """A raw value and the words that name its source: `--port`, `INLAY_PORT`, `port in serve.yaml`."""
+    """A raw value and the words that name its source.
+
+    `--port`, `INLAY_PORT`, `port in serve.yaml`.
+    """
 
     value: object
     source: str
@@ -52,7 +55,10 @@ class ParsedArgs:
 
 
 def read(
-    command: Command, words: ParsedArgs, environ: Mapping[str, str], known_variables: Collection[str]
+    command: Command,
+    words: ParsedArgs,
+    environ: Mapping[str, str],
+    known_variables: Collection[str],
 ) -> BaseModel:
     """The settings of `command`.
 
@@ -109,7 +115,11 @@ def parse(command: Command, argv: Sequence[str]) -> ParsedArgs:
             words.config = _one(name, following)
             index += not joined
             continue
-        switch = flags.get("--" + name.removeprefix("--no-")) if name.startswith("--no-") else flags.get(name)
+        switch = (
+            flags.get("--" + name.removeprefix("--no-"))
+            if name.startswith("--no-")
+            else flags.get(name)
+        )
         if switch is not None and switch.kind == "switch":
             if joined:
                 raise UsageError(f"{name} takes no value, got {value!r}")
@@ -147,7 +157,10 @@ def from_environment(
     unknown = [name for name in ours if name not in known and name != CONFIG_VARIABLE]
     if unknown:
         raise UsageError(
-            "; ".join(_unknown("environment variable", name, [*known, CONFIG_VARIABLE]) for name in unknown)
+            "; ".join(
+                _unknown("environment variable", name, [*known, CONFIG_VARIABLE])
+                for name in unknown
+            )
         )
     for name in ours:
         if name not in variables:
@@ -202,7 +215,9 @@ def _table(path: Path) -> dict[object, object]:
     if table is None:
         return {}
     if not isinstance(table, dict):
-        raise UsageError(f"config file {str(path)!r}: must be a table of options, got {type(table).__name__}")
+        raise UsageError(
+            f"config file {str(path)!r}: must be a table of options, got {type(table).__name__}"
+        )
     return cast("dict[object, object]", table)
 
 
@@ -231,7 +246,9 @@ def _one(name: str, following: Sequence[str]) -> str:
     return following[0]
 
 
-def _extend(given: dict[str, RawValue], option: Option, name: str, following: Sequence[str]) -> None:
+def _extend(
+    given: dict[str, RawValue], option: Option, name: str, following: Sequence[str]
+) -> None:
     if not following:
         raise UsageError(f"{name} needs at least one value")
     earlier = given.get(option.name)
@@ -248,7 +265,9 @@ def _spellings(options: Iterable[Option]) -> list[str]:
     return names
 
 
-def _unknown_flags(command: Command, unknown: Sequence[Unknown], given: Mapping[str, RawValue]) -> str:
+def _unknown_flags(
+    command: Command, unknown: Sequence[Unknown], given: Mapping[str, RawValue]
+) -> str:
     """Say of each flag what to write in its place."""
     positional = {f"--{option.key}": option.flag for option in command.options.positionals}
     misplaced = [flag for flag in unknown if flag.name in positional]
@@ -257,7 +276,11 @@ def _unknown_flags(command: Command, unknown: Sequence[Unknown], given: Mapping[
     sections = {option.section for option in command.options.by_name.values()}
     if not sections.isdisjoint({"engine", "frontend"}):
         engine = command.options.by_name.get("engine")
-        runs = None if engine is None else str(given["engine"].value if "engine" in given else engine.default)
+        runs = (
+            None
+            if engine is None
+            else str(given["engine"].value if "engine" in given else engine.default)
+        )
         vllms, others = advice(others, runs)
         said += vllms
     known = _spellings(command.options.flags)
@@ -273,14 +296,21 @@ def _unknown(what: str, name: str, known: Iterable[str]) -> str:
 
 def _checked(command: Command, given: Mapping[str, RawValue]) -> BaseModel:
     options = command.options.by_name
-    values: dict[str, Any] = {option.section: {} for option in options.values() if option.section is not None}
+    values: dict[str, Any] = {
+        option.section: {} for option in options.values() if option.section is not None
+    }
     for name, item in given.items():
         option = options[name]
-        (values if option.section is None else values[option.section])[name] = _expanded(option, item)
+        (values if option.section is None else values[option.section])[name] = _expanded(
+            option, item
+        )
     try:
         return command.settings.model_validate(values)
     except ValidationError as error:
-        said = [format_error(options, given, problem["loc"], problem["msg"]) for problem in error.errors()]
+        said = [
+            format_error(options, given, problem["loc"], problem["msg"])
+            for problem in error.errors()
+        ]
         raise UsageError("; ".join(dict.fromkeys(said))) from error
 
 

@@ -35,7 +35,9 @@ signal has ended them; one stopped while it loads its model ends with 130; one w
 
 def reference() -> str:
     """The page, Markdown."""
-    return "\n".join([_HEAD, *("\n".join(_command(command)) for command in COMMANDS), *_vllm_flags()])
+    return "\n".join(
+        [_HEAD, *("\n".join(_command(command)) for command in COMMANDS), *_vllm_flags()]
+    )
 
 
 def _vllm_flags() -> Iterator[str]:
@@ -71,7 +73,9 @@ def _table(options: list[Option]) -> Iterator[str]:
     for option in options:
         words = option.flag
         if not option.positional:
-            words = f"--[no-]{option.key}" if option.kind == "switch" else f"{words} {option.metavar}"
+            words = (
+                f"--[no-]{option.key}" if option.kind == "switch" else f"{words} {option.metavar}"
+            )
         short = f"`-{option.short}` " if option.short else ""
         default = "required" if option.field.is_required() else (option.default or "")
         bounds = f" {option.bounds[:1].upper()}{option.bounds[1:]}." if option.bounds else ""

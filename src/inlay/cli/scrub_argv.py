@@ -11,21 +11,29 @@ from inlay.cli.options import Options
 from inlay.cli.reading import ParsedArgs
 
 _ARG_START, _ARG_END = 47, 48
-"""Fields of /proc/PID/stat, counted from 0: where the process's arguments lie (proc_pid_stat(5))."""
+"""Fields of /proc/PID/stat, counted from 0.
+
+Where the process's arguments lie (proc_pid_stat(5)).
+"""
 
 _HIDDEN = b"*"
 
 
 def scrub_argv(options: Options, words: ParsedArgs) -> None:
-    """Forget secrets where others could find them: among the process's arguments, and in the environment children get.
+    """Forget secrets where others could find them.
 
-    On Linux the arguments are overwritten where the kernel reads them for `ps`; elsewhere they stay, as flags do.
+    Among the process's arguments, and in the environment children get.
+
+    On Linux the arguments are overwritten where the kernel reads them for `ps`; elsewhere they
+    stay, as flags do.
     """
     secret = [option for option in options.by_name.values() if option.secret]
     for option in secret:
         os.environ.pop(option.variable, None)
     given = [words.given[option.name].value for option in secret if option.name in words.given]
-    values = {str(value) for item in given for value in (item if isinstance(item, list) else [item])}
+    values = {
+        str(value) for item in given for value in (item if isinstance(item, list) else [item])
+    }
     if values and sys.platform == "linux":
         _overwrite({os.fsencode(value) for value in values if value})
 

@@ -92,18 +92,25 @@ def run_host(settings: ServeSettings, console: Console, when_ready: WhenReady | 
     return run_until_signal(host(settings, console, when_ready))
 
 
-async def host(settings: ServeSettings, console: Console, when_ready: WhenReady | None = None) -> None:
-    """Serve HTTP, and keep a worker running behind it, until a signal comes; drain, and end the worker.
+async def host(
+    settings: ServeSettings, console: Console, when_ready: WhenReady | None = None
+) -> None:
+    """Serve HTTP, and keep a worker running behind it, until a signal comes.
+
+    Drain, and end the worker.
 
     HTTP answers from the start; requests are taken once the worker is ready.
 
     Raises:
-        InlayError: the address is taken, there is no such model, the store cannot be opened, or the worker never became ready.
+        InlayError: the address is taken, there is no such model, the store cannot be opened, or the
+            worker never became ready.
         CancelledError: a signal came before it was.
     """
     engine, frontend = settings.engine, settings.frontend
     _check(engine, frontend)
-    console.line(f"inlay {inlay.__version__}: loading {engine.model} with the {engine.engine} engine")
+    console.line(
+        f"inlay {inlay.__version__}: loading {engine.model} with the {engine.engine} engine"
+    )
     tracing = Tracing.open(settings.telemetry.otlp_traces_endpoint, "inlay-frontend")
     secret = settings.store.secret()
     store = settings.store.open(secret) if frontend.enable_prompt_embeds else None
@@ -133,9 +140,14 @@ async def host(settings: ServeSettings, console: Console, when_ready: WhenReady 
             supervisor.kill()
 
     drained = False
-    beside = [*(_beside(stop, supervisor.run()) for supervisor in supervisors), _beside(stop, announce())]
+    beside = [
+        *(_beside(stop, supervisor.run()) for supervisor in supervisors),
+        _beside(stop, announce()),
+    ]
     try:
-        drained = await serve(app, frontend, on_started=answering.set_result, on_stopping=stopping, stop=stop)
+        drained = await serve(
+            app, frontend, on_started=answering.set_result, on_stopping=stopping, stop=stop
+        )
     finally:
         if not drained:
             kill()
@@ -158,7 +170,11 @@ def _supervisors(
     settings: ServeSettings, ranks: Sequence[Rank], plane: LocalPlane, secret: Secret
 ) -> list[Supervisor]:
     """One for each rank."""
-    names = ["worker"] if len(ranks) == 1 else [f"worker of rank {number}" for number in range(len(ranks))]
+    names = (
+        ["worker"]
+        if len(ranks) == 1
+        else [f"worker of rank {number}" for number in range(len(ranks))]
+    )
     together = RestartGroup() if tied(settings.engine) else None
     return [
         Supervisor(plane, starting(rank, secret, settings.telemetry), name=name, tied=together)
@@ -192,7 +208,8 @@ def _check(engine: EngineSettings, frontend: FrontendSettings) -> None:
     """Say at once what would otherwise be found out when a process has started and a model is loaded.
 
     Raises:
-        InvalidRequestError: an address, a file or the model cannot be used; all that cannot are named.
+        InvalidRequestError: an address, a file or the model cannot be used; all that cannot are
+            named.
     """
 
     def admin_address() -> None:
@@ -232,7 +249,9 @@ async def _accepting(host: str, port: int) -> None:
 
 
 def _described(card: ModelCard, frontend: FrontendSettings) -> str:
-    embeds = "accepted" if frontend.enable_prompt_embeds else "off, --enable-prompt-embeds turns them on"
+    embeds = (
+        "accepted" if frontend.enable_prompt_embeds else "off, --enable-prompt-embeds turns them on"
+    )
     if card.prompt_embeds is not None:
         embeds = f"refused: {card.prompt_embeds}"
     made = "" if card.embedding is None else f"makes {_made(card.embedding, card.tasks)}; "

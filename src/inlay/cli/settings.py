@@ -33,7 +33,9 @@ class NatsServerSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    host: str = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 for other machines.")
+    host: str = Field(
+        default="127.0.0.1", description="Address to listen on; 0.0.0.0 for other machines."
+    )
     port: int = Field(default=4222, ge=1, le=65535, description="Port to listen on.")
     max_payload: int = Field(
         default=15 * 1024 * 1024,
@@ -142,7 +144,8 @@ class DemoSettings(BaseModel):
         description="Port to listen on; 0 takes a free one. 8000 or, where that is taken, a free one unless set.",
     )
     keep_serving: bool = Field(
-        default=True, description="Serve on after the demonstration until Ctrl-C, instead of leaving."
+        default=True,
+        description="Serve on after the demonstration until Ctrl-C, instead of leaving.",
     )
 
 
@@ -172,7 +175,9 @@ class EncodeSettings(BaseModel):
     base64: bool = Field(
         default=False, description="Write base64 text, as prompt_embeds takes it, instead of bytes."
     )
-    output: Path | None = Field(default=None, description="File to write; standard output unless set.")
+    output: Path | None = Field(
+        default=None, description="File to write; standard output unless set."
+    )
 
 
 class InspectSettings(BaseModel):
@@ -195,12 +200,15 @@ class UploadSettings(BaseModel):
 
     file: Path = Field(description="File of embeddings, bytes or base64; - is standard input.")
     url: str = Field(
-        default="http://127.0.0.1:8000/v1", description="Base URL of the server, as OpenAI clients take it."
+        default="http://127.0.0.1:8000/v1",
+        description="Base URL of the server, as OpenAI clients take it.",
     )
     api_key: SecretStr | None = Field(
         default=None, description="Key to ask with; what is uploaded is found with this key alone."
     )
-    model: str | None = Field(default=None, description="Check the embeddings against this model at once.")
+    model: str | None = Field(
+        default=None, description="Check the embeddings against this model at once."
+    )
     pin: bool = Field(default=False, description="Keep them until they are unpinned or deleted.")
     output_json: bool = Field(
         default=False, description="Print all the server says as JSON, instead of the id."

@@ -112,7 +112,8 @@ def table(seen: dict[str, Any]) -> str:
     rows = [_HEAD, *(_row(worker) for worker in seen["workers"])]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
     lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
     ]
     if not seen["workers"] and not seen["missing"]:
         lines.append(f"no worker in {seen['namespace']}")

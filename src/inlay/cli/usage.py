@@ -48,7 +48,9 @@ def usage(command: Command) -> str:
         lines += ["", *_wrapped(command.details)]
     if command.options.positionals:
         lines.append("")
-        lines += [_entry(option.flag, _description(option)) for option in command.options.positionals]
+        lines += [
+            _entry(option.flag, _description(option)) for option in command.options.positionals
+        ]
     for title, options in command.options.sections():
         lines += ["", f"{title.lower()}:"]
         lines += [_entry(_words(option), _description(option)) for option in options]
@@ -68,7 +70,9 @@ def _words(option: Option) -> str:
 
 def _description(option: Option) -> str:
     said = option.field.description or ""
-    notes = [note for note in (option.bounds, option.default and f"default {option.default}") if note]
+    notes = [
+        note for note in (option.bounds, option.default and f"default {option.default}") if note
+    ]
     if not option.positional and option.field.is_required():
         notes.append("required")
     return f"{said} [{'; '.join(notes)}]" if notes else said

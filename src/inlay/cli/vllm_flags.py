@@ -100,7 +100,9 @@ ENGINE_SWITCHES = frozenset(
 
 _ALWAYS = "leave it out, it is always so"
 _TEMPLATE = "requests give it in chat_template_kwargs"
-_RANKS = "one rank on each machine is `inlay worker --data-parallel-rank`; frontends route among them"
+_RANKS = (
+    "one rank on each machine is `inlay worker --data-parallel-rank`; frontends route among them"
+)
 _NONE = "there is nothing like it"
 
 INSTEAD: Mapping[str, str] = {
@@ -225,10 +227,14 @@ def advice(unknown: Sequence[Unknown], engine: str | None) -> tuple[list[str], l
 def _for_engine(names: Sequence[str], words: str, engine: str | None) -> str:
     listed, are = " and ".join(names), "is" if len(names) == 1 else "are"
     if engine == "vllm":
-        return f"{listed} {are} vLLM's own, and go{'es' if are == 'is' else ''} after --: -- {words}"
+        return (
+            f"{listed} {are} vLLM's own, and go{'es' if are == 'is' else ''} after --: -- {words}"
+        )
     if engine is None:
         return f"{listed} {are} for a worker with vLLM: inlay worker MODEL --engine vllm -- {words}"
-    return f"{listed} {are} not supported by the {engine} engine; with vLLM: --engine vllm -- {words}"
+    return (
+        f"{listed} {are} not supported by the {engine} engine; with vLLM: --engine vllm -- {words}"
+    )
 
 
 def _long(flag: Unknown) -> tuple[str, str | None]:

@@ -1,6 +1,7 @@
 """`inlay worker`: one engine in a fleet.
 
-Two processes: this one talks to NATS, so that heartbeats and streams never wait for a step, and its child has the engine.
+Two processes: this one talks to NATS, so that heartbeats and streams never wait for a step, and its
+child has the engine.
 """
 
 import asyncio
@@ -36,13 +37,16 @@ def run(settings: WorkerSettings, rest: Sequence[str]) -> int:
 
     Raises:
         UsageError: words for an engine that takes none.
-        InlayError: NATS is out of reach, the namespace has another secret, or the engine never became ready.
+        InlayError: NATS is out of reach, the namespace has another secret, or the engine never
+            became ready.
     """
     meant = [_EMBEDS] if settings.enable_prompt_embeds else []
     engine = with_engine_args(settings.engine, rest, *meant)
     check_engine(engine)
     # vLLM's own flag says the same.
-    embeds = settings.enable_prompt_embeds or (engine.engine == "vllm" and _EMBEDS in engine.engine_arguments)
+    embeds = settings.enable_prompt_embeds or (
+        engine.engine == "vllm" and _EMBEDS in engine.engine_arguments
+    )
     settings = settings.model_copy(update={"engine": engine, "enable_prompt_embeds": embeds})
     configure(settings.telemetry.log_format)
     return run_until_signal(_host(settings, Console(sys.stdout, sys.stderr)))
@@ -73,7 +77,9 @@ async def _host(settings: WorkerSettings, console: Console) -> None:
         console.line(
             f"stopping: {under_way} works under way, up to {settings.drain_timeout:g} s; Ctrl-C again ends at once"
         )
-        await asyncio.gather(*(_drain(place.worker, settings.drain_timeout, at_once) for place in places))
+        await asyncio.gather(
+            *(_drain(place.worker, settings.drain_timeout, at_once) for place in places)
+        )
 
 
 class _Place(NamedTuple):
@@ -114,7 +120,8 @@ async def _place(
     guarding = asyncio.create_task(relay.guard(supervisor.kill, settings.health_process_timeout))
     announcing = asyncio.create_task(_announced(worker, console))
     undo.push_async_callback(_end, running, following, guarding, announcing)
-    # First of all in the end: what is under way goes on elsewhere, and is not told that its engine is gone.
+    # First of all in the end: what is under way goes on elsewhere, and is not told that its engine
+    # is gone.
     undo.push_async_callback(worker.close)
     console.line(
         f"inlay {inlay.__version__}: {worker.id} of {settings.fleet.namespace} at {settings.fleet.shown_urls} "
@@ -130,7 +137,9 @@ def _of(rank: Rank) -> str:
 
 async def _announced(worker: NatsWorker, console: Console) -> None:
     card = await worker.wait_announced()
-    console.line(f"{worker.id} serves {card.name} ({card.dtype}, {card.limits.max_model_len} positions)")
+    console.line(
+        f"{worker.id} serves {card.name} ({card.dtype}, {card.limits.max_model_len} positions)"
+    )
 
 
 async def _drain(worker: NatsWorker, seconds: float, at_once: asyncio.Event) -> None:

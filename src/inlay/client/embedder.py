@@ -14,7 +14,9 @@ from inlay.tensors.table import EmbeddingTable
 
 
 class PromptEmbedder:
-    """Looks tokens up in a model's embedding table, which stays on disk: only the rows asked for are read.
+    """Looks tokens up in a model's embedding table, which stays on disk.
+
+    Only the rows asked for are read.
 
     Attributes:
         table: the embedding table.
@@ -22,7 +24,9 @@ class PromptEmbedder:
         dtype: of the rows, or None for the table's own.
     """
 
-    def __init__(self, table: EmbeddingTable, renderer: Renderer, *, dtype: ModelDType | None = None) -> None:
+    def __init__(
+        self, table: EmbeddingTable, renderer: Renderer, *, dtype: ModelDType | None = None
+    ) -> None:
         self.table = table
         self.renderer = renderer
         self.dtype = dtype
@@ -32,16 +36,20 @@ class PromptEmbedder:
     def from_pretrained(
         cls, model: str | Path, *, revision: str | None = None, dtype: ModelDType | None = None
     ) -> "PromptEmbedder":
-        """For a model directory, or a name on the hub. The weights are neither loaded nor, where they are apart, fetched.
+        """For a model directory, or a name on the hub.
+
+        The weights are neither loaded nor, where they are apart, fetched.
 
         Args:
             model: the directory or name.
             revision: of a model on the hub.
-            dtype: of the rows; the table's own unless given. Give the dtype the model is served in where that is wider
-                than the checkpoint's and the model scales its embeddings: the product is rounded in it.
+            dtype: of the rows; the table's own unless given. Give the dtype the model is served in
+                where that is wider than the checkpoint's and the model scales its embeddings: the
+                product is rounded in it.
 
         Raises:
-            InvalidRequestError: no such model, or one without a tokenizer or an embedding table in safetensors.
+            InvalidRequestError: no such model, or one without a tokenizer or an embedding table in
+                safetensors.
         """
         directory = model_directory(model, revision)
         return cls(EmbeddingTable.open(directory), Renderer.load(directory), dtype=dtype)
@@ -51,8 +59,8 @@ class PromptEmbedder:
 
         Args:
             text: any text.
-            add_special_tokens: what the model wants around a text of its own, such as a begin token. Without them for
-                text that stands inside something longer.
+            add_special_tokens: what the model wants around a text of its own, such as a begin
+                token. Without them for text that stands inside something longer.
 
         Raises:
             InvalidRequestError: the text has no tokens.
@@ -69,8 +77,13 @@ class PromptEmbedder:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
     ) -> EmbeddedPrompt:
-        """The rows of a chat, its template applied: what a chat completion of the messages starts from."""
-        prompt = self.renderer.chat(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+        """The rows of a chat, its template applied.
+
+        What a chat completion of the messages starts from.
+        """
+        prompt = self.renderer.chat(
+            messages, tools=tools, add_generation_prompt=add_generation_prompt
+        )
         return self.embed_tokens(prompt.token_ids())
 
     def embed_tokens(self, ids: Sequence[int]) -> EmbeddedPrompt:
@@ -84,11 +97,17 @@ class PromptEmbedder:
     def completion_args(
         self, text: str, format: TensorFormat = "safetensors", *, uploader: Uploader | None = None
     ) -> dict[str, Any]:
-        """`text` as keyword arguments for `client.completions.create`; see `EmbeddedPrompt.completion_args`."""
+        """`text` as keyword arguments for `client.completions.create`.
+
+        See `EmbeddedPrompt.completion_args`.
+        """
         return self.embed(text).completion_args(format, uploader=uploader)
 
     def chat_part(
         self, text: str, format: TensorFormat = "safetensors", *, uploader: Uploader | None = None
     ) -> Any:
-        """`text` as a part of a chat message's `content`: no special tokens, as it stands inside the template."""
+        """`text` as a part of a chat message's `content`.
+
+        No special tokens, as it stands inside the template.
+        """
         return self.embed(text, add_special_tokens=False).chat_part(format, uploader=uploader)

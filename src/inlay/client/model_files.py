@@ -20,8 +20,9 @@ class _Index(msgspec.Struct):
 def model_directory(model: str | Path, revision: str | None = None) -> Path:
     """The directory with the model's tokenizer, configuration and embedding table.
 
-    A directory is taken as it is. A name on the hub is fetched, or found in the hub's cache: the small files and, of a
-    model in several weight files, only those whose tensors are called after an embedding.
+    A directory is taken as it is. A name on the hub is fetched, or found in the hub's cache: the
+    small files and, of a model in several weight files, only those whose tensors are called after
+    an embedding.
 
     Raises:
         InvalidRequestError: neither a directory nor a model the hub gives us.

@@ -1,4 +1,7 @@
-"""Which token of the table a row is nearest to: what a reader of someone else's prompt would try first."""
+"""Which token of the table a row is nearest to.
+
+What a reader of someone else's prompt would try first.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +16,10 @@ from inlay.tensors import ModelDType
 from inlay.tensors.table import EmbeddingTable
 
 CHUNK_BYTES = 8 * 1024 * 1024
-"""Bytes that a piece of the table, and its distances to all rows, take in memory at most; each in float32."""
+"""Bytes that a piece of the table, and its distances to all rows, take in memory at most.
+
+Each in float32.
+"""
 
 _SPARE = 4
 """Candidates kept beyond those asked for, as the first pass rounds."""
@@ -58,7 +64,8 @@ def nearest(rows: Array, table: EmbeddingTable, top: int = 1) -> list[list[Neigh
     best_ids = np.zeros((len(wanted), 0), np.int64)
     best = np.zeros((len(wanted), 0), np.float32)
     for start, piece in _pieces(table, CHUNK_BYTES // (4 * max(hidden, len(wanted), 1))):
-        # |a - b|^2 = |a|^2 - 2ab + |b|^2 costs one matrix product; what it loses to rounding `_ranked` makes good.
+        # |a - b|^2 = |a|^2 - 2ab + |b|^2 costs one matrix product; what it loses to rounding
+        # `_ranked` makes good.
         found = squares - 2 * (wanted @ piece.T) + np.einsum("vh,vh->v", piece, piece)[None, :]
         ids = np.broadcast_to(np.arange(start, start + len(piece)), found.shape)
         best = np.concatenate([best, found], axis=1)
@@ -80,7 +87,9 @@ def _pieces(table: EmbeddingTable, num_rows: int) -> Iterator[tuple[int, npt.NDA
             yield first + start, piece
 
 
-def _ranked(row: Array, ids: npt.NDArray[np.int64], table: EmbeddingTable, keep: int) -> list[Neighbour]:
+def _ranked(
+    row: Array, ids: npt.NDArray[np.int64], table: EmbeddingTable, keep: int
+) -> list[Neighbour]:
     candidates = table.rows(ids)
     exact = (row.astype(candidates.dtype) == candidates).all(axis=1)
     if table.scale != 1 and row.dtype.name in get_args(ModelDType):

@@ -28,7 +28,8 @@ class EmbeddedPrompt:
 
     Attributes:
         rows: (num_tokens, hidden), after the model's own scale: what `inputs_embeds` takes.
-        table_id: identity of the embedding table the rows are meant for, or None where nobody knows.
+        table_id: identity of the embedding table the rows are meant for, or None where nobody
+            knows.
     """
 
     rows: Array
@@ -66,7 +67,9 @@ class EmbeddedPrompt:
             raise InvalidRequestError(
                 f"rows for the embedding tables {self.table_id} and {other.table_id} cannot be one prompt"
             )
-        return EmbeddedPrompt(np.concatenate([self.rows, other.rows]), self.table_id or other.table_id)
+        return EmbeddedPrompt(
+            np.concatenate([self.rows, other.rows]), self.table_id or other.table_id
+        )
 
     def to_bytes(self, format: TensorFormat = "safetensors") -> bytes:
         """The rows in a container, stamped with the table's id; npy has no room for one.
@@ -83,7 +86,9 @@ class EmbeddedPrompt:
     def source(
         self, format: TensorFormat = "safetensors", uploader: Uploader | None = None
     ) -> dict[str, str]:
-        """How a request names these rows: `{"ref": id}` from the uploader's size on, else `{"data": base64}`.
+        """How a request names these rows.
+
+        `{"ref": id}` from the uploader's size on, else `{"data": base64}`.
 
         Raises:
             EmbeddingsError: as `to_bytes`.
@@ -111,7 +116,9 @@ class EmbeddedPrompt:
         source = self.source(format, uploader)
         return {"prompt": None, "extra_body": {"prompt_embeds": source.get("data", source)}}
 
-    def chat_part(self, format: TensorFormat = "safetensors", *, uploader: Uploader | None = None) -> Any:
+    def chat_part(
+        self, format: TensorFormat = "safetensors", *, uploader: Uploader | None = None
+    ) -> Any:
         """A part for a chat message's `content` list; arguments and errors as `completion_args`.
 
         Typed `Any`, as the `openai` client's types know only OpenAI's own parts.
@@ -126,11 +133,16 @@ class _PeftConfig(msgspec.Struct):
 
 
 class SoftPrompt(EmbeddedPrompt):
-    """Rows that were trained instead of looked up. They stand before a text: `soft + embedder.embed(text)`."""
+    """Rows that were trained instead of looked up.
+
+    They stand before a text: `soft + embedder.embed(text)`.
+    """
 
     @classmethod
     def from_peft(cls, directory: str | Path) -> "SoftPrompt":
-        """The rows of a PEFT prompt-tuning checkpoint: adapter_config.json and adapter_model.safetensors.
+        """The rows of a PEFT prompt-tuning checkpoint.
+
+        Adapter_config.json and adapter_model.safetensors.
 
         Raises:
             InvalidRequestError: no such checkpoint, another kind of one, or one stored as a pickle.
@@ -142,12 +154,16 @@ class SoftPrompt(EmbeddedPrompt):
                 f"{root}: a soft prompt is a PROMPT_TUNING checkpoint, this is {config.peft_type or 'none'!r}"
             )
         if (config.num_transformer_submodules or 1) != 1:
-            raise InvalidRequestError(f"{root}: soft prompts of encoder-decoder models are not supported")
+            raise InvalidRequestError(
+                f"{root}: soft prompts of encoder-decoder models are not supported"
+            )
         weights = root / "adapter_model.safetensors"
         if not weights.is_file():
             pickled = (root / "adapter_model.bin").is_file()
             hint = "; adapter_model.bin is a pickle and is never read: save it again as safetensors"
-            raise InvalidRequestError(f"{root}: has no adapter_model.safetensors{hint if pickled else ''}")
+            raise InvalidRequestError(
+                f"{root}: has no adapter_model.safetensors{hint if pickled else ''}"
+            )
         return cls(load(weights).rows)
 
 
@@ -178,7 +194,10 @@ def loads(data: bytes) -> list[EmbeddedPrompt]:
 
 
 def container(data: bytes) -> bytes:
-    """Container bytes from themselves or from base64 of them. Raises `EmbeddingsError` for broken base64."""
+    """Container bytes from themselves or from base64 of them.
+
+    Raises `EmbeddingsError` for broken base64.
+    """
     if not _BASE64_BEGIN.match(data):
         return data
     try:
@@ -191,7 +210,9 @@ def _peft_config(path: Path) -> _PeftConfig:
     try:
         return msgspec.json.decode(path.read_bytes(), type=_PeftConfig)
     except OSError as error:
-        raise InvalidRequestError(f"{path.parent}: has no adapter_config.json ({error.strerror})") from error
+        raise InvalidRequestError(
+            f"{path.parent}: has no adapter_config.json ({error.strerror})"
+        ) from error
     except msgspec.MsgspecError as error:
         raise InvalidRequestError(f"{path}: not a PEFT configuration: {error}") from error
 

@@ -26,7 +26,10 @@ from inlay.errors import (
 )
 
 UPLOAD_FROM = 64 * 1024
-"""Bytes of a container from which on it is uploaded unless told otherwise; below, a reference saves nothing."""
+"""Bytes of a container from which on it is uploaded unless told otherwise.
+
+Below, a reference saves nothing.
+"""
 
 FRESH_SECONDS = 30.0
 """How long an id is taken for good without asking the server."""
@@ -56,7 +59,8 @@ class StoredEmbeds(msgspec.Struct, frozen=True, kw_only=True):
         hidden_size: elements of a row.
         dtype: as they were uploaded.
         bytes: of the tensor.
-        expires_at: Unix time they are forgotten at unless they are used; None while they are pinned.
+        expires_at: Unix time they are forgotten at unless they are used; None while they are
+            pinned.
         pinned: whether they are kept until they are unpinned or deleted.
         num_prompts: 1 unless a batch was uploaded.
     """
@@ -76,12 +80,15 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 class Uploader:
-    """Uploads embeddings to one server and remembers what is there. Safe to use from several threads.
+    """Uploads embeddings to one server and remembers what is there.
+
+    Safe to use from several threads.
 
     Args:
         base_url: the server's, as the `openai` client takes it: `http://host:8000/v1`.
         api_key: as the `openai` client's; what it uploads is found with this key alone.
-        upload_from: container bytes from which on `EmbeddedPrompt.completion_args` and `chat_part` send a reference.
+        upload_from: container bytes from which on `EmbeddedPrompt.completion_args` and `chat_part`
+            send a reference.
         timeout: seconds an answer may take.
 
     Raises:
@@ -97,7 +104,9 @@ class Uploader:
         timeout: float = 60.0,
     ) -> None:
         if urlsplit(base_url).scheme not in ("http", "https") or not urlsplit(base_url).hostname:
-            raise InvalidRequestError(f"{base_url!r} is not the URL of a server, such as http://host:8000/v1")
+            raise InvalidRequestError(
+                f"{base_url!r} is not the URL of a server, such as http://host:8000/v1"
+            )
         self.upload_from = upload_from
         self._url = base_url.rstrip("/") + "/prompt_embeds"
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
@@ -108,7 +117,8 @@ class Uploader:
     def ref(self, data: bytes) -> str:
         """The id of container bytes on the server, uploaded unless they are there.
 
-        An id that was not asked for lately is asked for again, so one that has expired is uploaded anew.
+        An id that was not asked for lately is asked for again, so one that has expired is uploaded
+        anew.
 
         Raises:
             InlayError: as the server answers, or `OverloadedError` when it cannot be reached.
@@ -138,10 +148,13 @@ class Uploader:
             self._known.clear()
 
     def retrying(self, request: Callable[[], T]) -> T:
-        """The result of `request`; where the server no longer had what it refers to, of a second try.
+        """The result of `request`.
+
+        Where the server no longer had what it refers to, of a second try.
 
         Args:
-            request: makes its arguments with this uploader and sends them, so that the second try uploads again.
+            request: makes its arguments with this uploader and sends them, so that the second try
+                uploads again.
         """
         try:
             return request()
@@ -171,7 +184,10 @@ class Uploader:
         return self._stored("GET", "/" + quote(id_, safe=""))
 
     def pin(self, id_: str, pinned: bool = True) -> StoredEmbeds:
-        """Keep stored embeddings until they are unpinned or deleted, or let them expire again. Raises as `get`."""
+        """Keep stored embeddings until they are unpinned or deleted, or let them expire again.
+
+        Raises as `get`.
+        """
         body = msgspec.json.encode({"pinned": pinned})
         return self._stored("POST", f"/{quote(id_, safe='')}/pin", body, "application/json")
 
@@ -180,7 +196,9 @@ class Uploader:
         self._send("DELETE", "/" + quote(id_, safe=""))
         self.forget()
 
-    def _stored(self, method: str, path: str, body: bytes | None = None, media: str = "") -> StoredEmbeds:
+    def _stored(
+        self, method: str, path: str, body: bytes | None = None, media: str = ""
+    ) -> StoredEmbeds:
         answer = self._send(method, path, body, media)
         try:
             return msgspec.json.decode(answer, type=StoredEmbeds)

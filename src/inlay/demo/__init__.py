@@ -1,7 +1,7 @@
 """The bundled demo: a small model of an invented world, a soft prompt for it, and questions with known answers.
 
-Everything here is made by `scripts/train_demo.py`; `README.md` beside this file is the model card. Nothing here
-needs torch.
+Everything here is made by `scripts/train_demo.py`; `README.md` beside this file is the model card.
+Nothing here needs torch.
 """
 
 from functools import cache
@@ -38,7 +38,8 @@ class MixedExample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     Attributes:
         before: text part.
-        document: the text whose embeddings stand in the middle; every answer is in it and nowhere else.
+        document: the text whose embeddings stand in the middle; every answer is in it and nowhere
+            else.
         after: text part with the question.
         answer: what greedy decoding gives.
     """
@@ -104,7 +105,8 @@ class Examples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         completions: plain prompts.
         mixed: messages meant to mix text and embeddings.
         soft_prompt: the soft prompt's task.
-        report: accuracy by kind of question, over all facts and over freshly drawn passages and tasks.
+        report: accuracy by kind of question, over all facts and over freshly drawn passages and
+            tasks.
     """
 
     chats: tuple[ChatExample, ...]

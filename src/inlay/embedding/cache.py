@@ -1,7 +1,10 @@
-"""Results by what they were computed from: kept up to a number of bytes, and never computed twice at a time.
+"""Results by what they were computed from.
 
-A result is a bundle of named arrays: the vector of a text, or what an encoder makes of an image. Keys are digests that hold all a result
-depends on and, where tenants share nothing, whose it is: then neither a hit nor a wait tells one what another asked.
+Kept up to a number of bytes, and never computed twice at a time.
+
+A result is a bundle of named arrays: the vector of a text, or what an encoder makes of an image.
+Keys are digests that hold all a result depends on and, where tenants share nothing, whose it is:
+then neither a hit nor a wait tells one what another asked.
 """
 
 import asyncio
@@ -17,11 +20,17 @@ Bundle: TypeAlias = Mapping[str, npt.NDArray[Any]]
 """Named arrays that belong together. Those a cache holds may not be written to."""
 
 _ENTRY_BYTES = 2 * sys.getsizeof(0) + 96
-"""What a place in an ordered dictionary takes beside key and value: measured with CPython 3.11 to 3.13, rounded up."""
+"""What a place in an ordered dictionary takes beside key and value.
+
+Measured with CPython 3.11 to 3.13, rounded up.
+"""
 
 
 class _Flight:
-    """A result that is being computed. `done` tells its bundle, or None when whoever computed it has given up."""
+    """A result that is being computed.
+
+    `done` tells its bundle, or None when whoever computed it has given up.
+    """
 
     __slots__ = ("done",)
 
@@ -33,7 +42,8 @@ class ResultCache:
     """The least recently used results go first. For one event loop.
 
     Args:
-        limit: bytes of results kept, with what keeping them takes; 0 keeps none, and equal ones in flight are still computed once.
+        limit: bytes of results kept, with what keeping them takes; 0 keeps none, and equal ones in
+            flight are still computed once.
 
     Attributes:
         limit: likewise.
@@ -63,8 +73,9 @@ class ResultCache:
 
         Args:
             keys: equal ones have one result.
-            compute: given indices into `keys`, no two of equal keys, the results of those. It is called for what is neither kept nor being
-                computed, and again for what others have given up: an error is of its own caller, and nobody else hears of it.
+            compute: given indices into `keys`, no two of equal keys, the results of those. It is
+                called for what is neither kept nor being computed, and again for what others have
+                given up: an error is of its own caller, and nobody else hears of it.
 
         Raises:
             BaseException: what `compute` raised, `asyncio.CancelledError` included.

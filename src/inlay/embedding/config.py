@@ -1,7 +1,9 @@
-"""How a model directory says its vectors are made: sentence-transformers' files, which every embedding server reads.
+"""How a model directory says its vectors are made.
 
-`modules.json` lists the steps after each other: a Transformer, a Pooling, any number of Dense layers, and Normalize. What is not
-one of these would be silently left out, so it is refused.
+Sentence-transformers' files, which every embedding server reads.
+
+`modules.json` lists the steps after each other: a Transformer, a Pooling, any number of Dense
+layers, and Normalize. What is not one of these would be silently left out, so it is refused.
 """
 
 import json
@@ -11,7 +13,9 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 
 from inlay.errors import InvalidRequestError
 
-PoolingMode: TypeAlias = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+PoolingMode: TypeAlias = Literal[
+    "cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"
+]
 """In sentence-transformers' words and order."""
 
 POOLING_MODES: tuple[PoolingMode, ...] = get_args(PoolingMode)
@@ -64,10 +68,12 @@ class EmbeddingConfig:
 
     Attributes:
         directory: where transformer and tokenizer are.
-        pooling: what is taken of the hidden states, one after another; None where the model does not say.
+        pooling: what is taken of the hidden states, one after another; None where the model does
+            not say.
         dense: the layers after it.
         normalize: whether vectors have length 1.
-        max_length: positions of a text, special tokens included; None where only the transformer says.
+        max_length: positions of a text, special tokens included; None where only the transformer
+            says.
         lower_case: texts are lowered before they are tokenized.
         prompts: what is put before a text, by name.
         default_prompt: name of the one for those who name none.
@@ -84,7 +90,9 @@ class EmbeddingConfig:
 
     @classmethod
     def read(cls, directory: Path) -> "EmbeddingConfig":
-        """Read the files of `directory`. One without `modules.json` is a bare transformer, whose vectors get length 1.
+        """Read the files of `directory`.
+
+        One without `modules.json` is a bare transformer, whose vectors get length 1.
 
         Raises:
             InvalidRequestError: it wants what is not served, or a file is damaged.
@@ -109,7 +117,11 @@ class EmbeddingConfig:
             normalize="Normalize" in kinds or not named,
             max_length=_max_length(settings, _object(transformer / "tokenizer_config.json")),
             lower_case=bool(settings.get("do_lower_case", False)),
-            prompts={str(name): str(text) for name, text in (prompts.get("prompts") or {}).items() if text},
+            prompts={
+                str(name): str(text)
+                for name, text in (prompts.get("prompts") or {}).items()
+                if text
+            },
             default_prompt=prompts.get("default_prompt_name"),
         )
 
@@ -147,7 +159,9 @@ def _check_order(kinds: list[str], directory: Path) -> None:
 
 def _pooling(config: dict[str, Any], directory: Path) -> tuple[PoolingMode, ...]:
     if config.get("include_prompt") is False:
-        raise InvalidRequestError(f"{directory} leaves prompts out of its pooling, which is not served")
+        raise InvalidRequestError(
+            f"{directory} leaves prompts out of its pooling, which is not served"
+        )
     named = config.get("pooling_mode")
     if named is None:
         modes: list[Any] = [mode for flag, mode in _FLAGS.items() if config.get(flag)] or ["mean"]
@@ -155,25 +169,34 @@ def _pooling(config: dict[str, Any], directory: Path) -> tuple[PoolingMode, ...]
         modes = [named] if isinstance(named, str) else list(named)
     unknown = [mode for mode in modes if mode not in POOLING_MODES]
     if unknown:
-        raise InvalidRequestError(f"pooling {unknown[0]!r} is not served; served: {', '.join(POOLING_MODES)}")
+        raise InvalidRequestError(
+            f"pooling {unknown[0]!r} is not served; served: {', '.join(POOLING_MODES)}"
+        )
     return tuple(cast("list[PoolingMode]", modes))
 
 
 def _dense(directory: Path) -> DenseConfig:
     config = _object(directory / "config.json")
     if config.get("use_residual"):
-        raise InvalidRequestError(f"{directory} is a Dense layer with a residual, which is not served")
+        raise InvalidRequestError(
+            f"{directory} is a Dense layer with a residual, which is not served"
+        )
     return DenseConfig(
         directory,
         int(config["in_features"]),
         int(config["out_features"]),
         bool(config.get("bias", True)),
-        activation_of(config.get("activation_function", "torch.nn.modules.activation.Tanh"), directory),
+        activation_of(
+            config.get("activation_function", "torch.nn.modules.activation.Tanh"), directory
+        ),
     )
 
 
 def activation_of(name: object, directory: Path) -> str:
-    """What a file of `directory` calls by torch's name. Raises `InvalidRequestError` for one that is not served."""
+    """What a file of `directory` calls by torch's name.
+
+    Raises `InvalidRequestError` for one that is not served.
+    """
     found = ACTIVATIONS.get(name) if isinstance(name, str) else None
     if found is None:
         raise InvalidRequestError(

@@ -31,9 +31,13 @@ def check(settings: EngineSettings) -> None:
         return
     if settings.engine == "sglang" and (settings.task == "score" or settings.enable_lora):
         wanted = "--enable-lora" if settings.enable_lora else "--task score"
-        raise InvalidRequestError(f"{wanted} is for other engines: behind inlay SGLang generates and embeds")
+        raise InvalidRequestError(
+            f"{wanted} is for other engines: behind inlay SGLang generates and embeds"
+        )
     if settings.engine in ("sglang", "echo") and settings.gpu_memory_utilization is not None:
-        instead = "; --mem-fraction-static after -- is its own" if settings.engine == "sglang" else ""
+        instead = (
+            "; --mem-fraction-static after -- is its own" if settings.engine == "sglang" else ""
+        )
         raise InvalidRequestError(
             f"--gpu-memory-utilization is for the torch and vllm engines, not for {settings.engine}{instead}",
             param="gpu_memory_utilization",
@@ -55,7 +59,8 @@ def create(settings: EngineSettings, secret: Secret) -> Engine:
     """The engine `settings` names, not started; the task that is `auto` is chosen here.
 
     Raises:
-        InvalidRequestError: the settings ask for what the engine cannot do, it is not installed, or there is no model.
+        InvalidRequestError: the settings ask for what the engine cannot do, it is not installed, or
+            there is no model.
     """
     from inlay.engine.task import with_task
 

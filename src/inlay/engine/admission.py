@@ -1,4 +1,7 @@
-"""What is refused before it costs anything: requests that could never run here, or would fail in the middle of a step."""
+"""What is refused before it costs anything.
+
+Requests that could never run here, or would fail in the middle of a step.
+"""
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
@@ -35,7 +38,10 @@ class PromptAdmission:
     refuses_rows: str | None
 
     def check_prompt(self, prompt: Prompt, param: str = "prompt") -> None:
-        """Raise `InvalidRequestError` where a position of `prompt` is none of the model's; `param` is what clients call it."""
+        """Raise `InvalidRequestError` where a position of `prompt` is none of the model's.
+
+        `param` is what clients call it.
+        """
         for segment in prompt.segments:
             if isinstance(segment, Tokens):
                 self._check_ids(segment.ids, param)
@@ -52,22 +58,29 @@ class PromptAdmission:
                 f"the size of tensor must match the model's hidden size of {self.hidden_size}, got {rows.shape[1]}"
             )
         if rows.dtype != self.dtype:
-            raise EmbeddingsError(f"rows must have the model's dtype {self.dtype} here, got {rows.dtype}")
+            raise EmbeddingsError(
+                f"rows must have the model's dtype {self.dtype} here, got {rows.dtype}"
+            )
         if rows.bundle:
             names = ", ".join(field.name for field in rows.bundle)
-            raise EmbeddingsError(f"this engine reads no further tensors with the rows, got {names}")
+            raise EmbeddingsError(
+                f"this engine reads no further tensors with the rows, got {names}"
+            )
 
     def _check_ids(self, ids: Sequence[int], param: str) -> None:
         if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):
             wrong = next(id_ for id_ in ids if not 0 <= id_ < self.vocab_size)
             raise InvalidRequestError(
-                f"token id {wrong} is not in the vocabulary: ids are 0 to {self.vocab_size - 1}", param=param
+                f"token id {wrong} is not in the vocabulary: ids are 0 to {self.vocab_size - 1}",
+                param=param,
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission(PromptAdmission):
-    """The facts a request is held against. One bad work must never fail the step it shares with others.
+    """The facts a request is held against.
+
+    One bad work must never fail the step it shares with others.
 
     Attributes:
         bounds: what fits.
@@ -82,7 +95,9 @@ class Admission(PromptAdmission):
     adapters: Container[str] = ()
 
     @classmethod
-    def of(cls, card: ModelCard, bounds: LengthLimits, *, adapters: Container[str] = ()) -> "Admission":
+    def of(
+        cls, card: ModelCard, bounds: LengthLimits, *, adapters: Container[str] = ()
+    ) -> "Admission":
         """What `card` says of an engine into which `bounds` fits."""
         return cls(
             bounds=bounds,
@@ -126,7 +141,9 @@ class Admission(PromptAdmission):
         for name in ("logprobs", "prompt_logprobs"):
             asked = getattr(sampling, name)
             if asked is not None and not 0 <= asked <= self.max_logprobs:
-                raise InvalidRequestError(f"{name} may be 0 to {self.max_logprobs}, got {asked}", param=name)
+                raise InvalidRequestError(
+                    f"{name} may be 0 to {self.max_logprobs}, got {asked}", param=name
+                )
         if sampling.prompt_logprobs is not None and request.prompt.has_rows:
             raise InvalidRequestError(
                 "prompt_logprobs are not possible with prompt_embeds: rows have no token ids",
@@ -137,7 +154,9 @@ class Admission(PromptAdmission):
         """Refuse settings that name tokens the model does not have."""
         allowed = sampling.allowed_token_ids
         if allowed is not None and not allowed:
-            raise InvalidRequestError("allowed_token_ids must not be empty", param="allowed_token_ids")
+            raise InvalidRequestError(
+                "allowed_token_ids must not be empty", param="allowed_token_ids"
+            )
         thinking = sampling.thinking
         named = {
             "logprob_token_ids": sampling.logprob_token_ids,

@@ -20,7 +20,10 @@ class Engine(Protocol):
         ...
 
     async def start(self) -> None:
-        """Load the model and be ready. Raises `EngineError` or `InvalidRequestError` (a model it refuses)."""
+        """Load the model and be ready.
+
+        Raises `EngineError` or `InvalidRequestError` (a model it refuses).
+        """
         ...
 
     async def close(self) -> None:
@@ -28,11 +31,17 @@ class Engine(Protocol):
         ...
 
     def abort(self, request_id: str) -> None:
-        """Stop a request and free its memory within one step. Unknown ids are ignored. Emits a last output, "abort"."""
+        """Stop a request and free its memory within one step. Unknown ids are ignored.
+
+        Emits a last output, "abort".
+        """
         ...
 
     async def probe(self) -> float:
-        """Run one real token through the model; the seconds it took. Raises `EngineError` when it cannot."""
+        """Run one real token through the model; the seconds it took.
+
+        Raises `EngineError` when it cannot.
+        """
         ...
 
     def stats(self) -> Stats:
@@ -59,7 +68,10 @@ class GenerateEngine(Engine, Protocol):
 
 @runtime_checkable
 class FailingEngine(Protocol):
-    """An engine that knows when it has failed for good: every request has ended with an error, and its worker is to end too."""
+    """An engine that knows when it has failed for good.
+
+    Every request has ended with an error, and its worker is to end too.
+    """
 
     async def failed(self) -> EngineError:
         """Return why, once it has."""
@@ -68,12 +80,18 @@ class FailingEngine(Protocol):
 
 @runtime_checkable
 class AdapterEngine(Protocol):
-    """An engine whose adapters come and go. Who may load what, and when one may go, its worker decides."""
+    """An engine whose adapters come and go.
+
+    Who may load what, and when one may go, its worker decides.
+    """
 
     async def load_adapter(self, adapter: Adapter, directory: str) -> None:
-        """Make `adapter`, whose checked files are in `directory`, usable by requests that name it; all or nothing. `max_cpu_loras` and one more have room.
+        """Make `adapter`, whose checked files are in `directory`, usable by requests that name it.
 
-        Raises `InvalidRequestError` where it does not fit the model, or there is no room for one more.
+        All or nothing. `max_cpu_loras` and one more have room.
+
+        Raises `InvalidRequestError` where it does not fit the model, or there is no room for one
+        more.
         """
         ...
 
@@ -84,18 +102,27 @@ class AdapterEngine(Protocol):
 
 @runtime_checkable
 class SleepingEngine(Protocol):
-    """An engine that can give its memory back while nobody needs it. No request is under way when it is told to."""
+    """An engine that can give its memory back while nobody needs it.
+
+    No request is under way when it is told to.
+    """
 
     def check_sleep(self, level: int) -> None:
         """Raise `InvalidRequestError` for a level it cannot sleep at, before any request is ended for it."""
         ...
 
     async def sleep(self, level: int) -> None:
-        """Give back the memory of the cache and, level 1: keep the weights aside; level 2: forget them."""
+        """Give back the memory of the cache and, level 1: keep the weights aside; level 2.
+
+        Forget them.
+        """
         ...
 
     async def wake_up(self, tags: Sequence[str]) -> bool:
-        """Take back what `tags` name, "weights" and "kv_cache"; none means all. Whether it is wholly awake."""
+        """Take back what `tags` name, "weights" and "kv_cache"; none means all.
+
+        Whether it is wholly awake.
+        """
         ...
 
 

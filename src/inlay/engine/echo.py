@@ -1,8 +1,8 @@
 """An engine without a model: it answers with the prompt's own tokens, at no cost.
 
-For measuring and testing everything that is not the engine, with a real model directory's tokenizer and sizes. A row, which
-has no token, is answered with an id drawn from its digest, so that equal prompts get equal answers here too. The embedding of a
-prompt is noise drawn from that answer.
+For measuring and testing everything that is not the engine, with a real model directory's tokenizer
+and sizes. A row, which has no token, is answered with an id drawn from its digest, so that equal
+prompts get equal answers here too. The embedding of a prompt is noise drawn from that answer.
 """
 
 import asyncio
@@ -46,7 +46,10 @@ class _Running:
 
 
 class EchoEngine:
-    """`inlay.engine.api.Engine` that repeats the prompt: one token for every request under way each turn of the loop."""
+    """`inlay.engine.api.Engine` that repeats the prompt.
+
+    One token for every request under way each turn of the loop.
+    """
 
     def __init__(self, settings: EngineSettings, secret: Secret) -> None:
         self._settings = settings
@@ -66,7 +69,10 @@ class EchoEngine:
         return self._card
 
     async def start(self) -> None:
-        """Read the model directory's configuration. Raises `InvalidRequestError` when there is none."""
+        """Read the model directory's configuration.
+
+        Raises `InvalidRequestError` when there is none.
+        """
         path = Path(self._settings.model)
         try:
             text = (path / "config.json").read_text(encoding="utf-8")
@@ -146,9 +152,12 @@ class EchoEngine:
                 f"This model's maximum context length is {limit} tokens; the longest input has {longest}.",
                 param="input",
             )
-        answers = (_answer(prompt, self._secret, self.card.vocab_size) for prompt in request.prompts)
+        answers = (
+            _answer(prompt, self._secret, self.card.vocab_size) for prompt in request.prompts
+        )
         rows = [
-            np.random.default_rng([len(ids), *ids]).standard_normal(size, dtype=np.float32) for ids in answers
+            np.random.default_rng([len(ids), *ids]).standard_normal(size, dtype=np.float32)
+            for ids in answers
         ]
         data = Buffer(np.stack(rows).data) if rows else Buffer(b"")
         self._prompted += request.positions
@@ -176,7 +185,8 @@ class EchoEngine:
         running.emitted += 1
         self._generated += 1
         stops = running.emitted >= sampling.min_tokens and (
-            id_ in sampling.stop_token_ids or (not sampling.ignore_eos and id_ in self.card.eos_token_ids)
+            id_ in sampling.stop_token_ids
+            or (not sampling.ignore_eos and id_ in self.card.eos_token_ids)
         )
         ended = stops or running.emitted >= sampling.max_tokens
         if ended:
@@ -187,7 +197,9 @@ class EchoEngine:
                 request.attempt,
                 running.emitted - 1,
                 (id_,),
-                () if sampling.logprobs is None else (TokenLogprobs(0.0, _alternatives(id_, sampling)),),
+                ()
+                if sampling.logprobs is None
+                else (TokenLogprobs(0.0, _alternatives(id_, sampling)),),
                 ("stop" if stops else "length") if ended else None,
                 id_ if stops else None,
                 Usage(len(request.prompt), running.emitted) if first or ended else None,
@@ -239,7 +251,9 @@ class EchoEngine:
 def _alternatives(id_: int, sampling: Sampling) -> tuple[tuple[int, float], ...]:
     """Logprobs of an output that is certain: 0 for the chosen token."""
     if sampling.logprob_token_ids:
-        return tuple((named, 0.0 if named == id_ else -9999.0) for named in sampling.logprob_token_ids)
+        return tuple(
+            (named, 0.0 if named == id_ else -9999.0) for named in sampling.logprob_token_ids
+        )
     return ((id_, 0.0),) if sampling.logprobs else ()
 
 
@@ -248,7 +262,9 @@ def _told(request: Request) -> PromptLogprobs | None:
     if request.sampling.prompt_logprobs is None:
         return None
     ids = array("i", request.prompt.token_ids()[1:])
-    return PromptLogprobs(1, ids.tobytes(), bytes(4 * len(ids)), array("i", [1] * len(ids)).tobytes())
+    return PromptLogprobs(
+        1, ids.tobytes(), bytes(4 * len(ids)), array("i", [1] * len(ids)).tobytes()
+    )
 
 
 def _answer(prompt: Prompt, secret: Secret, vocab_size: int) -> list[int]:

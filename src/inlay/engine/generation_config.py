@@ -16,7 +16,10 @@ _SAMPLING_FIELDS: dict[str, type[int] | type[float]] = {
 
 
 def generation_config(directory: Path) -> dict[str, Any]:
-    """The file of a model directory, empty where there is none. Raises `InvalidRequestError` where it is not JSON."""
+    """The file of a model directory, empty where there is none.
+
+    Raises `InvalidRequestError` where it is not JSON.
+    """
     path = directory / "generation_config.json"
     if not path.is_file():
         return {}
@@ -36,7 +39,10 @@ def eos_token_ids(generation: dict[str, Any], of_config: int | list[int] | None)
 
 
 def default_sampling(generation: dict[str, Any]) -> dict[str, float | int]:
-    """What the generation config says of sampling; it counts only where that config samples at all."""
+    """What the generation config says of sampling.
+
+    It counts only where that config samples at all.
+    """
     if not generation.get("do_sample", False):
         return {}
     return {

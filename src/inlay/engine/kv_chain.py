@@ -1,11 +1,13 @@
 """vLLM's own events in blocks of the routing chain.
 
-An event names blocks by hashes that only vLLM can make, and says what made them: the ids of their tokens, what is before them, and
-extra keys. That is all the routing chain is made of, but for rows: of these an event has a digest of vLLM's, SHA-256 of a block's
-embeddings with zeros in the place of tokens. So whoever admits a prompt with rows notes it here first, and the digests of its rows
-are found again by the digests of its blocks.
+An event names blocks by hashes that only vLLM can make, and says what made them: the ids of their
+tokens, what is before them, and extra keys. That is all the routing chain is made of, but for rows:
+of these an event has a digest of vLLM's, SHA-256 of a block's embeddings with zeros in the place of
+tokens. So whoever admits a prompt with rows notes it here first, and the digests of its rows are
+found again by the digests of its blocks.
 
-What cannot be translated (media, rows nobody noted, a page that is no multiple of a block) is not told, nor is what follows it.
+What cannot be translated (media, rows nobody noted, a page that is no multiple of a block) is not
+told, nor is what follows it.
 """
 
 import hashlib
@@ -16,14 +18,23 @@ from typing import NamedTuple, TypeAlias
 
 from inlay.card import ModelCard
 from inlay.digest import BLOCK_SIZE, Chain, Secret, root_digest, row_digests
-from inlay.engine.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, EventBatch
+from inlay.engine.kv_events import (
+    AllBlocksCleared,
+    BlockHash,
+    BlockRemoved,
+    BlockStored,
+    EventBatch,
+)
 from inlay.prompt import ROW_DIGEST_SIZE, Prompt, Rows, Segment
 from inlay.routing import Cleared, KvEvent, Removed, Stored, keys_of
 
 log = logging.getLogger(__name__)
 
 _MOST_NOTED = 1 << 16
-"""Blocks with rows that are remembered until an event tells of them; of the oldest an event is not understood any more."""
+"""Blocks with rows that are remembered until an event tells of them.
+
+Of the oldest an event is not understood any more.
+"""
 
 _MARK_SIZE = 1 + ROW_DIGEST_SIZE
 
@@ -42,14 +53,18 @@ NotedBlock: TypeAlias = tuple[bytes, bytes]
 """vLLM's digest of a block's embeddings, and for each position 1 and the digest of its row, or zeros for a token."""
 
 
-def blocks_of(prompt: Prompt, secret: Secret, block_size: int, embeds: memoryview) -> list[NotedBlock]:
+def blocks_of(
+    prompt: Prompt, secret: Secret, block_size: int, embeds: memoryview
+) -> list[NotedBlock]:
     """The blocks of a prompt with rows. Reads all embeddings once; from any thread.
 
     Args:
-        prompt: in the model's activation dtype, with the earlier output of a request that is resumed.
+        prompt: in the model's activation dtype, with the earlier output of a request that is
+            resumed.
         secret: of the namespace.
         block_size: positions of the engine's pages.
-        embeds: bytes of what the engine is given for all positions: rows, and zeros in the place of tokens.
+        embeds: bytes of what the engine is given for all positions: rows, and zeros in the place of
+            tokens.
     """
     row_bytes = len(embeds) // len(prompt)
     known = b"".join(_marks(segment, secret) for segment in prompt.segments)
@@ -67,12 +82,15 @@ def _marks(segment: Segment, secret: Secret) -> bytes:
         return bytes(_MARK_SIZE * len(segment))
     digests = row_digests(segment, secret)
     return b"".join(
-        b"\1" + digests[start : start + ROW_DIGEST_SIZE] for start in range(0, len(digests), ROW_DIGEST_SIZE)
+        b"\1" + digests[start : start + ROW_DIGEST_SIZE]
+        for start in range(0, len(digests), ROW_DIGEST_SIZE)
     )
 
 
 class KvChain:
-    """Translates the events of one engine. Holds a few dozen bytes for each block the engine has cached.
+    """Translates the events of one engine.
+
+    Holds a few dozen bytes for each block the engine has cached.
 
     Args:
         card: the engine's.
@@ -104,7 +122,10 @@ class KvChain:
             self._noted.popitem(last=False)
 
     def forget(self) -> None:
-        """Events are missing: what the engine has cached is not known any more, nor what continues it."""
+        """Events are missing.
+
+        What the engine has cached is not known any more, nor what continues it.
+        """
         self._blocks.clear()
 
     def read(self, batch: EventBatch) -> tuple[KvEvent, ...]:
@@ -115,7 +136,9 @@ class KvChain:
                 self._blocks.clear()
                 found.append(Cleared())
             elif (
-                event.medium not in (None, "GPU") or event.ownership is not None or event.locality == "REMOTE"
+                event.medium not in (None, "GPU")
+                or event.ownership is not None
+                or event.locality == "REMOTE"
             ):
                 # Another tier than the memory the engine computes in.
                 continue
@@ -130,7 +153,10 @@ class KvChain:
         return tuple(found)
 
     def _is_ours(self, event: BlockStored) -> bool:
-        """Whether an event is of the group of layers that is followed: the first that keeps all positions."""
+        """Whether an event is of the group of layers that is followed.
+
+        The first that keeps all positions.
+        """
         if not self._grouped and not (event.kv_cache_spec_kind or "").startswith(_PASSED_BY):
             self._group, self._grouped = event.group_idx, True
         return self._grouped and event.group_idx == self._group
@@ -138,7 +164,9 @@ class KvChain:
     def _stored(self, event: BlockStored) -> bytes:
         size, count = event.block_size, len(event.block_hashes)
         if size <= 0 or size % BLOCK_SIZE or len(event.token_ids) != size * count:
-            log.debug("blocks of %d positions with %d ids are not followed", size, len(event.token_ids))
+            log.debug(
+                "blocks of %d positions with %d ids are not followed", size, len(event.token_ids)
+            )
             return b""
         extra = event.extra_keys or [None] * count
         parent = self._parent(event, extra[0] if extra else None)
@@ -192,7 +220,10 @@ class KvChain:
 
 
 def _rows_of(extra: Sequence[object] | None) -> bytes | None:
-    """VLLM's digest of a block's embeddings, empty where it has none; None where the block is of something else too."""
+    """VLLM's digest of a block's embeddings, empty where it has none.
+
+    None where the block is of something else too.
+    """
     keys = extra or ()
     if not all(isinstance(key, (str, bytes)) for key in keys):
         return None

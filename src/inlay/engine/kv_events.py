@@ -1,7 +1,8 @@
 """What an engine says of the blocks it has cached: the events of vLLM 0.32, field for field.
 
-A message is (topic, sequence number as 8 bytes, big endian, `EventBatch` as msgpack). Structs are maps with their type's name as tag,
-but for the batch, which is an array; defaults are left out. Whoever reads must expect fields that are not known here.
+A message is (topic, sequence number as 8 bytes, big endian, `EventBatch` as msgpack). Structs are
+maps with their type's name as tag, but for the batch, which is an array; defaults are left out.
+Whoever reads must expect fields that are not known here.
 """
 
 from collections.abc import Callable
@@ -12,11 +13,17 @@ import msgspec
 from inlay.routing import KvEvent
 
 BlockHash: TypeAlias = bytes | int
-"""Names a block and all that is before it. vLLM's are bytes, or the last 64 bits of them where it is told so."""
+"""Names a block and all that is before it.
+
+VLLM's are bytes, or the last 64 bits of them where it is told so.
+"""
 
 ExtraKeys: TypeAlias = tuple[Any, ...] | None
-"""What but tokens a block's hash depends on, in this order: the name of its LoRA, (identifier, offset) of each multimodal item, the
-cache salt of its prompt (in the first block alone), SHA-256 of its embeddings."""
+"""What but tokens a block's hash depends on, in this order.
+
+The name of its LoRA, (identifier, offset) of each multimodal item, the
+cache salt of its prompt (in the first block alone), SHA-256 of its embeddings.
+"""
 
 SEQUENCE_SIZE = 8
 END_OF_REPLAY = (-1).to_bytes(SEQUENCE_SIZE, "big", signed=True)
@@ -29,7 +36,8 @@ class BlockStored(msgspec.Struct, omit_defaults=True, tag=True, frozen=True):
     Attributes:
         block_hashes: theirs, in order.
         parent_block_hash: of what is before the first; None at the start of a prompt.
-        token_ids: of all their positions, or none where the publisher keeps them to itself; 0 where a row stands.
+        token_ids: of all their positions, or none where the publisher keeps them to itself; 0 where
+            a row stands.
         block_size: positions of a block.
         lora_id: vLLM's number of the LoRA; not used any more.
         medium: "GPU", "CPU" or another place.
@@ -102,7 +110,9 @@ class BlockEventSource(Protocol):
     """An engine that can tell in blocks of the routing chain what it has cached."""
 
     def watch_blocks(self, tell: Callable[[tuple[KvEvent, ...]], None]) -> bool:
-        """From now on call `tell` with what changes, in order, on the event loop. Once, before the first request.
+        """From now on call `tell` with what changes, in order, on the event loop.
+
+        Once, before the first request.
 
         False where it will not, as it was started.
         """

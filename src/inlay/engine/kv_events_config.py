@@ -1,4 +1,7 @@
-"""`--kv-events-config`: where an engine publishes what its cache gains and loses. Keys and defaults are vLLM's."""
+"""`--kv-events-config`: where an engine publishes what its cache gains and loses.
+
+Keys and defaults are vLLM's.
+"""
 
 import json
 from typing import Literal
@@ -49,21 +52,31 @@ class KvEventsConfig(BaseModel):
             where = ".".join(str(part) for part in first["loc"])
             raise InvalidRequestError(f"{PARAM}: {where}: {first['msg']}", param=PARAM) from error
         except ValueError as error:
-            raise InvalidRequestError(f"{PARAM} must be a JSON object: {error}", param=PARAM) from error
+            raise InvalidRequestError(
+                f"{PARAM} must be a JSON object: {error}", param=PARAM
+            ) from error
         if found.publishes:
             found.check(ranks)
         return found
 
     def endpoints(self, rank: int) -> tuple[str, str | None]:
-        """Where rank `rank` publishes and replays. Raises `InvalidRequestError` for what is no endpoint."""
+        """Where rank `rank` publishes and replays.
+
+        Raises `InvalidRequestError` for what is no endpoint.
+        """
         replay = None if self.replay_endpoint is None else endpoint_of(self.replay_endpoint, rank)
         return endpoint_of(self.endpoint, rank), replay
 
     def check(self, ranks: int) -> None:
-        """Refuse endpoints that cannot be used by `ranks` ranks beside one another. Raises `InvalidRequestError`."""
+        """Refuse endpoints that cannot be used by `ranks` ranks beside one another.
+
+        Raises `InvalidRequestError`.
+        """
         taken: dict[str, str] = {}
         for rank in range(ranks):
-            for name, address in zip(("endpoint", "replay_endpoint"), self.endpoints(rank), strict=True):
+            for name, address in zip(
+                ("endpoint", "replay_endpoint"), self.endpoints(rank), strict=True
+            ):
                 if address is None or address.endswith(":0"):
                     continue
                 if address in taken:
@@ -75,7 +88,9 @@ class KvEventsConfig(BaseModel):
 
 
 def endpoint_of(endpoint: str, rank: int) -> str:
-    """The endpoint of a rank: ports count up from that of rank 0, names in a process get a suffix; both as in vLLM.
+    """The endpoint of a rank: ports count up from that of rank 0, names in a process get a suffix.
+
+    Both as in vLLM.
 
     Raises:
         InvalidRequestError: no endpoint of ZeroMQ, or a port beyond the last.
@@ -92,7 +107,8 @@ def endpoint_of(endpoint: str, rank: int) -> str:
     number = int(port) and int(port) + rank
     if number > _MOST_PORT:
         raise InvalidRequestError(
-            f"{PARAM}: the port of rank {rank} would be {number}; the last is {_MOST_PORT}", param=PARAM
+            f"{PARAM}: the port of rank {rank} would be {number}; the last is {_MOST_PORT}",
+            param=PARAM,
         )
     return f"tcp://{host}:{number}"
 

@@ -1,7 +1,9 @@
-"""Cache events over ZeroMQ, as vLLM publishes them: PUB, and a ROUTER that sends again what a subscriber has missed.
+"""Cache events over ZeroMQ, as vLLM publishes them.
 
-What happens in the engine is never held up: what nobody takes is dropped, here as in the sockets. A number that is missing tells a
-subscriber of it.
+PUB, and a ROUTER that sends again what a subscriber has missed.
+
+What happens in the engine is never held up: what nobody takes is dropped, here as in the sockets. A
+number that is missing tells a subscriber of it.
 """
 
 import logging
@@ -78,7 +80,9 @@ class KvPublisher:
             )
         except zmq.Again:
             if not self.dropped:
-                log.warning("KV events are dropped: more than max_queue_size batches wait to be published")
+                log.warning(
+                    "KV events are dropped: more than max_queue_size batches wait to be published"
+                )
             self.dropped += 1
 
     def close(self) -> None:
@@ -110,7 +114,10 @@ class KvPublisher:
                 self._replay(self._replays.recv_multipart())
 
     def _replay(self, request: Sequence[bytes]) -> None:
-        """Send again what is kept from a number on. Whoever reads too slowly loses messages, and nobody waits."""
+        """Send again what is kept from a number on.
+
+        Whoever reads too slowly loses messages, and nobody waits.
+        """
         if len(request) != 3 or len(request[2]) != SEQUENCE_SIZE:
             log.warning(
                 "a replay request has %d frames; expected an empty one and a sequence number",
@@ -128,7 +135,9 @@ def _bound(socket: "zmq.Socket[bytes]", endpoint: str) -> str:
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:
-        raise InvalidRequestError(f"{PARAM}: {endpoint} cannot be bound: {error}", param=PARAM) from error
+        raise InvalidRequestError(
+            f"{PARAM}: {endpoint} cannot be bound: {error}", param=PARAM
+        ) from error
     return socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
 

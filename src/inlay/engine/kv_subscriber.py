@@ -1,4 +1,7 @@
-"""Reads what a `KvPublisher`, or vLLM's, publishes: in order, with gaps filled from its replay, or told where that cannot be."""
+"""Reads what a `KvPublisher`, or vLLM's, publishes.
+
+In order, with gaps filled from its replay, or told where that cannot be.
+"""
 
 import logging
 import threading
@@ -23,7 +26,8 @@ class KvSubscriber:
         replay_endpoint: where it sends again what was missed, if it does.
         topic: what it publishes under.
         take: called with every batch, in order.
-        lost: called where batches are missing for good: whoever keeps a view of the cache begins anew.
+        lost: called where batches are missing for good: whoever keeps a view of the cache begins
+            anew.
     """
 
     def __init__(

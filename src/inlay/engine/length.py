@@ -22,7 +22,9 @@ class MaxModelLen:
         """Raise `ContextLengthError` or another `InvalidRequestError` where `request` never could run."""
         prompt, wanted = len(request.prompt), request.sampling.max_tokens
         if not prompt:
-            raise InvalidRequestError("a prompt needs at least one position, got none", param="prompt")
+            raise InvalidRequestError(
+                "a prompt needs at least one position, got none", param="prompt"
+            )
         if prompt + max(1, wanted) > self.max_model_len:
             raise ContextLengthError(
                 f"the maximum context length is {self.max_model_len} positions; got a prompt of {prompt} and "

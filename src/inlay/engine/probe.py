@@ -40,7 +40,9 @@ async def probe(engine: GenerateEngine) -> float:
     finally:
         engine.abort(request.id)
     if not last.token_ids:
-        raise EngineError(last.error.message if last.error else "the engine closed during the probe")
+        raise EngineError(
+            last.error.message if last.error else "the engine closed during the probe"
+        )
     return time.monotonic() - started
 
 

@@ -1,7 +1,8 @@
 """Data-parallel ranks, each an engine of its own in a process of its own. No torch.
 
-So each is a target of its own to routers, with its own events and metrics. vLLM runs the ranks of dense models independently of one another too; those of a mixture of experts step together, and find one another
-as vLLM's ranks behind an external balancer do.
+So each is a target of its own to routers, with its own events and metrics. vLLM runs the ranks of
+dense models independently of one another too; those of a mixture of experts step together, and find
+one another as vLLM's ranks behind an external balancer do.
 """
 
 import re
@@ -32,7 +33,10 @@ _SHORT = {
 }
 """vLLM's short flags."""
 
-_FIELDS = {"--data-parallel-size": "data_parallel_size", "--data-parallel-rank": "data_parallel_rank"}
+_FIELDS = {
+    "--data-parallel-size": "data_parallel_size",
+    "--data-parallel-rank": "data_parallel_rank",
+}
 _DEVICES = ("--tensor-parallel-size", "--pipeline-parallel-size", "--prefill-context-parallel-size")
 """vLLM's processes of one rank, each with a device, are the product of these."""
 
@@ -89,7 +93,10 @@ def with_ranks(engine: EngineSettings) -> EngineSettings:
 
 
 def _split(word: str) -> tuple[str, str, str | None]:
-    """A word's flag in its long form, the flag as it is written, and the value in the same word; None where the next word is it."""
+    """A word's flag in its long form, the flag as it is written, and the value in the same word.
+
+    None where the next word is it.
+    """
     flag, equals, value = word.partition("=")
     attached = _ATTACHED.fullmatch(word)
     if attached is not None and attached[1] in _SHORT:
@@ -119,7 +126,8 @@ def check_ranks(engine: EngineSettings) -> None:
 def ranks_of(engine: EngineSettings, inherited: Mapping[str, str]) -> list[Rank]:
     """The ranks that are to be started here: all, or the one that is named.
 
-    Several share what the machine has: each gets its part of the cores, where nobody said how many, and devices of its own.
+    Several share what the machine has: each gets its part of the cores, where nobody said how many,
+    and devices of its own.
 
     Args:
         engine: checked.
@@ -170,8 +178,12 @@ def _devices_each(words: Sequence[str]) -> int:
 
 
 def has_experts(directory: Path) -> bool:
-    """Whether a model is a mixture of experts. Raises `InvalidRequestError` for what is no model."""
-    # Here, as every command imports this module for its settings, and the readers of models take long to import.
+    """Whether a model is a mixture of experts.
+
+    Raises `InvalidRequestError` for what is no model.
+    """
+    # Here, as every command imports this module for its settings, and the readers of models take
+    # long to import.
     from inlay.tensors.table import config_of
 
     config = config_of(directory)

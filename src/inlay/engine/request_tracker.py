@@ -1,4 +1,7 @@
-"""One request under way in another's engine: what is emitted of it, and when it has ended. On the event loop."""
+"""One request under way in another's engine: what is emitted of it, and when it has ended.
+
+On the event loop.
+"""
 
 import asyncio
 

@@ -8,7 +8,10 @@ from inlay.errors import InvalidRequestError
 from inlay.tensors.table import EmbeddingTable
 
 _HALF_BOUND = 1024.0
-"""Largest absolute value of a row for a float16 model: its residual stream adds up to 64 of that size before it overflows."""
+"""Largest absolute value of a row for a float16 model.
+
+Its residual stream adds up to 64 of that size before it overflows.
+"""
 
 _TIMES_TABLE = 100
 
@@ -30,7 +33,9 @@ class RowFacts:
     bound: float | None
 
 
-def row_facts(settings: EngineSettings, directory: Path, dtype: str, refused: str | None) -> RowFacts:
+def row_facts(
+    settings: EngineSettings, directory: Path, dtype: str, refused: str | None
+) -> RowFacts:
     """The facts of the model in `directory`.
 
     Args:

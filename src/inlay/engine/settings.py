@@ -1,4 +1,7 @@
-"""Settings every engine understands: the flags, environment variables and config keys of a worker."""
+"""Settings every engine understands.
+
+The flags, environment variables and config keys of a worker.
+"""
 
 import os.path
 from pathlib import Path
@@ -18,7 +21,10 @@ DtypeName = Annotated[
 
 
 class EngineSettings(BaseModel):
-    """What is served and how much of the machine it may use. Names are vLLM's where vLLM has one."""
+    """What is served and how much of the machine it may use.
+
+    Names are vLLM's where vLLM has one.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -38,7 +44,8 @@ class EngineSettings(BaseModel):
         description="Words for vLLM's or SGLang's own command line, as after --; in a file they are easier to give.",
     )
     kv_transfer_config: str | None = Field(
-        default=None, description="How vLLM moves keys and values between machines and caches; its own JSON."
+        default=None,
+        description="How vLLM moves keys and values between machines and caches; its own JSON.",
     )
     connector: list[Literal["lmcache", "nixl", "kvbm", "pd", "none"]] = Field(
         default=[],
@@ -58,15 +65,21 @@ class EngineSettings(BaseModel):
         default="auto",
         description="Activation dtype; auto takes the checkpoint's, half is float16, float is float32.",
     )
-    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where the model runs.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="Where the model runs."
+    )
     max_model_len: int | None = Field(
         default=None,
         ge=16,
         description="Longest prompt and output together, in positions; the model's own unless set.",
     )
-    max_num_seqs: int = Field(default=64, ge=1, le=4096, description="Sequences in one step at most.")
+    max_num_seqs: int = Field(
+        default=64, ge=1, le=4096, description="Sequences in one step at most."
+    )
     max_num_batched_tokens: int = Field(
-        default=2048, ge=16, description="Positions computed in one step at most; longer prompts are chunked."
+        default=2048,
+        ge=16,
+        description="Positions computed in one step at most; longer prompts are chunked.",
     )
     block_size: int = Field(
         default=16, ge=16, multiple_of=16, description="Positions in a page of the KV cache."
@@ -126,8 +139,12 @@ class EngineSettings(BaseModel):
         ge=0,
         description="Run this rank alone; the others run elsewhere. All unless set.",
     )
-    enable_lora: bool = Field(default=False, description="Make room for LoRA adapters in the model.")
-    max_loras: int = Field(default=8, ge=1, le=1024, description="LoRA adapters in one step at most.")
+    enable_lora: bool = Field(
+        default=False, description="Make room for LoRA adapters in the model."
+    )
+    max_loras: int = Field(
+        default=8, ge=1, le=1024, description="LoRA adapters in one step at most."
+    )
     max_cpu_loras: int | None = Field(
         default=None,
         ge=1,
@@ -135,7 +152,9 @@ class EngineSettings(BaseModel):
         description="Adapters loaded at a time at most; they are kept in CPU memory, and copied into the model in turns. 64, or "
         "max_loras where that is more, unless set; with vLLM max_loras.",
     )
-    max_lora_rank: int = Field(default=16, ge=1, le=512, description="Rank of a LoRA adapter at most.")
+    max_lora_rank: int = Field(
+        default=16, ge=1, le=512, description="Rank of a LoRA adapter at most."
+    )
     lora_modules: list[str] = Field(
         default=[],
         description='Adapters loaded at the start: name=path, or {"name": ..., "path": ...} as JSON; a path may be an address '

@@ -7,7 +7,10 @@ from inlay.tensors.table import config_of
 
 
 def dtype_name(settings: EngineSettings, directory: Path) -> str:
-    """What is asked for, and for "auto" the checkpoint's own: vLLM's and SGLang's would halve float32. "auto" where it says nothing simple."""
+    """What is asked for, and for "auto" the checkpoint's own.
+
+    VLLM's and SGLang's would halve float32. "auto" where it says nothing simple.
+    """
     if settings.dtype != "auto":
         return settings.dtype
     config = config_of(directory)

@@ -23,7 +23,10 @@ _BY_SUFFIX: tuple[tuple[str, ChosenTask], ...] = (
     ("ForTextEncoding", "embed"),
     ("Model", "embed"),
 )
-"""Tasks by the suffix of an architecture's name, as in vLLM's `ModelConfig`; the first match counts."""
+"""Tasks by the suffix of an architecture's name, as in vLLM's `ModelConfig`.
+
+The first match counts.
+"""
 
 _FILES = ("config.json", "modules.json")
 
@@ -32,7 +35,8 @@ def with_task(settings: EngineSettings) -> EngineSettings:
     """`settings` with the task named: `auto` is what the model's files say, and the log says which.
 
     Raises:
-        InvalidRequestError: neither a directory nor a hub model that can be had, or it has no config.json.
+        InvalidRequestError: neither a directory nor a hub model that can be had, or it has no
+            config.json.
     """
     if settings.task != "auto":
         return settings

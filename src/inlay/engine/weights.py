@@ -13,15 +13,22 @@ from inlay.tensors.table import config_of, spread, stored_tensors
 
 _FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 
-_VOLATILE = frozenset({"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"})
-"""Fields of a configuration that change without the model changing; the dtype is part of every digest beside this id."""
+_VOLATILE = frozenset(
+    {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"}
+)
+"""Fields of a configuration that change without the model changing.
+
+The dtype is part of every digest beside this id.
+"""
 
 _BLOCK = 4096
 _BLOCKS = 4
 
 
 def directory_of(model: str, revision: str | None, files: Sequence[str] = _FILES) -> Path:
-    """The local directory of a model: itself, or a hub snapshot (from the cache alone under `HF_HUB_OFFLINE`).
+    """The local directory of a model.
+
+    Itself, or a hub snapshot (from the cache alone under `HF_HUB_OFFLINE`).
 
     Of a snapshot only `files`, names or patterns, are fetched.
 
@@ -48,6 +55,8 @@ def weights_id(directory: Path) -> str:
             for block in spread(-(-tensor.nbytes // _BLOCK), _BLOCKS):
                 start = block * _BLOCK
                 hasher.update(
-                    os.pread(stream.fileno(), min(_BLOCK, tensor.nbytes - start), tensor.offset + start)
+                    os.pread(
+                        stream.fileno(), min(_BLOCK, tensor.nbytes - start), tensor.offset + start
+                    )
                 )
     return hasher.digest(16).hex()

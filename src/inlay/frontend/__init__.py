@@ -1,8 +1,9 @@
 """HTTP: OpenAI's API in front of a router.
 
-`serve.check` looks at the settings' files, `build_app` makes the ASGI app, `serve.serve` runs it. A request's way: `app` (which route) ->
-`access` (who asks) -> `clients` (their share) -> `body` (read within limits)
--> `lift` (JSON without its large strings) -> `prompts` or `messages` -> `sampling` -> `respond` (works, choices, events).
+`serve.check` looks at the settings' files, `build_app` makes the ASGI app, `serve.serve` runs it. A
+request's way: `app` (which route) -> `access` (who asks) -> `clients` (their share) -> `body` (read
+within limits) -> `lift` (JSON without its large strings) -> `prompts` or `messages` -> `sampling`
+-> `respond` (works, choices, events).
 """
 
 from typing import TYPE_CHECKING

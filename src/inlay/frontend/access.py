@@ -27,13 +27,19 @@ def caller_of(server: Server, operation: Operation, scope: Scope) -> Caller:
         PermissionDeniedError: an admin operation, and this is no admin.
     """
     if not is_admin(operation, server.settings):
-        return ANYONE if operation.open else server.keys.check(header(scope["headers"], b"authorization"))
+        return (
+            ANYONE
+            if operation.open
+            else server.keys.check(header(scope["headers"], b"authorization"))
+        )
     if scope.get(ADMIN_PORT, False):
         _check_no_page(scope["headers"])
         return ANYONE
     if not server.keys.required:
         if server.settings.admin_port is not None:
-            raise PermissionDeniedError(f"{operation.path} is for admins: ask at the server's admin port")
+            raise PermissionDeniedError(
+                f"{operation.path} is for admins: ask at the server's admin port"
+            )
         raise PermissionDeniedError(
             f"{operation.path} is for admins, and this server has none: start it with --admin-port, --admin-api-key, or "
             "an admin key in --api-key-file"
@@ -56,8 +62,9 @@ def is_admin(operation: Operation, settings: FrontendSettings) -> bool:
 
 
 def _check_no_page(headers: Headers) -> None:
-    # Where a port is all the right one needs, any page open in a browser beside it would have that right. Browsers send
-    # one of these with every request that can do something; tools send neither.
+    # Where a port is all the right one needs, any page open in a browser beside it would have that
+    # right. Browsers send one of these with every request that can do something; tools send
+    # neither.
     if header(headers, b"origin") is not None or header(headers, b"sec-fetch-site") not in (
         None, b"none", b"same-origin",
     ):  # fmt: skip
@@ -89,7 +96,9 @@ def timeout_of(headers: Headers, settings: FrontendSettings) -> float | None:
 def session_of(
     headers: Headers, session_id: str | None, prompt_cache_key: str | None, tenant: str
 ) -> str | None:
-    """The session a request belongs to, apart from all other tenants'; None where it names none. The body's word goes first.
+    """The session a request belongs to, apart from all other tenants'; None where it names none.
+
+    The body's word goes first.
 
     Raises:
         InvalidRequestError: the name is empty or too long.

@@ -12,13 +12,16 @@ def bound(host: str, port: int, *, options: str = "") -> socket:
     Args:
         host: a name or an address.
         port: 0 for any that is free.
-        options: what the options of both begin with behind `--`: "admin-" for `--admin-host` and `--admin-port`.
+        options: what the options of both begin with behind `--`: "admin-" for `--admin-host` and
+            `--admin-port`.
 
     Raises:
         InvalidRequestError: it cannot be had; the message says why, and which option takes another.
     """
     try:
-        family, kind, protocol, _, address = getaddrinfo(host, port, type=SOCK_STREAM, flags=AI_PASSIVE)[0]
+        family, kind, protocol, _, address = getaddrinfo(
+            host, port, type=SOCK_STREAM, flags=AI_PASSIVE
+        )[0]
         listening = socket(family, kind, protocol)
         try:
             listening.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
@@ -36,7 +39,10 @@ def bound(host: str, port: int, *, options: str = "") -> socket:
 
 
 def check_address(host: str, port: int, *, options: str = "") -> None:
-    """Say now, before a model is loaded for it, that an address cannot be listened on. Arguments and errors as `bound`'s."""
+    """Say now, before a model is loaded for it, that an address cannot be listened on.
+
+    Arguments and errors as `bound`'s.
+    """
     bound(host, port, options=options).close()
 
 

@@ -28,10 +28,20 @@ from inlay.api.openai.embeddings import (
     ScoreResponse,
 )
 from inlay.api.openai.models import ModelEntry, ModelList
-from inlay.api.openai.prompt_embeds import PinRequest, PromptEmbeds, PromptEmbedsDeleted, UploadRequest
+from inlay.api.openai.prompt_embeds import (
+    PinRequest,
+    PromptEmbeds,
+    PromptEmbedsDeleted,
+    UploadRequest,
+)
 from inlay.api.openai.responses import Response, ResponsesRequest
 from inlay.api.openai.responses_events import StreamEvent
-from inlay.api.openai.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from inlay.api.openai.tokenize import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
 from inlay.digest import Secret
 from inlay.errors import InlayError, NotFoundError
 from inlay.frontend import openapi
@@ -83,7 +93,9 @@ _KEPT_ALIVE = 64 * 1024
 
 
 async def _openapi(call: Call) -> None:
-    await call.bytes(openapi.document(OPERATIONS, inlay.__version__), (b"content-type", b"application/json"))
+    await call.bytes(
+        openapi.document(OPERATIONS, inlay.__version__), (b"content-type", b"application/json")
+    )
 
 
 _ROUTES: tuple[tuple[Operation, Handler], ...] = (
@@ -265,7 +277,9 @@ def _endpoints() -> list[Route]:
         endpoint = endpoints.setdefault(operation.path, _Endpoint(operation.path))
         endpoint.operations[operation.method] = (operation, handler)
     # A model's name may hold slashes.
-    return [Route(path.replace("{id}", "{id:path}"), endpoint) for path, endpoint in endpoints.items()]
+    return [
+        Route(path.replace("{id}", "{id:path}"), endpoint) for path, endpoint in endpoints.items()
+    ]
 
 
 _PATHS = _endpoints()
@@ -340,8 +354,8 @@ class App:
             if not isinstance(failed, ClientGone):
                 server.metrics.answered(route, status)
             log_request(call, route, status, failed or call.failed)
-            # An error holds the frames it went through, this one and the request's among them: kept here, all of them would
-            # live, uncounted, until a collection finds them.
+            # An error holds the frames it went through, this one and the request's among them: kept
+            # here, all of them would live, uncounted, until a collection finds them.
             failed = call.failed = None
 
 
@@ -381,7 +395,8 @@ def build_app(
         router: knows the models and takes requests; its plane is started and closed by the caller.
         settings: of the frontend.
         secret: of the namespace; row digests are made with it, so it must be the workers' own.
-        store: of uploaded embeddings, made with the same secret and closed with the app; None where there are no references.
+        store: of uploaded embeddings, made with the same secret and closed with the app; None where
+            there are no references.
         tracing: makes spans, closed with the app; None for none.
 
     Raises:

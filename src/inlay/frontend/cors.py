@@ -1,6 +1,7 @@
 """Which web pages may call the API from a browser (the Fetch standard's CORS protocol).
 
-Keys travel in a header a page has to set itself, so nothing here ever allows cookies or the like, and `*` is safe.
+Keys travel in a header a page has to set itself, so nothing here ever allows cookies or the like,
+and `*` is safe.
 """
 
 from collections.abc import Sequence
@@ -31,7 +32,10 @@ class Cors:
         if not self._origins:
             return []
         if self._all:
-            return [(b"access-control-allow-origin", b"*"), (b"access-control-expose-headers", _EXPOSED)]
+            return [
+                (b"access-control-allow-origin", b"*"),
+                (b"access-control-expose-headers", _EXPOSED),
+            ]
         added = [(b"vary", b"Origin")]
         origin = header(request, b"origin")
         if origin is not None and origin in self._origins:
@@ -42,7 +46,10 @@ class Cors:
         return added
 
     def preflight(self, method: str, request: Headers) -> HeaderList | None:
-        """What is answered to a browser that asks before it sends; None when this is no such question, or is not allowed."""
+        """What is answered to a browser that asks before it sends.
+
+        None when this is no such question, or is not allowed.
+        """
         origin = header(request, b"origin")
         asked = header(request, b"access-control-request-method")
         if method != "OPTIONS" or origin is None or asked is None:

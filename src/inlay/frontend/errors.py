@@ -1,7 +1,10 @@
-"""From errors to answers: one place where an `InlayError`, or a parser's, becomes a status and a body.
+"""From errors to answers.
 
-Four errors belong to HTTP alone and never cross the plane: `BodyTimeoutError` (408), `MethodNotAllowedError` (405),
-`TransferCodingError` (501) and `ClientGone`, which no one is left to be told.
+One place where an `InlayError`, or a parser's, becomes a status and a body.
+
+Four errors belong to HTTP alone and never cross the plane: `BodyTimeoutError` (408),
+`MethodNotAllowedError` (405), `TransferCodingError` (501) and `ClientGone`, which no one is left to
+be told.
 """
 
 import math
@@ -11,12 +14,20 @@ from typing import ClassVar
 import msgspec
 
 from inlay.api.openai.generation import ErrorResponse
-from inlay.errors import AuthenticationError, EngineError, ErrorBody, InlayError, InvalidRequestError
+from inlay.errors import (
+    AuthenticationError,
+    EngineError,
+    ErrorBody,
+    InlayError,
+    InvalidRequestError,
+)
 
 MAX_TEXT = 2000
 """Characters of an error's message, or of its param, at most."""
 
-HOW_TO_SEND = "send base64 of a tensor file, or name what was sent with ref or part (see docs/api.md)"
+HOW_TO_SEND = (
+    "send base64 of a tensor file, or name what was sent with ref or part (see docs/api.md)"
+)
 """Advice to who has sent something else as embeddings."""
 
 _tensor_data = re.compile(r"(?:.*\.)?data|prompt_embeds(?:\[[^\]]*\])*")
@@ -65,9 +76,14 @@ class ClientGone(Exception):
 
 
 def shown(error: InlayError) -> ErrorBody:
-    """An error as clients see it. What its message quotes of the request is cut, or a large body would come back whole."""
+    """An error as clients see it.
+
+    What its message quotes of the request is cut, or a large body would come back whole.
+    """
     body = error.body()
-    return msgspec.structs.replace(body, message=_cut(body.message), param=body.param and _cut(body.param))
+    return msgspec.structs.replace(
+        body, message=_cut(body.message), param=body.param and _cut(body.param)
+    )
 
 
 def error_json(error: InlayError) -> bytes:
@@ -76,7 +92,9 @@ def error_json(error: InlayError) -> bytes:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT // 2]} ... {text[-MAX_TEXT // 2 :]}"
+    return (
+        text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT // 2]} ... {text[-MAX_TEXT // 2 :]}"
+    )
 
 
 def error_headers(error: InlayError) -> list[tuple[bytes, bytes]]:
@@ -111,5 +129,7 @@ def from_parser(error: Exception) -> InvalidRequestError:
         return InvalidRequestError(f"{path or 'the body'}: {what}{how}", param=path or None)
     if isinstance(error, msgspec.ValidationError):
         missing = re.search(r"required field `([^`]+)`", text)
-        return InvalidRequestError(f"The body is not as it should be: {text}", param=missing and missing[1])
+        return InvalidRequestError(
+            f"The body is not as it should be: {text}", param=missing and missing[1]
+        )
     return InvalidRequestError(f"The body is not valid JSON: {text}")

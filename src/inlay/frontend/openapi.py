@@ -25,7 +25,8 @@ class Operation:
         request: type of the body, or None.
         response: type of the answer, or None where it is not JSON.
         event: type, or union of types, of a stream's events; None where there is no stream.
-        multipart: the body may also be a form, whose part `request` is that type, with files beside it.
+        multipart: the body may also be a form, whose part `request` is that type, with files beside
+            it.
         octets: the body may also be a file as it is.
         open: no API key is asked for.
         admin: only for those who run the server.
@@ -90,7 +91,10 @@ def describe(operations: Iterable[Operation], version: str) -> dict[str, Any]:
     schemas = dict(zip(ordered, found, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for operation in listed:
-        entry: dict[str, Any] = {"summary": operation.summary, "responses": _responses(operation, schemas)}
+        entry: dict[str, Any] = {
+            "summary": operation.summary,
+            "responses": _responses(operation, schemas),
+        }
         if operation.request is not None:
             entry["requestBody"] = {
                 "required": True,

@@ -1,4 +1,7 @@
-"""What the routes that take embeddings read: a tensor file as it is, or a request and the files it comes with."""
+"""What the routes that take embeddings read.
+
+A tensor file as it is, or a request and the files it comes with.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,7 +60,8 @@ async def read_request(
         tensors_in: as `inlay.frontend.bodies.base64_extractor.parse` takes it.
 
     Raises:
-        InvalidRequestError: not the JSON that was asked for, or not the multipart body it is said to be.
+        InvalidRequestError: not the JSON that was asked for, or not the multipart body it is said
+            to be.
         EmbeddingsError: tensor data over the limit.
         InlayError: as `inlay.frontend.bodies.body.receive_body`.
     """
@@ -74,7 +78,13 @@ async def read_request(
         body, parts, size = form.request, form.parts, form.size
         call.memory.check_total(map(len, parts.values()))
     parsed = await server.prepare(
-        len(body), lift.parse, body, decoder, tensors_in, limits=server.embeds.limits, intake=call.memory
+        len(body),
+        lift.parse,
+        body,
+        decoder,
+        tensors_in,
+        limits=server.embeds.limits,
+        intake=call.memory,
     )
     del body
     call.memory.body_freed(kept=sum(map(len, (parts or {}).values())))
@@ -82,13 +92,22 @@ async def read_request(
 
 
 async def read_json(call: Call, decoder: msgspec.json.Decoder[T], *, empty: T | None = None) -> T:
-    """A request that is JSON and brings no embeddings; `empty` where there is no body. Raises as `read_request`."""
+    """A request that is JSON and brings no embeddings; `empty` where there is no body.
+
+    Raises as `read_request`.
+    """
     server = call.server
     body = await call.body()
     if empty is not None and not len(body):
         return empty
     parsed: Parsed[T] = await server.prepare(
-        len(body), lift.parse, body, decoder, _nothing, limits=server.embeds.limits, intake=call.memory
+        len(body),
+        lift.parse,
+        body,
+        decoder,
+        _nothing,
+        limits=server.embeds.limits,
+        intake=call.memory,
     )
     return parsed.request
 
@@ -148,8 +167,12 @@ async def read_tensor(call: Call) -> Buffer:
             memory = Memory(declared_length(call.scope["headers"]))
         memory.write(piece)
 
-    await receive_body(call.scope, call.receive, server.settings, call.reservation, check=check, take=take)
+    await receive_body(
+        call.scope, call.receive, server.settings, call.reservation, check=check, take=take
+    )
     call.body_read = True
     if memory is None:
-        raise EmbeddingsError("prompt_embeds decoded data must be at least 100 bytes, got an empty body")
+        raise EmbeddingsError(
+            "prompt_embeds decoded data must be at least 100 bytes, got an empty body"
+        )
     return memory.buffer()

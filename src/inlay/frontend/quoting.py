@@ -1,4 +1,7 @@
-"""What errors quote of a request: short, made in no time whatever it is, and never its texts in full."""
+"""What errors quote of a request.
+
+Short, made in no time whatever it is, and never its texts in full.
+"""
 
 from collections.abc import Mapping
 
@@ -23,7 +26,10 @@ def shown_value(value: object) -> str:
 
 
 def shown_at(value: Mapping[str, object], key: str) -> str:
-    """What a client's object has at `key`; where that is nothing, the keys it has, of which one may be meant."""
+    """What a client's object has at `key`.
+
+    Where that is nothing, the keys it has, of which one may be meant.
+    """
     if key in value:
         return shown_value(value[key])
     return f"nothing beside {_keys(value)}" if value else "nothing"

@@ -68,7 +68,9 @@ async def embeddings_of(
 async def stored_rows(
     call: Call, sources: Sequence[TensorSource], card: ModelCard
 ) -> dict[str, tuple[Rows, ...]]:
-    """The rows of every reference among `sources`, by id. Those a model has used before are looked up, not computed.
+    """The rows of every reference among `sources`, by id.
+
+    Those a model has used before are looked up, not computed.
 
     Args:
         call: whose.
@@ -97,7 +99,9 @@ async def stored_rows(
     found: dict[str, tuple[Rows, ...]] = {}
     for ref, param in wanted.items():
         try:
-            found[ref] = await store.rows(tenant, ref, target, look=look, hold=call.reservation.grow)
+            found[ref] = await store.rows(
+                tenant, ref, target, look=look, hold=call.reservation.grow
+            )
         except NotFoundError as error:
             raise NotFoundError(error.message, param=param) from error
     return found

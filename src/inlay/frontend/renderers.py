@@ -22,7 +22,8 @@ class Renderers:
     """Renderers by model directory. Loading happens in a thread, once, whoever asks.
 
     Args:
-        chat_template: a template that replaces the models' own, as `read_template` takes it, or None.
+        chat_template: a template that replaces the models' own, as `read_template` takes it, or
+            None.
     """
 
     def __init__(self, chat_template: str | None) -> None:
@@ -31,7 +32,10 @@ class Renderers:
         self._loading: dict[_Key, asyncio.Task[Renderer]] = {}
 
     async def of(self, card: ModelCard) -> Renderer:
-        """The renderer of the model of `card`. Raises `EngineError` when its directory has no usable tokenizer here; the log says why."""
+        """The renderer of the model of `card`.
+
+        Raises `EngineError` when its directory has no usable tokenizer here; the log says why.
+        """
         key = _Key(card.path, card.limits.max_model_len)
         renderer = self._loaded.get(key)
         if renderer is not None:
@@ -48,22 +52,27 @@ class Renderers:
 
     def _load(self, key: _Key) -> Renderer:
         try:
-            return Renderer.load(key.path, chat_template=self._template, max_positions=key.max_positions)
+            return Renderer.load(
+                key.path, chat_template=self._template, max_positions=key.max_positions
+            )
         except InlayError as error:
             # Whoever asks has done nothing wrong, and is not shown how files are called here.
             _log.error("no text can be read or written: %s", error.message)
-            raise EngineError("this server cannot read the model's tokenizer or chat template") from error
+            raise EngineError(
+                "this server cannot read the model's tokenizer or chat template"
+            ) from error
 
 
 def read_template(given: str) -> str:
     """The text of a chat template.
 
     Args:
-        given: path of its file, or the template itself. As in vLLM it is the template where there is no such file and it
-            has a brace or a line break.
+        given: path of its file, or the template itself. As in vLLM it is the template where there
+            is no such file and it has a brace or a line break.
 
     Raises:
-        InvalidRequestError: no such file and no template, or a template with an error in its syntax.
+        InvalidRequestError: no such file and no template, or a template with an error in its
+            syntax.
     """
     try:
         text = Path(given).read_text(encoding="utf-8")

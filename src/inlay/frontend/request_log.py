@@ -1,4 +1,7 @@
-"""What is told of a request once it is over: one line of log and its spans, of counts and times, never of content."""
+"""What is told of a request once it is over.
+
+One line of log and its spans, of counts and times, never of content.
+"""
 
 import hashlib
 import logging
@@ -22,7 +25,9 @@ def begin_span(call: Call, route: str) -> None:
     if tracing is not None:
         given = call.header(b"traceparent")
         parent = None if given is None else given.decode("latin-1")
-        call.span = tracing.begin(f"{call.scope['method']} {route}", parent, "server", time.time_ns())
+        call.span = tracing.begin(
+            f"{call.scope['method']} {route}", parent, "server", time.time_ns()
+        )
 
 
 def log_request(call: Call, route: str, status: int, error: BaseException | None) -> None:

@@ -1,7 +1,10 @@
-"""What ties a response to the world outside its handler: the client may leave, the server may shut down.
+"""What ties a response to the world outside its handler.
 
-Either ends the handler's task at whatever it awaits: with `ClientGone`, or with the error the server gives. The mechanism
-is that of `asyncio.timeout`: cancel the task, and turn the cancellation into the reason on the way out.
+The client may leave, the server may shut down.
+
+Either ends the handler's task at whatever it awaits: with `ClientGone`, or with the error the
+server gives. The mechanism is that of `asyncio.timeout`: cancel the task, and turn the cancellation
+into the reason on the way out.
 """
 
 import asyncio
@@ -32,7 +35,9 @@ class RequestScope:
 
     __slots__ = ("_deadline", "_inflight", "_reason", "_receive", "_task", "_timer", "_watcher")
 
-    def __init__(self, inflight: "Inflight", receive: Receive, deadline: Deadline | None = None) -> None:
+    def __init__(
+        self, inflight: "Inflight", receive: Receive, deadline: Deadline | None = None
+    ) -> None:
         self._deadline = deadline
         self._timer: asyncio.TimerHandle | None = None
         self._inflight = inflight
@@ -62,7 +67,10 @@ class RequestScope:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._inflight.lines.discard(self)
         task, self._task = self._task, None
@@ -103,7 +111,10 @@ class Inflight:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.count -= 1
 

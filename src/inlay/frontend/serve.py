@@ -33,10 +33,16 @@ KEEP_ALIVE = 30
 """Seconds an idle connection is kept."""
 
 _BACKLOG = 65_535
-"""Connections that wait to be accepted, or as many as the system allows: one more is refused, and tried again after 1, 3 and 7 s."""
+"""Connections that wait to be accepted, or as many as the system allows.
+
+One more is refused, and tried again after 1, 3 and 7 s.
+"""
 
 _LAST_WORDS = 0.8
-"""Part of the drain time after which open streams are ended; the rest is for their last events to leave."""
+"""Part of the drain time after which open streams are ended.
+
+The rest is for their last events to leave.
+"""
 
 
 class _Draining(uvicorn.Server):
@@ -59,7 +65,10 @@ class _Draining(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """The first SIGINT or SIGTERM drains, the second ends at once; neither is raised again. SIGHUP reloads."""
+        """The first SIGINT or SIGTERM drains, the second ends at once; neither is raised again.
+
+        SIGHUP reloads.
+        """
         loop = asyncio.get_running_loop()
         # Without anything to read again it ends the process, as when a terminal is closed.
         reload = _HANGUP if self._tls is not None or self._app.server.keys.reloadable else None
@@ -99,7 +108,9 @@ class _Draining(uvicorn.Server):
         """Let what is open run on for most of the drain time, then end it."""
         inflight = self._app.server.inflight
         inflight.draining = True
-        timer = asyncio.get_running_loop().call_later(self._drain_timeout * _LAST_WORDS, inflight.end_all)
+        timer = asyncio.get_running_loop().call_later(
+            self._drain_timeout * _LAST_WORDS, inflight.end_all
+        )
         try:
             await super().shutdown(sockets)
         finally:
@@ -167,10 +178,11 @@ async def serve(
 ) -> bool:
     """Serve `app` until SIGINT or SIGTERM, then drain.
 
-    On the first signal no more connections are taken, new requests on open ones get 503, and what is under way may go on;
-    streams that are still open when the drain time is nearly over end with an error event. On the second everything
-    ends at once. SIGHUP has the API keys and the certificate read again. Run it in uvloop's event
-    loop; outside the main thread only `stop` ends it.
+    On the first signal no more connections are taken, new requests on open ones get 503, and what
+    is under way may go on; streams that are still open when the drain time is nearly over end with
+    an error event. On the second everything ends at once. SIGHUP has the API keys and the
+    certificate read again. Run it in uvloop's event loop; outside the main thread only `stop` ends
+    it.
 
     Args:
         app: from `build_app`; it is closed in the end.
@@ -196,7 +208,9 @@ async def serve(
         await stack.enter_async_context(_admin_port(app, settings, tls, on_admin_started))
         if on_started is not None:
             on_started(_url(settings.host, listening, settings))
-        server = _Draining(_config(app, settings, tls), app, settings.drain_timeout, tls, on_stopping)
+        server = _Draining(
+            _config(app, settings, tls), app, settings.drain_timeout, tls, on_stopping
+        )
         beside = [
             asyncio.create_task(app.server.keys.watch()),
             asyncio.create_task(give_back_memory(app.server.budget)),

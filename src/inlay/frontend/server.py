@@ -42,7 +42,10 @@ from inlay.store import LocalStoredPrompts, PromptStore, StoredPrompts
 from inlay.telemetry import Span, Tracing
 
 OFFLOAD_BYTES = 16 * 1024
-"""Bytes of a body from which on it is parsed and prepared off the event loop; below, the change of thread costs more."""
+"""Bytes of a body from which on it is parsed and prepared off the event loop.
+
+Below, the change of thread costs more.
+"""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -95,7 +98,9 @@ class Server:
         self.embeds = EmbedsReader(settings.enable_prompt_embeds, self.limits, secret, self.metrics)
         self.renderers = Renderers(settings.chat_template)
         self._pool = ThreadPoolExecutor(
-            min(4, os.cpu_count() or 1), thread_name_prefix="inlay-prepare", initializer=mark_background
+            min(4, os.cpu_count() or 1),
+            thread_name_prefix="inlay-prepare",
+            initializer=mark_background,
         )
 
     def card(self, model: str | None) -> ModelCard:
@@ -119,13 +124,18 @@ class Server:
             cards = self.router.models()
             if not cards:
                 raise self.router.unready()
-            found = ServedModel(next((card for card in cards if set(tasks) & set(card.tasks)), cards[0]))
+            found = ServedModel(
+                next((card for card in cards if set(tasks) & set(card.tasks)), cards[0])
+            )
         if tasks:
             check_task(found.card, *tasks)
         return found
 
     async def awake(self, name: str) -> None:
-        """Wait until a model is awake, where requests are to wait for that. Raises `NotFoundError`."""
+        """Wait until a model is awake, where requests are to wait for that.
+
+        Raises `NotFoundError`.
+        """
         if self.settings.asleep_requests == "wait":
             await self.router.wait_awake(name)
 
@@ -134,7 +144,9 @@ class Server:
         shared = self.router.room(num_bytes) if num_bytes >= OFFLOAD_BYTES else None
         return private(num_bytes) if shared is None else shared
 
-    async def prepare(self, size: int, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    async def prepare(
+        self, size: int, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
         """Run `request`, CPU work on a request of `size` bytes, where it does not hold up others."""
         if size < OFFLOAD_BYTES:
             return work(*args, **kwargs)
@@ -193,7 +205,12 @@ class Call:
     async def body(self, room: Room = private) -> ExtractedBody:
         """The whole body; arguments and errors as `inlay.frontend.bodies.body.read_body`."""
         body = await read_body(
-            self.scope, self.receive, self.server.settings, self.reservation, self.server.limits, room
+            self.scope,
+            self.receive,
+            self.server.settings,
+            self.reservation,
+            self.server.limits,
+            room,
         )
         self.body_read = True
         self.server.metrics.body_read(self.scope.get("inlay.route", "other"), len(body))
@@ -218,7 +235,10 @@ class Call:
 
     @property
     def remaining(self) -> float | None:
-        """Seconds the request may still take, or None. Raises `DeadlineExceededError` when there are none."""
+        """Seconds the request may still take, or None.
+
+        Raises `DeadlineExceededError` when there are none.
+        """
         if self.timeout is None:
             return None
         left = self.timeout - (time.perf_counter() - self.began)
@@ -250,7 +270,10 @@ class Call:
         await self.bytes(_encode(answer), JSON, status)
 
     async def prepared_json(self, size: int, make: Callable[[], msgspec.Struct]) -> None:
-        """Answer with what `make` returns, as JSON; work on `size` bytes, done where it does not hold up others."""
+        """Answer with what `make` returns, as JSON.
+
+        Work on `size` bytes, done where it does not hold up others.
+        """
         await self.bytes(await self.server.prepare(size, lambda: _encode(make())), JSON)
 
     async def bytes(

@@ -14,7 +14,9 @@ AUTO: Literal["auto"] = "auto"
 def _origin(value: str) -> str:
     parts = urlsplit(value)
     whole = parts.scheme in ("http", "https") and bool(parts.hostname)
-    if value != "*" and not (whole and value == f"{parts.scheme}://{parts.netloc}" == value.lower()):
+    if value != "*" and not (
+        whole and value == f"{parts.scheme}://{parts.netloc}" == value.lower()
+    ):
         raise ValueError("an origin is * or scheme://host[:port] in lower case, without a path")
     return value
 
@@ -35,13 +37,17 @@ class FrontendSettings(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
-    port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    port: int = Field(
+        default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one."
+    )
     api_key: list[SecretStr] = Field(
         default=[],
         description="Keys clients may use; none, and no key file, means no key is asked for. Other users of the machine "
         "can read a flag: the variable or the file keeps it from them.",
     )
-    admin_api_key: list[SecretStr] = Field(default=[], description="Keys that may also use the admin routes.")
+    admin_api_key: list[SecretStr] = Field(
+        default=[], description="Keys that may also use the admin routes."
+    )
     api_key_file: Path | None = Field(
         default=None,
         description="YAML or JSON file of keys with names, rates and rights, read again when it changes and on SIGHUP.",
@@ -56,9 +62,13 @@ class FrontendSettings(BaseModel):
         default=128, ge=1, description="Embeddings, sent or named, in one request at most."
     )
     max_request_embeds_bytes: int = Field(
-        default=64 * MIB, ge=100, description="Decoded bytes of all embeddings of one request at most."
+        default=64 * MIB,
+        ge=100,
+        description="Decoded bytes of all embeddings of one request at most.",
     )
-    max_body_bytes: int = Field(default=64 * MIB, ge=1024, description="Bytes of a request body at most.")
+    max_body_bytes: int = Field(
+        default=64 * MIB, ge=1024, description="Bytes of a request body at most."
+    )
     max_json_bytes: int = Field(
         default=16 * MIB,
         ge=1024,
@@ -66,9 +76,13 @@ class FrontendSettings(BaseModel):
         "piece, while everybody waits: about 5 ms a MiB, 15 at worst.",
     )
     max_inflight_bytes: int = Field(
-        default=256 * MIB, ge=MIB, description="Bytes of bodies, and of what they decode to, held at a time."
+        default=256 * MIB,
+        ge=MIB,
+        description="Bytes of bodies, and of what they decode to, held at a time.",
     )
-    max_inflight_requests: int = Field(default=1024, ge=1, description="Requests under way at a time.")
+    max_inflight_requests: int = Field(
+        default=1024, ge=1, description="Requests under way at a time."
+    )
     max_client_bytes: int | None = Field(
         default=None,
         ge=1,
@@ -76,7 +90,9 @@ class FrontendSettings(BaseModel):
         "unless set. A client is a key or, where no key is asked for, an address.",
     )
     max_client_requests: int | None = Field(
-        default=None, ge=1, description="Requests one client may have under way; half of all unless set."
+        default=None,
+        ge=1,
+        description="Requests one client may have under way; half of all unless set.",
     )
     max_client_rate: float | None = Field(
         default=None,
@@ -103,7 +119,9 @@ class FrontendSettings(BaseModel):
         default=128, ge=1, description="Choices one request may ask for, over all its prompts."
     )
     max_embedding_inputs: int = Field(
-        default=2048, ge=1, description="Texts, or pairs of texts, one request may have embedded or scored."
+        default=2048,
+        ge=1,
+        description="Texts, or pairs of texts, one request may have embedded or scored.",
     )
     embedding_cache_bytes: int = Field(
         default=0,
@@ -117,7 +135,8 @@ class FrontendSettings(BaseModel):
         "so only for clients that trust each other.",
     )
     chat_template: str | None = Field(
-        default=None, description="Chat template instead of the model's own: a file, or the template itself."
+        default=None,
+        description="Chat template instead of the model's own: a file, or the template itself.",
     )
     tool_call_parser: Literal[
         "auto",
@@ -157,7 +176,8 @@ class FrontendSettings(BaseModel):
     )
     admin_host: str = Field(default="127.0.0.1", description="Address the admin port listens on.")
     metrics_public: bool = Field(
-        default=True, description="Show /metrics and /load to everyone; otherwise they are admin routes."
+        default=True,
+        description="Show /metrics and /load to everyone; otherwise they are admin routes.",
     )
     enable_tokenizer_info_endpoint: bool = Field(
         default=False,
@@ -168,19 +188,25 @@ class FrontendSettings(BaseModel):
         description="Log one line a request: counts and times, never what was asked or answered.",
     )
     allowed_origins: list[Origin] = Field(
-        default=[], description="Web origins whose pages may call the API; * for all, none unless set."
+        default=[],
+        description="Web origins whose pages may call the API; * for all, none unless set.",
     )
     ssl_certfile: Path | None = Field(
         default=None,
         description="Certificate chain, PEM; HTTPS is served when it is set. Read again on SIGHUP.",
     )
     ssl_keyfile: Annotated[Path | None, AfterValidator(_with_certfile)] = Field(
-        default=None, description="Private key of the certificate, PEM; in the certificate's file unless set."
+        default=None,
+        description="Private key of the certificate, PEM; in the certificate's file unless set.",
     )
     ssl_ca_certs: Annotated[Path | None, AfterValidator(_with_certfile)] = Field(
-        default=None, description="Certificates of the authorities that sign clients' certificates, PEM."
+        default=None,
+        description="Certificates of the authorities that sign clients' certificates, PEM.",
     )
     ssl_cert_reqs: Annotated[int, AfterValidator(_with_certfile)] = Field(
-        default=0, ge=0, le=2, description="Clients' certificates: 0 not asked for, 1 optional, 2 required."
+        default=0,
+        ge=0,
+        le=2,
+        description="Clients' certificates: 0 not asked for, 1 optional, 2 required.",
     )
     root_path: str = Field(default="", description="Path prefix a proxy in front strips.")

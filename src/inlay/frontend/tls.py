@@ -10,7 +10,9 @@ _log = logging.getLogger(__name__)
 
 
 class Tls:
-    """The certificate of a server, which may be replaced while it runs. TLS 1.2 and later, with Python's own ciphers.
+    """The certificate of a server, which may be replaced while it runs.
+
+    TLS 1.2 and later, with Python's own ciphers.
 
     Args:
         settings: of the frontend, with a certificate.
@@ -67,12 +69,15 @@ class Tls:
             ) from error
 
     def reload(self) -> None:
-        """Read certificate and key again, for connections to come. The old ones stay when these cannot be used.
+        """Read certificate and key again, for connections to come.
+
+        The old ones stay when these cannot be used.
 
         Authorities of clients' certificates are only read at the start.
         """
         try:
-            # On a context of its own first: a failure half way must not leave the one in use with a wrong pair.
+            # On a context of its own first: a failure half way must not leave the one in use with a
+            # wrong pair.
             self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
             self._load(self.context)
         except InvalidRequestError as error:

@@ -1,4 +1,7 @@
-"""Text, chats and ids: what stands between what clients write and the positions models read. No torch."""
+"""Text, chats and ids: what stands between what clients write and the positions models read.
+
+No torch.
+"""
 
 from inlay.render.detokenizer import Detokenizer
 from inlay.render.ends import End, Side

@@ -19,8 +19,8 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 class PlaceholderMarks:
     """Texts that stand for rows while a template is rendered, and one for the place where the last message ends.
 
-    They are digits alone, which trimming, escaping, changing case and writing as JSON all leave as they are, and 133 random
-    bits make them such that no text sent beforehand can hold one.
+    They are digits alone, which trimming, escaping, changing case and writing as JSON all leave as
+    they are, and 133 random bits make them such that no text sent beforehand can hold one.
     """
 
     _INDEX_DIGITS = 6
@@ -40,7 +40,10 @@ class PlaceholderMarks:
 
     @property
     def end(self) -> str:
-        """The mark of the end of the message to be continued. Its last character is a space, to see whether it was trimmed."""
+        """The mark of the end of the message to be continued.
+
+        Its last character is a space, to see whether it was trimmed.
+        """
         return f"{self._nonce}{'9' * self._INDEX_DIGITS} "
 
     def cut(self, text: str) -> str:
@@ -56,7 +59,8 @@ class PlaceholderMarks:
                 param="continue_final_message",
             )
         place = text.index(self.end.rstrip())
-        # Without the space the template trims what it writes, so the content's own end is trimmed too.
+        # Without the space the template trims what it writes, so the content's own end is trimmed
+        # too.
         return text[:place] if text.startswith(self.end, place) else text[:place].rstrip()
 
     def replace(self, text: str, token: str) -> str:
@@ -76,12 +80,18 @@ class PlaceholderMarks:
         return "<prompt_embeds>".join((before, *(text.removeprefix(" ") for text in after)))
 
     def _split(self, text: str) -> tuple[str, list[int], list[str]]:
-        """What stands before the first mark, and the index of each and what stands after it; -1 for one that is cut short."""
-        # A regular expression would be compiled for each chat, which takes longer than all else that is done with marks.
+        """What stands before the first mark, and the index of each and what stands after it.
+
+        -1 for one that is cut short.
+        """
+        # A regular expression would be compiled for each chat, which takes longer than all else
+        # that is done with marks.
         before, *rest = text.split(self._nonce)
         size = self._INDEX_DIGITS
         indices = [piece[:size] for piece in rest]
-        found = [int(index) if len(index) == size and index.isdecimal() else -1 for index in indices]
+        found = [
+            int(index) if len(index) == size and index.isdecimal() else -1 for index in indices
+        ]
         return before, found, [piece[size:] for piece in rest]
 
     def _complaint(self, found: Sequence[int]) -> str:
@@ -93,7 +103,9 @@ class PlaceholderMarks:
                 "from 0): it may not write content of that role, or of a list"
             )
         if len(found) > self._num_rows:
-            return f"the chat template wrote {self._num_rows} prompt_embeds parts {len(found)} times"
+            return (
+                f"the chat template wrote {self._num_rows} prompt_embeds parts {len(found)} times"
+            )
         return "the chat template changed the order of the prompt_embeds parts"
 
 
@@ -109,10 +121,12 @@ def template_messages(
 ) -> list[dict[str, Any]]:
     """Messages for the template; `messages` are left as they are.
 
-    Fields that are None are left out, reasoning is found under each of its names, and tool calls' arguments, which clients
-    send as text, become the objects they say, since templates write them as JSON again or go through them. Content that is a list becomes text parts where the
-    template reads several, else one text with line breaks between the parts, as vLLM has it. Embeddings stand directly
-    beside the text around them, in the same part: a text and the same text with some of it as embeddings render alike.
+    Fields that are None are left out, reasoning is found under each of its names, and tool calls'
+    arguments, which clients send as text, become the objects they say, since templates write them
+    as JSON again or go through them. Content that is a list becomes text parts where the template
+    reads several, else one text with line breaks between the parts, as vLLM has it. Embeddings
+    stand directly beside the text around them, in the same part: a text and the same text with some
+    of it as embeddings render alike.
 
     Args:
         messages: a part `{"type": "prompt_embeds", "index": i}` stands for rows `i`.
@@ -120,11 +134,13 @@ def template_messages(
         num_rows: how many rows there are.
         reads: the forms of content the template writes out, by role.
         names: whether the template has a literal, as it has of the roles that few know.
-        absent_content: what the template takes for the content of a message that has only tool calls.
+        absent_content: what the template takes for the content of a message that has only tool
+            calls.
         continues: the last message is marked where it ends.
 
     Raises:
-        InvalidRequestError: not messages, arguments that are no JSON object, or rows named twice, never, or out of order.
+        InvalidRequestError: not messages, arguments that are no JSON object, or rows named twice,
+            never, or out of order.
     """
     if not messages:
         raise InvalidRequestError("messages must not be empty", param="messages")
@@ -134,7 +150,9 @@ def template_messages(
         ready = {name: value for name, value in message.items() if value is not None}
         role = ready.get("role")
         if not isinstance(role, str):
-            raise InvalidRequestError("a message must have a role", param=f"messages[{number}].role")
+            raise InvalidRequestError(
+                "a message must have a role", param=f"messages[{number}].role"
+            )
         if role not in ROLES and not names(role):
             raise InvalidRequestError(
                 f"messages[{number}].role must be one of {', '.join(ROLES)}, or a role that the model's chat template names; "
@@ -142,7 +160,8 @@ def template_messages(
                 param=f"messages[{number}].role",
             )
         if role == "developer" and not any(reads(role)):
-            # Templates from before there were developers pass them over or refuse them; to a model both are one voice.
+            # Templates from before there were developers pass them over or refuse them; to a model
+            # both are one voice.
             ready["role"] = role = "system"
         _name_reasoning(ready)
         content = ready.get("content")
@@ -175,8 +194,13 @@ def template_messages(
     return result
 
 
-def _texts(parts: Sequence[Any], where: str, marks: PlaceholderMarks, indices: list[int]) -> list[str]:
-    """The texts of a list of parts, embeddings as marks glued to their neighbours; appends the rows named to `indices`."""
+def _texts(
+    parts: Sequence[Any], where: str, marks: PlaceholderMarks, indices: list[int]
+) -> list[str]:
+    """The texts of a list of parts, embeddings as marks glued to their neighbours.
+
+    Appends the rows named to `indices`.
+    """
     texts: list[str] = []
     glue = False
     for number, part in enumerate(parts):
@@ -188,7 +212,8 @@ def _texts(parts: Sequence[Any], where: str, marks: PlaceholderMarks, indices: l
             text, embeds = part["text"], False
         else:
             raise InvalidRequestError(
-                f"{where}[{number}] must be a part of type text or prompt_embeds", param=f"{where}[{number}]"
+                f"{where}[{number}] must be a part of type text or prompt_embeds",
+                param=f"{where}[{number}]",
             )
         if texts and (glue or embeds):
             texts[-1] += text
@@ -214,7 +239,10 @@ def _name_reasoning(message: dict[str, Any]) -> None:
 
 
 def _open_arguments(call: Any, where: str) -> Any:
-    """A tool call with its arguments as an object. Raises `InvalidRequestError` when they are none."""
+    """A tool call with its arguments as an object.
+
+    Raises `InvalidRequestError` when they are none.
+    """
     function = call.get("function") if isinstance(call, Mapping) else None
     arguments = function.get("arguments") if isinstance(function, Mapping) else None
     if not isinstance(function, Mapping) or arguments is None or isinstance(arguments, dict):
@@ -222,7 +250,8 @@ def _open_arguments(call: Any, where: str) -> Any:
     param = f"{where}.function.arguments"
     if not isinstance(arguments, str):
         raise InvalidRequestError(
-            f"{param} must be a string with a JSON object, got {type(arguments).__name__}", param=param
+            f"{param} must be a string with a JSON object, got {type(arguments).__name__}",
+            param=param,
         )
     try:
         value = json.loads(arguments) if arguments.strip() else {}
@@ -232,7 +261,8 @@ def _open_arguments(call: Any, where: str) -> Any:
         ) from error
     if not isinstance(value, dict):
         raise InvalidRequestError(
-            f"{param} must be a JSON object, got {arguments[:40]!r}, a {type(value).__name__}", param=param
+            f"{param} must be a JSON object, got {arguments[:40]!r}, a {type(value).__name__}",
+            param=param,
         )
     return {**call, "function": {**function, "arguments": value}}
 
@@ -242,10 +272,14 @@ def _mark_end(message: dict[str, Any], marks: PlaceholderMarks) -> None:
     if isinstance(content, str):
         message["content"] = content + marks.end
     elif isinstance(content, list):
-        message["content"] = [*content[:-1], {"type": "text", "text": content[-1]["text"] + marks.end}]
+        message["content"] = [
+            *content[:-1],
+            {"type": "text", "text": content[-1]["text"] + marks.end},
+        ]
     else:
         raise InvalidRequestError(
-            "the final message cannot be continued: it has no content", param="continue_final_message"
+            "the final message cannot be continued: it has no content",
+            param="continue_final_message",
         )
 
 

@@ -1,4 +1,7 @@
-"""Ids to text as they come: nothing is shown that later ids could change, and nothing is held back longer than that."""
+"""Ids to text as they come.
+
+Nothing is shown that later ids could change, and nothing is held back longer than that.
+"""
 
 import codecs
 from collections.abc import Sequence
@@ -7,13 +10,17 @@ from typing import Protocol
 from inlay.render.vocabulary import Vocabulary
 
 MAX_UNRESOLVED = 16
-"""Ids a `WindowDetokenizer` holds back for ending in U+FFFD before it shows it: no character has more bytes."""
+"""Ids a `WindowDetokenizer` holds back for ending in U+FFFD before it shows it.
+
+No character has more bytes.
+"""
 
 
 class Detokenizer(Protocol):
     """The text of a growing sequence of ids, in pieces.
 
-    What `push` and `flush` return, joined, is what decoding all ids at once returns, however they were split among calls.
+    What `push` and `flush` return, joined, is what decoding all ids at once returns, however they
+    were split among calls.
     """
 
     def push(self, ids: Sequence[int]) -> str:
@@ -26,9 +33,12 @@ class Detokenizer(Protocol):
 
 
 class ByteLevelDetokenizer:
-    """For vocabularies whose tokens are bytes: joins them, and keeps back an unfinished character alone.
+    """For vocabularies whose tokens are bytes.
 
-    Broken UTF-8 becomes U+FFFD by the rule of "maximal subparts" (Unicode 15, section 3.9), which Python and Rust share.
+    Joins them, and keeps back an unfinished character alone.
+
+    Broken UTF-8 becomes U+FFFD by the rule of "maximal subparts" (Unicode 15, section 3.9), which
+    Python and Rust share.
     """
 
     __slots__ = ("_decoder", "_skipped", "_vocabulary")
@@ -49,7 +59,9 @@ class ByteLevelDetokenizer:
 
 
 class WindowDetokenizer:
-    """For all other vocabularies: decodes what is new behind the last token already shown, and cuts that one's text off.
+    """For all other vocabularies.
+
+    Decodes what is new behind the last token already shown, and cuts that one's text off.
 
     Such decoders treat tokens one by one, but for the first of a text, which may lose a space, and for a run of byte tokens:
     the whole run is broken if any part of it is, so it is held back until another token ends it.
@@ -93,7 +105,10 @@ class WindowDetokenizer:
         return text[len(self._anchor_text) :]
 
     def _settle(self, count: int) -> None:
-        """Let the first `count` ids held go; the last of them with any text is what the next are decoded behind."""
+        """Let the first `count` ids held go.
+
+        The last of them with any text is what the next are decoded behind.
+        """
         window = self._anchor + self._held[:count]
         start = len(window) - 1
         while start > 0 and not self._vocabulary.token(window[start]):
@@ -107,7 +122,10 @@ class WindowDetokenizer:
 
 
 class UnspacedDetokenizer:
-    """Shows added tokens that follow one another as they are spelt, with nothing between them. None is skipped."""
+    """Shows added tokens that follow one another as they are spelt, with nothing between them.
+
+    None is skipped.
+    """
 
     __slots__ = ("_added", "_after_added", "_detokenizer")
 

@@ -1,9 +1,10 @@
 """One end of a long text as ids, without tokenizing the rest.
 
-A tokenizer looks at little of a text at a time, most often at a word, so that a place where a text is cut has no influence on its
-tokens some way off. How far it reaches is seen and not supposed: what lies around the cut is tokenized from it, and again from one
-to four characters beyond it. From where on all of them have the same tokens, the whole text is taken to have them too. That is so
-but in a run that repeats more than four characters, of which the tokenizer knows repetitions as tokens.
+A tokenizer looks at little of a text at a time, most often at a word, so that a place where a text
+is cut has no influence on its tokens some way off. How far it reaches is seen and not supposed:
+what lies around the cut is tokenized from it, and again from one to four characters beyond it. From
+where on all of them have the same tokens, the whole text is taken to have them too. That is so but
+in a run that repeats more than four characters, of which the tokenizer knows repetitions as tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +18,10 @@ _CHARACTERS = 6
 """Characters a token stands for, in nearly all texts."""
 
 _LONGEST = 12
-"""Characters a token may stand for, in the mean: of a text of longer ones fewer tokens are found than are asked for."""
+"""Characters a token may stand for, in the mean.
+
+Of a text of longer ones fewer tokens are found than are asked for.
+"""
 
 _AT_LEAST = 4096
 """Characters that are tokenized together at least."""
@@ -32,7 +36,10 @@ _AROUND = 2048
 """Characters in which its influence must end."""
 
 _BEYOND = 4
-"""Places beyond a cut that must lead to the same: a run of "ab" has the same tokens from each second character on, and others between."""
+"""Places beyond a cut that must lead to the same.
+
+A run of "ab" has the same tokens from each second character on, and others between.
+"""
 
 Encode: TypeAlias = Callable[[str], Sequence[int]]
 """The ids of a text without the special tokens around it."""
@@ -53,9 +60,10 @@ def first_size(room: int) -> int:
 def end_of(encode: Encode, text: str, room: int, side: Side, *, size: int | None = None) -> End:
     """The ids of the end of a text that is kept: `room` at least, where the whole text has as many.
 
-    They are those that the whole text has there, but where no place is found at which a cut has no influence (a single letter
-    a hundred thousand times), where more than four characters are repeated that often, or where tokens stand for more than 12
-    characters in the mean. Then they are those of what was looked at, and may be fewer.
+    They are those that the whole text has there, but where no place is found at which a cut has no
+    influence (a single letter a hundred thousand times), where more than four characters are
+    repeated that often, or where tokens stand for more than 12 characters in the mean. Then they
+    are those of what was looked at, and may be fewer.
 
     Args:
         encode: of the tokenizer.
@@ -96,7 +104,10 @@ def settles(encode: Encode, text: str, size: int, side: Side) -> bool:
 
     cut = ids(0)
     for beyond in range(1, min(_BEYOND, start) + 1):
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(cut, ids(beyond), strict=False)))
+        same = sum(
+            1
+            for _ in takewhile(lambda pair: pair[0] == pair[1], zip(cut, ids(beyond), strict=False))
+        )
         if len(cut) - same > _MARGIN or same < min(_MARGIN, len(cut)):
             return False
     return True

@@ -1,4 +1,7 @@
-"""Which parsers read a model's output: by vLLM's names, or by what the model's chat template shows."""
+"""Which parsers read a model's output.
+
+By vLLM's names, or by what the model's chat template shows.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +20,8 @@ class ToolForm:
 
     Attributes:
         parser: reads it.
-        tokens: those it is made of; some models have them as special tokens, which are otherwise not shown.
+        tokens: those it is made of; some models have them as special tokens, which are otherwise
+            not shown.
         make_id: ids of calls as the model's chat template takes them back.
     """
 
@@ -41,7 +45,10 @@ class ReasoningForm:
     begins: Begins
 
     def begins_after(self, prompt: str) -> Begins:
-        """Where an output begins behind `prompt`, of which the end is enough: chat templates may open or close the reasoning."""
+        """Where an output begins behind `prompt`, of which the end is enough.
+
+        Chat templates may open or close the reasoning.
+        """
         shown = prompt.rstrip()
         if shown.endswith(self.start):
             return Begins.INSIDE
@@ -80,7 +87,9 @@ TOOL_FORMS: dict[str, ToolForm | ChannelForm] = {
     "hermes": ToolForm(HermesParser, (OPEN, CLOSE)),
     "qwen3_coder": ToolForm(QwenCoderParser, (OPEN, CLOSE)),
     "llama3_json": ToolForm(llama.LlamaParser, (llama.TAG,)),
-    "mistral": ToolForm(mistral.MistralParser, (mistral.CALLS, mistral.CALL_ID, mistral.ARGS), short_call_id),
+    "mistral": ToolForm(
+        mistral.MistralParser, (mistral.CALLS, mistral.CALL_ID, mistral.ARGS), short_call_id
+    ),
     "deepseek_v3": _DEEPSEEK,
     "deepseek_v31": _DEEPSEEK,
     "openai": CHANNELS,

@@ -5,7 +5,8 @@
     parser.flush() -> [deltas]               what is left when no more text will come
     Output.of(deltas)                        all of them put together
 
-Every API shape builds on these types; which parser a model needs is for the others of this package to say.
+Every API shape builds on these types; which parser a model needs is for the others of this package
+to say.
 """
 
 from collections.abc import Callable, Iterable
@@ -51,8 +52,8 @@ OutputDelta: TypeAlias = ContentDelta | ReasoningDelta | ToolCallDelta
 class OutputParser(Protocol):
     """Reads the output of one choice.
 
-    What `push` and `flush` return says the same however the text was cut. No text is lost and nothing raises: what looks
-    like a tool call and is none is content.
+    What `push` and `flush` return says the same however the text was cut. No text is lost and
+    nothing raises: what looks like a tool call and is none is content.
     """
 
     def push(self, text: str) -> list[OutputDelta]:
@@ -91,7 +92,10 @@ class Begins(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReasoningIds:
-    """Where reasoning stands, in token ids: between the tokens `start` and `end`, in an output that begins as `begins` says."""
+    """Where reasoning stands, in token ids.
+
+    Between the tokens `start` and `end`, in an output that begins as `begins` says.
+    """
 
     start: int
     end: int
@@ -104,7 +108,8 @@ class OutputFormat:
 
     Attributes:
         parser: makes the parser of one choice.
-        special_tokens: those the parser must see; it is shown them even where special tokens are skipped.
+        special_tokens: those the parser must see; it is shown them even where special tokens are
+            skipped.
         reasoning: by which the tokens of the reasoning are counted; None where they cannot be.
     """
 
@@ -124,7 +129,8 @@ class ParsedOutput:
     Attributes:
         content: the answer.
         reasoning: what was thought before it.
-        tool_calls: by index; a call whose first delta is not among the deltas has no id and no name.
+        tool_calls: by index; a call whose first delta is not among the deltas has no id and no
+            name.
     """
 
     content: str = ""
@@ -145,7 +151,9 @@ class ParsedOutput:
             else:
                 calls.setdefault(delta.index, []).append(delta)
         tool_calls = [
-            ToolCallDelta(index, pieces[0].id, pieces[0].name, "".join(piece.arguments for piece in pieces))
+            ToolCallDelta(
+                index, pieces[0].id, pieces[0].name, "".join(piece.arguments for piece in pieces)
+            )
             for index, pieces in calls.items()
         ]
         return cls("".join(content), "".join(reasoning), tool_calls)

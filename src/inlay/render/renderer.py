@@ -26,13 +26,26 @@ from inlay.render.tokenizer import load_tokenizer
 from inlay.render.vocabulary import Vocabulary
 
 _AT_A_TIME = 64 * 1024
-"""Characters of a long text that are looked at together. A tokenizer takes about 250 bytes for each."""
+"""Characters of a long text that are looked at together.
+
+A tokenizer takes about 250 bytes for each.
+"""
 
 _CHARACTERS = 4
-"""Characters a token stands for, in most texts: what has no more than that for each position may be tokenized at once."""
+"""Characters a token stands for, in most texts.
+
+What has no more than that for each position may be tokenized at once.
+"""
 
 _RESERVED = frozenset(
-    {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
+    {
+        "messages",
+        "tools",
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template",
+        "tokenize",
+    }
 )
 """Template variables that are fields of the request."""
 
@@ -40,8 +53,9 @@ _RESERVED = frozenset(
 class Renderer:
     """Tokenizer and chat template of a model.
 
-    Every method may be called from any thread, at the same time as others; tokenizing lets other threads run. A megabyte of
-    text takes about a second: call it off the event loop where texts may be long.
+    Every method may be called from any thread, at the same time as others; tokenizing lets other
+    threads run. A megabyte of text takes about a second: call it off the event loop where texts may
+    be long.
     """
 
     def __init__(
@@ -75,8 +89,9 @@ class Renderer:
         Args:
             path: the directory.
             chat_template: text of a template that replaces the model's own.
-            max_positions: long texts that certainly take more are refused before they are tokenized whole, which takes
-                250 times their size in memory. Whether what is tokenized fits is still for the caller to check.
+            max_positions: long texts that certainly take more are refused before they are tokenized
+                whole, which takes 250 times their size in memory. Whether what is tokenized fits is
+                still for the caller to check.
 
         Raises:
             InvalidRequestError: there is no usable tokenizer, or `chat_template` is not a template.
@@ -92,7 +107,10 @@ class Renderer:
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest id with a token; the model's embedding table may have more rows."""
+        """One more than the largest id with a token.
+
+        The model's embedding table may have more rows.
+        """
         return self._vocabulary.size
 
     def encode(
@@ -107,23 +125,33 @@ class Renderer:
 
         Args:
             text: any.
-            add_special_tokens: with those the tokenizer puts around a text, such as a beginning-of-text token.
-            keep: ids that are of interest, or None for all. Of a long text only the end that has them is tokenized: more of
-                them may come back, and, as `end_of` says, of some texts fewer.
+            add_special_tokens: with those the tokenizer puts around a text, such as a
+                beginning-of-text token.
+            keep: ids that are of interest, or None for all. Of a long text only the end that has
+                them is tokenized: more of them may come back, and, as `end_of` says, of some texts
+                fewer.
             side: the side of the text that is not of interest.
 
         Raises:
             InvalidRequestError: the text holds unpaired surrogates, where it was tokenized.
-            ContextLengthError: it is certain to take more than `max_positions`, and all of it was asked for.
+            ContextLengthError: it is certain to take more than `max_positions`, and all of it was
+                asked for.
         """
         if keep is not None:
             return tuple(self.end(text, keep, add_special_tokens=add_special_tokens, side=side).ids)
         self._check_length(text)
         return _encode(self._tokenizer, text, add_special_tokens=add_special_tokens)
 
-    def end(self, text: str, keep: int, *, add_special_tokens: bool = True, side: Side = "left") -> End:
-        """What `encode` gives where `keep` ids are of interest, and whether that is the whole text; arguments and errors as there."""
-        return self._text_encoder().end(text, add_special_tokens=add_special_tokens, keep=keep, side=side)
+    def end(
+        self, text: str, keep: int, *, add_special_tokens: bool = True, side: Side = "left"
+    ) -> End:
+        """What `encode` gives where `keep` ids are of interest, and whether that is the whole text.
+
+        Arguments and errors as there.
+        """
+        return self._text_encoder().end(
+            text, add_special_tokens=add_special_tokens, keep=keep, side=side
+        )
 
     def encode_texts(
         self,
@@ -133,16 +161,24 @@ class Renderer:
         keep: int | None = None,
         side: Side = "right",
     ) -> list[tuple[int, ...]]:
-        """The ids of each of many texts; arguments and errors as `TextEncoder.encode`, and `ContextLengthError` as `encode`."""
+        """The ids of each of many texts.
+
+        Arguments and errors as `TextEncoder.encode`, and `ContextLengthError` as `encode`.
+        """
         if keep is None:
             for text in texts:
                 self._check_length(text)
-        return self._text_encoder().encode(texts, add_special_tokens=add_special_tokens, keep=keep, side=side)
+        return self._text_encoder().encode(
+            texts, add_special_tokens=add_special_tokens, keep=keep, side=side
+        )
 
     def encode_pairs(
         self, pairs: Sequence[tuple[str, str]], *, keep: int | None = None, side: Side = "right"
     ) -> list[Pair]:
-        """The ids of each of many pairs; arguments and errors as `TextEncoder.pairs`, and `ContextLengthError` as `encode`."""
+        """The ids of each of many pairs.
+
+        Arguments and errors as `TextEncoder.pairs`, and `ContextLengthError` as `encode`.
+        """
         if keep is None:
             for text in (text for pair in pairs for text in pair):
                 self._check_length(text)
@@ -164,10 +200,13 @@ class Renderer:
         keep: int | None = None,
         side: Side = "left",
     ) -> Prompt:
-        """The prompt of a chat. Nothing a message says is ever taken for embeddings; text next to them is split only there.
+        """The prompt of a chat.
+
+        Nothing a message says is ever taken for embeddings; text next to them is split only there.
 
         Args:
-            messages: as OpenAI's; a content part `{"type": "prompt_embeds", "index": i}` stands for `rows[i]`.
+            messages: as OpenAI's; a content part `{"type": "prompt_embeds", "index": i}` stands for
+                `rows[i]`.
             rows: each is named by one part, in order.
             tools: as OpenAI's, for the template.
             add_generation_prompt: end where the assistant's answer begins.
@@ -177,9 +216,10 @@ class Renderer:
             side: the side of the prompt that is not.
 
         Raises:
-            InvalidRequestError: the messages are malformed, the model has no template, or the template refuses the
-                messages, fails on them, or leaves out embeddings.
-            ContextLengthError: its text is certain to take more than `max_positions`, and all of it was asked for.
+            InvalidRequestError: the messages are malformed, the model has no template, or the
+                template refuses the messages, fails on them, or leaves out embeddings.
+            ContextLengthError: its text is certain to take more than `max_positions`, and all of it
+                was asked for.
         """
         if continue_final_message and add_generation_prompt:
             raise InvalidRequestError(
@@ -215,7 +255,9 @@ class Renderer:
         if continue_final_message:
             text = marks.cut(text)
         if not rows:
-            return Prompt.of(Tokens(self.encode(text, add_special_tokens=False, keep=keep, side=side)))
+            return Prompt.of(
+                Tokens(self.encode(text, add_special_tokens=False, keep=keep, side=side))
+            )
         if keep is None:
             self._check_length(text)
         return self._rows_tokenizer().prompt(text, marks, rows, keep=keep, side=side)
@@ -233,7 +275,8 @@ class Renderer:
         limit = self._max_positions
         if limit is None or len(text) <= max(_AT_A_TIME, _CHARACTERS * limit):
             return
-        # Where a text is cut it may take a few tokens more than whole, so what is near the limit is left to be counted whole.
+        # Where a text is cut it may take a few tokens more than whole, so what is near the limit is
+        # left to be counted whole.
         most = limit + limit // 8
         count = 0
         for start in range(0, len(text), _AT_A_TIME):
@@ -265,11 +308,15 @@ class Renderer:
 
         Args:
             skip_special_tokens: special tokens stand for nothing.
-            spaces_between_special_tokens: false leaves out what the tokenizer puts between added tokens that follow
-                each other, where none are skipped; as vLLM's.
+            spaces_between_special_tokens: false leaves out what the tokenizer puts between added
+                tokens that follow each other, where none are skipped; as vLLM's.
             keep: tokens that are not skipped, special or not.
         """
-        if not spaces_between_special_tokens and not skip_special_tokens and not self._vocabulary.byte_level:
+        if (
+            not spaces_between_special_tokens
+            and not skip_special_tokens
+            and not self._vocabulary.byte_level
+        ):
             return UnspacedDetokenizer(self._vocabulary)
         skipped = self._vocabulary.special if skip_special_tokens else frozenset[int]()
         if skipped and keep:
@@ -288,15 +335,24 @@ class Renderer:
         return id_
 
     def token(self, id_: int) -> str | None:
-        """The token of an id as the vocabulary spells it, such as `Ġa`; None where the id has none."""
+        """The token of an id as the vocabulary spells it, such as `Ġa`.
+
+        None where the id has none.
+        """
         return self._vocabulary.token(id_)
 
     def token_text(self, id_: int) -> str:
-        """What an id reads as within a text, its leading space included; U+FFFD for a part of a character."""
+        """What an id reads as within a text, its leading space included.
+
+        U+FFFD for a part of a character.
+        """
         return self._vocabulary.text(id_)
 
     def token_bytes(self, id_: int) -> list[int]:
-        """The bytes of an id, also where they are a part of a character; empty for an id without a token."""
+        """The bytes of an id, also where they are a part of a character.
+
+        Empty for an id without a token.
+        """
         return list(self._vocabulary.data(id_))
 
     def _text_encoder(self) -> TextEncoder:
@@ -315,8 +371,8 @@ class Renderer:
 class _RowsTokenizer:
     """A copy of a tokenizer with one more special token, which stands for rows.
 
-    Around a special token text is tokenized as on its own, as it is around the model's own special tokens. The token's text is
-    random and never leaves this object.
+    Around a special token text is tokenized as on its own, as it is around the model's own special
+    tokens. The token's text is random and never leaves this object.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -326,9 +382,18 @@ class _RowsTokenizer:
         self._id = self._tokenizer.token_to_id(self._text)
 
     def prompt(
-        self, text: str, marks: PlaceholderMarks, rows: Sequence[Rows], *, keep: int | None, side: Side
+        self,
+        text: str,
+        marks: PlaceholderMarks,
+        rows: Sequence[Rows],
+        *,
+        keep: int | None,
+        side: Side,
     ) -> Prompt:
-        """The prompt of a rendered text, with `rows` in the places of their marks; of its one end, `keep` positions or more."""
+        """The prompt of a rendered text, with `rows` in the places of their marks.
+
+        Of its one end, `keep` positions or more.
+        """
         whole = marks.replace(text, self._text)
         encode = partial(_encode, self._tokenizer, add_special_tokens=False)
         # A mark counts as one position, so that there are never too few.
@@ -349,7 +414,9 @@ def _encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> tup
     try:
         (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     except TypeError as error:
-        raise InvalidRequestError("text must be valid Unicode, without unpaired surrogates") from error
+        raise InvalidRequestError(
+            "text must be valid Unicode, without unpaired surrogates"
+        ) from error
     return tuple(encoding.ids)
 
 

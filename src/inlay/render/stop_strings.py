@@ -6,15 +6,18 @@ from collections.abc import Iterable
 from inlay.errors import InvalidRequestError
 
 STATE_BYTES = 512
-"""Bytes that one state of the automaton takes at most; there is at most one for each character of the stop strings."""
+"""Bytes that one state of the automaton takes at most.
+
+There is at most one for each character of the stop strings.
+"""
 
 
 class StopStrings:
     """Aho-Corasick automaton over the stop strings of one request, shared by all its choices.
 
-    A state stands for a prefix of stop strings; 0 is the empty one. A state is added when a text first
-    reaches it, so that building costs nothing before the text calls for it: no character adds more
-    states than there are stop strings. Not safe for use by two threads at a time.
+    A state stands for a prefix of stop strings; 0 is the empty one. A state is added when a text
+    first reaches it, so that building costs nothing before the text calls for it: no character adds
+    more states than there are stop strings. Not safe for use by two threads at a time.
 
     Source: Aho and Corasick, "Efficient string matching" (1975).
 
@@ -38,11 +41,13 @@ class StopStrings:
         self.lengths: list[int] = []
         self.ends: list[str | None] = []
         self._prefixed: list[str] = []
-        # Of each state by character: the next state, or the stop strings that go on so while no text has.
+        # Of each state by character: the next state, or the stop strings that go on so while no
+        # text has.
         self._next: list[dict[str, int | list[str]]] = []
         # The state of the longest other prefix that each state's prefix ends with.
         self._fallbacks: list[int] = []
-        # The first of a state's fallbacks that a character may follow which cannot follow the state.
+        # The first of a state's fallbacks that a character may follow which cannot follow the
+        # state.
         self._misses: list[int] = []
         self._add(unique, 0, 0)
         self.starts = re.compile("[" + "".join(map(re.escape, self._next[0])) + "]")
@@ -67,7 +72,8 @@ class StopStrings:
             if isinstance(following, int):
                 return following
             if following is not None:
-                # At most one new state for each stop string: of one string, shorter prefixes come first.
+                # At most one new state for each stop string: of one string, shorter prefixes come
+                # first.
                 fallback = self.step(self._fallbacks[state], character) if state else 0
                 added = self._add(following, self.lengths[state] + 1, fallback)
                 self._next[state][character] = added
@@ -102,9 +108,9 @@ class StopStrings:
 class StopMatcher:
     """The first stop string to be complete in the text of one choice, wherever its pieces are cut.
 
-    Of several that end at the same character the longest wins, so what is shown holds no part of any.
-    Only text that may still become a stop string is held back: the prefix of the automaton's state,
-    which is all that is kept.
+    Of several that end at the same character the longest wins, so what is shown holds no part of
+    any. Only text that may still become a stop string is held back: the prefix of the automaton's
+    state, which is all that is kept.
 
     Attributes:
         matched: the stop string that was found, or None.

@@ -24,14 +24,20 @@ MAX_SECONDS = 10.0
 """Time a template may take, looked at whenever it has written something."""
 
 _TEXTS = ("first\npart", 'second "part"')
-"""What templates are tried with: written as they are by a template that reads them, escaped by one that prints a list."""
+"""What templates are tried with.
+
+Written as they are by a template that reads them, escaped by one that prints a list.
+"""
 
 _CALLED = "called"
 """Name of a function templates are tried with."""
 
 
 class Reads(NamedTuple):
-    """What forms of content a template writes out: a string, a list of one text part, a list of several."""
+    """What forms of content a template writes out.
+
+    A string, a list of one text part, a list of several.
+    """
 
     text: bool
     part: bool
@@ -39,10 +45,15 @@ class Reads(NamedTuple):
 
 
 class ChatTemplates:
-    """The templates of a model: one, or several by name, of which "tool_use" is for requests with tools."""
+    """The templates of a model.
+
+    One, or several by name, of which "tool_use" is for requests with tools.
+    """
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
-        self._templates = {name: ChatTemplate(source, special_tokens) for name, source in sources.items()}
+        self._templates = {
+            name: ChatTemplate(source, special_tokens) for name, source in sources.items()
+        }
 
     @classmethod
     def load(
@@ -55,7 +66,8 @@ class ChatTemplates:
         """
         files = {"default": directory / "chat_template.jinja"}
         files |= {
-            path.stem: path for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))
+            path.stem: path
+            for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))
         }
         sources = {name: _read(path) for name, path in files.items() if path.is_file()}
         given = config.get("chat_template")
@@ -120,7 +132,8 @@ class ChatTemplate:
         """The text of a chat. `variables` go before the special tokens of the same name.
 
         Raises:
-            InvalidRequestError: the template refused the messages, failed on them, or wrote too much or too long.
+            InvalidRequestError: the template refused the messages, failed on them, or wrote too
+                much or too long.
         """
         values = {
             "tools": tools,
@@ -139,11 +152,13 @@ class ChatTemplate:
                 written += len(piece)
                 if written > MAX_CHARACTERS:
                     raise InvalidRequestError(
-                        f"the chat template wrote more than {MAX_CHARACTERS} characters", param="messages"
+                        f"the chat template wrote more than {MAX_CHARACTERS} characters",
+                        param="messages",
                     )
                 if time.monotonic() > deadline:
                     raise InvalidRequestError(
-                        f"the chat template took more than {MAX_SECONDS:g} seconds", param="messages"
+                        f"the chat template took more than {MAX_SECONDS:g} seconds",
+                        param="messages",
                     )
         except InvalidRequestError:
             raise
@@ -173,7 +188,9 @@ class ChatTemplate:
         return self._compiled
 
     def variables(self) -> frozenset[str]:
-        """The variables the template reads; those of `chat_template_kwargs` that are not among them say nothing to it.
+        """The variables the template reads.
+
+        Those of `chat_template_kwargs` that are not among them say nothing to it.
 
         Raises:
             InvalidRequestError: it is not a valid template.
@@ -196,8 +213,9 @@ class ChatTemplate:
     def reads(self, role: str) -> "Reads":
         """The forms of content the template writes out, in a message of `role`.
 
-        Found by trying: how a template goes through content (loops, macros, filters, the first part alone) is too various to be
-        read off its source. Roles that few templates know are treated as the user's.
+        Found by trying: how a template goes through content (loops, macros, filters, the first part
+        alone) is too various to be read off its source. Roles that few templates know are treated
+        as the user's.
         """
         if role not in ("system", "developer", "assistant"):
             role = "user"
@@ -208,10 +226,12 @@ class ChatTemplate:
 
     @cached_property
     def absent_content(self) -> Mapping[str, str | None]:
-        """What stands for content in a message that has tool calls and nothing else: no field, None or an empty text.
+        """What stands for content in a message that has tool calls and nothing else.
 
-        Found by trying, as `reads` is: some templates ask whether content is None before they write calls, others write a None
-        out.
+        No field, None or an empty text.
+
+        Found by trying, as `reads` is: some templates ask whether content is None before they write
+        calls, others write a None out.
         """
         function = {"name": _CALLED, "arguments": {}}
         call = {"id": "a" * 9, "type": "function", "function": function}
@@ -271,13 +291,21 @@ class _Sandbox(ImmutableSandboxedEnvironment):
                 raise jinja2.TemplateError(f"{left} ** {right} is too large")
         else:
             value, times = (right, left) if isinstance(left, int) else (left, right)
-            if isinstance(value, str | bytes | list | tuple) and len(value) * times > MAX_CHARACTERS:
-                raise jinja2.TemplateError(f"a value of length {len(value)} times {times} is too long")
+            if (
+                isinstance(value, str | bytes | list | tuple)
+                and len(value) * times > MAX_CHARACTERS
+            ):
+                raise jinja2.TemplateError(
+                    f"a value of length {len(value)} times {times} is too long"
+                )
         return super().call_binop(context, operator, left, right)
 
 
 class _Generation(Extension):
-    """`{% generation %}`, which marks what the assistant wrote, for training: its body is rendered as it is."""
+    """`{% generation %}`, which marks what the assistant wrote, for training.
+
+    Its body is rendered as it is.
+    """
 
     tags = {"generation"}  # noqa: RUF012 (an instance variable to the base class)
 
@@ -288,7 +316,9 @@ class _Generation(Extension):
 
 
 def _environment() -> SandboxedEnvironment:
-    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    environment = _Sandbox(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now

@@ -1,4 +1,7 @@
-"""Texts and pairs of texts to ids for models that embed or score them: many at a time, cut where they are too long."""
+"""Texts and pairs of texts to ids for models that embed or score them.
+
+Many at a time, cut where they are too long.
+"""
 
 from collections.abc import Sequence
 from functools import partial
@@ -11,7 +14,10 @@ from inlay.render.ends import End, Side, end_of, first_size, part_of
 from inlay.render.word_pieces import WordPieces
 
 _CHARACTERS = 32
-"""Characters per kept token of which a text of a pair is cut before it is tokenized; what is cut off takes time and memory for nothing."""
+"""Characters per kept token of which a text of a pair is cut before it is tokenized.
+
+What is cut off takes time and memory for nothing.
+"""
 
 _PROBE = "a"
 
@@ -32,7 +38,8 @@ class TextEncoder:
         bare = tokenizer.encode(_PROBE, add_special_tokens=False).ids
         whole = tokenizer.encode(_PROBE, add_special_tokens=True).ids
         start = next(
-            (n for n in range(len(whole) - len(bare) + 1) if whole[n : n + len(bare)] == bare), len(whole)
+            (n for n in range(len(whole) - len(bare) + 1) if whole[n : n + len(bare)] == bare),
+            len(whole),
         )
         self._before, self._after = whole[:start], whole[start + len(bare) :]
 
@@ -48,7 +55,8 @@ class TextEncoder:
 
         Args:
             texts: any.
-            add_special_tokens: with those the tokenizer puts around a text; they stay when it is cut.
+            add_special_tokens: with those the tokenizer puts around a text; they stay when it is
+                cut.
             keep: ids at most, or None for all.
             side: which side of a text is cut off.
 
@@ -61,12 +69,21 @@ class TextEncoder:
         room = max(0, keep - len(before) - len(after))
         found = []
         for ids in self._cut(texts, room, side):
-            kept = ids if len(ids) <= room else ids[:room] if side == "right" else ids[len(ids) - room :]
+            kept = (
+                ids
+                if len(ids) <= room
+                else ids[:room]
+                if side == "right"
+                else ids[len(ids) - room :]
+            )
             found.append((*before, *kept, *after)[:keep])
         return found
 
     def end(self, text: str, *, add_special_tokens: bool, keep: int, side: Side) -> End:
-        """One end of a text's ids, the special tokens there included: `keep` of them at least, or all; as `end_of` has them."""
+        """One end of a text's ids, the special tokens there included.
+
+        `keep` of them at least, or all; as `end_of` has them.
+        """
         found = end_of(self._bare, text, keep, side)
         before, after = (self._before, self._after) if add_special_tokens else ([], [])
         if found.whole:
@@ -74,26 +91,38 @@ class TextEncoder:
         return End((*before, *found.ids) if side == "right" else (*found.ids, *after), False)
 
     def _cut(self, texts: Sequence[str], room: int, side: Side) -> list[Sequence[int]]:
-        """The ids of each text without special tokens, of one end of it where it is long: those that `end_of` finds."""
+        """The ids of each text without special tokens, of one end of it where it is long.
+
+        Those that `end_of` finds.
+        """
         size = first_size(room)
         # Short texts, which most are, together.
-        short = iter(self._ids([text for text in texts if len(text) <= size], add_special_tokens=False))
+        short = iter(
+            self._ids([text for text in texts if len(text) <= size], add_special_tokens=False)
+        )
         return [
-            next(short) if len(text) <= size else end_of(self._bare, text, room, side).ids for text in texts
+            next(short) if len(text) <= size else end_of(self._bare, text, room, side).ids
+            for text in texts
         ]
 
     def _bare(self, text: str) -> Sequence[int]:
         return self._ids([text], add_special_tokens=False)[0]
 
     def clipped(self, texts: Sequence[str], tokens: Sequence[int]) -> list[str]:
-        """The beginning of each text that takes as many tokens at most, special ones not counted; 0 is the whole text.
+        """The beginning of each text that takes as many tokens at most, special ones not counted.
 
-        As vLLM's `truncate_text_to_tokens`, but that a text is first cut to the characters that certainly hold them.
+        0 is the whole text.
+
+        As vLLM's `truncate_text_to_tokens`, but that a text is first cut to the characters that
+        certainly hold them.
 
         Raises:
             InvalidRequestError: a text holds unpaired surrogates.
         """
-        return [self._clipped(text, most) if most else text for text, most in zip(texts, tokens, strict=True)]
+        return [
+            self._clipped(text, most) if most else text
+            for text, most in zip(texts, tokens, strict=True)
+        ]
 
     def _clipped(self, text: str, most: int) -> str:
         text = part_of(text, _enough(most), "right")
@@ -141,7 +170,8 @@ class TextEncoder:
         return found
 
     def _shortened(self, first: str, second: str, keep: int, side: Side) -> Pair:
-        # A tokenizer's own way to truncate is a setting of the whole tokenizer, which other threads use.
+        # A tokenizer's own way to truncate is a setting of the whole tokenizer, which other threads
+        # use.
         room = max(0, keep - self._tokenizer.num_special_tokens_to_add(True))
         one, two = (
             self._tokenizer.encode(part_of(text, _enough(room), side), add_special_tokens=False)
@@ -157,11 +187,15 @@ class TextEncoder:
         if self._words is None:
             return self._tokenized(texts, add_special_tokens=add_special_tokens)
         found = self._words.encode(texts, partial(self._tokenized, add_special_tokens=False))
-        return [[*self._before, *ids, *self._after] for ids in found] if add_special_tokens else found
+        return (
+            [[*self._before, *ids, *self._after] for ids in found] if add_special_tokens else found
+        )
 
     def _tokenized(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         try:
-            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+            encodings = self._tokenizer.encode_batch_fast(
+                list(texts), add_special_tokens=add_special_tokens
+            )
         except TypeError as error:
             raise _surrogates() from error
         return [encoding.ids for encoding in encodings]
@@ -173,7 +207,10 @@ def _enough(room: int) -> int:
 
 
 def _shared(one: int, two: int, room: int) -> tuple[int, int]:
-    """What two texts of `one` and `two` ids, too many together, keep of `room`: as the tokenizers library's "longest_first"."""
+    """What two texts of `one` and `two` ids, too many together, keep of `room`.
+
+    As the tokenizers library's "longest_first".
+    """
     small, large = sorted((one, two))
     large = small if small > room else max(small, room - small)
     if small + large > room:
@@ -187,7 +224,9 @@ def _pair(ids: list[int], types: list[int]) -> Pair:
 
 
 def _surrogates() -> InvalidRequestError:
-    return InvalidRequestError("text must be valid Unicode, without unpaired surrogates", param="input")
+    return InvalidRequestError(
+        "text must be valid Unicode, without unpaired surrogates", param="input"
+    )
 
 
 __all__ = ["Pair", "TextEncoder"]

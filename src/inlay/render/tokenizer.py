@@ -1,8 +1,11 @@
-"""The tokenizer of a model directory: `tokenizer.json`, and what `tokenizer_config.json` adds to it.
+"""The tokenizer of a model directory.
 
-The rules are those by which transformers (5.23) makes a fast tokenizer of the same directory: tokens that the configuration
-names and the file lacks are added; `add_bos_token` and `add_eos_token` count for nothing beside the file, which says what goes
-around a text; truncation and padding in the file are switched off.
+`tokenizer.json`, and what `tokenizer_config.json` adds to it.
+
+The rules are those by which transformers (5.23) makes a fast tokenizer of the same directory:
+tokens that the configuration names and the file lacks are added; `add_bos_token` and
+`add_eos_token` count for nothing beside the file, which says what goes around a text; truncation
+and padding in the file are switched off.
 """
 
 import json
@@ -49,7 +52,8 @@ def load_tokenizer(directory: Path) -> LoadedTokenizer:
         _add_missing(tokenizer, config, special_tokens)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InvalidRequestError(
-            f"{directory / 'tokenizer_config.json'} describes added tokens wrongly: {error!r}", param="model"
+            f"{directory / 'tokenizer_config.json'} describes added tokens wrongly: {error!r}",
+            param="model",
         ) from error
     return LoadedTokenizer(tokenizer, special_tokens, config)
 
@@ -63,7 +67,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise InvalidRequestError(f"cannot read {path}: {error}", param="model") from error
     if not isinstance(value, dict):
-        raise InvalidRequestError(f"{path} must hold an object, got {type(value).__name__}", param="model")
+        raise InvalidRequestError(
+            f"{path} must hold an object, got {type(value).__name__}", param="model"
+        )
     return value
 
 
@@ -83,11 +89,15 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
     return {name: content for name, content in contents.items() if content is not None}
 
 
-def _add_missing(tokenizer: Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]) -> None:
+def _add_missing(
+    tokenizer: Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]
+) -> None:
     """Add what the configuration names and the tokenizer does not have as an added token."""
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     missing: dict[str, AddedToken] = {}
-    for _, token in sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0])):
+    for _, token in sorted(
+        config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0])
+    ):
         missing[token["content"]] = AddedToken(**token)
     listed = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     others = list(special_tokens.values())

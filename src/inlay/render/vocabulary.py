@@ -11,20 +11,27 @@ _MAX_ID = 2**32
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Characters that stand for bytes in byte-level vocabularies: printable Latin-1 for itself, U+0100 on for the rest.
+    """Characters that stand for bytes in byte-level vocabularies.
 
-    Radford et al., "Language models are unsupervised multitask learners" (2019), in the code published with it.
+    Printable Latin-1 for itself, U+0100 on for the rest.
+
+    Radford et al., "Language models are unsupervised multitask learners" (2019), in the code
+    published with it.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | {
+        chr(0x100 + n): byte for n, byte in enumerate(others)
+    }
 
 
 _ALPHABET = _byte_level_alphabet()
 
 
 class Vocabulary:
-    """Ids of a tokenizer, one by one. Safe to use from any thread: what it remembers is only ever added to.
+    """Ids of a tokenizer, one by one.
+
+    Safe to use from any thread: what it remembers is only ever added to.
 
     Attributes:
         tokenizer: whose ids they are.
@@ -73,7 +80,10 @@ class Vocabulary:
         return known
 
     def data(self, id_: int) -> bytes:
-        """The bytes an id stands for; a part of a character where it is one. Empty where the id has no token."""
+        """The bytes an id stands for; a part of a character where it is one.
+
+        Empty where the id has no token.
+        """
         known = self._bytes.get(id_)
         if known is None:
             token = self.token(id_)
@@ -91,7 +101,10 @@ class Vocabulary:
         return self._in_context(id_).encode() if byte is None else bytes((byte,))
 
     def text(self, id_: int) -> str:
-        """What an id reads as in the middle of a text: with its leading space, U+FFFD for parts of a character."""
+        """What an id reads as in the middle of a text.
+
+        With its leading space, U+FFFD for parts of a character.
+        """
         return self.data(id_).decode("utf-8", "replace")
 
     def _in_context(self, id_: int) -> str:

@@ -1,9 +1,10 @@
 """WordPiece as BERT's tokenizers do it, most of it by looking words up.
 
-WordPiece takes the longest token a word begins with, so a word that is a token is that token and nothing else: more than nine
-words in ten of English text are. Looking one up takes a sixth of the time that the tokenizers library takes for it. All other words are
-left to the library, one by one: what BERT's way to normalise and to split makes of a word does not depend on what is beyond
-the next space. Where there are many of them, it is given whole texts, as if no word had been looked up.
+WordPiece takes the longest token a word begins with, so a word that is a token is that token and
+nothing else: more than nine words in ten of English text are. Looking one up takes a sixth of the
+time that the tokenizers library takes for it. All other words are left to the library, one by one:
+what BERT's way to normalise and to split makes of a word does not depend on what is beyond the next
+space. Where there are many of them, it is given whole texts, as if no word had been looked up.
 """
 
 import re
@@ -22,8 +23,11 @@ _WORDS = re.compile(r"[A-Za-z0-9]+|[!-/:-@\[-`{-~]")
 """Words and marks of ASCII."""
 
 _LONG = 32 * 1024
-"""Characters up to which words are looked up: while a text is taken apart no other thread has a turn, for 4 ms at most, as measured; the
-library lets them work."""
+"""Characters up to which words are looked up.
+
+While a text is taken apart no other thread has a turn, for 4 ms at most, as measured; the
+library lets them work.
+"""
 
 _DEAR = 4
 """A word on its own takes the library so many times what it takes within a text, as measured."""
@@ -38,7 +42,9 @@ class WordPieces:
         lowercase: whether words are made lower case.
     """
 
-    def __init__(self, vocabulary: Mapping[str, int], added: Collection[str], *, lowercase: bool) -> None:
+    def __init__(
+        self, vocabulary: Mapping[str, int], added: Collection[str], *, lowercase: bool
+    ) -> None:
         self._ids = {word: id_ for word, id_ in vocabulary.items() if _WORDS.fullmatch(word)}
         self._added = re.compile("|".join(map(re.escape, added))) if added else None
         self._lowercase = lowercase
@@ -46,7 +52,8 @@ class WordPieces:
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "WordPieces | None":
         """Those of a tokenizer of BERT's kind; None of any other."""
-        # Asked of the parts, not read from all of it as text: that takes a while for a large vocabulary.
+        # Asked of the parts, not read from all of it as text: that takes a while for a large
+        # vocabulary.
         model, normalizer = tokenizer.model, tokenizer.normalizer
         added = tokenizer.get_added_tokens_decoder().values()
         if (
@@ -67,7 +74,10 @@ class WordPieces:
         )
 
     def encode(self, texts: Sequence[str], library: Encode) -> list[list[int]]:
-        """The ids of each text, without special tokens; `library` is asked at most once, for all that is not looked up."""
+        """The ids of each text, without special tokens.
+
+        `library` is asked at most once, for all that is not looked up.
+        """
         found: list[list[int]] = []
         gaps: list[tuple[int, list[str], list[int | None]]] = []
         for index, text in enumerate(texts):
@@ -102,7 +112,10 @@ class WordPieces:
         return found
 
     def _words(self, text: str) -> list[str]:
-        """What is looked up: words and marks; what lies between two spaces and is not all ASCII; or the whole text."""
+        """What is looked up: words and marks; what lies between two spaces and is not all ASCII.
+
+        Or the whole text.
+        """
         if (
             len(text) > _LONG
             or _CONTROLS.search(text)

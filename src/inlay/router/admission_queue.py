@@ -41,7 +41,16 @@ class _Rate:
 class _Ticket(Generic[L, P]):
     """Someone who waits."""
 
-    __slots__ = ("client", "num_requests", "number", "place", "placed", "priority", "queue", "waits")
+    __slots__ = (
+        "client",
+        "num_requests",
+        "number",
+        "place",
+        "placed",
+        "priority",
+        "queue",
+        "waits",
+    )
 
     def __init__(
         self,
@@ -64,7 +73,9 @@ class _Ticket(Generic[L, P]):
 
 
 class AdmissionQueue(Generic[L, P]):
-    """Bounded lines of requests, one for each kind of place they may have; whoever is placed gets a `P`.
+    """Bounded lines of requests, one for each kind of place they may have.
+
+    Whoever is placed gets a `P`.
 
     Args:
         settings: of the router.
@@ -125,7 +136,12 @@ class AdmissionQueue(Generic[L, P]):
         """
         self._check(num_requests, client)
         ticket = _Ticket(
-            line, next(self._numbers), place, num_requests=num_requests, client=client, priority=priority
+            line,
+            next(self._numbers),
+            place,
+            num_requests=num_requests,
+            client=client,
+            priority=priority,
         )
         self._lines.setdefault(line, FairQueue()).push(ticket, client, priority)
         self._requests_of[client] += num_requests
@@ -164,15 +180,24 @@ class AdmissionQueue(Generic[L, P]):
             )
 
     def retry_after(self) -> float:
-        """Seconds until what waits has been placed, going by the last seconds; whole, from 1 to 60."""
+        """Seconds until what waits has been placed, going by the last seconds.
+
+        Whole, from 1 to 60.
+        """
         rate = self._ended.count()
-        return min(_LONGEST_RETRY, max(1.0, math.ceil((self.num_requests + 1) / rate))) if rate else 1.0
+        return (
+            min(_LONGEST_RETRY, max(1.0, math.ceil((self.num_requests + 1) / rate)))
+            if rate
+            else 1.0
+        )
 
     def _expire(self, ticket: _Ticket[L, P], timeout: float) -> None:
         if not ticket.placed.done():
             self._leave(ticket)
             ticket.placed.set_exception(
-                OverloadedError(f"all workers were full for {timeout:g} s", retry_after=self.retry_after())
+                OverloadedError(
+                    f"all workers were full for {timeout:g} s", retry_after=self.retry_after()
+                )
             )
 
     def _leave(self, ticket: _Ticket[L, P]) -> None:
@@ -200,7 +225,9 @@ class AdmissionQueue(Generic[L, P]):
         """There may be room: place whoever's turn it is, for as long as there is."""
         stuck: set[L] = set()
         while True:
-            heads = [(queue.first(), queue) for line, queue in self._lines.items() if line not in stuck]
+            heads = [
+                (queue.first(), queue) for line, queue in self._lines.items() if line not in stuck
+            ]
             if not heads:
                 return
             ticket, queue = min(heads, key=lambda head: (head[0].priority, head[0].number))
@@ -212,7 +239,9 @@ class AdmissionQueue(Generic[L, P]):
 
     def call_client(self, client: Hashable) -> None:
         """There may be room for a client that has less under way than before, where others have none."""
-        for line in [line for line, queue in self._lines.items() if queue.first_of(client) is not None]:
+        for line in [
+            line for line, queue in self._lines.items() if queue.first_of(client) is not None
+        ]:
             while self.waits(line, client):
                 ticket = self._lines[line].first_of(client)
                 if ticket is None or not self._place(ticket):

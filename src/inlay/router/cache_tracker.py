@@ -1,4 +1,7 @@
-"""Follows what workers tell of their caches: numbered messages, and a snapshot where one is missing."""
+"""Follows what workers tell of their caches.
+
+Numbered messages, and a snapshot where one is missing.
+"""
 
 import asyncio
 import logging
@@ -23,7 +26,10 @@ _KEPT = 4096
 
 
 class _Followed:
-    """One worker's cache. `sequence` is of the last message it holds, None while a snapshot is waited for."""
+    """One worker's cache.
+
+    `sequence` is of the last message it holds, None while a snapshot is waited for.
+    """
 
     __slots__ = ("asking", "member", "pool", "sequence", "waiting")
 
@@ -103,7 +109,9 @@ class CacheTracker:
             pool.renumbered(member)
             view = snapshot.keys.view
             for start in range(0, len(view), _AT_ONCE * KEY_SIZE):
-                pool.index.store(member.told, keys_of(bytes(view[start : start + _AT_ONCE * KEY_SIZE])))
+                pool.index.store(
+                    member.told, keys_of(bytes(view[start : start + _AT_ONCE * KEY_SIZE]))
+                )
                 await asyncio.sleep(0)
             followed.sequence = snapshot.sequence
             waiting, followed.waiting = followed.waiting, []

@@ -36,7 +36,8 @@ class Catalog:
             found: dict[str, ModelCard] = {}
             for card in (worker.card for worker in workers):
                 other = found.get(card.name)
-                # Of workers that differ, one speaks for all that takes rows: works with rows go to such.
+                # Of workers that differ, one speaks for all that takes rows: works with rows go to
+                # such.
                 if other is None or other.prompt_embeds is not None or card.prompt_embeds is None:
                     found[card.name] = card
             self._known |= found
@@ -69,7 +70,10 @@ class Catalog:
         raise self.unknown(name)
 
     def adapters(self, card: ModelCard) -> list[Adapter]:
-        """The adapters that some worker of a model can use now; while none is ready, those there were."""
+        """The adapters that some worker of a model can use now.
+
+        While none is ready, those there were.
+        """
         found: dict[str, Adapter] = {}
         for known in [worker.card for worker in self.workers(card)] or [card]:
             for adapter in known.adapters:
@@ -81,8 +85,13 @@ class Catalog:
         pool = PoolKey.of(card)
         return [worker for worker in self._workers() if PoolKey.of(worker.card) == pool]
 
-    def equivalent_workers(self, card: ModelCard, adapter: str | None, *, rows: bool = False) -> list[Worker]:
-        """The ready workers that would answer as the one with this card does; with `rows`, those that take a prompt with rows."""
+    def equivalent_workers(
+        self, card: ModelCard, adapter: str | None, *, rows: bool = False
+    ) -> list[Worker]:
+        """The ready workers that would answer as the one with this card does.
+
+        With `rows`, those that take a prompt with rows.
+        """
         content = None if adapter is None else content_of(card, adapter)
         return [
             worker
@@ -94,7 +103,9 @@ class Catalog:
     def unknown(self, name: str) -> NotFoundError:
         """The error of a model or adapter that is not there."""
         return NotFoundError(
-            f"The model `{name}` does not exist{self._served()}", param="model", code="model_not_found"
+            f"The model `{name}` does not exist{self._served()}",
+            param="model",
+            code="model_not_found",
         )
 
     def _served(self) -> str:

@@ -48,7 +48,9 @@ class Fleet:
         feed = plane if isinstance(plane, RoutingFeed) else None
         self._feed = feed
         self._peers = (
-            None if feed is None else Peers(feed.publish, self._set_others, self._routed, clock=liveness.now)
+            None
+            if feed is None
+            else Peers(feed.publish, self._set_others, self._routed, clock=liveness.now)
         )
         self._caches = None if feed is None else CacheTracker(feed.kv_snapshot)
         self._changed: Callable[[], None] = lambda: None
@@ -56,7 +58,10 @@ class Fleet:
         self._stale = True
 
     def start(self, changed: Callable[[], None]) -> None:
-        """Listen to what is told, if the plane carries it. `changed` is called when there may be room for more requests."""
+        """Listen to what is told, if the plane carries it.
+
+        `changed` is called when there may be room for more requests.
+        """
         self._changed = changed
         self._watching = asyncio.create_task(self._watch())
         if self._feed is not None and self._peers is not None and self._caches is not None:
@@ -132,7 +137,11 @@ class Fleet:
 
     def loads(self) -> dict[str, WorkerLoad]:
         """What all frontends have under way at each worker, by its id."""
-        return {id_: member.load for pool in self._pools.values() for id_, member in pool.members.items()}
+        return {
+            id_: member.load
+            for pool in self._pools.values()
+            for id_, member in pool.members.items()
+        }
 
     def sent(self, pool: Pool, member: PoolMember, keys: Keys) -> None:
         """A worker was sent a prompt of these blocks."""

@@ -15,8 +15,8 @@ _Flags: TypeAlias = npt.NDArray[np.bool_]
 def _zeros(num_bytes: int) -> mmap.mmap:
     """Zeroed memory in small pages.
 
-    Keys touch it all over from the first on, and each touch of a huge page has the kernel clear 2 MB: the first prompt after a table of
-    400 MB was made took 0.4 s.
+    Keys touch it all over from the first on, and each touch of a huge page has the kernel clear 2
+    MB: the first prompt after a table of 400 MB was made took 0.4 s.
     """
     memory = mmap.mmap(-1, num_bytes)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
@@ -25,10 +25,12 @@ def _zeros(num_bytes: int) -> mmap.mmap:
 
 
 class KeyTable:
-    """A map of 64-bit keys to int32 values in a fixed number of slots: open addressing with linear probing, 12 bytes a slot.
+    """A map of 64-bit keys to int32 values in a fixed number of slots.
 
-    Keys are digests, so they are their own hash; none is 0. A key that was put keeps its slot for good: whoever wants to forget some fills
-    another table.
+    Open addressing with linear probing, 12 bytes a slot.
+
+    Keys are digests, so they are their own hash; none is 0. A key that was put keeps its slot for
+    good: whoever wants to forget some fills another table.
 
     Attributes:
         size: slots, a power of two. No more than three quarters of them may ever be used.
@@ -50,7 +52,10 @@ class KeyTable:
         return self._keys.nbytes + self._values.nbytes
 
     def _find(self, keys: Keys) -> tuple[_Slots, _Flags]:
-        """The slot of each key or, where it has none, the free one in which the search ended; and whether it has one."""
+        """The slot of each key or, where it has none, the free one in which the search ended.
+
+        And whether it has one.
+        """
         slots: _Slots = keys.view(np.int64) & self._mask
         there = self._keys[slots]
         here = there == keys

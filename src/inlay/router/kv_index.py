@@ -19,11 +19,17 @@ _FULL = 0.5
 """Part of a table's slots in use from which on it is copied."""
 
 _FILLED_ANEW = 0.35
-"""Part in use at most of a table that is copied to: a table of a power of two slots then doubles."""
+"""Part in use at most of a table that is copied to.
+
+A table of a power of two slots then doubles.
+"""
 
 _SHRINKS = 4
 _MOVED_PER_KEY = 16
-"""Slots copied with each key that changes: with tables at most `_SHRINKS` times smaller, copying ends before the new one is full."""
+"""Slots copied with each key that changes.
+
+With tables at most `_SHRINKS` times smaller, copying ends before the new one is full.
+"""
 
 _SAMPLE = 1 << 16
 
@@ -49,15 +55,18 @@ class _HolderSets:
 class KvIndex:
     """A map of block keys to sets of holders, of which most blocks have one and few have many.
 
-    A holder is a number: whatever caches blocks, or is thought to. As a key names its whole prefix (`inlay.routing`), no tree is
-    needed: what a holder has of a prompt is how many of the chain's keys, from the first on, it holds.
+    A holder is a number: whatever caches blocks, or is thought to. As a key names its whole prefix
+    (`inlay.routing`), no tree is needed: what a holder has of a prompt is how many of the chain's
+    keys, from the first on, it holds.
 
-    Equal sets are kept once and blocks have the numbers of theirs, so forgetting a holder is forgetting its bit: `drop` takes the same time
-    whatever was held. What is forgotten is gone from memory when table and sets are next copied, which is done a little with each
-    change, so that no change takes long.
+    Equal sets are kept once and blocks have the numbers of theirs, so forgetting a holder is
+    forgetting its bit: `drop` takes the same time whatever was held. What is forgotten is gone from
+    memory when table and sets are next copied, which is done a little with each change, so that no
+    change takes long.
 
     Args:
-        smallest: slots of the smallest table, a power of two; a quarter as many keys are handled at a time.
+        smallest: slots of the smallest table, a power of two; a quarter as many keys are handled at
+            a time.
     """
 
     def __init__(self, smallest: int = 1 << 14) -> None:
@@ -201,7 +210,10 @@ class KvIndex:
         self._dead, self._dying = self._dying, []
 
     def _alive_in_old(self) -> float:
-        """About how many blocks somebody alive holds; any run of slots is a random sample of them."""
+        """About how many blocks somebody alive holds.
+
+        Any run of slots is a random sample of them.
+        """
         if self._old is None:
             return 0
         sample = min(_SAMPLE, self._old.size)

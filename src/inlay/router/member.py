@@ -11,7 +11,10 @@ from inlay.routing import WorkerLoad
 from inlay.transport.api import Worker
 
 BRIDGED_SECONDS = 10.0
-"""Of a worker that tells what it has cached: how long what it was sent counts as cached before it has said so."""
+"""Of a worker that tells what it has cached.
+
+How long what it was sent counts as cached before it has said so.
+"""
 
 _NOTHING = WorkerLoad()
 
@@ -19,10 +22,11 @@ _NOTHING = WorkerLoad()
 class PoolMember:
     """A worker of a pool.
 
-    What it has cached is known in three holdings of the pool's index. `told` is what its events said. `young` and `old` are what it was
-    sent: what was sent lately is young; when the young are half of what the worker can hold, or half of their time is over, the old are
-    forgotten and the young are old. So nothing is kept for each block, and what was sent is thought to be there for at least half of
-    what the worker can hold or of the time, and for no more than the whole.
+    What it has cached is known in three holdings of the pool's index. `told` is what its events
+    said. `young` and `old` are what it was sent: what was sent lately is young; when the young are
+    half of what the worker can hold, or half of their time is over, the old are forgotten and the
+    young are old. So nothing is kept for each block, and what was sent is thought to be there for
+    at least half of what the worker can hold or of the time, and for no more than the whole.
 
     Attributes:
         seat: its place in the pool's arrays; None while it has none.
@@ -72,7 +76,10 @@ class PoolMember:
 
     @property
     def clients(self) -> int:
-        """Clients that have works there as far as is known; those of all other frontends count as one."""
+        """Clients that have works there as far as is known.
+
+        Those of all other frontends count as one.
+        """
         return self.num_clients + (self.others.requests > 0)
 
     @property
@@ -85,7 +92,10 @@ class PoolMember:
         return name is None or any(adapter.name == name for adapter in self.card.adapters)
 
     def sent(self, keys: Keys, now: float, ttl: float) -> bool:
-        """It was sent a prompt of these blocks, some `ttl` seconds of which it may keep it. Whether it must be looked at again later."""
+        """It was sent a prompt of these blocks, some `ttl` seconds of which it may keep it.
+
+        Whether it must be looked at again later.
+        """
         self._num_young += self._index.store(self.young, keys)
         half = self.card.num_blocks * self.card.block_size // BLOCK_SIZE // 2
         if half and self._num_young >= half:

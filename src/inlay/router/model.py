@@ -33,5 +33,8 @@ class ServedModel(NamedTuple):
 
 
 def content_of(card: ModelCard, adapter: str) -> str | None:
-    """What the worker with this card knows an adapter's content by; None where it has none of this name."""
+    """What the worker with this card knows an adapter's content by.
+
+    None where it has none of this name.
+    """
     return next((known.content_id for known in card.adapters if known.name == adapter), None)

@@ -151,7 +151,9 @@ class Peers:
     def tell(self) -> None:
         """Tell what has changed since the last time, or everything when it is time, and forget who has long said nothing."""
         now = self._clock()
-        for name in [name for name, peer in self._peers.items() if now - peer.heard_at > FORGOTTEN_SECONDS]:
+        for name in [
+            name for name, peer in self._peers.items() if now - peer.heard_at > FORGOTTEN_SECONDS
+        ]:
             self._forget(name)
         loads = {id_: member.own for id_, member in self._members.items() if member.own != _NOTHING}
         whole = now - self._whole_at >= WHOLE_SECONDS
@@ -168,7 +170,11 @@ class Peers:
         self._sequence += 1
         self._publish(
             FrontendLoad(
-                frontend=self._name, sequence=self._sequence, whole=whole, loads=changed, routed=routed
+                frontend=self._name,
+                sequence=self._sequence,
+                whole=whole,
+                loads=changed,
+                routed=routed,
             )
         )
 

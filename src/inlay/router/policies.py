@@ -1,4 +1,7 @@
-"""How one of several workers is chosen. All policies look at the same view, and none of them at anything else."""
+"""How one of several workers is chosen.
+
+All policies look at the same view, and none of them at anything else.
+"""
 
 from collections.abc import Callable
 from random import Random
@@ -14,7 +17,10 @@ Costs: TypeAlias = npt.NDArray[np.float64]
 
 
 class Weights(NamedTuple):
-    """What a position costs: of a prompt that is to be computed, and of a sequence that is being decoded."""
+    """What a position costs.
+
+    Of a prompt that is to be computed, and of a sequence that is being decoded.
+    """
 
     prefill: float
     decode: float
@@ -27,7 +33,8 @@ class View(NamedTuple):
         seats: what tells them apart, ascending.
         prefill: positions of prompts each still has to compute.
         decode: positions of the sequences each is decoding.
-        cached: positions each has of this prompt, from its beginning on; only where the policy asks for it.
+        cached: positions each has of this prompt, from its beginning on; only where the policy asks
+            for it.
         length: positions of this prompt.
     """
 
@@ -87,8 +94,9 @@ class LeastLoaded:
 class PowerOfTwo:
     """The less loaded of two at random.
 
-    Nearly as even as the least loaded of all, and frontends that learn of each other's loads late do not all choose the same
-    (Mitzenmacher, "The power of two choices in randomized load balancing", 2001).
+    Nearly as even as the least loaded of all, and frontends that learn of each other's loads late
+    do not all choose the same (Mitzenmacher, "The power of two choices in randomized load
+    balancing", 2001).
     """
 
     asks_for_cached = False
@@ -109,9 +117,11 @@ class PowerOfTwo:
 class Kv:
     """The one where the request is expected to cost least.
 
-    Cost is what each has under way, and of this prompt the positions that the worker has not cached, at the price of positions to be
-    computed. The form is Dynamo's router's (overlap weight times prefill blocks, plus decode blocks), which weighs both alike; here a
-    position that is decoded is cheap beside one that is computed (docs/scaling.md). Embeddings are positions like any.
+    Cost is what each has under way, and of this prompt the positions that the worker has not
+    cached, at the price of positions to be computed. The form is Dynamo's router's (overlap weight
+    times prefill blocks, plus decode blocks), which weighs both alike; here a position that is
+    decoded is cheap beside one that is computed (docs/scaling.md). Embeddings are positions like
+    any.
     """
 
     asks_for_cached = True
@@ -129,7 +139,10 @@ class Kv:
 
 
 def lowest(values: Costs, random: Random) -> int:
-    """The index of the lowest value, any of several: many frontends would else all choose the first."""
+    """The index of the lowest value, any of several.
+
+    Many frontends would else all choose the first.
+    """
     best = np.flatnonzero(values == values.min())
     return int(best[0]) if len(best) == 1 else int(best[random.randrange(len(best))])
 

@@ -1,4 +1,7 @@
-"""The workers that can do each other's requests: what each has under way and cached, and which of them is next."""
+"""The workers that can do each other's requests.
+
+What each has under way and cached, and which of them is next.
+"""
 
 import heapq
 import time
@@ -75,7 +78,9 @@ class Pool:
         """By id of the worker."""
         return self._members
 
-    def take(self, workers: Sequence[Worker], others: Callable[[str], WorkerLoad]) -> list[PoolMember]:
+    def take(
+        self, workers: Sequence[Worker], others: Callable[[str], WorkerLoad]
+    ) -> list[PoolMember]:
         """These are the workers now, with the cards they have now; those that are new.
 
         Args:
@@ -105,7 +110,9 @@ class Pool:
         for seat, member in enumerate(members):
             member.seat = seat
         backlog = self._settings.router_worker_backlog
-        self._capacity: Positions = np.array([member.capacity(backlog) for member in members], np.int64)
+        self._capacity: Positions = np.array(
+            [member.capacity(backlog) for member in members], np.int64
+        )
         self._hashes: Hashes = np.array([member.hash for member in members], np.uint64)
         loads = [member.load for member in members]
         self._num_requests: Positions = np.array([load.requests for load in loads], np.int64)
@@ -182,8 +189,9 @@ class Pool:
     ) -> Chosen | None:
         """The worker for a prompt, or None where none can take it now.
 
-        A worker that has all the requests it may have takes those of a client that has less than its share
-        there: whose sequences run is its engine's to say, and it knows only of those that it has.
+        A worker that has all the requests it may have takes those of a client that has less than
+        its share there: whose sequences run is its engine's to say, and it knows only of those that
+        it has.
 
         Args:
             length: positions of the prompt.
@@ -218,13 +226,15 @@ class Pool:
             chosen = self._policy.choose(
                 View(seats, self._prefill[seats], self._decode[seats], cached, length)
             )
-        return Chosen(self._seated[int(seats[chosen])], 0 if cached is None else int(cached[chosen]))
+        return Chosen(
+            self._seated[int(seats[chosen])], 0 if cached is None else int(cached[chosen])
+        )
 
     def _within_share(self, seats: Positions, client: str | None) -> Positions:
         """Those of the seats where a client has less than its share of the requests that a worker may have.
 
-        Each client with requests there has an equal share, and so has this one. Of the other frontends'
-        clients no more is known than that there are any: they count as one.
+        Each client with requests there has an equal share, and so has this one. Of the other
+        frontends' clients no more is known than that there are any: they count as one.
         """
         own = np.zeros(len(self._seated), np.int64)
         for member, requests in self._works_of.get(client, {}).items():

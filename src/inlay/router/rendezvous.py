@@ -17,11 +17,14 @@ def hash_of(name: str) -> np.uint64:
 
 
 def rendezvous_hash(session: str, workers: Hashes, requests: Positions, slack: float) -> int:
-    """The index of a session's worker: the first in the session's own order that has no more than its share under way.
+    """The index of a session's worker.
 
-    The order is rendezvous hashing (Thaler, Ravishankar 1998): when a worker comes or goes only the sessions move that go to it or
-    were with it. The bound is that of consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2018): the average with
-    this request, times 1 + `slack`.
+    The first in the session's own order that has no more than its share under way.
+
+    The order is rendezvous hashing (Thaler, Ravishankar 1998): when a worker comes or goes only the
+    sessions move that go to it or were with it. The bound is that of consistent hashing with
+    bounded loads (Mirrokni, Thorup, Zadimoghaddam 2018): the average with this request, times 1 +
+    `slack`.
 
     Args:
         session: whatever names it.

@@ -1,8 +1,8 @@
 """A request followed to its end over as many workers as it takes.
 
-What has been shown is never shown again and never changed: the next attempt carries it as `prior_output`, and is made
-only where the worker's card says that the features in use continue exactly, or but for rounding. Before anything has been
-shown, a request may start anew anywhere.
+What has been shown is never shown again and never changed: the next attempt carries it as
+`prior_output`, and is made only where the worker's card says that the features in use continue
+exactly, or but for rounding. Before anything has been shown, a request may start anew anywhere.
 """
 
 import asyncio
@@ -13,7 +13,13 @@ import msgspec
 
 from inlay import liveness
 from inlay.card import Exactness, ModelCard
-from inlay.errors import DeadlineExceededError, EngineError, InlayError, NotFoundError, OverloadedError
+from inlay.errors import (
+    DeadlineExceededError,
+    EngineError,
+    InlayError,
+    NotFoundError,
+    OverloadedError,
+)
 from inlay.outputs import coalesce, drop_known, trim_to_offset
 from inlay.request import Output, PromptLogprobs, Request, Usage
 from inlay.transport.api import Stream, Worker
@@ -21,7 +27,10 @@ from inlay.transport.api import Stream, Worker
 log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 8
-"""Attempts at one request in all. A request that is the death of its workers must not be that of the fleet."""
+"""Attempts at one request in all.
+
+A request that is the death of its workers must not be that of the fleet.
+"""
 MAX_EMPTY_ATTEMPTS = 3
 """Attempts in a row that showed nothing new."""
 WAIT_SECONDS = 10.0
@@ -125,7 +134,9 @@ class ResumingStream:
         return batch, None
 
     def _aborted(self) -> Output:
-        return Output(self._request.id, self._request.attempt, len(self._shown), finish_reason="abort")
+        return Output(
+            self._request.id, self._request.attempt, len(self._shown), finish_reason="abort"
+        )
 
     def _kept(self, output: Output) -> Output | None:
         """What of an output has not been shown.
@@ -159,7 +170,10 @@ class ResumingStream:
         return rest
 
     def _as_first(self, usage: Usage | None) -> Usage | None:
-        """What was cached for the client's prompt is what the first worker had; a later one has the output beside it."""
+        """What was cached for the client's prompt is what the first worker had.
+
+        A later one has the output beside it.
+        """
         if usage is None:
             return None
         if self._cached is None:
@@ -171,10 +185,16 @@ class ResumingStream:
         )
 
     async def _resume(self, error: OverloadedError) -> None:
-        """Send what is left to another worker, or to the same once it is back. Raises `error` when that cannot be."""
+        """Send what is left to another worker, or to the same once it is back.
+
+        Raises `error` when that cannot be.
+        """
         self._empty_attempts += 1
         attempt = self._request.attempt + 1
-        if self._empty_attempts >= MAX_EMPTY_ATTEMPTS or attempt - self._first.attempt >= MAX_ATTEMPTS:
+        if (
+            self._empty_attempts >= MAX_EMPTY_ATTEMPTS
+            or attempt - self._first.attempt >= MAX_ATTEMPTS
+        ):
             raise error
         lacking = inexact(self._first, self._sent.card) if self._shown else []
         if lacking:
@@ -186,7 +206,10 @@ class ResumingStream:
         self._failed_on.add(self._sent.worker.id)
         workers = await self._wait_for_workers(error)
         self._request = msgspec.structs.replace(
-            self._first, attempt=attempt, prior_output=tuple(self._shown), deadline=self._remaining()
+            self._first,
+            attempt=attempt,
+            prior_output=tuple(self._shown),
+            deadline=self._remaining(),
         )
         last = self._sent.worker.id
         try:
@@ -206,7 +229,10 @@ class ResumingStream:
             self._sent.stream.cancel()
 
     def _remaining(self) -> float | None:
-        """Seconds the request may still take. Raises `DeadlineExceededError` when there are none."""
+        """Seconds the request may still take.
+
+        Raises `DeadlineExceededError` when there are none.
+        """
         if self._first.deadline is None:
             return None
         remaining = self._first.deadline - (asyncio.get_running_loop().time() - self._began)
@@ -238,6 +264,7 @@ class ResumingStream:
         if not self._shown:
             return True
         mine = self._sent.card
-        return (card.engine, card.engine_version) == (mine.engine, mine.engine_version) and not inexact(
-            self._first, card
-        )
+        return (card.engine, card.engine_version) == (
+            mine.engine,
+            mine.engine_version,
+        ) and not inexact(self._first, card)

@@ -75,7 +75,9 @@ class Router:
         self._clock = clock
         self._fleet = Fleet(plane, settings, random or Random(), clock)
         self._catalog = Catalog(self._fleet.workers, plane.unavailable)
-        self._waiting: AdmissionQueue[_Line, list[_Placed]] = AdmissionQueue(settings, _cancel, clock)
+        self._waiting: AdmissionQueue[_Line, list[_Placed]] = AdmissionQueue(
+            settings, _cancel, clock
+        )
         self._watching: asyncio.Task[None] | None = None
         self.stats = RouterStats()
 
@@ -124,7 +126,10 @@ class Router:
         return self._catalog.model(name)
 
     def adapters(self, card: ModelCard) -> list[Adapter]:
-        """The adapters that some worker of a model can use now; while none is ready, those there were."""
+        """The adapters that some worker of a model can use now.
+
+        While none is ready, those there were.
+        """
         return self._catalog.adapters(card)
 
     def unavailable(self) -> Mapping[str, str]:
@@ -144,11 +149,17 @@ class Router:
         return self._plane.workers()
 
     def workers(self, name: str) -> list[Worker]:
-        """The ready workers of the model with this name of its own or alias. Raises `NotFoundError`."""
+        """The ready workers of the model with this name of its own or alias.
+
+        Raises `NotFoundError`.
+        """
         return self._catalog.workers(self._catalog.base(name))
 
     async def wait_awake(self, name: str) -> None:
-        """Return when none of the workers of a model is asleep alone: one is awake, or none is ready. Raises `NotFoundError`."""
+        """Return when none of the workers of a model is asleep alone.
+
+        One is awake, or none is ready. Raises `NotFoundError`.
+        """
         while (workers := self.workers(name)) and all(worker.card.asleep for worker in workers):
             await self._plane.changed()
 
@@ -167,14 +178,17 @@ class Router:
     ) -> list[Stream]:
         """Send requests of one prompt to one worker of the model with this name of its own or alias, when there is room at one.
 
-        Clients take turns; one with less than its share at a worker need not wait for others' requests to end.
+        Clients take turns; one with less than its share at a worker need not wait for others'
+        requests to end.
 
-        When that worker is gone before the end, others of its pool go on, as `inlay.router.resume` says.
+        When that worker is gone before the end, others of its pool go on, as `inlay.router.resume`
+        says.
 
         Args:
             name: of the model.
             requests: equal but for id, seed and the like; at least one.
-            session: that they belong to: those of one session go to one worker, if it has not much more to do than others.
+            session: that they belong to: those of one session go to one worker, if it has not much
+                more to do than others.
 
         Returns:
             Their streams, each of which must be iterated to its end or cancelled.
@@ -203,7 +217,10 @@ class Router:
             placed = await self._wait(line, place, requests)
         return [
             ResumingStream(
-                request, sent, workers=self._equivalent_workers(sent.card, request), send=self._resend
+                request,
+                sent,
+                workers=self._equivalent_workers(sent.card, request),
+                send=self._resend,
             )
             for request, sent in placed
         ]
@@ -227,7 +244,9 @@ class Router:
         finally:
             self._stop_watching()
 
-    def _equivalent_workers(self, card: ModelCard, request: Request) -> Callable[[], Sequence[Worker]]:
+    def _equivalent_workers(
+        self, card: ModelCard, request: Request
+    ) -> Callable[[], Sequence[Worker]]:
         adapter, rows = request.adapter, request.prompt.has_rows
         return lambda: self._catalog.equivalent_workers(card, adapter, rows=rows)
 
@@ -242,11 +261,15 @@ class Router:
         keys = None if chain is None else chain()
         placed = self._place(pool, [request], keys, None, 0, only=[worker.id for worker in workers])
         if placed is None:
-            raise OverloadedError(f"No worker of the model `{workers[0].card.name}` is ready.", retry_after=1)
+            raise OverloadedError(
+                f"No worker of the model `{workers[0].card.name}` is ready.", retry_after=1
+            )
         return placed[0].sent
 
     async def embed(self, name: str, request: EmbedRequest) -> EmbedOutput:
-        """Have a worker of the model clients call `name` make the vectors of `request`; one that is full or gone is passed over.
+        """Have a worker of the model clients call `name` make the vectors of `request`.
+
+        One that is full or gone is passed over.
 
         Raises:
             NotFoundError: no such model.
@@ -260,8 +283,11 @@ class Router:
         avoid: set[str] = set()
         length = request.positions
         while True:
-            # What makes vectors says itself when it is full: it gathers works of many requests into one step.
-            chosen = pool.choose(length, None, adapter=request.adapter, rows=rows, avoid=avoid, full_too=True)
+            # What makes vectors says itself when it is full: it gathers works of many requests into
+            # one step.
+            chosen = pool.choose(
+                length, None, adapter=request.adapter, rows=rows, avoid=avoid, full_too=True
+            )
             if chosen is None:
                 raise error
             member = chosen.member
@@ -308,7 +334,12 @@ class Router:
         adapter = None if request.adapter is None else pool.content_id(request.adapter)
         return lambda: keys_of(
             routing_chain(
-                request.prompt, card, secret, adapter=adapter, salt=request.salt, output=request.prior_output
+                request.prompt,
+                card,
+                secret,
+                adapter=adapter,
+                salt=request.salt,
+                output=request.prior_output,
             )
         )
 
@@ -322,7 +353,9 @@ class Router:
         *,
         only: Collection[str] | None = None,
     ) -> list[_Placed] | None:
-        """Send the requests now; None where no worker has room. Whoever turns out to be gone is passed over.
+        """Send the requests now; None where no worker has room.
+
+        Whoever turns out to be gone is passed over.
 
         With `only`, they go to one of these, whether it has room or not.
         """
@@ -345,7 +378,9 @@ class Router:
                 return None
             member = chosen.member
             try:
-                placed = self._send_to(pool, member, requests, length, length - chosen.cached, waited)
+                placed = self._send_to(
+                    pool, member, requests, length, length - chosen.cached, waited
+                )
             except OverloadedError:
                 gone.add(member.id)
                 continue
@@ -365,7 +400,10 @@ class Router:
         prefill: int,
         waited: float,
     ) -> list[_Placed]:
-        """Send the requests to a worker. Raises `OverloadedError` when it is gone; nothing is under way there then."""
+        """Send the requests to a worker.
+
+        Raises `OverloadedError` when it is gone; nothing is under way there then.
+        """
         placed: list[_Placed] = []
         try:
             for request in requests:
@@ -406,11 +444,16 @@ class Router:
 
 
 def _with_waited_deadline(request: Request, waited: float) -> Request:
-    """A request that has waited so many seconds. Raises `DeadlineExceededError` when its time is over."""
+    """A request that has waited so many seconds.
+
+    Raises `DeadlineExceededError` when its time is over.
+    """
     if request.deadline is None or not waited:
         return request
     if request.deadline <= waited:
-        raise DeadlineExceededError(f"all workers were full for the {request.deadline:g} s that were left")
+        raise DeadlineExceededError(
+            f"all workers were full for the {request.deadline:g} s that were left"
+        )
     return msgspec.structs.replace(request, deadline=request.deadline - waited)
 
 

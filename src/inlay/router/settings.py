@@ -1,4 +1,7 @@
-"""Settings of routing: the flags, environment variables and config keys of whatever has a router."""
+"""Settings of routing.
+
+The flags, environment variables and config keys of whatever has a router.
+"""
 
 from typing import Literal
 

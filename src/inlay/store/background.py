@@ -38,5 +38,6 @@ class Background:
             try:
                 job()
             except Exception:
-                # The jobs handle the errors they expect; any other must not end the thread all others rely on.
+                # The jobs handle the errors they expect; any other must not end the thread all
+                # others rely on.
                 _log.exception("a job of %s failed", self._thread.name)

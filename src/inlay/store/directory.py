@@ -1,7 +1,8 @@
 """The directory of the disk tier: private, ours alone, its files whole or not there.
 
-A stored prompt is a file `NAME.prompt`, NAME being random; an empty `NAME.pin` beside it says that it is pinned. Its
-modification time is its last use. A file is written as `NAME.tmp`, synced, then renamed. Any other file is left alone.
+A stored prompt is a file `NAME.prompt`, NAME being random; an empty `NAME.pin` beside it says that
+it is pinned. Its modification time is its last use. A file is written as `NAME.tmp`, synced, then
+renamed. Any other file is left alone.
 """
 
 import fcntl
@@ -62,7 +63,8 @@ class Directory:
     """One store's directory, locked against any other store.
 
     Raises:
-        InvalidRequestError: it cannot be made or used, others may enter it, or another store has it.
+        InvalidRequestError: it cannot be made or used, others may enter it, or another store has
+            it.
     """
 
     __slots__ = ("_descriptor", "_format", "_lock", "path")
@@ -111,7 +113,10 @@ class Directory:
 
     def _open(self, name: str, flags: int) -> int:
         return os.open(
-            name, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, _FILE_MODE, dir_fd=self._descriptor
+            name,
+            flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK,
+            _FILE_MODE,
+            dir_fd=self._descriptor,
         )
 
     def cost(self, description: Description) -> int:
@@ -130,7 +135,9 @@ class Directory:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-            os.rename(draft, name + _PROMPT, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+            os.rename(
+                draft, name + _PROMPT, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor
+            )
             self.sync()
         except OSError:
             for ending in (_DRAFT, _PROMPT):
@@ -177,7 +184,12 @@ class Directory:
     def set_used(self, file: StoredFile, used_at: float) -> None:
         """Note a prompt's last use; nothing if its file is gone. Raises `OSError`."""
         with suppress(FileNotFoundError):
-            os.utime(file.name + _PROMPT, (used_at, used_at), dir_fd=self._descriptor, follow_symlinks=False)
+            os.utime(
+                file.name + _PROMPT,
+                (used_at, used_at),
+                dir_fd=self._descriptor,
+                follow_symlinks=False,
+            )
 
     def survey(self) -> Survey:
         """Look at every file: headers and lengths, not payloads. Drafts and stray pins are removed.

@@ -18,14 +18,18 @@ RETRY_AFTER = 1.0
 """Seconds after which a fault of the disk may have passed."""
 
 NOTES_PER_TTL = 8
-"""How often, at most, the last use of an entry is noted in its file: what a crash may take from its time to live."""
+"""How often, at most, the last use of an entry is noted in its file.
+
+What a crash may take from its time to live.
+"""
 
 
 class DiskTier:
     """Keeps files in step with a ledger.
 
-    Files are written and removed by one thread at a time, those the ledger has parted with always before the next is
-    written: so the directory never holds more than the ledger's bound. Reading needs no turn.
+    Files are written and removed by one thread at a time, those the ledger has parted with always
+    before the next is written: so the directory never holds more than the ledger's bound. Reading
+    needs no turn.
 
     Args:
         directory: of the files; closed with this.
@@ -43,7 +47,9 @@ class DiskTier:
         InvalidRequestError: the directory cannot be read.
     """
 
-    def __init__(self, directory: Directory, ledger: StoreIndex, lock: threading.Lock, now: float) -> None:
+    def __init__(
+        self, directory: Directory, ledger: StoreIndex, lock: threading.Lock, now: float
+    ) -> None:
         self._directory = directory
         self._ledger = ledger
         self._lock = lock
@@ -57,7 +63,10 @@ class DiskTier:
         self._background = Background("inlay-store")
 
     def _restore(self, now: float) -> None:
-        """Enter the prompts whose files are there: pinned ones, then those used last, as far as the bounds allow."""
+        """Enter the prompts whose files are there.
+
+        Pinned ones, then those used last, as far as the bounds allow.
+        """
         survey = self._directory.survey()
         self.refused = len(survey.refused)
         trash, ttl = self._ledger.trash, self._ledger.limits.ttl
@@ -119,11 +128,15 @@ class DiskTier:
         except OSError as error:
             with self._lock:
                 self.errors += 1
-            _log.warning("a stored prompt of %d bytes cannot be written: %s", len(data), error.strerror)
+            _log.warning(
+                "a stored prompt of %d bytes cannot be written: %s", len(data), error.strerror
+            )
             return None
 
     def load(self, entry: Entry) -> Buffer | None:
-        """Read an entry's elements; None when its file was refused or is gone, and the entry with it.
+        """Read an entry's elements.
+
+        None when its file was refused or is gone, and the entry with it.
 
         Raises:
             OverloadedError: the file cannot be read now.
@@ -143,10 +156,12 @@ class DiskTier:
             except OSError as error:
                 self._note_error(file.name, error)
                 raise OverloadedError(
-                    "the stored prompt cannot be read from disk at the moment", retry_after=RETRY_AFTER
+                    "the stored prompt cannot be read from disk at the moment",
+                    retry_after=RETRY_AFTER,
                 ) from error
             with self._lock:
-                # Otherwise it lost that file a moment ago, as others needed the room, and may be in memory.
+                # Otherwise it lost that file a moment ago, as others needed the room, and may be in
+                # memory.
                 if entry.file is file:
                     self.refused += damaged
                     self._ledger.remove(entry)
@@ -171,14 +186,18 @@ class DiskTier:
                 gone = False
             if not gone:
                 raise OverloadedError(
-                    "the stored prompt cannot be removed from disk at the moment", retry_after=RETRY_AFTER
+                    "the stored prompt cannot be removed from disk at the moment",
+                    retry_after=RETRY_AFTER,
                 )
             with self._lock:
                 self._ledger.remove(entry)
             self._empty_trash()
 
     def save_pin(self, entry: Entry) -> None:
-        """Note beside an entry's file whether it is pinned; if that fails, it is so until the process ends."""
+        """Note beside an entry's file whether it is pinned.
+
+        If that fails, it is so until the process ends.
+        """
         with self._turn:
             self._save_pin(entry)
 
@@ -193,7 +212,10 @@ class DiskTier:
             self._note_error(file.name, error)
 
     def note_use(self, entry: Entry) -> None:
-        """Have an entry's last use noted in its file soon, if the file is far behind. Called under the ledger's lock."""
+        """Have an entry's last use noted in its file soon, if the file is far behind.
+
+        Called under the ledger's lock.
+        """
         behind = entry.used_at - entry.saved_use
         if entry.file is not None and behind > self._ledger.limits.ttl / NOTES_PER_TTL:
             entry.saved_use = entry.used_at
@@ -219,7 +241,10 @@ class DiskTier:
             self._empty_trash()
 
     def _empty_trash(self) -> bool:
-        """Remove what the ledger has parted with; False when some could not be, which is tried again later."""
+        """Remove what the ledger has parted with.
+
+        False when some could not be, which is tried again later.
+        """
         with self._lock:
             files = list(self._ledger.trash)
             self._ledger.trash.clear()
@@ -237,7 +262,9 @@ class DiskTier:
     def _note_error(self, name: str, error: OSError) -> None:
         with self._lock:
             self.errors += 1
-        _log.warning("the stored prompt %s cannot be read, changed or removed: %s", name, error.strerror)
+        _log.warning(
+            "the stored prompt %s cannot be read, changed or removed: %s", name, error.strerror
+        )
 
     def flush(self) -> None:
         """Return when all that was to be done in the background so far is done."""

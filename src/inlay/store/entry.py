@@ -10,11 +10,17 @@ from inlay.store.names import Key
 from inlay.tensors import Tensor, TensorFormat, prompts_of
 
 PAGE = 4096
-"""Bytes everything is rounded up to: an entry costs one page more than its tensor, in memory as on disk."""
+"""Bytes everything is rounded up to.
+
+An entry costs one page more than its tensor, in memory as on disk.
+"""
 
 
 def cost(num_bytes: int) -> int:
-    """What a tensor of `num_bytes` counts for, in bytes: whole pages, and one for the entry itself."""
+    """What a tensor of `num_bytes` counts for, in bytes.
+
+    Whole pages, and one for the entry itself.
+    """
     return -(-num_bytes // PAGE) * PAGE + PAGE
 
 
@@ -23,7 +29,8 @@ class StoredPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         id: `pe-...`.
-        num_prompts: how many prompts the tensor holds, each `num_tokens` long: 1 unless a batch was uploaded.
+        num_prompts: how many prompts the tensor holds, each `num_tokens` long: 1 unless a batch was
+            uploaded.
         num_tokens: rows of one prompt.
         hidden_size: elements of a row.
         dtype: as it was uploaded.
@@ -43,7 +50,10 @@ class StoredPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """The model that rows are wanted for; the fields are the arguments of `inlay.tensors.to_rows`."""
+    """The model that rows are wanted for.
+
+    The fields are the arguments of `inlay.tensors.to_rows`.
+    """
 
     hidden_size: int
     dtype: str
@@ -75,7 +85,9 @@ class Description(msgspec.Struct, frozen=True, array_like=True):
     @classmethod
     def of(cls, key: Key, tensor: Tensor) -> "Description":
         """Of a tensor that is to be found by `key`."""
-        return cls(*key, tensor.dtype, tensor.shape, tensor.format, tensor.table_id, len(tensor.data))
+        return cls(
+            *key, tensor.dtype, tensor.shape, tensor.format, tensor.table_id, len(tensor.data)
+        )
 
     @property
     def key(self) -> Key:

@@ -7,8 +7,9 @@
     136   the description in msgpack, zeros up to 4096
     4096  the payload: the elements, C order, little endian
 
-All little endian. The keyed digest lets nobody without the secret make or change a header that is taken; through it the
-payload's digest holds the rest. Nothing is believed, and no length used, before that digest is checked.
+All little endian. The keyed digest lets nobody without the secret make or change a header that is
+taken; through it the payload's digest holds the rest. Nothing is believed, and no length used,
+before that digest is checked.
 """
 
 import os
@@ -130,7 +131,9 @@ class FileFormat:
                 f"written under the secret {fingerprint.hex()}; ours is {self._names.fingerprint.hex()}"
             )
         page[_MAC_AT : _fixed.size] = bytes(DIGEST_BYTES)
-        if not secrets.compare_digest(mac, blake3(page, key=self._names.file_key).digest(DIGEST_BYTES)):
+        if not secrets.compare_digest(
+            mac, blake3(page, key=self._names.file_key).digest(DIGEST_BYTES)
+        ):
             raise DamagedFileError("its header does not match its checksum")
         if size != HEADER_BYTES + payload_bytes:
             raise DamagedFileError(f"torn: {size} bytes of {HEADER_BYTES + payload_bytes}")

@@ -1,4 +1,7 @@
-"""Stored prompts that every frontend of a fleet serves: in what they share, with each one's own store before it as a cache."""
+"""Stored prompts that every frontend of a fleet serves.
+
+In what they share, with each one's own store before it as a cache.
+"""
 
 import asyncio
 import logging
@@ -54,7 +57,8 @@ class FleetLimits(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         max_bytes: of all contents.
         max_entries: prompts.
-        max_per_tenant_bytes: of one tenant, as `inlay.store.entry.cost` counts them; None for no bound of its own.
+        max_per_tenant_bytes: of one tenant, as `inlay.store.entry.cost` counts them; None for no
+            bound of its own.
         ttl: seconds an unpinned prompt is kept after its last use.
     """
 
@@ -67,16 +71,18 @@ class FleetLimits(msgspec.Struct, frozen=True, kw_only=True):
 class FleetStore:
     """`inlay.store.prompts.Prompts` over what a fleet shares.
 
-    Whether a prompt is there, and to whom, is asked of `shared` at every use: one small question. So what one frontend deletes no other
-    serves from the moment on at which the deletion was answered, and none serves what it cannot ask about. The content of an id never
-    changes, as the id is made of it: it is fetched once and kept by `local` for as long as that likes.
+    Whether a prompt is there, and to whom, is asked of `shared` at every use: one small question.
+    So what one frontend deletes no other serves from the moment on at which the deletion was
+    answered, and none serves what it cannot ask about. The content of an id never changes, as the
+    id is made of it: it is fetched once and kept by `local` for as long as that likes.
 
     Args:
         secret: the namespace's.
         shared: what all frontends share.
         local: this frontend's own tiers; closed with this. Its bounds are those of a cache.
         limits: of what is shared.
-        encryption_key: 32 bytes that contents are sealed with, the same at all frontends; None leaves them readable in NATS.
+        encryption_key: 32 bytes that contents are sealed with, the same at all frontends; None
+            leaves them readable in NATS.
         clock: seconds since the epoch, at all frontends about the same.
     """
 
@@ -91,7 +97,9 @@ class FleetStore:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._names = Names(secret)
-        self._format = FileFormat(self._names, None if encryption_key is None else Sealer(encryption_key))
+        self._format = FileFormat(
+            self._names, None if encryption_key is None else Sealer(encryption_key)
+        )
         self._shared = shared
         self._local = local
         self._limits = limits
@@ -99,7 +107,9 @@ class FleetStore:
         self._threads = Threads()
         self._reaper = Reaper(shared, secrets.token_hex(8), clock, liveness.now)
         self._reap_at = 0.0
-        self._shares = TenantQuotas(shared, limits.max_per_tenant_bytes, min(limits.ttl, LONGEST_WAIT), clock)
+        self._shares = TenantQuotas(
+            shared, limits.max_per_tenant_bytes, min(limits.ttl, LONGEST_WAIT), clock
+        )
         self._making_room = asyncio.Lock()
         self._writing = 0
         self._fetching: AsyncSingleFlight[Key, Entry] = AsyncSingleFlight()
@@ -107,7 +117,10 @@ class FleetStore:
         self._misses = self._evictions = self._fetches = self._shared_bytes = 0
 
     async def start(self) -> None:
-        """Begin to listen to what others delete, and forget what they have. Raises `OverloadedError`."""
+        """Begin to listen to what others delete, and forget what they have.
+
+        Raises `OverloadedError`.
+        """
         await self._shared.listen(self._told, self._back)
         self._back()
 
@@ -140,7 +153,8 @@ class FleetStore:
                     new = written.used(now, self._limits.ttl)
                 swap = self._shared.swap(name_of(key), encode(new), revision)
                 if written is not None and new.content == written.content:
-                    # Not cut off with whoever leaves: a content may be erased only where it is known whether a record names it.
+                    # Not cut off with whoever leaves: a content may be erased only where it is
+                    # known whether a record names it.
                     offered = asyncio.create_task(swap)
                     done = await asyncio.shield(offered)
                 else:
@@ -151,7 +165,8 @@ class FleetStore:
                         self._later(self._shared.erase(found.content))
                     break
                 if written is not None and new.content == written.content:
-                    # It may have been kept without an answer, and deleted, and its content erased: that is never offered again.
+                    # It may have been kept without an answer, and deleted, and its content erased:
+                    # that is never offered again.
                     self._later(self._give_up(written, offered))
                     written, offered, taken = None, None, False
             else:
@@ -186,7 +201,9 @@ class FleetStore:
                 + ("" if share is None else f", and {share} for one caller")
             )
 
-    async def _written(self, description: Description, data: Buffer, hold: Callable[[int], None]) -> Record:
+    async def _written(
+        self, description: Description, data: Buffer, hold: Callable[[int], None]
+    ) -> Record:
         """The record of a content that has been written, which nobody knows yet."""
         size = self._format.file_size(description.num_bytes)
         name = secrets.token_hex(16)
@@ -284,11 +301,15 @@ class FleetStore:
                 problem = "its content is gone"
                 if await self._shared.read(record.content, record.size, file):
                     try:
-                        data = await self._threads.run(content_of, file, self._format, record.description)
+                        data = await self._threads.run(
+                            content_of, file, self._format, record.description
+                        )
                     except DamagedFileError as error:
                         problem = str(error)
                     except LockedFileError as error:
-                        _log.error("the stored prompt %s cannot be read: it is %s", record.content, error)
+                        _log.error(
+                            "the stored prompt %s cannot be read: it is %s", record.content, error
+                        )
                         raise OverloadedError(
                             "the stored prompt cannot be read here: it was encrypted with another key",
                             retry_after=60,
@@ -298,7 +319,9 @@ class FleetStore:
                         return await self._keep(record.description, data)
             # Where it was changed meanwhile, all is well or another's doing: look again.
             if await self._reaper.remove(name_of(key), revision, record):
-                _log.warning("the stored prompt %s is refused and removed: %s", record.content, problem)
+                _log.warning(
+                    "the stored prompt %s is refused and removed: %s", record.content, problem
+                )
                 break
         raise self._missing(key[1])
 
@@ -329,7 +352,8 @@ class FleetStore:
                 if await self._shared.swap(name_of(key), encode(leaving), revision):
                     content = record.content
                 continue
-            # Marked first: whoever is cut off here leaves what nobody uses, and what can be finished by asking again.
+            # Marked first: whoever is cut off here leaves what nobody uses, and what can be
+            # finished by asking again.
             content = record.content
             await self._shared.erase(content)
             if await self._shared.drop(name_of(key), revision):
@@ -391,7 +415,10 @@ class FleetStore:
         self._later(self._compare())
 
     async def _compare(self) -> None:
-        """Forget what is no longer in what is shared: its deletion may have been told when we did not hear."""
+        """Forget what is no longer in what is shared.
+
+        Its deletion may have been told when we did not hear.
+        """
         for key in self._local.names():
             await self._verify(key)
 
@@ -440,9 +467,14 @@ class FleetStore:
 
 
 def _named(key: Key, made: tuple[Rows, ...]) -> tuple[Rows, ...]:
-    """The same, so that workers can keep them: an id's tensor, cast to a dtype, is always the same."""
+    """The same, so that workers can keep them.
+
+    An id's tensor, cast to a dtype, is always the same.
+    """
     return tuple(
-        msgspec.structs.replace(rows, data=Buffer(rows.data.view, f"{name_of(key)}/{rows.dtype}.{index}"))
+        msgspec.structs.replace(
+            rows, data=Buffer(rows.data.view, f"{name_of(key)}/{rows.dtype}.{index}")
+        )
         for index, rows in enumerate(made)
     )
 

@@ -1,9 +1,12 @@
-"""Which prompts are stored, in which tier, and who goes first when room is needed. No IO, no locks, no clock.
+"""Which prompts are stored, in which tier, and who goes first when room is needed.
 
-Memory is a cache of what is on disk, and the only place of what is not (no directory, no room there, or a disk that
-failed). Room is found in the order that loses least: first the elements of entries that also have a file, then kept digests,
-both least recently used first; only then, entry by entry, what is in memory alone; a cast never costs an entry. Pinned entries may leave memory, never
-the store.
+No IO, no locks, no clock.
+
+Memory is a cache of what is on disk, and the only place of what is not (no directory, no room
+there, or a disk that failed). Room is found in the order that loses least: first the elements of
+entries that also have a file, then kept digests, both least recently used first; only then, entry
+by entry, what is in memory alone; a cast never costs an entry. Pinned entries may leave memory,
+never the store.
 """
 
 from collections import OrderedDict, deque
@@ -44,7 +47,8 @@ class StoreIndex:
     Attributes:
         limits: what it keeps to.
         memory_used: bytes held in memory, reservations included; never over `limits.memory_bytes`.
-        disk_used: bytes of files, reservations included, those in `trash` not; never over `limits.disk_bytes`.
+        disk_used: bytes of files, reservations included, those in `trash` not; never over
+            `limits.disk_bytes`.
         trash: files no entry has any more, to be removed before the next is written.
         evictions: entries that went to make room.
         expirations: entries that went because nobody used them.
@@ -159,7 +163,10 @@ class StoreIndex:
         self._enter(entry)
 
     def restore(self, entry: Entry, file: StoredFile) -> bool:
-        """Take in an entry found on disk, as the least recently used; False, and no change, when there is no room."""
+        """Take in an entry found on disk, as the least recently used.
+
+        False, and no change, when there is no room.
+        """
         if (
             entry.key in self._entries
             or len(self) >= self.limits.max_entries
@@ -221,7 +228,10 @@ class StoreIndex:
     # Memory
 
     def reserve(self, num_bytes: int, *, sparing: Entry | None = None) -> bool:
-        """Hold `num_bytes` of memory for what comes, if dropping what need not be there makes room; nobody is evicted."""
+        """Hold `num_bytes` of memory for what comes, if dropping what need not be there makes room.
+
+        Nobody is evicted.
+        """
         limit = self.limits.memory_bytes
         if num_bytes > limit:
             return False
@@ -286,9 +296,16 @@ class StoreIndex:
         self._resident[entry.key] = entry
 
     def remember(
-        self, entry: Entry, target: Target, data: Buffer, digests: tuple[bytes, ...], made: tuple[Rows, ...]
+        self,
+        entry: Entry,
+        target: Target,
+        data: Buffer,
+        digests: tuple[bytes, ...],
+        made: tuple[Rows, ...],
     ) -> None:
-        """Keep what was found out for `target`: that it passed, its digests, and its rows where memory allows.
+        """Keep what was found out for `target`.
+
+        That it passed, its digests, and its rows where memory allows.
 
         Args:
             entry: whose.
@@ -302,7 +319,8 @@ class StoreIndex:
         entry.pass_for(target)
         if target.dtype not in entry.digests:
             size = sum(len(part) for part in digests)
-            # Without its digests a prompt costs a pass over its elements at every use: worth the oldest upload's place.
+            # Without its digests a prompt costs a pass over its elements at every use: worth the
+            # oldest upload's place.
             while not self.reserve(size, sparing=entry):
                 if not self.evict_unsaved(size, sparing=entry):
                     return
@@ -311,7 +329,9 @@ class StoreIndex:
         if entry.data is not data:
             return
         self._drop(entry, entry.forget_made())
-        size = 0 if target.dtype == entry.description.dtype else sum(len(rows.data) for rows in made)
+        size = (
+            0 if target.dtype == entry.description.dtype else sum(len(rows.data) for rows in made)
+        )
         if self.reserve(size, sparing=entry):
             self._take(entry, size)
             entry.keep(target, made)
@@ -319,12 +339,22 @@ class StoreIndex:
     def oldest_unsaved(self) -> Entry | None:
         """The least recently used entry that is in memory alone and might be written to disk."""
         return next(
-            (entry for entry in self._resident.values() if entry.file is None and not entry.memory_only), None
+            (
+                entry
+                for entry in self._resident.values()
+                if entry.file is None and not entry.memory_only
+            ),
+            None,
         )
 
     def evict_unsaved(self, num_bytes: int, *, sparing: Entry | None = None) -> bool:
-        """Evict the oldest entry that is and stays in memory alone; False, and nobody, if that cannot free `num_bytes`."""
-        stuck = self._reserved + sum(entry.held for entry in self._pinned.values() if entry.file is None)
+        """Evict the oldest entry that is and stays in memory alone.
+
+        False, and nobody, if that cannot free `num_bytes`.
+        """
+        stuck = self._reserved + sum(
+            entry.held for entry in self._pinned.values() if entry.file is None
+        )
         if sparing is not None and not sparing.pinned:
             stuck += sparing.held
         if stuck + num_bytes > self.limits.memory_bytes:
@@ -363,7 +393,10 @@ class StoreIndex:
         return True
 
     def file(self, entry: Entry, file: StoredFile, used_at: float) -> None:
-        """Note an entry's file, from a reservation of its cost, and the last use it knows; trash if the entry is gone."""
+        """Note an entry's file, from a reservation of its cost, and the last use it knows.
+
+        Trash if the entry is gone.
+        """
         entry.file, entry.saved_use, entry.memory_only = file, used_at, False
         if entry.gone:
             self.forget_file(entry)
@@ -398,7 +431,9 @@ class StoreIndex:
             ValueError: they do not.
         """
         if (self._reserved, self._admitted) != (0, 0):
-            raise ValueError(f"{self._reserved} bytes and {self._admitted} places are still reserved")
+            raise ValueError(
+                f"{self._reserved} bytes and {self._admitted} places are still reserved"
+            )
         books = (self.memory_used, self.disk_used, sum(self._tenants.values()), len(self._resident))
         counted = [0, 0, 0, 0]
         for entry in self._entries.values():

@@ -1,4 +1,7 @@
-"""The names a store gives: ids that cannot be guessed or forged, tenants that cannot be read back."""
+"""The names a store gives.
+
+Ids that cannot be guessed or forged, tenants that cannot be read back.
+"""
 
 import struct
 from base64 import b32encode
@@ -14,7 +17,10 @@ ID_DIGEST_SIZE = 20
 TENANT_DIGEST_SIZE = 16
 
 Key: TypeAlias = tuple[bytes, str]
-"""(digest of the tenant, id): what an entry is found by, so that a stranger's id is as absent as one never given."""
+"""(digest of the tenant, id).
+
+What an entry is found by, so that a stranger's id is as absent as one never given.
+"""
 
 _length = struct.Struct("<Q")
 
@@ -36,7 +42,10 @@ class Names:
         self.fingerprint = bytes.fromhex(secret.fingerprint)
 
     def id(self, tenant: str, data: Buffer) -> str:
-        """`pe-` and 32 characters: the id of the container bytes `data` for `tenant`, a keyed 160-bit BLAKE3 of both."""
+        """`pe-` and 32 characters.
+
+        The id of the container bytes `data` for `tenant`, a keyed 160-bit BLAKE3 of both.
+        """
         name = tenant.encode()
         hasher = blake3(_length.pack(len(name)) + name, key=self._id_key)
         hasher.update(data.view)

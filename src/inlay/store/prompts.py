@@ -1,4 +1,7 @@
-"""Stored prompts as a frontend uses them, wherever they are kept: nothing here holds up its event loop."""
+"""Stored prompts as a frontend uses them, wherever they are kept.
+
+Nothing here holds up its event loop.
+"""
 
 import asyncio
 import functools
@@ -22,15 +25,21 @@ def nothing(num_bytes: int) -> None:
 
 
 class StoredPrompts(Protocol):
-    """Stored prompts, each for the tenant that uploaded it. Errors are those of `inlay.store.PromptStore`.
+    """Stored prompts, each for the tenant that uploaded it.
 
-    `hold` is called with bytes that are about to be needed beside what the store counts itself, and may refuse them by raising.
+    Errors are those of `inlay.store.PromptStore`.
+
+    `hold` is called with bytes that are about to be needed beside what the store counts itself, and
+    may refuse them by raising.
     """
 
     async def put(
         self, tenant: str, data: Buffer, tensor: Tensor, *, hold: Callable[[int], None] = nothing
     ) -> StoredPrompt:
-        """Store a tensor whose memory will never change; the same bytes again only start the TTL again."""
+        """Store a tensor whose memory will never change.
+
+        The same bytes again only start the TTL again.
+        """
         ...
 
     async def get(self, tenant: str, id_: str) -> StoredPrompt:
@@ -46,7 +55,10 @@ class StoredPrompts(Protocol):
         look: Callable[[StoredPrompt], None],
         hold: Callable[[int], None] = nothing,
     ) -> tuple[Rows, ...]:
-        """The prompts of `id_` as rows for a model; `look` sees what they are before anything is done for them."""
+        """The prompts of `id_` as rows for a model.
+
+        `look` sees what they are before anything is done for them.
+        """
         ...
 
     async def pin(self, tenant: str, id_: str, pinned: bool) -> StoredPrompt:
@@ -75,11 +87,16 @@ class Threads:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(
-            min(4, os.cpu_count() or 1), thread_name_prefix="inlay-stored", initializer=mark_background
+            min(4, os.cpu_count() or 1),
+            thread_name_prefix="inlay-stored",
+            initializer=mark_background,
         )
 
     async def run(self, request: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """What `request` returns, run in one of them. Who is cancelled waits for its end, so that nothing is taken away from it."""
+        """What `request` returns, run in one of them.
+
+        Who is cancelled waits for its end, so that nothing is taken away from it.
+        """
         loop = asyncio.get_running_loop()
         job = loop.run_in_executor(self._pool, functools.partial(request, *args, **kwargs))
         try:

@@ -23,7 +23,9 @@ class TenantQuotas:
         clock: seconds since the epoch.
     """
 
-    def __init__(self, shared: Shared, share: int | None, wait: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, shared: Shared, share: int | None, wait: float, clock: Callable[[], float]
+    ) -> None:
         self._shared = shared
         self._share = share
         self._wait = wait
@@ -32,7 +34,9 @@ class TenantQuotas:
         self._locks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
 
     async def take(self, description: Description) -> None:
-        """Take part of the tenant's share for an upload, until `give_back`; the same prompt twice counts once.
+        """Take part of the tenant's share for an upload, until `give_back`.
+
+        The same prompt twice counts once.
 
         Raises:
             RateLimitedError: there is not as much left.
@@ -52,7 +56,8 @@ class TenantQuotas:
                 del self._under_way[description]
 
     async def _check(self, description: Description, share: int) -> None:
-        # Taken before the list: what is stored meanwhile, and so under way no more, need not be in that.
+        # Taken before the list: what is stored meanwhile, and so under way no more, need not be in
+        # that.
         held: dict[Key, int] = {
             other.key: cost(other.num_bytes)
             for other in self._under_way

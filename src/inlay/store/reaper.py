@@ -28,7 +28,8 @@ _decode_lease = msgspec.msgpack.Decoder(_Lease).decode
 class Reaper:
     """One frontend's part in it.
 
-    The lease saves work and nothing else: everything is removed by compare-and-set, so two at once do no harm.
+    The lease saves work and nothing else: everything is removed by compare-and-set, so two at once
+    do no harm.
 
     Args:
         shared: what is to be kept clean.
@@ -55,7 +56,10 @@ class Reaper:
         self.expired = 0
 
     async def turn(self) -> bool:
-        """Whether it is this frontend's turn, which lasts for three periods. Raises `OverloadedError`."""
+        """Whether it is this frontend's turn, which lasts for three periods.
+
+        Raises `OverloadedError`.
+        """
         revision, kept = await self._shared.find(_LEASE)
         now = self._clock()
         if kept is not None:
@@ -67,7 +71,8 @@ class Reaper:
 
     async def reap(self) -> None:
         """Remove expired records, those whose deletion was cut short, and contents without a record. Raises `OverloadedError`."""
-        # First contents, then records: a content that is not in the second list had no record for longer than its upload takes.
+        # First contents, then records: a content that is not in the second list had no record for
+        # longer than its upload takes.
         contents = await self._shared.contents()
         used: set[str] = set()
         for name, revision, record in await listed(self._shared):

@@ -48,9 +48,9 @@ class Sealer:
                 "encryption at rest needs the cryptography package: pip install 'inlay[encryption]'"
             ) from error
         self._key = key
-        self.fingerprint = blake3(key, derive_key_context="inlay 2026 encryption fingerprint").digest(
-            FINGERPRINT_BYTES
-        )
+        self.fingerprint = blake3(
+            key, derive_key_context="inlay 2026 encryption fingerprint"
+        ).digest(FINGERPRINT_BYTES)
 
     def seal(self, salt: bytes) -> "Seal":
         """The seal of the file with this salt."""
@@ -93,7 +93,9 @@ class Seal:
         from cryptography.exceptions import InvalidTag
 
         try:
-            self._cipher.decrypt_into(_nonce.pack(index, _LAST if last else _MORE), sealed, None, out)
+            self._cipher.decrypt_into(
+                _nonce.pack(index, _LAST if last else _MORE), sealed, None, out
+            )
         except InvalidTag as error:
             raise SealError from error
 

@@ -20,18 +20,21 @@ _GROUP = stat.S_IRWXG
 
 
 def load_secret(*, file: Path | None, state_dir: Path | None) -> Secret:
-    """The root secret: that of `file`; else the one kept in `state_dir`, made there at the first start; else random.
+    """The root secret: that of `file`.
 
-    Whoever has the secret can make ids and digests, so what is stored under it does not outlive it: a store that is to
-    survive a restart needs a file or a state directory.
+    Else the one kept in `state_dir`, made there at the first start; else random.
+
+    Whoever has the secret can make ids and digests, so what is stored under it does not outlive it:
+    a store that is to survive a restart needs a file or a state directory.
 
     Args:
         file: a key file, which must exist.
-        state_dir: a directory, made with mode 0700 when missing; the secret is its file `secret`, mode 0600.
+        state_dir: a directory, made with mode 0700 when missing; the secret is its file `secret`,
+            mode 0600.
 
     Raises:
-        InvalidRequestError: a key file that is missing, not a regular file, of the wrong length, or open to others; a
-            state directory that cannot be made or written.
+        InvalidRequestError: a key file that is missing, not a regular file, of the wrong length, or
+            open to others; a state directory that cannot be made or written.
     """
     if file is not None:
         return Secret(read_key(file))
@@ -46,17 +49,20 @@ def load_secret(*, file: Path | None, state_dir: Path | None) -> Secret:
 def read_key(path: Path) -> bytes:
     """The 32 bytes of a key file.
 
-    The file must belong to this user or to root, and nobody else may read it. The group may, where the file belongs to
-    root and not to us: that is how secrets are mounted into containers.
+    The file must belong to this user or to root, and nobody else may read it. The group may, where
+    the file belongs to root and not to us: that is how secrets are mounted into containers.
 
     Raises:
-        InvalidRequestError: it is missing or unreadable, not a regular file, of the wrong length, or open to others.
+        InvalidRequestError: it is missing or unreadable, not a regular file, of the wrong length,
+            or open to others.
     """
     try:
         # O_NONBLOCK: opening a FIFO must not wait for someone to write to it.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise InvalidRequestError(f"the key file {path} cannot be read: {error.strerror}") from error
+        raise InvalidRequestError(
+            f"the key file {path} cannot be read: {error.strerror}"
+        ) from error
     try:
         status = os.fstat(descriptor)
         _check_private(path, status)
@@ -92,7 +98,10 @@ def _check_private(path: Path, status: os.stat_result) -> None:
 
 
 def _create(path: Path) -> None:
-    """A new random secret at `path`, unless another process is quicker. No one ever sees a part of it."""
+    """A new random secret at `path`, unless another process is quicker.
+
+    No one ever sees a part of it.
+    """
     draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,4 +1,7 @@
-"""Settings of the store: the flags, environment variables and config keys of what outlives a request."""
+"""Settings of the store.
+
+The flags, environment variables and config keys of what outlives a request.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,7 +36,9 @@ class StoreSettings(BaseModel):
         default=10 * 1024 * MIB, ge=MIB, description="Bytes of files in prompt_store_dir at most."
     )
     prompt_store_ttl: float = Field(
-        default=24 * 3600, gt=0, description="Seconds uploaded embeddings are kept after their last use."
+        default=24 * 3600,
+        gt=0,
+        description="Seconds uploaded embeddings are kept after their last use.",
     )
     prompt_store_tenant_bytes: int | None = Field(
         default=None,
@@ -51,7 +56,8 @@ class StoreSettings(BaseModel):
         "made with.",
     )
     secret_file: Path | None = Field(
-        default=None, description="File of that 32-byte secret, instead of one made and kept in state_dir."
+        default=None,
+        description="File of that 32-byte secret, instead of one made and kept in state_dir.",
     )
 
     def secret(self) -> "Secret":
@@ -71,10 +77,14 @@ class StoreSettings(BaseModel):
             secret: of the namespace.
 
         Raises:
-            InvalidRequestError: as `PromptStore`; or a directory without a secret that outlives the process: the next
-                start would find no file of its own there, and remove them all.
+            InvalidRequestError: as `PromptStore`; or a directory without a secret that outlives the
+                process: the next start would find no file of its own there, and remove them all.
         """
-        if self.prompt_store_dir is not None and self.state_dir is None and self.secret_file is None:
+        if (
+            self.prompt_store_dir is not None
+            and self.state_dir is None
+            and self.secret_file is None
+        ):
             raise InvalidRequestError(
                 "--prompt-store-dir needs --state-dir or --secret-file: what is stored is bound to a secret that must be "
                 "the same after a restart",

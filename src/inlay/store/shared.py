@@ -1,4 +1,7 @@
-"""What all frontends of a fleet share of stored prompts: a record for each, and its content as a sealed file."""
+"""What all frontends of a fleet share of stored prompts.
+
+A record for each, and its content as a sealed file.
+"""
 
 import logging
 import os
@@ -17,7 +20,10 @@ from inlay.store.names import Key
 _log = logging.getLogger(__name__)
 
 LATE = 1 / 8
-"""Part of its time to live by which the last use that a record knows of may be late: a use is noted after that long."""
+"""Part of its time to live by which the last use that a record knows of may be late.
+
+A use is noted after that long.
+"""
 
 _MEMFD = sys.platform == "linux"
 
@@ -29,7 +35,8 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
         content: the name of its content, which nothing else has or had.
         size: bytes of that.
         description: what the tensor is.
-        used_at: when it was uploaded, pinned or used last, seconds since the epoch; up to `LATE` of the TTL before the last use.
+        used_at: when it was uploaded, pinned or used last, seconds since the epoch; up to `LATE` of
+            the TTL before the last use.
         ttl: seconds it is kept after its last use.
         pinned: it does not expire.
         leaving: it is being deleted: gone for all but those who finish that.
@@ -65,7 +72,10 @@ _decoder = msgspec.msgpack.Decoder(Record)
 
 
 def decode(name: str, kept: bytes) -> Record | None:
-    """The record that is kept under `name`; None, and a line in the log, for what was not made by a frontend for that name."""
+    """The record that is kept under `name`.
+
+    None, and a line in the log, for what was not made by a frontend for that name.
+    """
     try:
         record = _decoder.decode(kept)
         if record.description.key == key_of(name):
@@ -92,7 +102,10 @@ def key_of(name: str) -> Key:
 
 
 class Shared(Protocol):
-    """Where records and contents are kept: `inlay.transport.nats.prompts.NatsPrompts`, which says what the methods do."""
+    """Where records and contents are kept.
+
+    `inlay.transport.nats.prompts.NatsPrompts`, which says what the methods do.
+    """
 
     async def find(self, key: str) -> tuple[int, bytes | None]:
         """(revision, record) of a key; the record is None where there is none."""
@@ -140,7 +153,10 @@ class Shared(Protocol):
 
 
 async def listed(shared: Shared, under: str = "*") -> list[tuple[str, int, Record]]:
-    """(name, revision, record) of every prompt, or of those `under` a tenant. Raises `OverloadedError`."""
+    """(name, revision, record) of every prompt, or of those `under` a tenant.
+
+    Raises `OverloadedError`.
+    """
     found = []
     for name, revision, kept in await shared.list(under):
         record = decode(name, kept)

@@ -20,7 +20,10 @@ class SingleFlight(Generic[K, T]):
         self._under_way: dict[K, Future[T]] = {}
 
     def run(self, key: K, request: Callable[[], T]) -> T:
-        """The result of `request`, run here or by the thread that came first with an equal key; its errors likewise."""
+        """The result of `request`, run here or by the thread that came first with an equal key.
+
+        Its errors likewise.
+        """
         with self._lock:
             flight = self._under_way.get(key)
             leads = flight is None
@@ -52,7 +55,10 @@ class _TaskFlight(Generic[T]):
 
 
 class AsyncSingleFlight(Generic[K, T]):
-    """Work under way in one event loop, by key. It is cancelled when the last that waits for it leaves."""
+    """Work under way in one event loop, by key.
+
+    It is cancelled when the last that waits for it leaves.
+    """
 
     __slots__ = ("_under_way",)
 
@@ -63,9 +69,12 @@ class AsyncSingleFlight(Generic[K, T]):
         return len(self._under_way)
 
     async def run(self, key: K, request: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The result of `request`, or of that of whoever came first with an equal key; its errors likewise.
+        """The result of `request`, or of that of whoever came first with an equal key.
 
-        Who is the last to be cancelled returns when the request has ended, so what it held for it is held until then.
+        Its errors likewise.
+
+        Who is the last to be cancelled returns when the request has ended, so what it held for it
+        is held until then.
         """
         flight = self._under_way.get(key)
         if flight is None:

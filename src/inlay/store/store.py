@@ -44,9 +44,11 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
         evictions: prompts that went to make room.
         expirations: prompts that went because nobody used them.
         spills: files written.
-        refused_files: files removed because they were torn, changed, or written under another secret.
+        refused_files: files removed because they were torn, changed, or written under another
+            secret.
         locked_files: files left alone at the start, as they are sealed with another key.
-        disk_errors: reads, writes and removals that failed; prompts they concerned are in memory only.
+        disk_errors: reads, writes and removals that failed; prompts they concerned are in memory
+            only.
         fetches: uses that had to fetch from what a fleet shares.
         shared_bytes: held there, by all.
     """
@@ -71,26 +73,32 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
 class PromptStore:
     """Uploaded prompt embeddings by id, each for the tenant that uploaded it.
 
-    Thread-safe; what may touch a file or pass over a tensor (`put`, `rows`, `pin`, `delete`, `close`) belongs in a worker
-    thread, while `ready`, `digests`, `get`, `sweep` and `stats` return at once and may be called from an event loop.
+    Thread-safe; what may touch a file or pass over a tensor (`put`, `rows`, `pin`, `delete`,
+    `close`) belongs in a worker thread, while `ready`, `digests`, `get`, `sweep` and `stats` return
+    at once and may be called from an event loop.
 
-    Memory is the first tier. With a directory every upload is also written there in the background, so that it outlives
-    the process; when memory is short, what is written leaves it. Without one, the least recently used goes. An id is found
-    by its owner alone: to another tenant it is exactly as absent as one that was never given.
+    Memory is the first tier. With a directory every upload is also written there in the background,
+    so that it outlives the process; when memory is short, what is written leaves it. Without one,
+    the least recently used goes. An id is found by its owner alone: to another tenant it is exactly
+    as absent as one that was never given.
 
     Args:
-        secret: the namespace's. Files written under another are refused, so one that is to survive a restart must too.
+        secret: the namespace's. Files written under another are refused, so one that is to survive
+            a restart must too.
         memory_bytes: bound of tensors, digests and casts in memory.
         ttl: seconds a prompt is kept after its last use, unless pinned.
         disk_bytes: bound of the files; needed with a directory, and only then.
-        directory: where the files are; made with mode 0700 when missing, used by one store at a time.
+        directory: where the files are; made with mode 0700 when missing, used by one store at a
+            time.
         max_per_tenant_bytes: bound of one tenant's prompts in any tier.
         max_entries: bound of prompts in any tier.
-        encryption_key: 32 bytes; files are then sealed with AES-256-GCM. Plain files from before stay readable.
+        encryption_key: 32 bytes; files are then sealed with AES-256-GCM. Plain files from before
+            stay readable.
         clock: seconds since the epoch.
 
     Raises:
-        InvalidRequestError: a directory that cannot be made, is open to others or in use; a bad key; a bad bound.
+        InvalidRequestError: a directory that cannot be made, is open to others or in use; a bad
+            key; a bad bound.
     """
 
     def __init__(
@@ -141,14 +149,18 @@ class PromptStore:
 
     # Upload
 
-    def put(self, tenant: str, data: Buffer, tensor: Tensor, *, adopt: bool = False) -> StoredPrompt:
+    def put(
+        self, tenant: str, data: Buffer, tensor: Tensor, *, adopt: bool = False
+    ) -> StoredPrompt:
         """Store a tensor; the same bytes again only start the TTL again.
 
         Args:
             tenant: whose it is.
             data: the container bytes it was read from; with the tenant they make the id.
-            tensor: what `inlay.tensors.read` found in them. Its elements are copied, so `data` may be used again.
-            adopt: `data` will never change, so elements that fill its memory but for a page need no copy.
+            tensor: what `inlay.tensors.read` found in them. Its elements are copied, so `data` may
+                be used again.
+            adopt: `data` will never change, so elements that fill its memory but for a page need no
+                copy.
 
         Raises:
             EmbeddingsError: not two- or three-dimensional.
@@ -159,10 +171,14 @@ class PromptStore:
         prompts_of(tensor)
         key = self._names.key(tenant, self._names.id(tenant, data))
         description = Description.of(key, tensor)
-        return self._uploads.run(key, partial(self._put, description, tensor.data, adopt)).told(self._ttl)
+        return self._uploads.run(key, partial(self._put, description, tensor.data, adopt)).told(
+            self._ttl
+        )
 
     def keep(self, description: Description, data: Buffer) -> Entry:
-        """Keep a copy of a prompt that is stored elsewhere, if there is room for it; what `made` takes.
+        """Keep a copy of a prompt that is stored elsewhere, if there is room for it.
+
+        What `made` takes.
 
         Args:
             description: of the tensor.
@@ -220,7 +236,10 @@ class PromptStore:
         return entry
 
     def _make_room(self, num_bytes: int) -> bool:
-        """Reserve memory, saving or evicting what stands in the way; False when pinned entries do."""
+        """Reserve memory, saving or evicting what stands in the way.
+
+        False when pinned entries do.
+        """
         if num_bytes > self._ledger.limits.memory_bytes:
             return False
         while True:
@@ -277,7 +296,9 @@ class PromptStore:
             return [entry.key for entry in self._ledger.entries]
 
     def ready(self, tenant: str, id_: str, target: Target) -> tuple[Rows, ...] | None:
-        """As `rows`, where that takes neither a file nor a pass over the elements; else None, and nothing is touched.
+        """As `rows`, where that takes neither a file nor a pass over the elements.
+
+        Else None, and nothing is touched.
 
         Raises:
             NotFoundError: as `rows`.
@@ -293,8 +314,9 @@ class PromptStore:
     def digests(self, tenant: str, id_: str, target: Target) -> tuple[bytes, ...] | None:
         """The row digests for a model, one item a prompt, if it was used for that model before and they are kept.
 
-        They are kept when the elements have left memory, and are all that a router, or a worker that holds the rows or
-        their keys and values, has to know. Starts the TTL again if they are returned.
+        They are kept when the elements have left memory, and are all that a router, or a worker
+        that holds the rows or their keys and values, has to know. Starts the TTL again if they are
+        returned.
 
         Raises:
             NotFoundError: as `rows`.
@@ -423,7 +445,9 @@ class PromptStore:
             self._ledger.remove(entry)
 
     def sweep(self) -> int:
-        """Remove what has expired, and try again to write what could not be; to be called from time to time.
+        """Remove what has expired, and try again to write what could not be.
+
+        To be called from time to time.
 
         Returns:
             How many expired.

@@ -18,11 +18,16 @@ class TextLines(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
         """The line, without what was raised."""
         line = super().formatMessage(record)
-        return " ".join([line, *(f"{name}={value}" for name, value in getattr(record, FIELDS, {}).items())])
+        return " ".join(
+            [line, *(f"{name}={value}" for name, value in getattr(record, FIELDS, {}).items())]
+        )
 
 
 class JsonLines(logging.Formatter):
-    """A record as a JSON object on one line: `time` (UTC), `level`, `logger`, `message`, its fields, and `exception`."""
+    """A record as a JSON object on one line.
+
+    `time` (UTC), `level`, `logger`, `message`, its fields, and `exception`.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
@@ -48,8 +53,13 @@ def configure(form: Literal["text", "json"]) -> None:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 
-def log_fields(logger: logging.Logger, level: int, message: str, fields: Mapping[str, object]) -> None:
-    """Log `message` with `fields`: in JSON members of the object, in text after it as `name=value`."""
+def log_fields(
+    logger: logging.Logger, level: int, message: str, fields: Mapping[str, object]
+) -> None:
+    """Log `message` with `fields`.
+
+    In JSON members of the object, in text after it as `name=value`.
+    """
     logger.log(level, message, extra={FIELDS: fields})
 
 

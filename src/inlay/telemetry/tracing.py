@@ -1,7 +1,8 @@
 """Spans, sent over OTLP. OpenTelemetry is imported only where an endpoint is set.
 
-A span's context crosses processes as W3C `traceparent` (https://www.w3.org/TR/trace-context/). Names and attributes follow
-OpenTelemetry's conventions for HTTP and generative models; none has any part of a prompt or an answer.
+A span's context crosses processes as W3C `traceparent` (https://www.w3.org/TR/trace-context/).
+Names and attributes follow OpenTelemetry's conventions for HTTP and generative models; none has any
+part of a prompt or an answer.
 """
 
 import logging
@@ -59,7 +60,8 @@ class Tracing:
         """Spans sent to `endpoint` in the background; None where there is none.
 
         Args:
-            endpoint: takes OTLP over HTTP. Headers, sampling and the like are read from OpenTelemetry's own variables.
+            endpoint: takes OTLP over HTTP. Headers, sampling and the like are read from
+                OpenTelemetry's own variables.
             service: name of this process among the spans, unless OTEL_SERVICE_NAME says another.
 
         Raises:
@@ -101,7 +103,9 @@ class Tracing:
             name, context=_context(parent), kind=SpanKind[kind.upper()], start_time=began
         )
         context = span.get_span_context()
-        return Span(span, f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}")
+        return Span(
+            span, f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+        )
 
     def close(self) -> None:
         """Send what is left, for some seconds at most. Blocks."""

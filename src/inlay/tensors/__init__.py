@@ -1,7 +1,9 @@
-"""Embeddings in files: one checked reader for three formats, casts, checks, and the writers clients use. No torch.
+"""Embeddings in files.
 
-Reading is a security boundary: container bytes come from strangers, so nothing here executes, inflates or trusts a
-length before it is checked against what is really there.
+One checked reader for three formats, casts, checks, and the writers clients use. No torch.
+
+Reading is a security boundary: container bytes come from strangers, so nothing here executes,
+inflates or trusts a length before it is checked against what is really there.
 """
 
 from inlay.tensors.reader import read

@@ -1,8 +1,11 @@
-"""The stored records of a zip archive, as `torch.save` writes it: every length checked, nothing copied or inflated.
+"""The stored records of a zip archive, as `torch.save` writes it.
 
-Stricter than zip: the records must tile the file from its first byte to the central directory, each local header must say
-what the directory says, and there is no comment, compression, encryption, split or 64-bit size. Such an archive reads
-in one way only. Checksums are not verified, as torch itself does not.
+Every length checked, nothing copied or inflated.
+
+Stricter than zip: the records must tile the file from its first byte to the central directory, each
+local header must say what the directory says, and there is no comment, compression, encryption,
+split or 64-bit size. Such an archive reads in one way only. Checksums are not verified, as torch
+itself does not.
 
 Layout: APPNOTE.TXT 6.3.10 (PKWARE); local header 4.3.7, directory 4.3.12, ends 4.3.14 to 4.3.16.
 """
@@ -111,18 +114,36 @@ def _check_stored(name: str, flags: int, method: int, stored: int, size: int, di
         raise refused(f"an archive whose record {quoted(name)} is encrypted")
     if method:
         how = {8: "deflated"}.get(method, f"compressed by method {method}")
-        raise refused(f"an archive whose record {quoted(name)} is {how}; only stored records are read")
+        raise refused(
+            f"an archive whose record {quoted(name)} is {how}; only stored records are read"
+        )
     if flags & ~_ALLOWED_FLAGS or disk or stored != size or size == 0xFFFFFFFF:
-        raise _malformed(f"record {quoted(name)} has flags {flags:#x}, stored size {stored} and size {size}")
+        raise _malformed(
+            f"record {quoted(name)} has flags {flags:#x}, stored size {stored} and size {size}"
+        )
 
 
-def _locate(archive: memoryview, name: bytes, wanted: tuple[int, int, int], at: int) -> tuple[int, int]:
+def _locate(
+    archive: memoryview, name: bytes, wanted: tuple[int, int, int], at: int
+) -> tuple[int, int]:
     """(first byte of the content, past-last byte of the record) of the record whose local header is at `at`."""
     flags, crc, size = wanted
     if at + _LOCAL.size > len(archive):
         raise _malformed("a record begins beyond its end")
     header = _LOCAL.unpack_from(archive, at)
-    signature, _, local_flags, method, _, _, local_crc, stored, local_size, name_length, extra_length = header
+    (
+        signature,
+        _,
+        local_flags,
+        method,
+        _,
+        _,
+        local_crc,
+        stored,
+        local_size,
+        name_length,
+        extra_length,
+    ) = header
     name_start = at + _LOCAL.size
     first = name_start + name_length + extra_length
     end = first + size

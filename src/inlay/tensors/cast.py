@@ -1,8 +1,8 @@
 """Casts and checks on elements as bits, a cache-sized piece at a time.
 
-The formats all put sign, exponent and fraction in this order, so that the bits without the sign, read as an integer,
-order by magnitude: one integer maximum says at once whether everything is finite and how large the largest is. Rounding is
-to nearest, ties to even (IEEE 754, 4.3.1).
+The formats all put sign, exponent and fraction in this order, so that the bits without the sign,
+read as an integer, order by magnitude: one integer maximum says at once whether everything is
+finite and how large the largest is. Rounding is to nearest, ties to even (IEEE 754, 4.3.1).
 """
 
 from functools import cache
@@ -39,7 +39,8 @@ def largest_magnitude(bits: Bits) -> int:
     without_sign = (1 << (8 * size - 1)) - 1
     largest = 0
     for start in range(0, bits.size, step):
-        # Of the negative elements the largest magnitude is the largest unsigned integer, of the others the largest signed one.
+        # Of the negative elements the largest magnitude is the largest unsigned integer, of the
+        # others the largest signed one.
         negative = int(bits[start : start + step].max()) & without_sign
         positive = int(signed[start : start + step].max())
         largest = max(largest, negative, positive)
@@ -71,7 +72,8 @@ def cast(bits: Bits, source: str, target: str) -> Bits:
     Args:
         bits: finite elements.
         source: any of `inlay.prompt.DTYPE_SIZES`.
-        target: "bfloat16", "float16" or "float32". What rounds beyond its largest number becomes infinite.
+        target: "bfloat16", "float16" or "float32". What rounds beyond its largest number becomes
+            infinite.
     """
     if source == target:
         return bits
@@ -93,7 +95,10 @@ def cast(bits: Bits, source: str, target: str) -> Bits:
 
 @cache
 def _every_cast(source: str, target: str) -> Bits:
-    """What each of the 256 or 65,536 bit patterns of `source` becomes: looked up faster than numpy computes it."""
+    """What each of the 256 or 65,536 bit patterns of `source` becomes.
+
+    Looked up faster than numpy computes it.
+    """
     patterns = np.arange(1 << (8 * DTYPE_SIZES[source]), dtype=BITS_DTYPES[DTYPE_SIZES[source]])
     with np.errstate(invalid="ignore", over="ignore"):
         exact = patterns.view(NUMPY_DTYPES[source]).astype(np.float32)
@@ -112,7 +117,8 @@ def _round(piece: Bits, source: str, out: Bits, target: str) -> None:
 def _float32_to_odd(wide: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
     """float32 elements, inexact ones with an odd last bit, so that rounding again is as good as rounding once.
 
-    Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to odd" (2008).
+    Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms using
+    rounding to odd" (2008).
     """
     near = wide.astype(np.float32)
     back = near.astype(np.float64)

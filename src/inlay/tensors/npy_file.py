@@ -1,4 +1,6 @@
-"""numpy's `.npy` format, versions 1 to 3: reader and writer. The header is matched, never evaluated.
+"""numpy's `.npy` format, versions 1 to 3: reader and writer.
+
+The header is matched, never evaluated.
 
 Layout: NEP 1 and `numpy.lib.format`.
 """
@@ -43,7 +45,9 @@ def read_npy(container: memoryview) -> Tensor:
     descr, fortran, shape = _header(bytes(container[start : start + length]))
     dtype = _DTYPES.get(descr)
     if dtype is None:
-        raise refused(f"a .npy file of dtype {quoted(descr)}{_advice(descr)}; allowed: {', '.join(_DTYPES)}")
+        raise refused(
+            f"a .npy file of dtype {quoted(descr)}{_advice(descr)}; allowed: {', '.join(_DTYPES)}"
+        )
     data = container[start + length :]
     strides = tuple(reversed(c_strides(tuple(reversed(shape))))) if fortran else c_strides(shape)
     tensor = Tensor(dense(data, dtype, shape, strides=strides), dtype, shape, "npy")
@@ -55,7 +59,10 @@ def read_npy(container: memoryview) -> Tensor:
 
 
 def _header(raw: bytes) -> tuple[str, bool, tuple[int, ...]]:
-    """dtype, Fortran order and shape out of a header like {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }."""
+    """dtype, Fortran order and shape out of a header like {'descr': '<f4', 'fortran_order'.
+
+    False, 'shape': (3, 4), }.
+    """
     text = raw.decode("latin-1").rstrip(" \n")
     found: dict[str, str] = {}
     at = 1
@@ -86,7 +93,8 @@ def write_npy(array: npt.NDArray[Any], dtype: str, table_id: str | None) -> byte
     """A `.npy` file of `array`, which is in C order and little endian.
 
     Raises:
-        EmbeddingsError: a dtype that the format cannot name, or a table id, for which it has no place.
+        EmbeddingsError: a dtype that the format cannot name, or a table id, for which it has no
+            place.
     """
     if dtype not in _DTYPES.values():
         raise EmbeddingsError(

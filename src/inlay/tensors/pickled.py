@@ -1,8 +1,11 @@
-"""The pickle inside a `torch.save` file, interpreted: a short list of opcodes and names, and values that do nothing.
+"""The pickle inside a `torch.save` file, interpreted.
 
-Nothing is imported, looked up or called. A name on the list becomes a `Name`, what the pickle would call becomes a
-record of what it would have been called with (`StoredTensor`), and everything else is refused. Work and memory are bounded by
-`MAX_PICKLE_BYTES`: each opcode costs a constant, and no value is ever walked.
+A short list of opcodes and names, and values that do nothing.
+
+Nothing is imported, looked up or called. A name on the list becomes a `Name`, what the pickle would
+call becomes a record of what it would have been called with (`StoredTensor`), and everything else
+is refused. Work and memory are bounded by `MAX_PICKLE_BYTES`: each opcode costs a constant, and no
+value is ever walked.
 
 Opcodes: `pickletools` in Python's standard library, protocols 2 to 5.
 """
@@ -48,7 +51,9 @@ class Storage(msgspec.Struct, frozen=True):
 
 
 class StoredTensor(msgspec.Struct, frozen=True):
-    """A view of a storage, as the pickle describes it; nothing about it is checked beyond the types.
+    """A view of a storage, as the pickle describes it.
+
+    Nothing about it is checked beyond the types.
 
     Attributes:
         storage: what it views.
@@ -122,7 +127,8 @@ def load(data: bytes) -> Value:
     """The value that pickle `data` describes: a `StoredTensor` for a tensor or parameter.
 
     Raises:
-        EmbeddingsError: anything that the pickle of a plain tensor, or of a list or dict of plain tensors, does not hold.
+        EmbeddingsError: anything that the pickle of a plain tensor, or of a list or dict of plain
+            tensors, does not hold.
     """
     if len(data) > MAX_PICKLE_BYTES:
         raise refused(
@@ -286,7 +292,9 @@ class _Machine:
         self.push(_call(called, arguments))
 
 
-_BYTE, _SHORT, _INT, _UINT, _DOUBLE = (struct.Struct(form) for form in ("<B", "<H", "<i", "<I", ">d"))
+_BYTE, _SHORT, _INT, _UINT, _DOUBLE = (
+    struct.Struct(form) for form in ("<B", "<H", "<i", "<I", ">d")
+)
 _STOP = ord(b".")
 _STEPS: dict[int, Callable[[_Machine], None]] = {
     ord(b"("): _Machine.mark,
@@ -345,11 +353,15 @@ def _name(module: str, attribute: str) -> Name:
         raise _wrong_dtype(attribute)
     if module.startswith("torch.nested."):
         raise refused(_KINDS["_rebuild_njt"])
-    raise refused(f"a pickle that names {quoted(str(name))}, which the pickle of a plain tensor does not")
+    raise refused(
+        f"a pickle that names {quoted(str(name))}, which the pickle of a plain tensor does not"
+    )
 
 
 def _wrong_dtype(name: str) -> Exception:
-    return refused(f"a tensor of dtype {quoted(name)}; allowed: {', '.join(_TENSOR_DTYPES.values())}")
+    return refused(
+        f"a tensor of dtype {quoted(name)}; allowed: {', '.join(_TENSOR_DTYPES.values())}"
+    )
 
 
 def _storage(identity: Value) -> Storage:
@@ -387,13 +399,23 @@ def _call(called: Name, arguments: tuple[Value, ...]) -> Value:
     if called == _FROM_TYPE and len(arguments) == 4:
         inner, kind, inner_arguments, _ = arguments
         callable_ = type(inner) is Name and inner != _FROM_TYPE
-        if callable_ and type(kind) is Name and kind in _TENSOR_TYPES and type(inner_arguments) is tuple:
+        if (
+            callable_
+            and type(kind) is Name
+            and kind in _TENSOR_TYPES
+            and type(inner_arguments) is tuple
+        ):
             return _already_tensor(_call(inner, inner_arguments))
     raise _malformed(f"it calls {called} with arguments that torch.save does not write")
 
 
 def _tensor(
-    storage: Value, dtype: str | None, offset: Value, shape: Value, strides: Value, metadata: list[Value]
+    storage: Value,
+    dtype: str | None,
+    offset: Value,
+    shape: Value,
+    strides: Value,
+    metadata: list[Value],
 ) -> StoredTensor:
     if type(storage) is not Storage or dtype is None or (storage.dtype not in (None, dtype)):
         raise _malformed("a tensor in it has no storage, or one of another dtype")

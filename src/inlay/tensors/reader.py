@@ -16,15 +16,17 @@ _DEFAULT_LIMITS = ReadLimits()
 def read(data: Container, *, limits: ReadLimits = _DEFAULT_LIMITS) -> Tensor:
     """The one dense float tensor in `data`, a file by `torch.save`, safetensors or `numpy.save`, told apart by content.
 
-    Nothing is executed or inflated. Elements are not copied unless they are a strided view, and memory beyond that copy, which
-    is never larger than `data`, stays under a megabyte whatever the bytes say. Values are not looked at: `to_rows` does.
+    Nothing is executed or inflated. Elements are not copied unless they are a strided view, and
+    memory beyond that copy, which is never larger than `data`, stays under a megabyte whatever the
+    bytes say. Values are not looked at: `to_rows` does.
 
     Args:
         data: the container's bytes; must not change while the tensor or its rows live.
         limits: what is allowed.
 
     Raises:
-        EmbeddingsError: too small, too large, or not one dense float tensor; the message names what it is instead.
+        EmbeddingsError: too small, too large, or not one dense float tensor; the message names what
+            it is instead.
     """
     container = (data if isinstance(data, Buffer) else Buffer(data)).view
     check_size(len(container), limits=limits)

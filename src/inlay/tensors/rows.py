@@ -21,8 +21,10 @@ def prompts_of(tensor: Tensor, *, max_prompts: int = MAX_PROMPTS) -> list[Tensor
     """The prompts in a tensor, each (num_tokens, hidden), sharing its memory.
 
     Args:
-        tensor: (num_tokens, hidden) for one prompt or (batch, num_tokens, hidden) for that many, also for a batch of 1.
-        max_prompts: allowed; a file of a few megabytes may hold a million prompts of one number each.
+        tensor: (num_tokens, hidden) for one prompt or (batch, num_tokens, hidden) for that many,
+            also for a batch of 1.
+        max_prompts: allowed; a file of a few megabytes may hold a million prompts of one number
+            each.
 
     Raises:
         EmbeddingsError: any other number of dimensions, or more prompts than allowed.
@@ -53,20 +55,29 @@ def prompts_of(tensor: Tensor, *, max_prompts: int = MAX_PROMPTS) -> list[Tensor
 
 
 def to_rows(
-    tensor: Tensor, *, hidden_size: int, dtype: str, max_abs: float | None = None, table_id: str | None = None
+    tensor: Tensor,
+    *,
+    hidden_size: int,
+    dtype: str,
+    max_abs: float | None = None,
+    table_id: str | None = None,
 ) -> Rows:
-    """The rows of one prompt in the model's dtype. They view the tensor's memory where the dtype is already that one.
+    """The rows of one prompt in the model's dtype.
+
+    They view the tensor's memory where the dtype is already that one.
 
     Args:
         tensor: (num_tokens, hidden).
         hidden_size: the model's.
         dtype: the model's activation dtype, a `ModelDType`.
-        max_abs: largest magnitude an element may have after the cast; None for no bound beyond finite.
-        table_id: id of the model's embedding table; None if it has none. A tensor that carries no id passes.
+        max_abs: largest magnitude an element may have after the cast; None for no bound beyond
+            finite.
+        table_id: id of the model's embedding table; None if it has none. A tensor that carries no
+            id passes.
 
     Raises:
-        EmbeddingsError: another embedding table, another hidden size, or an element that is not finite before or after
-            the cast or too large; the message names the first such row.
+        EmbeddingsError: another embedding table, another hidden size, or an element that is not
+            finite before or after the cast or too large; the message names the first such row.
     """
     if dtype not in ("bfloat16", "float16", "float32"):
         raise EmbeddingsError(f"no model has dtype {dtype!r}; allowed: bfloat16, float16, float32")

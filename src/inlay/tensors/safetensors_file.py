@@ -103,13 +103,17 @@ def _integers(value: Any) -> tuple[int, ...]:
 
 
 def _table_id(metadata: Any) -> str | None:
-    if not isinstance(metadata, dict) or any(not isinstance(value, str) for value in metadata.values()):
+    if not isinstance(metadata, dict) or any(
+        not isinstance(value, str) for value in metadata.values()
+    ):
         raise _malformed("its metadata is not text")
     table_id: str | None = metadata.get(_TABLE_ID)
     return table_id if table_id is None else table_id[: MAX_TABLE_ID_LENGTH + 1]
 
 
-def write_safetensors(data: memoryview, dtype: str, shape: tuple[int, ...], table_id: str | None) -> bytes:
+def write_safetensors(
+    data: memoryview, dtype: str, shape: tuple[int, ...], table_id: str | None
+) -> bytes:
     """A safetensors file of one tensor, `prompt_embeds`, with the table's id in its metadata.
 
     Args:
@@ -119,9 +123,14 @@ def write_safetensors(data: memoryview, dtype: str, shape: tuple[int, ...], tabl
         table_id: of the embedding table the rows were taken from.
     """
     header: dict[str, Any] = {} if table_id is None else {_METADATA: {_TABLE_ID: table_id}}
-    header["prompt_embeds"] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": (0, len(data))}
+    header["prompt_embeds"] = {
+        "dtype": _NAMES[dtype],
+        "shape": shape,
+        "data_offsets": (0, len(data)),
+    }
     text = json.dumps(header, separators=(",", ":")).encode()
-    # Data begins on eight bytes, and even one element makes a file of the least size that servers accept.
+    # Data begins on eight bytes, and even one element makes a file of the least size that servers
+    # accept.
     width = max(len(text), MIN_BYTES - 8 - len(data))
     text = text.ljust(width + -width % 8)
     return b"".join((len(text).to_bytes(8, "little"), text, data))

@@ -1,7 +1,10 @@
-"""A model's weights as they lie on disk, read without torch: safetensors directories and the input embedding table.
+"""A model's weights as they lie on disk, read without torch.
 
-Files are memory-mapped and only what is asked for is touched, so a table of gigabytes costs tens of megabytes.
-The format: https://huggingface.co/docs/safetensors (8 bytes of little-endian header length, a JSON header, the data).
+Safetensors directories and the input embedding table.
+
+Files are memory-mapped and only what is asked for is touched, so a table of gigabytes costs tens of
+megabytes. The format: https://huggingface.co/docs/safetensors (8 bytes of little-endian header
+length, a JSON header, the data).
 """
 
 import json
@@ -90,7 +93,9 @@ def config_of(directory: Path) -> dict[str, Any]:
             f"{directory} has no config.json: not a model directory", param="model"
         ) from error
     except (OSError, ValueError) as error:
-        raise InvalidRequestError(f"{directory} is not a model directory: config.json: {error}") from error
+        raise InvalidRequestError(
+            f"{directory} is not a model directory: config.json: {error}"
+        ) from error
     if not isinstance(config, dict):
         raise InvalidRequestError(f"{path} holds {type(config).__name__}, not an object")
     return config
@@ -105,10 +110,12 @@ def stored_tensors(
 
     Args:
         directory: of a model.
-        wanted: which names matter: files that hold none of them, as the index says, may be missing and are not read.
+        wanted: which names matter: files that hold none of them, as the index says, may be missing
+            and are not read.
 
     Raises:
-        InvalidRequestError: no such file, or a header that does not fit its file; says which, and what is wrong.
+        InvalidRequestError: no such file, or a header that does not fit its file; says which, and
+            what is wrong.
     """
     index = directory / "model.safetensors.index.json"
     if index.is_file():
@@ -135,7 +142,10 @@ def stored_tensors(
 
 
 def check_tensors(directory: Path) -> None:
-    """Read the headers of a model's weight files, and nothing else. Raises `InvalidRequestError` as `stored_tensors`."""
+    """Read the headers of a model's weight files, and nothing else.
+
+    Raises `InvalidRequestError` as `stored_tensors`.
+    """
     for _ in stored_tensors(directory):
         pass
 
@@ -147,10 +157,13 @@ def _no_weights(directory: Path) -> str:
 
 
 def tensors_in(file: Path, max_header: int = _MAX_HEADER) -> Iterator[StoredTensor]:
-    """All tensors of one safetensors file, in the order of its header. That shape and bytes agree is not checked.
+    """All tensors of one safetensors file, in the order of its header.
+
+    That shape and bytes agree is not checked.
 
     Raises:
-        InvalidRequestError: not such a file, or a header that does not fit it or is longer than `max_header` bytes.
+        InvalidRequestError: not such a file, or a header that does not fit it or is longer than
+            `max_header` bytes.
     """
     try:
         size = file.stat().st_size
@@ -170,7 +183,9 @@ def tensors_in(file: Path, max_header: int = _MAX_HEADER) -> Iterator[StoredTens
     for name, entry in entries.items():
         start, stop = entry.data_offsets
         if not 0 <= start <= stop:
-            raise InvalidRequestError(f"{file} is damaged: tensor {name} would lie at {start} to {stop}")
+            raise InvalidRequestError(
+                f"{file} is damaged: tensor {name} would lie at {start} to {stop}"
+            )
         if stop > data:
             whole = 8 + length + max(entry.data_offsets[1] for entry in entries.values())
             raise InvalidRequestError(f"{file} is cut short: it has {size} of {whole} bytes")
@@ -192,12 +207,14 @@ def _no_header(file: Path, first: bytes, length: int, most: int) -> str:
 class EmbeddingTable:
     """The input embedding matrix of a model directory, memory-mapped.
 
-    Rows come as the model's `inputs_embeds` would have them: after the scale of models that scale their embeddings.
+    Rows come as the model's `inputs_embeds` would have them: after the scale of models that scale
+    their embeddings.
 
     Attributes:
         shape: (vocabulary, hidden size).
         dtype: as stored, one of `inlay.prompt.DTYPE_SIZES`.
-        scale: factor from the stored table to rows, in the stored dtype's precision; 1 for most models.
+        scale: factor from the stored table to rows, in the stored dtype's precision; 1 for most
+            models.
     """
 
     def __init__(self, tensor: StoredTensor, *, scaled_by_root: bool) -> None:
@@ -208,8 +225,13 @@ class EmbeddingTable:
                 f"an embedding table is (vocabulary, hidden) in {', '.join(_NUMPY)}"
             )
         numpy_dtype = _NUMPY[tensor.dtype]
-        if tensor.shape[0] * tensor.shape[1] * numpy_dtype.itemsize != tensor.nbytes or not tensor.nbytes:
-            raise InvalidRequestError(f"{tensor.name} of shape {tensor.shape} has {tensor.nbytes} bytes")
+        if (
+            tensor.shape[0] * tensor.shape[1] * numpy_dtype.itemsize != tensor.nbytes
+            or not tensor.nbytes
+        ):
+            raise InvalidRequestError(
+                f"{tensor.name} of shape {tensor.shape} has {tensor.nbytes} bytes"
+            )
         self.shape = (tensor.shape[0], tensor.shape[1])
         self.dtype = _NAMES[tensor.dtype]
         self._root = scaled_by_root
@@ -232,9 +254,17 @@ class EmbeddingTable:
         directory = Path(directory)
         config = config_of(directory)
         text = config.get("text_config", config)
-        found = [tensor for tensor in stored_tensors(directory, _may_be_table) if _may_be_table(tensor.name)]
+        found = [
+            tensor
+            for tensor in stored_tensors(directory, _may_be_table)
+            if _may_be_table(tensor.name)
+        ]
         hidden = text.get("hidden_size", text.get("n_embd"))
-        fitting = [tensor for tensor in found if len(tensor.shape) == 2 and hidden in (None, tensor.shape[1])]
+        fitting = [
+            tensor
+            for tensor in found
+            if len(tensor.shape) == 2 and hidden in (None, tensor.shape[1])
+        ]
         language = [tensor for tensor in fitting if "language_model" in tensor.name] or fitting
         if len(language) != 1:
             raise InvalidRequestError(
@@ -245,7 +275,10 @@ class EmbeddingTable:
 
     @property
     def scale(self) -> float:
-        """Factor from the stored table to rows, rounded to the stored dtype as models do; 1 for most."""
+        """Factor from the stored table to rows, rounded to the stored dtype as models do.
+
+        1 for most.
+        """
         return self._scale(self._table.dtype)
 
     def _scale(self, dtype: np.dtype[Any]) -> float:
@@ -258,7 +291,8 @@ class EmbeddingTable:
 
         Args:
             ids: token ids.
-            dtype: the model's activation dtype; the stored one unless given. Cast before the scale, as models do.
+            dtype: the model's activation dtype; the stored one unless given. Cast before the scale,
+                as models do.
 
         Raises:
             InvalidRequestError: an id outside the vocabulary, or a dtype that is not a model's.
@@ -276,7 +310,10 @@ class EmbeddingTable:
 
     @property
     def id(self) -> str:
-        """32 hex digits: BLAKE3 of dtype, shape and up to 512 rows spread over the table; names and files do not count."""
+        """32 hex digits: BLAKE3 of dtype, shape and up to 512 rows spread over the table.
+
+        Names and files do not count.
+        """
         hasher = blake3(f"{self.dtype}:{self.shape[0]}:{self.shape[1]}:{self.scale}".encode())
         for index in spread(self.shape[0], _SAMPLED_ROWS):
             hasher.update(self._table[index].tobytes())
@@ -285,7 +322,8 @@ class EmbeddingTable:
     def chunks(self) -> Iterator[tuple[int, npt.NDArray[Any]]]:
         """(first id, stored rows before the scale) over the whole table, a few megabytes at a time.
 
-        Each chunk is valid until the next is asked for: its pages are then given back to the system.
+        Each chunk is valid until the next is asked for: its pages are then given back to the
+        system.
         """
         step = max(1, _CHUNK_BYTES // (self.shape[1] * self._table.dtype.itemsize))
         row_bytes = self.shape[1] * self._table.dtype.itemsize
@@ -295,13 +333,16 @@ class EmbeddingTable:
             if hasattr(mmap, "MADV_DONTNEED"):
                 low = self._tensor.offset + start * row_bytes
                 low -= low % mmap.PAGESIZE
-                self._map.madvise(mmap.MADV_DONTNEED, low, self._tensor.offset + stop * row_bytes - low)
+                self._map.madvise(
+                    mmap.MADV_DONTNEED, low, self._tensor.offset + stop * row_bytes - low
+                )
 
     def abs_max(self) -> float:
         """The largest absolute value in the table, after the scale. Reads the whole table once."""
         largest = 0.0
         for _, rows in self.chunks():
-            # Clearing the sign bit orders finite floats as integers: no cast of the whole table to a wider type.
+            # Clearing the sign bit orders finite floats as integers: no cast of the whole table to
+            # a wider type.
             bits = rows.view(f"u{rows.dtype.itemsize}") & (2 ** (8 * rows.dtype.itemsize - 1) - 1)
             largest = max(largest, float(np.array(bits.max()).view(rows.dtype)))
         return largest * self.scale

@@ -1,4 +1,7 @@
-"""What a reader returns, and what readers of all formats share: size limits, refusals, strided views made dense."""
+"""What a reader returns, and what readers of all formats share.
+
+Size limits, refusals, strided views made dense.
+"""
 
 from math import prod
 from typing import Any, Literal, TypeAlias
@@ -49,7 +52,8 @@ class Tensor(msgspec.Struct, frozen=True):
     """A dense tensor out of a file: C order, little endian, not yet checked for finite values.
 
     Attributes:
-        data: the elements; views the bytes that were read wherever those are contiguous, so these must not change.
+        data: the elements; views the bytes that were read wherever those are contiguous, so these
+            must not change.
         dtype: one of `inlay.prompt.DTYPE_SIZES`.
         shape: every size at least 1; () for a scalar.
         format: the container it came in.
@@ -92,7 +96,10 @@ def _size(num_bytes: int) -> str:
 
 
 def refused(what: str) -> EmbeddingsError:
-    """The error for bytes that are not one dense float tensor; `what` names what they are instead."""
+    """The error for bytes that are not one dense float tensor.
+
+    `what` names what they are instead.
+    """
     return EmbeddingsError(
         "prompt_embeds must be a torch.Tensor: one dense floating-point tensor, written by torch.save, safetensors or "
         f"numpy.save; got {what}"
@@ -114,8 +121,8 @@ def dense(
 ) -> Buffer:
     """The elements of a strided view of `view`, in C order.
 
-    A contiguous view is not copied. Of any other, only its own elements are: as these may not overlap, the copy is
-    never larger than `view`.
+    A contiguous view is not copied. Of any other, only its own elements are: as these may not
+    overlap, the copy is never larger than `view`.
 
     Args:
         view: the storage, bytes.
@@ -125,7 +132,8 @@ def dense(
         offset: first element.
 
     Raises:
-        EmbeddingsError: empty, out of bounds, overlapping, or with more dimensions than any prompt has.
+        EmbeddingsError: empty, out of bounds, overlapping, or with more dimensions than any prompt
+            has.
     """
     size = DTYPE_SIZES[dtype]
     if len(shape) > MAX_DIMENSIONS:
@@ -143,8 +151,9 @@ def dense(
     steps = sorted((stride, n) for stride, n in zip(strides, shape, strict=True) if n > 1)
     reach = 0
     for stride, n in steps:
-        # A dimension whose step clears everything the smaller steps reach cannot make two indices meet. Views that
-        # interleave without meeting fail this too; torch's own test for overlap is the same.
+        # A dimension whose step clears everything the smaller steps reach cannot make two indices
+        # meet. Views that interleave without meeting fail this too; torch's own test for overlap is
+        # the same.
         if stride <= reach:
             how = "stride 0 (an expanded tensor)" if stride == 0 else "overlapping elements"
             raise refused(
@@ -159,8 +168,11 @@ def dense(
         )
     if all(a == b for a, b, n in zip(strides, c_strides(shape), shape, strict=True) if n > 1):
         return Buffer(view[offset * size : (offset + prod(shape)) * size])
-    # A dimension of one element has no step: what the file says of it may be any number, also one beyond 64 bits.
-    in_bytes = tuple(stride * size if n > 1 else 0 for stride, n in zip(strides, shape, strict=True))
+    # A dimension of one element has no step: what the file says of it may be any number, also one
+    # beyond 64 bits.
+    in_bytes = tuple(
+        stride * size if n > 1 else 0 for stride, n in zip(strides, shape, strict=True)
+    )
     bits = np.ndarray(shape, BITS_DTYPES[size], view, offset * size, in_bytes)
     return Buffer(memoryview(bits.tobytes()))
 

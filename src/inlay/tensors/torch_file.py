@@ -33,9 +33,13 @@ def read_torch(container: memoryview) -> Tensor:
         raise refused(f"a tensor whose storage {quoted(storage.key)} is not in the archive")
     size = DTYPE_SIZES[storage.dtype] if storage.dtype is not None else 1
     if len(view) != storage.length * size:
-        raise refused(f"a tensor whose storage should be {storage.length * size} bytes and is {len(view)}")
+        raise refused(
+            f"a tensor whose storage should be {storage.length * size} bytes and is {len(view)}"
+        )
     data = dense(view, value.dtype, value.shape, strides=value.strides, offset=value.offset)
-    return Tensor(data, value.dtype, value.shape, "torch", _table_id(contents.get(prefix + _TABLE_ID)))
+    return Tensor(
+        data, value.dtype, value.shape, "torch", _table_id(contents.get(prefix + _TABLE_ID))
+    )
 
 
 def _prefix(contents: dict[str, memoryview]) -> str:
@@ -75,7 +79,9 @@ def _table_id(record: memoryview | None) -> str | None:
         raise refused("an embedding table id that is not ASCII") from error
 
 
-def write_torch(data: memoryview, dtype: str, shape: tuple[int, ...], table_id: str | None) -> bytes:
+def write_torch(
+    data: memoryview, dtype: str, shape: tuple[int, ...], table_id: str | None
+) -> bytes:
     """The file `torch.save` would write for a CPU tensor, with the table's id as one more record.
 
     Args:
@@ -89,7 +95,8 @@ def write_torch(data: memoryview, dtype: str, shape: tuple[int, ...], table_id: 
 
         def add(name: str, content: bytes | memoryview) -> None:
             record = zipfile.ZipInfo(f"archive/{name}", (1980, 1, 1, 0, 0, 0))
-            # torch maps aligned storages without a copy; the padding sits in an extra field, as torch's own does.
+            # torch maps aligned storages without a copy; the padding sits in an extra field, as
+            # torch's own does.
             start = out.tell() + 30 + len(record.filename) + 4
             padding = -start % _ALIGNMENT
             record.extra = b"FB" + padding.to_bytes(2, "little") + b"Z" * padding
@@ -110,7 +117,9 @@ _STORAGE_CLASSES = {dtype: name for name, dtype in pickled.STORAGE_DTYPES.items(
 def _pickle(dtype: str, shape: tuple[int, ...], num_bytes: int) -> bytes:
     """The pickle, protocol 2, of a contiguous tensor in storage "0" on the CPU."""
     named = dtype in _STORAGE_CLASSES
-    storage_class = f"torch\n{_STORAGE_CLASSES[dtype]}" if named else "torch.storage\nUntypedStorage"
+    storage_class = (
+        f"torch\n{_STORAGE_CLASSES[dtype]}" if named else "torch.storage\nUntypedStorage"
+    )
     length = num_bytes // DTYPE_SIZES[dtype] if named else num_bytes
     rebuild = "_rebuild_tensor_v2" if named else "_rebuild_tensor_v3"
     storage = (

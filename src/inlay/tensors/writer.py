@@ -22,25 +22,30 @@ def write(array: npt.NDArray[Any], format: TensorFormat, *, table_id: str | None
     """The bytes of a file that holds `array`, which `read` gives back.
 
     Args:
-        array: (num_tokens, hidden) or any other non-empty shape; float64, float32, float16, or `ml_dtypes`' bfloat16,
-            float8_e4m3fn, float8_e5m2.
-        format: "torch" (as `torch.save`; readable with `torch.load(weights_only=True)`), "safetensors", or "npy", which
-            knows neither bfloat16 and float8 nor a table id.
+        array: (num_tokens, hidden) or any other non-empty shape; float64, float32, float16, or
+            `ml_dtypes`' bfloat16, float8_e4m3fn, float8_e5m2.
+        format: "torch" (as `torch.save`; readable with `torch.load(weights_only=True)`),
+            "safetensors", or "npy", which knows neither bfloat16 and float8 nor a table id.
         table_id: id of the embedding table the rows were taken from; at most 128 ASCII characters.
 
     Raises:
         EmbeddingsError: an array, or a table id, that the format cannot hold.
     """
     dtype = next(
-        (name for name, known in NUMPY_DTYPES.items() if known == array.dtype.newbyteorder("<")), None
+        (name for name, known in NUMPY_DTYPES.items() if known == array.dtype.newbyteorder("<")),
+        None,
     )
     if dtype is None:
-        raise EmbeddingsError(f"embeddings of dtype {array.dtype}; allowed: {', '.join(NUMPY_DTYPES)}")
+        raise EmbeddingsError(
+            f"embeddings of dtype {array.dtype}; allowed: {', '.join(NUMPY_DTYPES)}"
+        )
     if array.size == 0 or array.ndim > MAX_DIMENSIONS:
         raise EmbeddingsError(
             f"embeddings of shape {array.shape}; at least one element and at most {MAX_DIMENSIONS} dimensions are needed"
         )
-    if table_id is not None and not (0 < len(table_id) <= MAX_TABLE_ID_LENGTH and table_id.isascii()):
+    if table_id is not None and not (
+        0 < len(table_id) <= MAX_TABLE_ID_LENGTH and table_id.isascii()
+    ):
         raise EmbeddingsError(
             f"embedding table id of {len(table_id)} characters; allowed: 1 to {MAX_TABLE_ID_LENGTH}, all ASCII"
         )

@@ -20,7 +20,9 @@ class Stream(Protocol):
     """One request under way, as the frontend sees it."""
 
     def __aiter__(self) -> AsyncIterator[Sequence[Output]]:
-        """Outputs as they come, all that have arrived at a time; ends after the one with a finish reason.
+        """Outputs as they come, all that have arrived at a time.
+
+        Ends after the one with a finish reason.
 
         Raises:
             OverloadedError: the worker is gone; the request may be sent again elsewhere.
@@ -47,15 +49,24 @@ class Worker(Protocol):
         ...
 
     def send(self, request: Request) -> Stream:
-        """Send a request. Rows go as raw buffers; requests whose prompts share memory share it on the way where the plane can."""
+        """Send a request. Rows go as raw buffers.
+
+        Requests whose prompts share memory share it on the way where the plane can.
+        """
         ...
 
     async def embed(self, request: EmbedRequest) -> EmbedOutput:
-        """Send a request and wait for its answer; whoever stops waiting cancels it. Raises as `Stream` does, and what the answer says."""
+        """Send a request and wait for its answer; whoever stops waiting cancels it.
+
+        Raises as `Stream` does, and what the answer says.
+        """
         ...
 
     async def call(self, command: Command, within: float = 30.0) -> Reply:
-        """Run an admin command. Raises `OverloadedError` when the worker is gone, `DeadlineExceededError` after `within` s."""
+        """Run an admin command.
+
+        Raises `OverloadedError` when the worker is gone, `DeadlineExceededError` after `within` s.
+        """
         ...
 
 

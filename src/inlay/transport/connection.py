@@ -1,7 +1,7 @@
 """One connection between two processes: messages in and out over TCP or a Unix socket.
 
-It offers what `inlay.transport.local.channel.Channel` offers, so that both ends of a plane are the same
-code. Sending never blocks; a peer that does not read is cut off when too much waits for it.
+It offers what `inlay.transport.local.channel.Channel` offers, so that both ends of a plane are the
+same code. Sending never blocks; a peer that does not read is cut off when too much waits for it.
 """
 
 import asyncio

@@ -61,7 +61,9 @@ class Decoder(Generic[T]):
     def _lower(self, code: int, data: memoryview) -> Buffer:
         index = int.from_bytes(data, "little")
         if code != _BUFFER_CODE or index >= len(self._buffers):
-            raise msgspec.DecodeError(f"extension {code} names buffer {index} of {len(self._buffers)}")
+            raise msgspec.DecodeError(
+                f"extension {code} names buffer {index} of {len(self._buffers)}"
+            )
         return self._buffers[index]
 
 

@@ -2,8 +2,8 @@
 
 The listener sends a random nonce; the dialer answers with one of its own and a keyed BLAKE3 of both
 and of the listener's TLS certificate; the listener answers likewise. A proof cannot be replayed, as
-each has the other side's fresh nonce in it, and cannot be relayed, as a man in the middle has another
-certificate. Nothing else is read from a peer before its proof.
+each has the other side's fresh nonce in it, and cannot be relayed, as a man in the middle has
+another certificate. Nothing else is read from a peer before its proof.
 """
 
 import hmac
@@ -65,7 +65,8 @@ class Handshake:
             if self._theirs == self._ours:
                 raise HandshakeError("the other end repeats what it is sent")
             self.need = PROOF_BYTES
-            # The dialer proves itself first: a listener shows a stranger nothing made with the secret.
+            # The dialer proves itself first: a listener shows a stranger nothing made with the
+            # secret.
             return self._proof(dials=True) if self._dials else b""
         if not hmac.compare_digest(data, self._proof(dials=not self._dials)):
             raise HandshakeError("the other end does not know the namespace's secret")
@@ -75,4 +76,6 @@ class Handshake:
     def _proof(self, *, dials: bool) -> bytes:
         nonces = (self._ours, self._theirs) if self._dials else (self._theirs, self._ours)
         role = b"dialer" if dials else b"listener"
-        return blake3(role + b"".join(nonces) + self._fingerprint, key=self._key).digest(PROOF_BYTES)
+        return blake3(role + b"".join(nonces) + self._fingerprint, key=self._key).digest(
+            PROOF_BYTES
+        )

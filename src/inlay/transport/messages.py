@@ -11,13 +11,16 @@ from inlay.routing import KvEvents, KvSnapshot
 
 
 class Boot(msgspec.Struct, frozen=True, tag="boot", array_like=True):
-    """The first message to a process that is to become a worker: settings as JSON, and the root secret.
+    """The first message to a process that is to become a worker.
+
+    Settings as JSON, and the root secret.
 
     On the connection, so that the secret is in no argument and no environment.
 
     Attributes:
         telemetry: settings of logs and traces, as JSON.
-        restore: commands to run before it announces itself: they make it what a worker was whose place it takes.
+        restore: commands to run before it announces itself: they make it what a worker was whose
+            place it takes.
         prompt_embeds: whether clients may send embeddings as prompts, where the model takes them.
     """
 

@@ -1,7 +1,7 @@
 """A worker's own TLS certificate: made at its start, signed by itself, named in its card by digest.
 
-No certificate authority is needed: whoever dials has the digest from the card, which only members of
-the namespace can write.
+No certificate authority is needed: whoever dials has the digest from the card, which only members
+of the namespace can write.
 """
 
 import hashlib

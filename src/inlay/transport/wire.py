@@ -1,9 +1,12 @@
-"""Frames of a connection: small messages whole, large ones as chunks between them. No input or output.
+"""Frames of a connection: small messages whole, large ones as chunks between them.
 
-A frame is a head (kind, number, length; little endian) and its body. A message is a msgpack header and
-the raw buffers it names (`inlay.transport.frames`). Up to `CHUNK_BYTES` it is one frame. A larger one is
-offered first: the receiver grants it when it has memory, names the buffers that it already has, and
-then gets the others in chunks. So one large message delays a small one by at most a chunk.
+No input or output.
+
+A frame is a head (kind, number, length; little endian) and its body. A message is a msgpack header
+and the raw buffers it names (`inlay.transport.frames`). Up to `CHUNK_BYTES` it is one frame. A
+larger one is offered first: the receiver grants it when it has memory, names the buffers that it
+already has, and then gets the others in chunks. So one large message delays a small one by at most
+a chunk.
 """
 
 import struct
@@ -122,7 +125,9 @@ class FrameWriter:
             body = (_counts.pack(len(header), len(buffers)), sizes, header)
             length = _counts.size + len(sizes) + total
             self._put(
-                b"".join((_head.pack(Kind.MESSAGE, 0, length), *body, *(each.view for each in buffers)))
+                b"".join(
+                    (_head.pack(Kind.MESSAGE, 0, length), *body, *(each.view for each in buffers))
+                )
             )
             return None
         number = self._next_number = (self._next_number + 1) & 0xFFFFFFFF
@@ -176,7 +181,10 @@ class FrameWriter:
         return pieces
 
     def take(self, limit: int) -> list[Piece]:
-        """Return what should leave now, about `limit` bytes: small messages, then chunks in turn."""
+        """Return what should leave now, about `limit` bytes.
+
+        Small messages, then chunks in turn.
+        """
         pieces = self.take_small(limit)
         if not self._large:
             return pieces
@@ -271,7 +279,9 @@ class FrameReader:
         self._left = 0
         """The message of the chunk that is being read, and the bytes of the chunk still to come."""
 
-    def accept(self, number: int, parts: list[Buffer | memoryview], names: Sequence[str]) -> Message | None:
+    def accept(
+        self, number: int, parts: list[Buffer | memoryview], names: Sequence[str]
+    ) -> Message | None:
         """Say where an offered message goes: memory for each part, or the buffer that is here.
 
         Args:

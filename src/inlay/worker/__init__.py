@@ -1,4 +1,7 @@
-"""One engine in its own process: admits, runs, aborts, drains; and what keeps that process running."""
+"""One engine in its own process: admits, runs, aborts, drains.
+
+And what keeps that process running.
+"""
 
 from inlay.worker.process import WorkerProcess, spawn, starting
 from inlay.worker.relay import Relay

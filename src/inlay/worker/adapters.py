@@ -1,14 +1,19 @@
-"""The adapters of one worker: one state machine for each, whatever engine runs them and whatever kind they are.
+"""The adapters of one worker.
+
+One state machine for each, whatever engine runs them and whatever kind they are.
 
     loading ──> ready ──> draining ──> gone
        └─> gone               └─> failed ──> (unloaded again) draining
 
-An adapter takes works only while it is ready, and is in the worker's card exactly then; so nobody can be told of one that is not
-there. Loading a name twice at once loads it once. To unload, the name goes first, so that new requests are refused or sent elsewhere;
-then running requests get until the deadline, and are aborted; then its memory is freed. What fails on the way in leaves nothing. What the engine
-fails to free stays, failed and without a name to be asked by, until it is unloaded again.
+An adapter takes works only while it is ready, and is in the worker's card exactly then; so nobody
+can be told of one that is not there. Loading a name twice at once loads it once. To unload, the
+name goes first, so that new requests are refused or sent elsewhere; then running requests get until
+the deadline, and are aborted; then its memory is freed. What fails on the way in leaves nothing.
+What the engine fails to free stays, failed and without a name to be asked by, until it is unloaded
+again.
 
-The engine knows an adapter by name and content, so another content may take a name's place while the first still runs.
+The engine knows an adapter by name and content, so another content may take a name's place while
+the first still runs.
 """
 
 import asyncio
@@ -76,7 +81,10 @@ class AdapterStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdmittedRequest(NamedTuple):
-    """A work as its engine is to see it, and who is told of it. `leave` when the engine did not take it."""
+    """A work as its engine is to see it, and who is told of it.
+
+    `leave` when the engine did not take it.
+    """
 
     request: Request
     emit: Emit
@@ -227,11 +235,16 @@ class AdapterRegistry:
             await asyncio.shield(task)
 
     def enter(self, request: Request, emit: Emit) -> AdmittedRequest:
-        """Let a request that names an adapter use it until its last output. Raises `NotFoundError`."""
+        """Let a request that names an adapter use it until its last output.
+
+        Raises `NotFoundError`.
+        """
         held = self._ready.get(request.adapter or "")
         if held is None:
             raise NotFoundError(
-                f"The model `{request.adapter}` does not exist", param="model", code="model_not_found"
+                f"The model `{request.adapter}` does not exist",
+                param="model",
+                code="model_not_found",
             )
         if held.rows is None:
             seen = msgspec.structs.replace(request, adapter=held.key)
@@ -250,7 +263,9 @@ class AdapterRegistry:
 
     async def close(self) -> None:
         """Stop what is under way; the engine is closed by whoever started it."""
-        tasks: list[asyncio.Task[Adapter] | asyncio.Task[None]] = [task for _, task in self._loading.values()]
+        tasks: list[asyncio.Task[Adapter] | asyncio.Task[None]] = [
+            task for _, task in self._loading.values()
+        ]
         tasks += self._leaving.values()
         for task in tasks:
             task.cancel()
@@ -263,7 +278,8 @@ class AdapterRegistry:
         card, name = self._engine.card, order.name
         if not name or len(name) > MAX_NAME or not name.isprintable():
             raise InvalidRequestError(
-                f"lora_name has 1 to {MAX_NAME} printable characters, got {name[:80]!r}", param="lora_name"
+                f"lora_name has 1 to {MAX_NAME} printable characters, got {name[:80]!r}",
+                param="lora_name",
             )
         if name in (card.name, *card.aliases):
             raise InvalidRequestError(
@@ -290,7 +306,9 @@ class AdapterRegistry:
     async def _load(self, held: _LoadedAdapter) -> Adapter:
         order = held.order
         try:
-            opened = held.opened = await asyncio.to_thread(self._library.open, order.address, order.sha256)
+            opened = held.opened = await asyncio.to_thread(
+                self._library.open, order.address, order.sha256
+            )
             adapter = _described(order, opened)
             before = self._ready.get(order.name)
             if (
@@ -343,7 +361,9 @@ class AdapterRegistry:
                 await asyncio.shield(engine.unload_adapter(held.key))
             if isinstance(error, Exception) and not isinstance(error, InlayError):
                 log.exception("the engine failed to load adapter %r", adapter.name)
-                raise EngineError(f"the engine failed to load the adapter: {type(error).__name__}") from error
+                raise EngineError(
+                    f"the engine failed to load the adapter: {type(error).__name__}"
+                ) from error
             raise
 
     def _rows(self, files: PromptFiles) -> Rows:
@@ -388,14 +408,19 @@ class AdapterRegistry:
         log.info("unloaded adapter %r", held.order.name)
 
     async def _empty(self, held: _LoadedAdapter, seconds: float) -> None:
-        """Return when no request uses an adapter; those that still do after `seconds` are aborted."""
+        """Return when no request uses an adapter.
+
+        Those that still do after `seconds` are aborted.
+        """
         if not held.requests:
             return
         with suppress(TimeoutError):
             async with liveness.timeout(seconds):
                 await held.idle.wait()
             return
-        log.warning("adapter %r is unloaded: aborting %d requests", held.order.name, len(held.requests))
+        log.warning(
+            "adapter %r is unloaded: aborting %d requests", held.order.name, len(held.requests)
+        )
         for request_id in tuple(held.requests.values()):
             self._engine.abort(request_id)
         try:
@@ -411,7 +436,11 @@ def _described(order: LoadAdapterRequest, opened: Opened) -> Adapter:
     files = opened.files
     if isinstance(files, LoraFiles):
         return Adapter(
-            name=order.name, content_id=opened.content_id, path=order.address, kind="lora", rank=files.rank
+            name=order.name,
+            content_id=opened.content_id,
+            path=order.address,
+            kind="lora",
+            rank=files.rank,
         )
     return Adapter(
         name=order.name,

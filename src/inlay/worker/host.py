@@ -22,7 +22,16 @@ from inlay.errors import (
     OverloadedError,
 )
 from inlay.prompt import Buffer, Prompt
-from inlay.request import Command, EmbedOutput, EmbedRequest, Emit, EmitEmbedOutput, Output, Reply, Request
+from inlay.request import (
+    Command,
+    EmbedOutput,
+    EmbedRequest,
+    Emit,
+    EmitEmbedOutput,
+    Output,
+    Reply,
+    Request,
+)
 from inlay.routing import KvEvents, KvSnapshot
 from inlay.telemetry import Tracing
 from inlay.worker.adapters import AdapterRegistry
@@ -36,7 +45,9 @@ log = logging.getLogger(__name__)
 
 
 class EngineHost:
-    """`inlay.transport.api.RequestHandler` around an engine: refusals become error outputs, commands become calls.
+    """`inlay.transport.api.RequestHandler` around an engine.
+
+    Refusals become error outputs, commands become calls.
 
     Args:
         engine: started.
@@ -90,7 +101,10 @@ class EngineHost:
         self._feed.watch(tell)
 
     async def kv_snapshot(self) -> KvSnapshot:
-        """As `inlay.routing.CacheEventSource`. Raises `InvalidRequestError` for an engine that tells nothing."""
+        """As `inlay.routing.CacheEventSource`.
+
+        Raises `InvalidRequestError` for an engine that tells nothing.
+        """
         if not self._tells:
             raise InvalidRequestError("the worker tells of no cache")
         return self._feed.snapshot()
@@ -113,7 +127,9 @@ class EngineHost:
             self._check_open()
             self._check_rows(request.prompt)
             if not isinstance(self._engine, GenerateEngine):
-                raise InvalidRequestError(f"the model `{self._engine.card.name}` does not generate text")
+                raise InvalidRequestError(
+                    f"the model `{self._engine.card.name}` does not generate text"
+                )
             if request.adapter is None:
                 self._engine.generate(request, emit)
             else:
@@ -121,7 +137,8 @@ class EngineHost:
         except InlayError as error:
             emit(_refusal(request, error))
         except Exception:
-            # The engine must not take the plane down with it: the caller hears of it, the log keeps the trace.
+            # The engine must not take the plane down with it: the caller hears of it, the log keeps
+            # the trace.
             log.exception("work %s was not admitted", request.id)
             emit(_refusal(request, EngineError("the engine failed to admit the request")))
 
@@ -148,7 +165,9 @@ class EngineHost:
             for prompt in request.prompts:
                 self._check_rows(prompt)
             if not isinstance(self._engine, EmbeddingEngine):
-                raise InvalidRequestError(f"the model `{self._engine.card.name}` does not make embeddings")
+                raise InvalidRequestError(
+                    f"the model `{self._engine.card.name}` does not make embeddings"
+                )
             self._engine.embed(request, emit)
         except InlayError as error:
             emit(_no_vectors(request, error))
@@ -179,7 +198,10 @@ class EngineHost:
             return Reply(error=ErrorFrame.of(error))
 
     async def first_probe(self) -> None:
-        """Try the engine before anybody is told of it. Raises `EngineError` where it does not answer."""
+        """Try the engine before anybody is told of it.
+
+        Raises `EngineError` where it does not answer.
+        """
         await self._probing.first()
 
     async def probe(self) -> NoReturn:
@@ -192,7 +214,10 @@ class EngineHost:
             await self._adapters.close()
 
     async def restore(self, commands: Sequence[Command]) -> None:
-        """Run commands that an earlier worker had followed. One that fails now is only logged: the rest can be served."""
+        """Run commands that an earlier worker had followed.
+
+        One that fails now is only logged: the rest can be served.
+        """
         for command in commands:
             name, content = command.arguments.get("lora_name"), command.arguments.get("content_id")
             if content is not None and (name, content) in self._adapter_contents():
@@ -211,7 +236,9 @@ class EngineHost:
         match command.name:
             case "reset_prefix_cache":
                 blocks = (
-                    await self._engine.reset_prefix_cache() if isinstance(self._engine, GenerateEngine) else 0
+                    await self._engine.reset_prefix_cache()
+                    if isinstance(self._engine, GenerateEngine)
+                    else 0
                 )
                 return {"blocks": blocks}
             case "probe":
@@ -226,7 +253,10 @@ class EngineHost:
                 adapter = await self._lending().load(load_request_of(command.arguments))
                 return {"content_id": adapter.content_id}
             case "unload_adapter":
-                name, seconds = command.arguments.get("lora_name"), command.arguments.get("drain_timeout")
+                name, seconds = (
+                    command.arguments.get("lora_name"),
+                    command.arguments.get("drain_timeout"),
+                )
                 await self._lending().unload(
                     str(name), float(seconds) if isinstance(seconds, int | float) else None
                 )

@@ -1,4 +1,7 @@
-"""The Python a worker runs in: inlay's own, or that of another environment, which is lent inlay and need not have it."""
+"""The Python a worker runs in.
+
+Inlay's own, or that of another environment, which is lent inlay and need not have it.
+"""
 
 import asyncio
 import json
@@ -26,7 +29,10 @@ NEEDED: Mapping[str, str] = {
 LEAST_PYTHON = (3, 11)
 
 SAFE: Mapping[str, str] = {"PYTHONSAFEPATH": "1"}
-"""Variables of every Python that is started: what lies in the working directory, such as a model's own files, is not imported."""
+"""Variables of every Python that is started.
+
+What lies in the working directory, such as a model's own files, is not imported.
+"""
 
 _SECONDS = 60.0
 _ASK = """
@@ -73,7 +79,8 @@ async def interpreter(python: Path | None) -> Interpreter:
         python: of another environment, or None for this one's.
 
     Raises:
-        InvalidRequestError: it cannot be run, is too old, or lacks what a worker imports; says what to install.
+        InvalidRequestError: it cannot be run, is too old, or lacks what a worker imports; says what
+            to install.
     """
     if python is None:
         return Interpreter(sys.executable)
@@ -100,7 +107,9 @@ async def interpreter(python: Path | None) -> Interpreter:
 def _lent() -> "TemporaryDirectory[str]":
     """A directory to import from that holds inlay and nothing of its neighbours, which would hide the other environment's."""
     lent = TemporaryDirectory(prefix="inlay-lent-")
-    (Path(lent.name) / "inlay").symlink_to(Path(inlay.__file__).resolve().parent, target_is_directory=True)
+    (Path(lent.name) / "inlay").symlink_to(
+        Path(inlay.__file__).resolve().parent, target_is_directory=True
+    )
     return lent
 
 
@@ -132,7 +141,8 @@ async def _asked(python: Path) -> tuple[list[int], dict[str, str | None]]:
     except ValueError as error:
         last = (complaint.decode(errors="replace").strip().splitlines() or ["nothing"])[-1]
         raise InvalidRequestError(
-            f"--engine-python {python} is no Python that runs: it said {last!r}", param="engine_python"
+            f"--engine-python {python} is no Python that runs: it said {last!r}",
+            param="engine_python",
         ) from error
     return release, versions
 

@@ -1,4 +1,7 @@
-"""What an engine has cached, as routers are told of it: numbered messages, and all of it when one is asked for."""
+"""What an engine has cached, as routers are told of it.
+
+Numbered messages, and all of it when one is asked for.
+"""
 
 from collections.abc import Callable, Iterator
 

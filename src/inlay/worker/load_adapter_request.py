@@ -43,7 +43,9 @@ def load_request_of(arguments: Mapping[str, str | int | float | bool | None]) ->
     """
     name, path = arguments.get("lora_name"), arguments.get("lora_path")
     if not isinstance(name, str) or not isinstance(path, str) or not name or not path:
-        raise InvalidRequestError("Both 'lora_name' and 'lora_path' must be provided.", param="lora_name")
+        raise InvalidRequestError(
+            "Both 'lora_name' and 'lora_path' must be provided.", param="lora_name"
+        )
     sha256, base = arguments.get("sha256"), arguments.get("base_model_name")
     return LoadAdapterRequest(
         name,
@@ -74,8 +76,9 @@ def check_adapters(settings: EngineSettings) -> None:
     """Say now, before a model is loaded for it, what of adapters in `settings` cannot be.
 
     Raises:
-        InvalidRequestError: a module or an allowed source that is none, more modules than have room, or an adapter on this
-            machine that the model cannot take, as far as the headers of its files say.
+        InvalidRequestError: a module or an allowed source that is none, more modules than have
+            room, or an adapter on this machine that the model cannot take, as far as the headers of
+            its files say.
     """
     orders = parse_modules(settings.lora_modules)
     allowed = AllowedSources(settings.allowed_lora_sources)
@@ -93,7 +96,9 @@ def check_adapters(settings: EngineSettings) -> None:
             ) from error
 
 
-def _check_files(order: LoadAdapterRequest, settings: EngineSettings, allowed: AllowedSources) -> None:
+def _check_files(
+    order: LoadAdapterRequest, settings: EngineSettings, allowed: AllowedSources
+) -> None:
     where = parse(order.address)
     directory = Path(where.path)
     if where.scheme != "file" or not (
@@ -128,7 +133,9 @@ def _parsed(module: str) -> LoadAdapterRequest:
         return LoadAdapterRequest(said.name, said.path, said.sha256, base=said.base_model_name)
     name, equals, path = module.partition("=")
     if not name or not equals or not path:
-        raise InvalidRequestError(f"a LoRA module is name=path, got {module[:80]!r}", param="lora_modules")
+        raise InvalidRequestError(
+            f"a LoRA module is name=path, got {module[:80]!r}", param="lora_modules"
+        )
     return LoadAdapterRequest(name, path)
 
 

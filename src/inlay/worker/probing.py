@@ -67,7 +67,8 @@ class EngineProber:
         while True:
             if not self._interval:
                 await asyncio.Event().wait()
-            # An engine does not fall asleep with a probe under way, nor is it probed while it sleeps.
+            # An engine does not fall asleep with a probe under way, nor is it probed while it
+            # sleeps.
             async with self._sleeping.turn:
                 self.last = None if self._sleeping.level else await self._probe()
             if self.last is not None and self.last.error is not None:

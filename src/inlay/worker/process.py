@@ -67,7 +67,10 @@ class WorkerProcess:
         return f"ended with status {status}"
 
     def kill(self) -> None:
-        """End the process, and those it started, without waiting for what they do; `close` is still to be called."""
+        """End the process, and those it started, without waiting for what they do.
+
+        `close` is still to be called.
+        """
         # An engine's own processes are in its group, and may outlive it.
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -99,7 +102,9 @@ async def spawn(
     environment: Mapping[str, str] = MappingProxyType({}),
     prompt_embeds: bool = True,
 ) -> WorkerProcess:
-    """Start a worker process for `settings`. It loads its model meanwhile: `LocalPlane.wait_ready` says when it can work.
+    """Start a worker process for `settings`.
+
+    It loads its model meanwhile: `LocalPlane.wait_ready` says when it can work.
 
     Args:
         settings: of the engine.
@@ -118,7 +123,14 @@ async def spawn(
     arena = Arena(arena_bytes)
     with theirs:
         process = await asyncio.create_subprocess_exec(
-            *(python.path, "-m", "inlay.worker", str(theirs.fileno()), str(arena.fd), str(arena_bytes)),
+            *(
+                python.path,
+                "-m",
+                "inlay.worker",
+                str(theirs.fileno()),
+                str(arena.fd),
+                str(arena_bytes),
+            ),
             pass_fds=(theirs.fileno(), arena.fd),
             env={
                 **os.environ,
@@ -127,14 +139,21 @@ async def spawn(
                 **environment,
             },
             stdin=asyncio.subprocess.DEVNULL,
-            # Its own session: Ctrl-C in a terminal is for the frontend, which drains before it lets the worker go.
+            # Its own session: Ctrl-C in a terminal is for the frontend, which drains before it lets
+            # the worker go.
             start_new_session=True,
         )
     channel: Channel[FromWorker] = await Channel.open(ours, arena, FromWorker, sends_shared=True)
     # What nobody gave stays so: engines have defaults of their own.
     told = (telemetry or TelemetrySettings()).model_dump_json()
     channel.send(
-        Boot(settings.model_dump_json(exclude_unset=True), secret.root, tuple(restore), told, prompt_embeds)
+        Boot(
+            settings.model_dump_json(exclude_unset=True),
+            secret.root,
+            tuple(restore),
+            told,
+            prompt_embeds,
+        )
     )
     return WorkerProcess(process, channel, python)
 
@@ -147,9 +166,12 @@ def starting(
     kept_bytes: int = 0,
     prompt_embeds: bool = True,
 ) -> Callable[[Sequence[Command]], Awaitable[WorkerProcess]]:
-    """What starts a process for `rank` that first runs the commands it is given. Arguments as `spawn`'s.
+    """What starts a process for `rank` that first runs the commands it is given.
 
-    Of prompts that are written in place, `kept_bytes` may stay beyond their use and take no room from others.
+    Arguments as `spawn`'s.
+
+    Of prompts that are written in place, `kept_bytes` may stay beyond their use and take no room
+    from others.
     """
     arena_bytes = ARENA_BYTES + math.ceil(kept_bytes / RESERVED)
 
@@ -194,7 +216,9 @@ async def run(socket_fd: int, arena_fd: int, arena_bytes: int) -> int:
         return await _fail(channel, error)
     except Exception as error:
         log.exception("the engine did not start")
-        return await _fail(channel, EngineError(f"the engine did not start: {type(error).__name__}: {error}"))
+        return await _fail(
+            channel, EngineError(f"the engine did not start: {type(error).__name__}: {error}")
+        )
     await host.restore(boot.restore)
     freeze_gc()
     try:
@@ -212,7 +236,8 @@ async def run(socket_fd: int, arena_fd: int, arena_bytes: int) -> int:
 
 async def _start(runner: engine.Engine, channel: Channel[ToWorker], stop: asyncio.Event) -> None:
     """Start the engine, and end the process at once when nobody waits for it any more."""
-    # Nothing comes before the worker is ready, so a message can only be the end. Cancelled, it leaves what has come.
+    # Nothing comes before the worker is ready, so a message can only be the end. Cancelled, it
+    # leaves what has come.
     starting, gone = asyncio.create_task(runner.start()), asyncio.create_task(channel.receive())
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait((starting, gone, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -223,7 +248,8 @@ async def _start(runner: engine.Engine, channel: Channel[ToWorker], stop: asynci
         starting.result()
         return
     log.info("nobody waits for the engine any more")
-    # A model that loads in a thread cannot be told to stop, and would hold up the end of the process.
+    # A model that loads in a thread cannot be told to stop, and would hold up the end of the
+    # process.
     logging.shutdown()
     os._exit(1)
 

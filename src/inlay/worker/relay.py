@@ -15,7 +15,16 @@ from inlay.errors import (
 )
 from inlay.outputs import coalesce
 from inlay.prompt import Buffer
-from inlay.request import Command, EmbedOutput, EmbedRequest, Emit, EmitEmbedOutput, Output, Reply, Request
+from inlay.request import (
+    Command,
+    EmbedOutput,
+    EmbedRequest,
+    Emit,
+    EmitEmbedOutput,
+    Output,
+    Reply,
+    Request,
+)
 from inlay.routing import CacheEventSource, KvEvents, KvSnapshot
 from inlay.transport.api import Plane, Stream, Worker
 
@@ -24,7 +33,10 @@ log = logging.getLogger(__name__)
 NOBODY = "the worker has no engine now"
 _GUARD_SECONDS = 1.0
 _CALL_SECONDS = 600.0
-"""A command has the time that whoever gave it waits; this only ends what nobody waits for any more."""
+"""A command has the time that whoever gave it waits.
+
+This only ends what nobody waits for any more.
+"""
 
 
 class Relay:
@@ -73,7 +85,10 @@ class Relay:
         self._tell_cache = tell
 
     async def kv_snapshot(self) -> KvSnapshot:
-        """As `CacheEventSource.kv_snapshot`. Raises `InvalidRequestError` where the worker tells of no cache."""
+        """As `CacheEventSource.kv_snapshot`.
+
+        Raises `InvalidRequestError` where the worker tells of no cache.
+        """
         if self._worker is None:
             raise OverloadedError(NOBODY, retry_after=1)
         if not isinstance(self._worker, CacheEventSource):
@@ -91,7 +106,9 @@ class Relay:
                 try:
                     await worker.call(Command("stats"), seconds)
                 except DeadlineExceededError:
-                    log.error("the worker's process has not answered for %g s: it is killed", seconds)
+                    log.error(
+                        "the worker's process has not answered for %g s: it is killed", seconds
+                    )
                     kill()
                 except OverloadedError as error:
                     log.debug("nothing to guard: %s", error.message)
@@ -113,7 +130,8 @@ class Relay:
         offset = len(request.prior_output)
         try:
             async for outputs in stream:
-                # What waited together crosses the network together: a piece of a stream costs as much with one id as with a hundred.
+                # What waited together crosses the network together: a piece of a stream costs as
+                # much with one id as with a hundred.
                 for output in coalesce(outputs):
                     offset = output.offset + len(output.token_ids)
                     emit(output)
@@ -168,7 +186,9 @@ class Relay:
 
 
 def _failed(request: Request, offset: int, error: InlayError) -> Output:
-    return Output(request.id, request.attempt, offset, finish_reason="error", error=ErrorFrame.of(error))
+    return Output(
+        request.id, request.attempt, offset, finish_reason="error", error=ErrorFrame.of(error)
+    )
 
 
 def _no_vectors(request: EmbedRequest, error: InlayError) -> EmbedOutput:

@@ -13,7 +13,10 @@ from inlay.request import Command, EmbedOutput, Emit, EmitEmbedOutput, Output
 log = logging.getLogger(__name__)
 
 Mode: TypeAlias = Literal["abort", "wait"]
-"""What becomes of the running requests, as vLLM calls it: they are aborted at once, or when they have not ended in time."""
+"""What becomes of the running requests, as vLLM calls it.
+
+They are aborted at once, or when they have not ended in time.
+"""
 
 MODES: tuple[Mode, ...] = ("abort", "wait")
 LEVELS = (1, 2)
@@ -36,7 +39,10 @@ class RunningRequests:
         self._idle.set()
 
     def track_outputs(self, request_id: str, emit: Emit) -> Emit:
-        """Count a request; `emit` for it, which notices its end. What is not admitted after all ends with an output too."""
+        """Count a request; `emit` for it, which notices its end.
+
+        What is not admitted after all ends with an output too.
+        """
         self._enter(request_id)
 
         def noticing(output: Output) -> None:
@@ -85,7 +91,8 @@ class SleepControl:
         tell: called whenever `level` has changed.
 
     Attributes:
-        level: of its sleep, from when it takes no more requests until it is wholly awake; 0 otherwise.
+        level: of its sleep, from when it takes no more requests until it is wholly awake; 0
+            otherwise.
         turn: held while the engine falls asleep or wakes.
     """
 
@@ -105,7 +112,9 @@ class SleepControl:
             raise OverloadedError("the worker is asleep", retry_after=1)
 
     async def sleep(self, level: int, mode: str, wait: float) -> int:
-        """Take no more requests, see those under way end, and let the engine sleep; the level it sleeps at.
+        """Take no more requests, see those under way end, and let the engine sleep.
+
+        The level it sleeps at.
 
         Args:
             level: 1 or 2; one that sleeps falls deeper but not less deep.
@@ -113,7 +122,8 @@ class SleepControl:
             wait: seconds after which requests are aborted that were waited for.
 
         Raises:
-            InvalidRequestError: a mode that is not known, or an engine that may not or cannot sleep, or not at this level.
+            InvalidRequestError: a mode that is not known, or an engine that may not or cannot
+                sleep, or not at this level.
             EngineError: works did not end; the engine is awake.
         """
         engine = self._sleeper()
@@ -145,7 +155,9 @@ class SleepControl:
             )
 
     async def wake_up(self, tags: Sequence[str]) -> bool:
-        """Wake what `tags` name, all if none; whether the engine is wholly awake, and takes requests.
+        """Wake what `tags` name, all if none.
+
+        Whether the engine is wholly awake, and takes requests.
 
         Raises:
             InvalidRequestError: a tag that is not known, or an engine that may not or cannot sleep.
@@ -154,7 +166,9 @@ class SleepControl:
         engine = self._sleeper()
         unknown = [tag for tag in tags if tag not in TAGS]
         if unknown:
-            raise InvalidRequestError(f"tags must be weights or kv_cache, got {unknown[0]!r}", param="tags")
+            raise InvalidRequestError(
+                f"tags must be weights or kv_cache, got {unknown[0]!r}", param="tags"
+            )
         async with self.turn:
             if self.level and await engine.wake_up(tags):
                 self._set(0)
@@ -162,14 +176,19 @@ class SleepControl:
             return not self.level
 
     async def follow(self, command: Command) -> dict[str, str | int | float | bool | None]:
-        """Follow "sleep" (level, mode, wait) or "wake_up" (tags, with commas). Raises as these do."""
+        """Follow "sleep" (level, mode, wait) or "wake_up" (tags, with commas).
+
+        Raises as these do.
+        """
         given = command.arguments
         if command.name == "sleep":
             level, wait = given.get("level", 1), given.get("wait", WAIT_SECONDS)
             if level not in LEVELS or not isinstance(level, int):
                 raise InvalidRequestError(f"level must be 1 or 2, got {level!r}", param="level")
             if not isinstance(wait, int | float) or not wait >= 0:
-                raise InvalidRequestError(f"wait must be a number of seconds, got {wait!r}", param="wait")
+                raise InvalidRequestError(
+                    f"wait must be a number of seconds, got {wait!r}", param="wait"
+                )
             return {"level": await self.sleep(level, str(given.get("mode", "abort")), wait)}
         tags = str(given.get("tags") or "").split(",")
         return {"awake": await self.wake_up([tag for tag in tags if tag])}

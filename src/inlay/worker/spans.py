@@ -1,4 +1,7 @@
-"""The spans of a request in its worker: the request, and in it how long it was queued, prefilled and decoded."""
+"""The spans of a request in its worker.
+
+The request, and in it how long it was queued, prefilled and decoded.
+"""
 
 import time
 
@@ -9,7 +12,8 @@ from inlay.telemetry import Tracing
 def traced(tracing: Tracing, request: Request, emit: Emit, engine: str) -> Emit:
     """`emit` for `request`, whose spans are made when it has ended.
 
-    Prefill ends with the first token: what the engine computes of the prompt, and the step that chooses that token.
+    Prefill ends with the first token: what the engine computes of the prompt, and the step that
+    chooses that token.
     """
     began = time.time_ns()
     span = tracing.begin("inlay.request", request.trace, "consumer", began)
@@ -21,7 +25,9 @@ def traced(tracing: Tracing, request: Request, emit: Emit, engine: str) -> Emit:
             first = time.time_ns()
         if output.finish_reason is not None:
             ended = time.time_ns()
-            usage = output.usage or Usage(len(request.prompt), output.offset + len(output.token_ids))
+            usage = output.usage or Usage(
+                len(request.prompt), output.offset + len(output.token_ids)
+            )
             queued = min(began + int(usage.queued_seconds * 1e9), first or ended)
             if usage.queued_seconds:
                 tracing.record("inlay.queue", span.traceparent, began, queued, {})

@@ -94,12 +94,15 @@ class Supervisor:
             log.error("%s; it is started again in %g s", reason, delay)
             self._plane.set_unavailable(self._name, f"{reason}; it is being started again")
             await asyncio.sleep(delay)
-            # What failed holds, in circles, requests whose rows lie in the memory that was shared with it, and so all of that.
+            # What failed holds, in circles, requests whose rows lie in the memory that was shared
+            # with it, and so all of that.
             gc.collect()
             delay = min(2 * delay, self._backoff.most)
 
     async def _live(self) -> tuple[float, str]:
-        """One process from its start to its end: the seconds it was ready, and why it is not any more.
+        """One process from its start to its end.
+
+        The seconds it was ready, and why it is not any more.
 
         Raises:
             InlayError: as `run`.
@@ -126,7 +129,9 @@ class Supervisor:
 
 
 class RestartGroup:
-    """Workers none of which can go on without the others: when one process dies all end, and all are started again.
+    """Workers none of which can go on without the others.
+
+    When one process dies all end, and all are started again.
 
     Attributes:
         members: their supervisors.

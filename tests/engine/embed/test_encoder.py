@@ -97,13 +97,17 @@ def test_rows_of_a_decoder_are_as_good_as_the_tokens_they_were_looked_up_from() 
     assert torch.allclose(by_ids, by_rows, atol=1e-6)
     assert torch.allclose(by_ids, by_both, atol=1e-6)
     noise = np.random.default_rng(1).standard_normal((9, 48), dtype=np.float32)
-    (soft,) = encoder(path).vectors([Prompt.of(Rows(Buffer(noise.tobytes()), "float32", noise.shape))])
+    (soft,) = encoder(path).vectors(
+        [Prompt.of(Rows(Buffer(noise.tobytes()), "float32", noise.shape))]
+    )
     assert reference.cosine(soft.numpy(), reference.vector(path, noise)) > 0.99999
     assert encoder(path).refuses_rows is None
     assert encoder(tiny_embedding("bert")).refuses_rows is not None
 
 
-@pytest.mark.parametrize("name", ["bert", "roberta", "xlm-roberta", "camembert", "distilbert", "modernbert"])
+@pytest.mark.parametrize(
+    "name", ["bert", "roberta", "xlm-roberta", "camembert", "distilbert", "modernbert"]
+)
 @pytest.mark.parametrize("labels", [1, 3])
 def test_scores_are_those_of_transformers(name: str, labels: int) -> None:
     path = tiny_scoring(name, labels)
@@ -143,7 +147,10 @@ def test_the_card_says_what_may_be_asked_of_vectors() -> None:
 def test_what_makes_a_vector_is_part_of_the_weights_identity() -> None:
     bert, bge = tiny_embedding("bert"), tiny_embedding("bge")
     assert encoder(bert).weights_id != encoder(bge).weights_id
-    assert encoder(bert).weights_id == Encoder.load(EngineSettings(model=str(bert), task="embed")).weights_id
+    assert (
+        encoder(bert).weights_id
+        == Encoder.load(EngineSettings(model=str(bert), task="embed")).weights_id
+    )
     assert encoder(bert).weights_id != encoder(bert, pooling="cls").weights_id
 
 

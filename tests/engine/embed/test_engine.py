@@ -4,7 +4,12 @@ import pytest
 
 from inlay.engine.settings import EngineSettings
 from tests.embedding_models import tiny_embedding, tiny_scoring
-from tests.engine.embed_conformance import LIMITS, CloseConformance, EmbedConformance, ScoreConformance
+from tests.engine.embed_conformance import (
+    LIMITS,
+    CloseConformance,
+    EmbedConformance,
+    ScoreConformance,
+)
 
 
 class TestEmbedEngine(EmbedConformance, CloseConformance):

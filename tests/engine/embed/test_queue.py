@@ -24,7 +24,9 @@ def test_every_prompt_comes_exactly_once_unless_its_request_was_removed(
         queue.remove(str(number))
     seen = []
     while batch := queue.next_batch():
-        assert [item.length for item in batch] == sorted((item.length for item in batch), reverse=True)
+        assert [item.length for item in batch] == sorted(
+            (item.length for item in batch), reverse=True
+        )
         longest = batch[0].length
         assert sum(item.length for item in batch) <= max(budget // 2 + 1, longest) * 2
         seen += [(item.request_id, item.index, item.length) for item in batch]

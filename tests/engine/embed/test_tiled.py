@@ -24,7 +24,12 @@ ERRORS: dict[Parts, float] = {1: 3e-2, 2: 3e-4, 3: 1e-5}
 
 
 def config(**options: object) -> BertConfig:
-    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 96}
+    sizes = {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 96,
+    }
     made = BertConfig(**{**sizes, "vocab_size": 50, "layer_norm_eps": 1e-5, **options})
     made._attn_implementation = IMPLEMENTATION
     return made
@@ -72,8 +77,12 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("parts", "threads"), [(1, 1), (2, 1), (3, 1), (1, 2), (3, 3)], indirect=["threads"])
-def test_layers_over_tiles_give_what_torch_gives(loops: ctypes.CDLL, parts: Parts, threads: int) -> None:
+@pytest.mark.parametrize(
+    ("parts", "threads"), [(1, 1), (2, 1), (3, 1), (1, 2), (3, 3)], indirect=["threads"]
+)
+def test_layers_over_tiles_give_what_torch_gives(
+    loops: ctypes.CDLL, parts: Parts, threads: int
+) -> None:
     model = bert()
     tiled = TiledEncoder(model.encoder, LayerSizes(64, 96, 2, 1e-5), parts, loops)
     for lengths in (LENGTHS, (5,), (3, 13, 16), (1, 30), (130,), (260, 258)):

@@ -1,4 +1,7 @@
-"""Tests of the core run both ways: step after step, and each step launched before the last is read."""
+"""Tests of the core run both ways.
+
+Step after step, and each step launched before the last is read.
+"""
 
 import pytest
 

@@ -1,4 +1,7 @@
-"""A scheduler over simulated pages: what each slot holds is checked against what the sequence says it must hold."""
+"""A scheduler over simulated pages.
+
+What each slot holds is checked against what the sequence says it must hold.
+"""
 
 from typing import Any
 
@@ -44,7 +47,8 @@ def pages_of(sequence: Sequence) -> list[int]:
 class Simulation:
     """A scheduler, and what a model would have written where.
 
-    A slot holds the whole prefix up to its position, as keys and values do in effect, for the layers of one page group.
+    A slot holds the whole prefix up to its position, as keys and values do in effect, for the
+    layers of one page group.
     """
 
     def __init__(
@@ -79,8 +83,12 @@ class Simulation:
         self.retracted: set[ScheduledChunk] = set()
         self.again: set[Sequence] = set()
         self.choices = 0
-        self.scheduler = Scheduler(limits, prefix_caching=prefix_caching, events=events, max_loras=max_loras)
-        self.slots: list[list[object]] = [[None] * limits.page_size for _ in range(limits.num_pages + 1)]
+        self.scheduler = Scheduler(
+            limits, prefix_caching=prefix_caching, events=events, max_loras=max_loras
+        )
+        self.slots: list[list[object]] = [
+            [None] * limits.page_size for _ in range(limits.num_pages + 1)
+        ]
         self.tainted: set[int] = set()
         self.live: list[Sequence] = []
         self.ended: list[Sequence] = []
@@ -121,7 +129,9 @@ class Simulation:
         self.live.remove(sequence)
         self.scheduler.finish(sequence)
         assert pages_of(sequence) == []
-        assert all(self.scheduler.table.references(page) == 0 for page in held if page not in shared)
+        assert all(
+            self.scheduler.table.references(page) == 0 for page in held if page not in shared
+        )
 
     def items(self, sequence: Sequence) -> list[Any]:
         """What is at each position, with the token that is chosen and not read."""
@@ -192,7 +202,10 @@ class Simulation:
         return span.samples and POISON in items
 
     def taint(self, sequence: Sequence) -> None:
-        """What is proven good is good whoever failed on it; all else that it wrote is tainted, wherever it is now."""
+        """What is proven good is good whoever failed on it.
+
+        All else that it wrote is tainted, wherever it is now.
+        """
         first = self.items(sequence).index(POISON) // self.bounds.page_size
         for group, run in enumerate(sequence.pages):
             self.tainted.update(run.since(first))
@@ -260,7 +273,9 @@ class Simulation:
                 for page in run.since(span.start // limits.page_size):
                     assert self.scheduler.table.references(page) == 1
                 if window is not None:
-                    assert len(run.pages) <= (window - 1 + unread + span.count) / limits.page_size + 2
+                    assert (
+                        len(run.pages) <= (window - 1 + unread + span.count) / limits.page_size + 2
+                    )
 
     def consistent(self) -> None:
         scheduler, table = self.scheduler, self.scheduler.table
@@ -279,13 +294,16 @@ class Simulation:
             assert unread or sequence.num_computed_tokens < sequence.length
             for run, window in zip(sequence.pages, self.bounds.windows, strict=True):
                 ends = [
-                    self.bounds.pages_for(sequence.num_computed_tokens + extra) for extra in range(1 + again)
+                    self.bounds.pages_for(sequence.num_computed_tokens + extra)
+                    for extra in range(1 + again)
                 ]
                 assert run.end in ends
                 if window is not None:
                     seen = window - 1 + sum(span.count for span in unread)
                     assert len(run.pages) <= seen / self.bounds.page_size + 2
-            assert len({page for run in sequence.pages for page in run.pages}) == len(pages_of(sequence))
+            assert len({page for run in sequence.pages for page in run.pages}) == len(
+                pages_of(sequence)
+            )
             assert again or not any(
                 first < sequence.num_computed_tokens < end for first, end in sequence.atomic
             )

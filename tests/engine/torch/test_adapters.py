@@ -90,7 +90,9 @@ async def test_linears_of_other_shapes_take_adapters_too(family: str, tmp_path: 
 
 
 @pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
-async def test_an_adapter_of_the_head_or_the_table_is_refused_by_name(target: str, tmp_path: Path) -> None:
+async def test_an_adapter_of_the_head_or_the_table_is_refused_by_name(
+    target: str, tmp_path: Path
+) -> None:
     directory = tiny("llama")
     path = adapters.make_lora(tmp_path, directory, targets=("q_proj", target))
     engine = TorchEngine(settings_of(directory), SECRET)
@@ -102,12 +104,16 @@ async def test_an_adapter_of_the_head_or_the_table_is_refused_by_name(target: st
         await engine.close()
 
 
-async def test_more_adapters_than_a_step_has_room_for_take_turns_and_change_nothing(tmp_path: Path) -> None:
+async def test_more_adapters_than_a_step_has_room_for_take_turns_and_change_nothing(
+    tmp_path: Path,
+) -> None:
     directory = tiny("llama")
     engine = TorchEngine(settings_of(directory, max_loras=2, max_cpu_loras=9), SECRET)
     await engine.start()
     try:
-        paths = {f"a{n}": adapters.make_lora(tmp_path / str(n), directory, seed=n) for n in range(9)}
+        paths = {
+            f"a{n}": adapters.make_lora(tmp_path / str(n), directory, seed=n) for n in range(9)
+        }
         for name, path in paths.items():
             await load(engine, name, path)
         prompt = Prompt.of(Tokens(ids(1, 20)))
@@ -186,7 +192,10 @@ async def test_in_bfloat16_an_adapter_changes_the_output_as_in_pefts_model(tmp_p
         await load(engine, "a", path)
         prompts = [Prompt.of(Tokens(ids(seed, 20))) for seed in range(6)]
         found = await asyncio.gather(
-            *(run(engine, make_request(str(n), prompt, 1, adapter="a")) for n, prompt in enumerate(prompts))
+            *(
+                run(engine, make_request(str(n), prompt, 1, adapter="a"))
+                for n, prompt in enumerate(prompts)
+            )
         )
         expected = [adapters.greedy(directory, path, prompt, 1) for prompt in prompts]
         assert sum(one.output == other for (one,), other in zip(found, expected, strict=True)) >= 5
@@ -238,7 +247,9 @@ def test_the_native_kernel_adds_what_products_add(dtype: torch.dtype, threads: i
             selection = Selection.of(slots, (1,) * len(slots), len(slots), given.device)
             with torch.inference_mode(), bank.selected(selection):
                 tolerance = 1e-5 if dtype == torch.float32 else 3e-2
-                torch.testing.assert_close(fast(given), slow(given), rtol=tolerance, atol=20 * tolerance)
+                torch.testing.assert_close(
+                    fast(given), slow(given), rtol=tolerance, atol=20 * tolerance
+                )
     finally:
         torch.set_num_threads(before)
 
@@ -252,7 +263,10 @@ def test_what_is_not_finite_stays_with_its_own_position(native: bool) -> None:
     first = bank.put({"x": LowRankPair(torch.full((1, 4), 3e38), torch.ones(1, 5))})
     second = bank.put({"x": LowRankPair(torch.ones(2, 4), torch.ones(2, 5))})
     x = torch.ones(3, 4)
-    with torch.inference_mode(), bank.selected(Selection.of((first, BASE, second), (1, 1, 1), 3, x.device)):
+    with (
+        torch.inference_mode(),
+        bank.selected(Selection.of((first, BASE, second), (1, 1, 1), 3, x.device)),
+    ):
         found = adapted(x)
     assert not torch.isfinite(found[0]).any()
     assert torch.equal(found[1], linear(x)[1])

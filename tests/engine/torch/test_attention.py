@@ -35,7 +35,8 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 class Scene:
     """Some sequences with computed positions in pages full of NaN elsewhere, and the step that is due.
 
-    Of two layers in groups of their own, the second is the one that is asked; with a `window`, it has no earlier pages.
+    Of two layers in groups of their own, the second is the one that is asked; with a `window`, it
+    has no earlier pages.
     """
 
     def __init__(
@@ -72,11 +73,16 @@ class Scene:
             own, first = runs[1].pages, first_page(window, start, PAGE)
             runs[1].pages, runs[1].first = own[first:], first
             stretches.append(BatchItem([(start, Tokens([1] * count))], start, count, runs, True))
-            self.queries.append(torch.randn(heads * group, count, SIZE, generator=generator).to(dtype))
+            self.queries.append(
+                torch.randn(heads * group, count, SIZE, generator=generator).to(dtype)
+            )
             self.keys.append(torch.randn(heads, start + count, SIZE, generator=generator).to(dtype))
-            self.values.append(torch.randn(heads, start + count, value_size, generator=generator).to(dtype))
+            self.values.append(
+                torch.randn(heads, start + count, value_size, generator=generator).to(dtype)
+            )
             slots = torch.tensor(
-                [own[at // PAGE] * PAGE + at % PAGE for at in range(first * PAGE, start)], dtype=torch.int64
+                [own[at // PAGE] * PAGE + at % PAGE for at in range(first * PAGE, start)],
+                dtype=torch.int64,
             )
             held = slice(first * PAGE, start)
             self.pages.write(1, slots, self.keys[-1][:, held], self.values[-1][:, held])
@@ -99,12 +105,16 @@ class Scene:
             self.spans, self.queries, self.keys, self.values, strict=True
         ):
             group = queries.shape[0] // keys.shape[0]
-            wide = keys.double().repeat_interleave(group, 0), values.double().repeat_interleave(group, 0)
+            wide = (
+                keys.double().repeat_interleave(group, 0),
+                values.double().repeat_interleave(group, 0),
+            )
             for index in range(count):
                 stop = start + index + 1
                 low = 0 if window is None else max(0, stop - window)
                 scores = (
-                    torch.einsum("hd,htd->ht", queries[:, index].double(), wide[0][:, low:stop]) * scaling
+                    torch.einsum("hd,htd->ht", queries[:, index].double(), wide[0][:, low:stop])
+                    * scaling
                 )
                 if scoring.softcap is not None:
                     scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
@@ -118,10 +128,14 @@ class Scene:
 def on_cpu(scene: Scene, *, native: bool = True, float32_scores: bool = False) -> PagedAttention:
     """The attention of a scene by the native kernels, or by products over gathered pages."""
     if not native:
-        return GatheredAttention(scene.batch, scene.pages, Workspace(), float32_scores=float32_scores)
+        return GatheredAttention(
+            scene.batch, scene.pages, Workspace(), float32_scores=float32_scores
+        )
     compiled = kernels()
     assert compiled is not None, "these tests need a C++ compiler"
-    return NativeAttention(scene.batch, scene.pages, Workspace(), compiled, float32_scores=float32_scores)
+    return NativeAttention(
+        scene.batch, scene.pages, Workspace(), compiled, float32_scores=float32_scores
+    )
 
 
 spans = st.lists(
@@ -189,14 +203,18 @@ def test_soft_caps_sinks_and_value_sizes_count_in_every_combination(
         found = paged.attend(1, *scene.step(), Scoring(0.3, window, softcap, sinks))
     assert found.dtype == dtype
     expected = scene.expected(0.3, window, softcap=softcap, sinks=sinks)
-    torch.testing.assert_close(found.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    torch.testing.assert_close(
+        found.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+    )
 
 
 @pytest.mark.parametrize("native", [True, False])
 def test_padding_after_the_batch_is_neither_stored_nor_seen(native: bool) -> None:
     scene = Scene([(20, 1), (3, 2)])
     pages = (1 + scene.pages.num_pages) * PAGE
-    query, key, value = (torch.nn.functional.pad(tensor, (0, 0, 0, 2), value=9.0) for tensor in scene.step())
+    query, key, value = (
+        torch.nn.functional.pad(tensor, (0, 0, 0, 2), value=9.0) for tensor in scene.step()
+    )
     paged = on_cpu(scene, native=native)
     found = paged.attend(1, query, key, value, Scoring(0.3))
     torch.testing.assert_close(found[:3].double(), scene.expected(0.3, None), atol=1e-5, rtol=1e-5)
@@ -211,7 +229,9 @@ def test_a_long_prompt_is_cut_into_blocks_and_equals_the_dense_one() -> None:
         found = attention(scene.batch, scene.pages, Workspace()).attend(
             1, *scene.step(), Scoring(0.3, window)
         )
-        torch.testing.assert_close(found.double(), scene.expected(0.3, window), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            found.double(), scene.expected(0.3, window), atol=1e-5, rtol=1e-5
+        )
 
 
 def test_scores_in_the_hundreds_keep_their_differences_in_float32_scores() -> None:
@@ -219,7 +239,10 @@ def test_scores_in_the_hundreds_keep_their_differences_in_float32_scores() -> No
     scene.keys[0][:] = 1
     scene.keys[0][..., 0] = torch.arange(41) / 8
     scene.queries[0][:] = 64
-    slots = scene.batch.block_table[1, 0].long()[torch.arange(40) // PAGE] * PAGE + torch.arange(40) % PAGE
+    slots = (
+        scene.batch.block_table[1, 0].long()[torch.arange(40) // PAGE] * PAGE
+        + torch.arange(40) % PAGE
+    )
     scene.pages.write(1, slots, scene.keys[0][:, :40], scene.values[0][:, :40])
     expected = scene.expected(1.0, None)
     found = GatheredAttention(scene.batch, scene.pages, Workspace(), float32_scores=True).attend(
@@ -233,8 +256,12 @@ def test_a_workspace_serves_batches_of_any_size_one_after_another() -> None:
     for spans in ([(0, 5)], [(300, 1), (2, 1)], [(0, 1)], [(10, 90)]):
         for dtype in (torch.float32, torch.bfloat16):
             scene = Scene(spans, dtype=dtype)
-            found = attention(scene.batch, scene.pages, workspace).attend(1, *scene.step(), Scoring(0.3))
-            torch.testing.assert_close(found.double(), scene.expected(0.3, None), atol=3e-2, rtol=3e-2)
+            found = attention(scene.batch, scene.pages, workspace).attend(
+                1, *scene.step(), Scoring(0.3)
+            )
+            torch.testing.assert_close(
+                found.double(), scene.expected(0.3, None), atol=3e-2, rtol=3e-2
+            )
 
 
 @pytest.mark.parametrize("window", [None, 20])
@@ -256,7 +283,9 @@ def test_sinks_are_taken_from_what_cuda_says_of_the_scores(monkeypatch: pytest.M
     monkeypatch.setattr(varlen_attention, "varlen_attn", varlen_reference)
     scene = Scene([(40, 1), (0, 30), (17, 20)])
     sinks = torch.tensor([2.0, -1.0, 0.5, 4.0])
-    found = VarlenAttention(scene.batch, scene.pages).attend(1, *scene.step(), Scoring(0.3, 20, sinks=sinks))
+    found = VarlenAttention(scene.batch, scene.pages).attend(
+        1, *scene.step(), Scoring(0.3, 20, sinks=sinks)
+    )
     expected = scene.expected(0.3, 20, sinks=sinks)
     torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
 

@@ -15,11 +15,15 @@ from inlay.prompt import Buffer, Field, Media, Prompt, Rows, Tokens
 
 def rows_of(values: torch.Tensor) -> Rows:
     array = values.view(torch.uint8).numpy().tobytes()
-    return Rows(Buffer(array), str(values.dtype).removeprefix("torch."), (values.shape[0], values.shape[1]))
+    return Rows(
+        Buffer(array), str(values.dtype).removeprefix("torch."), (values.shape[0], values.shape[1])
+    )
 
 
 @given(
-    spans=st.lists(st.tuples(st.integers(0, 70), st.integers(1, 40), st.booleans()), min_size=1, max_size=6),
+    spans=st.lists(
+        st.tuples(st.integers(0, 70), st.integers(1, 40), st.booleans()), min_size=1, max_size=6
+    ),
     page_size=st.sampled_from([16, 32]),
 )
 def test_every_position_has_its_token_its_number_and_its_slot(
@@ -109,6 +113,10 @@ def test_a_batch_goes_to_a_device_as_a_whole() -> None:
     for before, after in zip(batch, moved, strict=True):
         if isinstance(before, torch.Tensor):
             assert isinstance(after, torch.Tensor)
-            assert (after.shape, after.dtype, after.device.type) == (before.shape, before.dtype, "meta")
+            assert (after.shape, after.dtype, after.device.type) == (
+                before.shape,
+                before.dtype,
+                "meta",
+            )
         else:
             assert after == before

@@ -1,7 +1,8 @@
 """Outputs in bfloat16 over hundreds of tokens, against the same prompt alone.
 
-Numbers of 16 bits depend on what is computed together. So an output may part from the one that it would have been alone, but
-only where the two most likely tokens were nearly equally likely there: within `NEAR` of each other's logits.
+Numbers of 16 bits depend on what is computed together. So an output may part from the one that it
+would have been alone, but only where the two most likely tokens were nearly equally likely there:
+within `NEAR` of each other's logits.
 """
 
 from collections.abc import Sequence
@@ -64,7 +65,9 @@ def make_request(
     client: str | None = None,
 ) -> Request:
     sampling = Sampling(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, logprobs=2)
-    return Request(id=name, prompt=prompt, sampling=sampling, prior_output=tuple(prior), client=client)
+    return Request(
+        id=name, prompt=prompt, sampling=sampling, prior_output=tuple(prior), client=client
+    )
 
 
 def outputs(engine: Core, *requests: Request) -> dict[str, Continuation]:
@@ -125,7 +128,9 @@ def test_embeddings_of_the_table_are_the_text_itself() -> None:
 
 
 def test_a_batch_changes_an_output_only_where_two_tokens_are_nearly_equally_likely() -> None:
-    requests = [make_request(str(number), Prompt.of(Tokens(ids))) for number, ids in enumerate(prompts())]
+    requests = [
+        make_request(str(number), Prompt.of(Tokens(ids))) for number, ids in enumerate(prompts())
+    ]
     requests += [
         make_request(f"{number} more", Prompt.of(Tokens(ids * 2)), 100)
         for number, ids in enumerate(prompts())
@@ -144,7 +149,9 @@ def test_an_output_that_is_cut_goes_on_as_it_was_but_for_rounding(as_prompt: boo
             prompt = Prompt.of(Tokens([*prompts()[number], *prior]))
             requests.append(make_request(str(number), prompt, LENGTH - CUT))
         else:
-            requests.append(make_request(str(number), Prompt.of(Tokens(prompts()[number])), LENGTH, prior))
+            requests.append(
+                make_request(str(number), Prompt.of(Tokens(prompts()[number])), LENGTH, prior)
+            )
     for number, one in zip(NUMBERS, requests, strict=True):
         check(number, outputs(core(), one)[one.id][0], CUT)
 

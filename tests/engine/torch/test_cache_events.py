@@ -67,7 +67,9 @@ class EventsMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.simulation, self.listener, self.events = listened(self.limits, overlap=self.overlap, ends=True)
+        self.simulation, self.listener, self.events = listened(
+            self.limits, overlap=self.overlap, ends=True
+        )
 
     @rule(
         parts=st.lists(part, min_size=1, max_size=4),
@@ -95,7 +97,9 @@ class EventsMachine(RuleBasedStateMachine):
     @rule()
     def sleep(self) -> None:
         self.events.end()
-        self.simulation, listener, self.events = listened(self.limits, overlap=self.overlap, ends=True)
+        self.simulation, listener, self.events = listened(
+            self.limits, overlap=self.overlap, ends=True
+        )
         assert not self.listener.view.blocks
         assert not self.listener.keys
         self.listener = listener
@@ -104,7 +108,9 @@ class EventsMachine(RuleBasedStateMachine):
     def view_is_the_cache(self) -> None:
         self.events.flush()
         cached = self.simulation.scheduler.cache.names()
-        assert self.listener.view.blocks.keys() == {(group, published(digest)) for group, digest in cached}
+        assert self.listener.view.blocks.keys() == {
+            (group, published(digest)) for group, digest in cached
+        }
         windows = list(self.limits.windows)
         routed = windows.index(None) if None in windows else 0
         blocks = self.limits.page_size // 16
@@ -131,7 +137,12 @@ TestGroupedEvents.settings = settings(max_examples=25, stateful_step_count=20)
 
 
 def stored(listener: Listener) -> list[BlockStored]:
-    return [event for batch in listener.batches for event in batch.events if isinstance(event, BlockStored)]
+    return [
+        event
+        for batch in listener.batches
+        for event in batch.events
+        if isinstance(event, BlockStored)
+    ]
 
 
 def test_an_event_names_blocks_by_digests_alone_unless_token_ids_are_asked_for() -> None:
@@ -170,7 +181,9 @@ def test_routing_keys_are_those_of_the_prompts_own_chain() -> None:
     chain = Chain(root_digest(SECRET, weights_id="w", dtype="float32"), SECRET)
     chain.extend(prompt)
     keys = keys_of(chain.blocks[:6])
-    assert listener.keys == {keys[start : start + KEY_SIZE] for start in range(0, len(keys), KEY_SIZE)}
+    assert listener.keys == {
+        keys[start : start + KEY_SIZE] for start in range(0, len(keys), KEY_SIZE)
+    }
 
 
 def test_nothing_is_kept_where_nobody_listens() -> None:

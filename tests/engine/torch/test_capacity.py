@@ -27,7 +27,9 @@ def pages(
 
 def test_a_share_of_a_gpu_is_the_size_unless_bytes_are_asked_for() -> None:
     assert pages(asked=400 * 1024, gpu_memory_utilization=0.9) == 400
-    assert pages(asked=400 * 1024, gpu_memory_utilization=0.9, kv_cache_memory_bytes=300 * 1024) == 300
+    assert (
+        pages(asked=400 * 1024, gpu_memory_utilization=0.9, kv_cache_memory_bytes=300 * 1024) == 300
+    )
 
 
 def test_a_share_that_holds_no_full_context_is_refused() -> None:

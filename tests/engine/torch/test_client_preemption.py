@@ -24,7 +24,9 @@ def make_requests() -> Iterator[Request]:
     for number, (form, prompt) in enumerate(prompts("llama").items()):
         for kind, sampling in enumerate(KINDS):
             one = f"{form} {kind}"
-            yield make_request(one, prompt, LENGTH, seed=number, logprobs=1, client="greedy", **sampling)
+            yield make_request(
+                one, prompt, LENGTH, seed=number, logprobs=1, client="greedy", **sampling
+            )
 
 
 def told(outputs: list[Output]) -> list[tuple[int, float]]:
@@ -33,7 +35,9 @@ def told(outputs: list[Output]) -> list[tuple[int, float]]:
         sum(len(before.token_ids) for before in outputs[:n]) for n in range(len(outputs))
     ]
     ids = [id_ for output in outputs for id_ in output.token_ids]
-    return list(zip(ids, [one.logprob for output in outputs for one in output.logprobs], strict=True))
+    return list(
+        zip(ids, [one.logprob for output in outputs for one in output.logprobs], strict=True)
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,7 +67,10 @@ def test_a_sequence_that_yields_to_another_client_goes_on_as_if_nothing_had_happ
         outputs += engine.step()
     assert len(engine) == 0
     assert engine.stats().preemptions >= 4
-    found = {name: Outcome([output for output in outputs if output.request_id == name]) for name in expected}
+    found = {
+        name: Outcome([output for output in outputs if output.request_id == name])
+        for name in expected
+    }
     assert all(outcome.last.finish_reason == "length" for outcome in found.values())
     for name, outcome in found.items():
         tokens = told(outcome.deltas)

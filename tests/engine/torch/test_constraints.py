@@ -16,7 +16,9 @@ from tests.engine.torch.test_sampler import Sequence, choose, logits
 VOCAB, EOS, CPU = 13, (2, 5), torch.device("cpu")
 
 ids = st.integers(0, VOCAB - 1)
-words = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4).map(tuple), max_size=6).map(tuple)
+words = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4).map(tuple), max_size=6).map(
+    tuple
+)
 samplings = st.builds(
     Sampling,
     max_tokens=st.just(50),

@@ -1,5 +1,8 @@
-"""Decoding by graphs, but for CUDA: the same static memory, buckets and padding, with graphs that run their function, give what
-`transformers.generate` gives in float32, exactly."""
+"""Decoding by graphs, but for CUDA.
+
+The same static memory, buckets and padding, with graphs that run their function, give what
+`transformers.generate` gives in float32, exactly.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -38,7 +41,10 @@ NOT_FLASH = {"gemma2", "deepseek_v2", "deepseek_v3"}
 """Families whose scores are capped, or whose keys and values differ in size."""
 
 PROMPTS = {"a": (30, 33), "b": (1, 20), "c": (17, 5), "d": (45, 12), "e": (3, 1)}
-"""Name to positions, and tokens to continue it by: works leave one after another, some beyond their windows."""
+"""Name to positions, and tokens to continue it by.
+
+Works leave one after another, some beyond their windows.
+"""
 
 SECRET = Secret(bytes(32))
 
@@ -61,10 +67,14 @@ def in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cache
 def load(family: str, dtype: str = "float32") -> CausalModel:
-    return CausalModel.load(EngineSettings(model=str(tiny(family, dtype)), device="cpu", num_threads=1))
+    return CausalModel.load(
+        EngineSettings(model=str(tiny(family, dtype)), device="cpu", num_threads=1)
+    )
 
 
-BOUNDS = EngineLimits(max_model_len=96, max_num_seqs=5, max_num_batched_tokens=32, page_size=16, num_pages=40)
+BOUNDS = EngineLimits(
+    max_model_len=96, max_num_seqs=5, max_num_batched_tokens=32, page_size=16, num_pages=40
+)
 
 
 class Capturing:
@@ -87,7 +97,9 @@ class Capturing:
 
 def prompt(name: str) -> Prompt:
     generator = torch.Generator().manual_seed(ord(name))
-    return Prompt.of(Tokens(torch.randint(3, VOCAB_SIZE, (PROMPTS[name][0],), generator=generator).tolist()))
+    return Prompt.of(
+        Tokens(torch.randint(3, VOCAB_SIZE, (PROMPTS[name][0],), generator=generator).tolist())
+    )
 
 
 def run(engine: Core, names: Sequence[str]) -> dict[str, list[int]]:
@@ -122,7 +134,8 @@ def test_graphs_decode_as_transformers_does_while_neighbours_come_and_go(
         tensor[:, 1 : engine.pages.num_pages] = torch.nan
     found = run(engine, "abcde")
     assert found == {
-        name: reference.greedy(tiny(family), prompt(name), tokens) for name, (_, tokens) in PROMPTS.items()
+        name: reference.greedy(tiny(family), prompt(name), tokens)
+        for name, (_, tokens) in PROMPTS.items()
     }
     assert capture.captured == 4
     assert set(capture.replayed) >= {1, 2, 3}
@@ -160,14 +173,17 @@ def test_what_a_graph_says_does_not_depend_on_its_size_or_on_what_ran_before() -
     runs = [PageRun([number]) for number in range(1, 6)]
 
     def batch(*spans: tuple[int, int]) -> Batch:
-        return Batch.pack([BatchItem([(0, Tokens([id_]))], 0, 1, [runs[at]], True) for at, id_ in spans], 16)
+        return Batch.pack(
+            [BatchItem([(0, Tokens([id_]))], 0, 1, [runs[at]], True) for at, id_ in spans], 16
+        )
 
     alone = [tensor.clone() for tensor in graphs.run(batch((0, 7)))]
     hidden, logits = graphs.run(batch((3, 9), (0, 7), (1, 11)))
     for found, expected in ((hidden[1:2], alone[0]), (logits[1:2], alone[1])):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(
-        graphs.run(batch((3, 9), (0, 7), (1, 11)))[1], loaded.forward(batch((3, 9), (0, 7), (1, 11)), pages)
+        graphs.run(batch((3, 9), (0, 7), (1, 11)))[1],
+        loaded.forward(batch((3, 9), (0, 7), (1, 11)), pages),
     )
 
 
@@ -211,7 +227,9 @@ def test_a_step_neither_looks_at_the_device_nor_copies_from_the_host(
     pages = loaded.new_pages(4, 16)
     own = torch.zeros(2, dtype=torch.int64, device=meta)
     slots = own.expand(len(loaded.page_groups), 2).contiguous()
-    batch = Batch(own, own[:0], own[:0], own, slots, own, own[:0], slots[..., None].int(), (1, 1), (9, 9))
+    batch = Batch(
+        own, own[:0], own[:0], own, slots, own, own[:0], slots[..., None].int(), (1, 1), (9, 9)
+    )
     lengths = Lengths(torch.zeros(3, dtype=torch.int32, device=meta), own.int(), 1, 9)
     with torch.inference_mode(), _Hosted() as hosted:
         logits = loaded.logits(loaded.hidden(batch, pages, VarlenAttention(batch, pages, lengths)))
@@ -262,7 +280,9 @@ def test_flash_attention_is_used_only_where_it_agrees(
 ) -> None:
     for windowed in (False, True):
         for sunk in (False, True):
-            assert reads_pages(torch.device("cpu"), torch.bfloat16, 64, 16, windowed=windowed, sunk=sunk)
+            assert reads_pages(
+                torch.device("cpu"), torch.bfloat16, 64, 16, windowed=windowed, sunk=sunk
+            )
     attend = VarlenAttention.attend
     monkeypatch.setattr(VarlenAttention, "attend", lambda *arguments: attend(*arguments) * 1.5)
     reads_pages.cache_clear()

@@ -1,4 +1,7 @@
-"""DeepSeek-R1 as it is published: fp8 weights in blocks, a layer for multi-token prediction, the fields of its configuration."""
+"""DeepSeek-R1 as it is published.
+
+Fp8 weights in blocks, a layer for multi-token prediction, the fields of its configuration.
+"""
 
 import json
 import logging
@@ -132,7 +135,8 @@ def test_the_layer_that_predicts_further_tokens_changes_nothing_and_is_named(
     with caplog.at_level(logging.INFO, "inlay.engine.torch.weights.checkpoint"):
         load(tiny_r1())
     assert (
-        "multi-token prediction is not used: model.layers.2.* of the checkpoint are left out" in caplog.text
+        "multi-token prediction is not used: model.layers.2.* of the checkpoint are left out"
+        in caplog.text
     )
     assert EmbeddingTable.open(without).id == EmbeddingTable.open(tiny_r1()).id
 
@@ -145,7 +149,12 @@ def test_the_published_configuration_is_one_this_engine_takes(tmp_path: Path) ->
     (tmp_path / "config.json").write_text(json.dumps(config))
     parsed = AutoConfig.from_pretrained(tmp_path, trust_remote_code=False)
     check_positions(parsed, config["max_position_embeddings"])
-    assert (parsed.q_lora_rank, parsed.kv_lora_rank, parsed.n_group, parsed.topk_group) == (1536, 512, 8, 4)
+    assert (parsed.q_lora_rank, parsed.kv_lora_rank, parsed.n_group, parsed.topk_group) == (
+        1536,
+        512,
+        8,
+        4,
+    )
     assert (parsed.routed_scaling_factor, parsed.first_k_dense_replace) == (2.5, 3)
     assert parsed.rope_parameters["rope_type"] == "yarn"
     assert (parsed.rope_parameters["factor"], parsed.rope_parameters["mscale_all_dim"]) == (40, 1.0)
@@ -202,11 +211,15 @@ def test_a_weight_without_its_scales_is_refused_before_anything_is_read(
     assert message in refused.value.message
 
 
-def test_fp8_that_the_configuration_does_not_speak_of_is_not_read_without_its_scales(tmp_path: Path) -> None:
+def test_fp8_that_the_configuration_does_not_speak_of_is_not_read_without_its_scales(
+    tmp_path: Path,
+) -> None:
     copy = tmp_path / "bare"
     shutil.copytree(tiny_r1(), copy)
     config = json.loads((copy / "config.json").read_text())
     del config["quantization_config"]
     (copy / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InvalidRequestError, match=r"is F8_E4M3, and config.json has no quantization_config"):
+    with pytest.raises(
+        InvalidRequestError, match=r"is F8_E4M3, and config.json has no quantization_config"
+    ):
         load(copy)

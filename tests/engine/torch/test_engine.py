@@ -59,8 +59,12 @@ async def test_each_step_wakes_the_loop_once_however_many_requests_it_served(
 
     before = engine.stats().steps
     monkeypatch.setattr(loop, "call_soon_threadsafe", counting)
-    receivers = await run(engine, *(make_request(str(n), prompt(n), max_tokens=20) for n in range(4)))
-    assert len(calls) == engine.stats().steps - before < sum(len(found.deltas) for found in receivers)
+    receivers = await run(
+        engine, *(make_request(str(n), prompt(n), max_tokens=20) for n in range(4))
+    )
+    assert (
+        len(calls) == engine.stats().steps - before < sum(len(found.deltas) for found in receivers)
+    )
 
 
 async def test_a_receiver_that_raises_harms_no_other(
@@ -75,7 +79,9 @@ async def test_a_receiver_that_raises_harms_no_other(
     assert "the receiver of work broken failed" in caplog.text
 
 
-async def test_nothing_more_is_computed_for_a_receiver_that_has_missed_something(engine: TorchEngine) -> None:
+async def test_nothing_more_is_computed_for_a_receiver_that_has_missed_something(
+    engine: TorchEngine,
+) -> None:
     last = asyncio.get_running_loop().create_future()
 
     def emit(output: Output) -> None:

@@ -13,11 +13,14 @@ from inlay.prompt import Tokens
 from tests.engine.torch.simulation import Simulation, bounds, pages_of
 
 
-def crowd(simulation: Simulation, client: str, count: int, *, max_tokens: int = 60) -> list[Sequence]:
+def crowd(
+    simulation: Simulation, client: str, count: int, *, max_tokens: int = 60
+) -> list[Sequence]:
     """Sequences of one client with prompts of their own."""
     first = simulation.arrivals
     return [
-        simulation.admit(Tokens([first + n] * 8), max_tokens=max_tokens, client=client) for n in range(count)
+        simulation.admit(Tokens([first + n] * 8), max_tokens=max_tokens, client=client)
+        for n in range(count)
     ]
 
 
@@ -37,14 +40,17 @@ def steps_until_token(simulation: Simulation, sequence: Sequence, limit: int = 2
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_newcomer_has_a_token_at_once_beside_a_client_that_asked_for_everything(overlap: bool) -> None:
+def test_a_newcomer_has_a_token_at_once_beside_a_client_that_asked_for_everything(
+    overlap: bool,
+) -> None:
     simulation = Simulation(bounds(max_num_seqs=8, num_pages=200), overlap=overlap)
     crowd(simulation, "greedy", 24)
     for _ in range(20):
         simulation.step()
     assert running(simulation) == {"greedy": 8}
     (newcomer,) = crowd(simulation, "new", 1, max_tokens=4)
-    # With overlap: nothing is taken before what is under way is read, and the token is read a step later.
+    # With overlap: nothing is taken before what is under way is read, and the token is read a step
+    # later.
     assert steps_until_token(simulation, newcomer) <= (4 if overlap else 1)
     assert running(simulation) == {"greedy": 7, "new": 1}
     while newcomer in simulation.live:
@@ -53,12 +59,20 @@ def test_a_newcomer_has_a_token_at_once_beside_a_client_that_asked_for_everythin
     assert running(simulation) == {"greedy": 8}
     assert simulation.scheduler.preemptions == 1
     simulation.drain()
-    assert all(len(sequence.output) == 60 for sequence in simulation.ended if sequence is not newcomer)
+    assert all(
+        len(sequence.output) == 60 for sequence in simulation.ended if sequence is not newcomer
+    )
 
 
-def test_clients_that_ask_for_everything_have_equal_shares_and_take_nothing_back_and_forth() -> None:
+def test_clients_that_ask_for_everything_have_equal_shares_and_take_nothing_back_and_forth() -> (
+    None
+):
     simulation = Simulation(bounds(max_num_seqs=12, num_pages=400))
-    for client, expected in (("a", {"a": 12}), ("b", {"a": 6, "b": 6}), ("c", {"a": 4, "b": 4, "c": 4})):
+    for client, expected in (
+        ("a", {"a": 12}),
+        ("b", {"a": 6, "b": 6}),
+        ("c", {"a": 4, "b": 4, "c": 4}),
+    ):
         crowd(simulation, client, 40)
         for _ in range(25):
             simulation.step()
@@ -138,7 +152,8 @@ def test_a_sequence_that_needs_more_than_a_share_is_not_starved_by_those_who_nee
 def test_sequences_of_which_no_two_fit_take_turns() -> None:
     simulation = Simulation(bounds(max_model_len=320, num_pages=20))
     requests = [
-        simulation.admit(Tokens([client] * 200), max_tokens=100, client=str(client)) for client in range(3)
+        simulation.admit(Tokens([client] * 200), max_tokens=100, client=str(client))
+        for client in range(3)
     ]
     simulation.drain()
     assert {len(request.output) for request in requests} == {100}
@@ -169,7 +184,8 @@ def test_an_early_client_within_its_share_is_not_preempted_for_those_beyond_thei
 def test_a_better_priority_keeps_what_it_has_whatever_its_client_has() -> None:
     simulation = Simulation(bounds(max_num_seqs=4, num_pages=100))
     urgent = [
-        simulation.admit(Tokens([n] * 8), max_tokens=20, priority=-1, client="urgent") for n in range(4)
+        simulation.admit(Tokens([n] * 8), max_tokens=20, priority=-1, client="urgent")
+        for n in range(4)
     ]
     simulation.step()
     crowd(simulation, "new", 1)
@@ -218,7 +234,9 @@ Ask = tuple[int, str, int, int]
 @settings(max_examples=60, deadline=None)
 @given(
     asks=st.lists(
-        st.tuples(st.integers(0, 60), st.sampled_from("aaaab"), st.integers(1, 100), st.integers(1, 60)),
+        st.tuples(
+            st.integers(0, 60), st.sampled_from("aaaab"), st.integers(1, 100), st.integers(1, 60)
+        ),
         min_size=1,
         max_size=40,
     ),
@@ -237,7 +255,9 @@ def test_whatever_clients_ask_a_newcomer_gets_a_place_soon_and_nothing_is_lost(
     for step in range(61):
         for number, (at, client, prompt, output) in enumerate(asks):
             if at == step:
-                sequence = simulation.admit(Tokens([number] * prompt), max_tokens=output, client=client)
+                sequence = simulation.admit(
+                    Tokens([number] * prompt), max_tokens=output, client=client
+                )
                 made[sequence] = output
         if step == 40:
             # Its need is within a third of any number of pages here.
@@ -247,7 +267,8 @@ def test_whatever_clients_ask_a_newcomer_gets_a_place_soon_and_nothing_is_lost(
             simulation.step()
             simulation.consistent()
     assert newcomer is not None
-    # Of a huge sequence's turn there is at most one before it; the rest is its own prompt and output.
+    # Of a huge sequence's turn there is at most one before it; the rest is its own prompt and
+    # output.
     assert newcomer in simulation.ended or newcomer.num_computed_tokens
     simulation.drain()
     assert set(simulation.ended) == set(made)

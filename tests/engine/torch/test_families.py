@@ -1,5 +1,8 @@
-"""Every family of `docs/models.md` through the whole engine at tiny random models: text, rows and mixtures give what
-`transformers.generate` gives, exactly in float32; what a family asks for beyond that is refused with the reason."""
+"""Every family of `docs/models.md` through the whole engine at tiny random models.
+
+Text, rows and mixtures give what `transformers.generate` gives, exactly in float32; what a family
+asks for beyond that is refused with the reason.
+"""
 
 import json
 import shutil
@@ -28,7 +31,10 @@ from tests.engine import reference
 from tests.models import FAMILIES, VOCAB_SIZE, make, tiny
 
 NEW = 40
-"""Tokens each prompt is continued by: sequences outgrow windows, pages and the memory they share."""
+"""Tokens each prompt is continued by.
+
+Sequences outgrow windows, pages and the memory they share.
+"""
 
 
 @cache
@@ -55,7 +61,9 @@ def ids(seed: int, count: int) -> list[int]:
 def noise(family: str, count: int) -> Rows:
     """Rows that no token has."""
     generator = torch.Generator().manual_seed(4)
-    return reference.rows_of(0.5 * torch.randn(count, load(family).hidden_size, generator=generator))
+    return reference.rows_of(
+        0.5 * torch.randn(count, load(family).hidden_size, generator=generator)
+    )
 
 
 def prompts(family: str) -> dict[str, Prompt]:
@@ -96,7 +104,9 @@ def run(engine: Core, family: str, *names: str) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_text_rows_and_mixtures_in_chunks_and_from_the_cache_decode_as_transformers_does(family: str) -> None:
+def test_text_rows_and_mixtures_in_chunks_and_from_the_cache_decode_as_transformers_does(
+    family: str,
+) -> None:
     engine = core_of(load(family))
     for name in prompts(family):
         assert run(engine, family, name)[name] == truth(family)[name[0]], name
@@ -132,13 +142,17 @@ def next_token(model: CausalModel, prompt: Prompt, **changes: int) -> TokenLogpr
 
 @torch.no_grad()
 def expected_logprobs(directory: Path, prompt: list[int], dtype: torch.dtype) -> Tensor:
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=dtype, attn_implementation="eager"
+    )
     found: Tensor = model(torch.tensor([prompt])).logits[0, -1].float().log_softmax(-1)
     return found
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_bfloat16_is_near_float32_and_rows_of_the_clients_table_are_the_engines_own(family: str) -> None:
+def test_bfloat16_is_near_float32_and_rows_of_the_clients_table_are_the_engines_own(
+    family: str,
+) -> None:
     directory = tiny(family, "bfloat16")
     model = CausalModel.load(EngineSettings(model=str(directory), device="cpu", num_threads=1))
     assert model.dtype == torch.bfloat16
@@ -183,7 +197,13 @@ def logits(family: str, **changes: Any) -> Tensor:
         ("mixtral", {"num_experts_per_tok": 1}),
         (
             "phi",
-            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}},
+            {
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 1e4,
+                    "partial_rotary_factor": 1.0,
+                }
+            },
         ),
         ("phi3", {"sliding_window": None}),
         ("qwen3_moe", {"norm_topk_prob": False}),
@@ -222,16 +242,32 @@ def changed(family: str, tmp_path: Path, **fields: Any) -> Path:
 @pytest.mark.parametrize(
     ("family", "fields", "message"),
     [
-        ("llama", {"model_type": "bert"}, "models of type 'bert' do not generate text; --task embed serves"),
-        ("llama", {"architectures": ["LlamaForSequenceClassification"]}, "generates with LlamaForCausalLM"),
+        (
+            "llama",
+            {"model_type": "bert"},
+            "models of type 'bert' do not generate text; --task embed serves",
+        ),
+        (
+            "llama",
+            {"architectures": ["LlamaForSequenceClassification"]},
+            "generates with LlamaForCausalLM",
+        ),
         ("llama", {"quantization_config": {"quant_method": "awq"}}, r"quantised \(awq\)"),
-        ("gpt_oss", {"quantization_config": {"quant_method": "mxfp4"}}, r"quantised \(mxfp4\).*bfloat16"),
+        (
+            "gpt_oss",
+            {"quantization_config": {"quant_method": "mxfp4"}},
+            r"quantised \(mxfp4\).*bfloat16",
+        ),
         (
             "llama",
             {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
             "'dynamic'",
         ),
-        ("llama", {"layer_types": ["full_attention", "linear_attention"]}, "layers of type linear_attention"),
+        (
+            "llama",
+            {"layer_types": ["full_attention", "linear_attention"]},
+            "layers of type linear_attention",
+        ),
         ("llama", {"dtype": "float64"}, "the checkpoint is float64"),
         ("llama", {"max_position_embeddings": None}, "max_position_embeddings"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "sees later positions"),
@@ -246,7 +282,9 @@ def test_what_is_not_served_is_refused_with_the_reason(
     tmp_path: Path, family: str, fields: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InvalidRequestError, match=message):
-        CausalModel.load(EngineSettings(model=str(changed(family, tmp_path, **fields)), device="cpu"))
+        CausalModel.load(
+            EngineSettings(model=str(changed(family, tmp_path, **fields)), device="cpu")
+        )
 
 
 @pytest.mark.parametrize("model_type", REFUSED)
@@ -255,7 +293,9 @@ def test_a_model_that_rows_do_not_describe_is_refused_by_name(model_type: str) -
         family_of({"model_type": model_type})
 
 
-def test_longrope_is_served_within_the_original_context_where_it_is_the_same_for_all(tmp_path: Path) -> None:
+def test_longrope_is_served_within_the_original_context_where_it_is_the_same_for_all(
+    tmp_path: Path,
+) -> None:
     rope = {
         "rope_type": "longrope",
         "rope_theta": 1e4,

@@ -97,7 +97,11 @@ def test_what_costs_too_much_is_refused_by_its_count(name: str) -> None:
 @pytest.mark.parametrize("kind", ["json_schema", "regex", "grammar"])
 def test_a_count_with_hundreds_of_digits_is_refused_in_one_line(kind: GrammarKind) -> None:
     regex = "(" * 60 + "a" + "{99999999})" * 60
-    source = {"regex": regex, "json_schema": json.dumps({"pattern": regex}), "grammar": f"start: /{regex}/"}
+    source = {
+        "regex": regex,
+        "json_schema": json.dumps({"pattern": regex}),
+        "grammar": f"start: /{regex}/",
+    }
     with pytest.raises(InvalidRequestError) as raised:
         source_of(Grammar(kind, source[kind]))
     assert len(raised.value.message) < 200
@@ -128,11 +132,18 @@ def test_a_schema_as_libraries_make_them_needs_no_trial() -> None:
         "title": "Person",
         "type": "object",
         "$defs": {
-            "Pet": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+            "Pet": {
+                "type": "object",
+                "properties": {"name": {"type": "string"}},
+                "required": ["name"],
+            }
         },
         "properties": {
             "name": {"type": "string", "description": "full", "maxLength": 80},
-            "age": {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "null"}], "default": None},
+            "age": {
+                "anyOf": [{"type": "integer", "minimum": 0}, {"type": "null"}],
+                "default": None,
+            },
             "kind": {"enum": ["a", "b"]},
             "pets": {"type": "array", "items": {"$ref": "#/$defs/Pet"}},
         },

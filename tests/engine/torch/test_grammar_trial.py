@@ -33,7 +33,8 @@ def endless(name: str) -> Grammar:
     An object of 1,200 patterns for its properties, merged from twenty.
     """
     parts: list[dict[str, Any]] = [
-        {"patternProperties": {f"^{name}{part}-{index}$": {} for index in range(60)}} for part in range(20)
+        {"patternProperties": {f"^{name}{part}-{index}$": {} for index in range(60)}}
+        for part in range(20)
     ]
     return Grammar("json_schema", json.dumps({"type": "object", "allOf": parts}))
 
@@ -125,7 +126,9 @@ async def test_a_compile_ends_when_its_last_client_has_left(directory: Path) -> 
     made = grammars.Grammars(directory, VOCAB_SIZE, (EOS_ID,))
     process = made._trials
     try:
-        one, other = (made.start(endless("a"), (), (), client=client) for client in ("one", "other"))
+        one, other = (
+            made.start(endless("a"), (), (), client=client) for client in ("one", "other")
+        )
         await asyncio.to_thread(until, lambda: bool(process.pid and forks(process)))
         one.state.cancel()
         (fork,) = forks(process)
@@ -143,7 +146,9 @@ async def test_clients_whose_grammars_take_for_ever_hold_up_nobody_else(director
         hostile = [made.start(endless(name), (), (), client=name) for name in "abc"]
         for waiting in hostile:
             waiting.state.add_done_callback(lambda _: ended.put("hostile"))
-        await asyncio.to_thread(until, lambda: bool(made._trials.pid and len(forks(made._trials)) == 3))
+        await asyncio.to_thread(
+            until, lambda: bool(made._trials.pid and len(forks(made._trials)) == 3)
+        )
         good = made.start(ORDINARY, (), (), client="good")
         good.state.add_done_callback(lambda _: ended.put("good"))
         await asyncio.wrap_future(good.state)
@@ -195,7 +200,9 @@ try:
 except MemoryError:
     print("refused")
 """
-    ran: Any = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    ran: Any = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert ran.stdout == "refused\n"
 
 

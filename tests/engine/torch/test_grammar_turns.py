@@ -53,7 +53,9 @@ async def test_what_nobody_waits_for_is_not_compiled(
         made.close()
 
 
-async def test_clients_take_turns_at_compiling(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_clients_take_turns_at_compiling(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held: dict[str, threading.Event] = {regex: threading.Event() for regex in "abcdx"}
     begun: queue.Queue[str] = queue.Queue()
 
@@ -126,7 +128,9 @@ async def test_a_grammar_that_comes_too_late_is_told_apart_from_one_that_had_no_
 
 
 async def test_what_the_library_says_of_itself_is_not_shown() -> None:
-    error = refusal("panic: assertion failed: grammar.symbols.len() < u16::MAX\n<backtrace>\n 0: <unknown>")
+    error = refusal(
+        "panic: assertion failed: grammar.symbols.len() < u16::MAX\n<backtrace>\n 0: <unknown>"
+    )
     assert isinstance(error, InvalidRequestError)
     assert (
         error.message

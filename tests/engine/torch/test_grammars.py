@@ -1,4 +1,7 @@
-"""Outputs that must match a grammar, with models whose weights are random: what they say is the mask's doing."""
+"""Outputs that must match a grammar, with models whose weights are random.
+
+What they say is the mask's doing.
+"""
 
 import asyncio
 import json
@@ -73,7 +76,8 @@ def matches(kind: GrammarKind, text: str) -> bool:
     ],
 )
 async def test_a_grammar_without_an_end_is_read_once(begin: str, again: str, end: str) -> None:
-    # Read again from each of its characters it would take minutes, most of them with the interpreter's lock.
+    # Read again from each of its characters it would take minutes, most of them with the
+    # interpreter's lock.
     source = begin + again * ((MAX_GRAMMAR - len(begin) - len(end)) // len(again)) + end
     with suppress(InvalidRequestError):
         grammar_source.source_of(Grammar("grammar", source))
@@ -92,7 +96,11 @@ def renderer(directory: Path) -> Renderer:
 @pytest.fixture(scope="module")
 def blanks(renderer: Renderer) -> dict[int, float]:
     """Against white space between the parts of JSON, of which a random model has no end."""
-    return {id_: -100.0 for id_ in range(VOCAB_SIZE) if id_ != EOS_ID and not renderer.decode([id_]).strip()}
+    return {
+        id_: -100.0
+        for id_ in range(VOCAB_SIZE)
+        if id_ != EOS_ID and not renderer.decode([id_]).strip()
+    }
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -159,7 +167,9 @@ async def test_an_output_matches_its_grammar_and_ends_where_it_may(
     options: dict[str, Any] = {"repetition_penalty": 1.3, "logprobs": 2} if temperature else {}
     (receiver,) = await run(
         engine,
-        make_request(kind, temperature=temperature, logit_bias=blanks, allowed_token_ids=allowed, **options),
+        make_request(
+            kind, temperature=temperature, logit_bias=blanks, allowed_token_ids=allowed, **options
+        ),
     )
     assert receiver.last.finish_reason == "stop"
     assert receiver.output[-1] == EOS_ID
@@ -205,7 +215,9 @@ async def test_a_resumed_output_is_the_undisturbed_one(
         assert resumed.output == whole[cut:]
 
 
-async def test_what_comes_before_the_grammar_begins_is_free(engine: TorchEngine, renderer: Renderer) -> None:
+async def test_what_comes_before_the_grammar_begins_is_free(
+    engine: TorchEngine, renderer: Renderer
+) -> None:
     marks = renderer.encode("é", add_special_tokens=False)
     (free,) = await run(
         engine, make_request(None, temperature=0.9, max_tokens=30, logit_bias={marks[0]: 4.0})
@@ -213,18 +225,24 @@ async def test_what_comes_before_the_grammar_begins_is_free(engine: TorchEngine,
     begin = free.output[2:4]
     (receiver,) = await run(
         engine,
-        make_request("regex", after=tuple(begin), temperature=0.9, max_tokens=60, logit_bias={marks[0]: 4.0}),
+        make_request(
+            "regex", after=tuple(begin), temperature=0.9, max_tokens=60, logit_bias={marks[0]: 4.0}
+        ),
     )
     assert receiver.output[:4] == free.output[:4]
     assert matches("regex", renderer.decode(receiver.output[4:], skip_special_tokens=True))
 
 
-async def test_rows_and_text_lead_to_the_same_structured_output(engine: TorchEngine, directory: Path) -> None:
+async def test_rows_and_text_lead_to_the_same_structured_output(
+    engine: TorchEngine, directory: Path
+) -> None:
     from tests.equality.reference import model_of
 
     table = model_of(directory).get_input_embeddings().weight.detach()
     rows = table[[11, 12, 13, 14]].contiguous().numpy()
-    mixed = Prompt.of(Tokens((11, 12)), Rows(Buffer(rows[2:].tobytes()), "float32", (2, rows.shape[1])))
+    mixed = Prompt.of(
+        Tokens((11, 12)), Rows(Buffer(rows[2:].tobytes()), "float32", (2, rows.shape[1]))
+    )
     whole = Prompt.of(Rows(Buffer(rows.tobytes()), "float32", rows.shape))
     (ids, *others) = await run(
         engine,
@@ -239,7 +257,10 @@ async def test_rows_and_text_lead_to_the_same_structured_output(engine: TorchEng
 async def test_a_preempted_output_still_matches(directory: Path, renderer: Renderer) -> None:
     engine = TorchEngine(
         EngineSettings(
-            model=str(directory), kv_cache_memory_bytes=6 * PAGE_BYTES, max_model_len=90, max_num_seqs=4
+            model=str(directory),
+            kv_cache_memory_bytes=6 * PAGE_BYTES,
+            max_model_len=90,
+            max_num_seqs=4,
         ),
         SECRET,
     )
@@ -251,7 +272,9 @@ async def test_a_preempted_output_still_matches(directory: Path, renderer: Rende
         ]
         receivers = await run(engine, *requests)
         assert engine.stats().preemptions > 0
-        assert all(re.fullmatch("[a-z ]{40,60}", text_of(renderer, receiver)) for receiver in receivers)
+        assert all(
+            re.fullmatch("[a-z ]{40,60}", text_of(renderer, receiver)) for receiver in receivers
+        )
     finally:
         await engine.close()
 
@@ -270,7 +293,9 @@ async def test_a_clients_stop_token_may_end_what_the_grammar_may_end(engine: Tor
         engine, make_request("regex", "a*", stop_token_ids=(300,), logit_bias={300: 90.0})
     )
     assert receiver.output == [300]
-    (never,) = await run(engine, make_request("regex", "a{5}", stop_token_ids=(300,), logit_bias={300: 90.0}))
+    (never,) = await run(
+        engine, make_request("regex", "a{5}", stop_token_ids=(300,), logit_bias={300: 90.0})
+    )
     assert len(never.output) > 1
 
 
@@ -314,7 +339,11 @@ async def test_where_nothing_is_left_to_choose_the_request_fails_alone(
         ("grammar", "start: /(a{1000}){1000}/", "too large"),
         ("grammar", 'start: %json {"multipleOf": 1000003}', "multipleOf"),
         ("regex", "a" * 300_000, "at most"),
-        ("json_schema", json.dumps({"properties": {f"p{n}": {} for n in range(16_000)}}), "at most 5000"),
+        (
+            "json_schema",
+            json.dumps({"properties": {f"p{n}": {} for n in range(16_000)}}),
+            "at most 5000",
+        ),
         ("json_schema", json.dumps({"required": [f"p{n}" for n in range(5_001)]}), "at most 5000"),
     ],
 )
@@ -333,11 +362,15 @@ async def test_a_bad_or_hostile_grammar_is_the_clients_error_and_nobody_elses(
 async def test_a_grammar_that_outgrows_its_limits_fails_alone(
     engine: TorchEngine, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits = LLParserLimits(max_lexer_states=200, precompute_large_lexemes=False, verbose_errors=False)
+    limits = LLParserLimits(
+        max_lexer_states=200, precompute_large_lexemes=False, verbose_errors=False
+    )
     monkeypatch.setattr(matchers, "LIMITS", limits)
     letters = tuple(id_ for id_ in range(3, VOCAB_SIZE) if renderer.decode([id_]).isalpha())
     # Its automaton remembers the last forty letters.
-    hostile = make_request("regex", ".*[a-m].{40}x", temperature=1.0, seed=3, allowed_token_ids=letters)
+    hostile = make_request(
+        "regex", ".*[a-m].{40}x", temperature=1.0, seed=3, allowed_token_ids=letters
+    )
     failed, fine = await run(engine, hostile, make_request("regex"))
     assert failed.last.error is not None
     error = failed.last.error.to_error()
@@ -404,7 +437,9 @@ async def test_an_aborted_requests_mask_that_waits_for_its_turn_is_not_computed(
 
 
 async def test_a_request_that_waits_for_its_grammar_can_be_ended(engine: TorchEngine) -> None:
-    one = make_request("json_schema", json.dumps({"enum": [f"value {index}" for index in range(9000)]}))
+    one = make_request(
+        "json_schema", json.dumps({"enum": [f"value {index}" for index in range(9000)]})
+    )
     receiver = Receiver(one)
     engine.generate(one, receiver)
     engine.abort(one.id)
@@ -482,8 +517,12 @@ async def test_bad_words_and_allowed_ids_are_held_to(engine: TorchEngine) -> Non
     )
     assert without.output[0] == first
     assert without.output[1] != second
-    (banned,) = await run(engine, make_request(None, temperature=0.0, max_tokens=8, bad_words=((first,),)))
+    (banned,) = await run(
+        engine, make_request(None, temperature=0.0, max_tokens=8, bad_words=((first,),))
+    )
     assert first not in banned.output
-    (few,) = await run(engine, make_request(None, temperature=1.0, max_tokens=20, allowed_token_ids=(40, 41)))
+    (few,) = await run(
+        engine, make_request(None, temperature=1.0, max_tokens=20, allowed_token_ids=(40, 41))
+    )
     assert set(few.output) <= {40, 41}
     assert len(few.output) == 20

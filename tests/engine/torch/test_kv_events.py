@@ -1,4 +1,7 @@
-"""A torch engine under a worker's host: what routers and readers of vLLM's events hear of the requests it runs."""
+"""A torch engine under a worker's host.
+
+What routers and readers of vLLM's events hear of the requests it runs.
+"""
 
 import asyncio
 import json
@@ -56,11 +59,14 @@ async def test_routers_and_readers_hear_of_what_is_cached(tmp_path: Path) -> Non
     try:
         rows = rows_of(look_up(tiny("llama"), ids(1, 30)))
         prompts = [
-            with_digests(Prompt.of(Tokens(ids(n, 40)), rows, Tokens(ids(n, 9))), SECRET) for n in range(6)
+            with_digests(Prompt.of(Tokens(ids(n, 40)), rows, Tokens(ids(n, 9))), SECRET)
+            for n in range(6)
         ]
         for number, prompt in enumerate(prompts):
             (found,) = await run(engine, make_request(str(number), prompt, 20, salt="mine"))
-        keys = routing_chain(prompt, host.card, SECRET, salt="mine", output=tuple(found.output[:-1]))
+        keys = routing_chain(
+            prompt, host.card, SECRET, salt="mine", output=tuple(found.output[:-1])
+        )
         snapshot = await host.kv_snapshot()
         held = bytes(snapshot.keys.view)
         cached = {held[start : start + KEY_SIZE] for start in range(0, len(held), KEY_SIZE)}
@@ -81,7 +87,9 @@ async def test_routers_and_readers_hear_of_what_is_cached(tmp_path: Path) -> Non
 
 
 async def test_an_endpoint_that_cannot_be_used_keeps_the_engine_from_starting() -> None:
-    engine = engines.create(settings({"enable_kv_cache_events": True, "endpoint": "tcp://*:99999"}), SECRET)
+    engine = engines.create(
+        settings({"enable_kv_cache_events": True, "endpoint": "tcp://*:99999"}), SECRET
+    )
     with pytest.raises(InvalidRequestError, match="port of rank 0 would be 99999"):
         await engine.start()
     await engine.close()

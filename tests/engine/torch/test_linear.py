@@ -12,7 +12,14 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from inlay.engine.torch.native import Kernels, Panels, kernels
 from inlay.engine.torch.weights import linear
-from inlay.engine.torch.weights.linear import FusedPart, PackedLinear, PlainLinear, RMSNorm, accelerate, packs
+from inlay.engine.torch.weights.linear import (
+    FusedPart,
+    PackedLinear,
+    PlainLinear,
+    RMSNorm,
+    accelerate,
+    packs,
+)
 
 FUSED = (("q_proj", "k_proj", "v_proj"),)
 
@@ -145,7 +152,9 @@ def test_a_norm_is_swapped_for_a_faster_one_with_the_same_result(
     accelerate(holder, ())
     assert isinstance(holder[0], RMSNorm)
     assert holder(x).dtype == dtype
-    torch.testing.assert_close(holder(x), expected, atol=5e-2 if dtype == torch.bfloat16 else 1e-5, rtol=1e-2)
+    torch.testing.assert_close(
+        holder(x), expected, atol=5e-2 if dtype == torch.bfloat16 else 1e-5, rtol=1e-2
+    )
 
 
 def test_a_norm_of_another_formula_stays() -> None:

@@ -43,7 +43,10 @@ def test_a_model_that_is_loaded_at_once_says_nothing() -> None:
 def test_parameters_made_of_several_tensors_share_what_is_left() -> None:
     sizes = {"a": 2 * GB, "experts.0": GB, "experts.1": GB}
     said = lines(sizes, {"a": None, "experts": None}, SECONDS)
-    assert said[:2] == ["loading weights: 2.0 of 4.0 GB, 50%", "loading weights: 4.0 of 4.0 GB, 100%"]
+    assert said[:2] == [
+        "loading weights: 2.0 of 4.0 GB, 50%",
+        "loading weights: 4.0 of 4.0 GB, 100%",
+    ]
 
 
 @settings(derandomize=True, max_examples=50)
@@ -51,7 +54,9 @@ def test_parameters_made_of_several_tensors_share_what_is_left() -> None:
     sizes=st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 10 * GB)),
     names=st.sets(st.sampled_from("abcdxyz")),
 )
-def test_it_ends_at_all_of_it_whatever_names_are_met(sizes: dict[str, int], names: set[str]) -> None:
+def test_it_ends_at_all_of_it_whatever_names_are_met(
+    sizes: dict[str, int], names: set[str]
+) -> None:
     said = lines(sizes, dict.fromkeys(sorted(names)), SECONDS)
     unknown = names - set(sizes)
     if names and sum(sizes.values()) and (unknown or set(sizes) <= names):

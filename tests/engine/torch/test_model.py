@@ -32,7 +32,9 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def load(directory: Path, **options: Any) -> CausalModel:
-    return CausalModel.load(EngineSettings(model=str(directory), device="cpu", num_threads=1, **options))
+    return CausalModel.load(
+        EngineSettings(model=str(directory), device="cpu", num_threads=1, **options)
+    )
 
 
 def stale_pages(model: CausalModel) -> Pages:
@@ -45,22 +47,30 @@ def stale_pages(model: CausalModel) -> Pages:
 
 def prompts_of(*lengths: int) -> list[list[int]]:
     generator = torch.Generator().manual_seed(5)
-    return [torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist() for length in lengths]
+    return [
+        torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist() for length in lengths
+    ]
 
 
 def scattered(model: CausalModel, sequences: int, each: int = 10) -> list[list[PageRun]]:
     """For each sequence a run of pages in each page group."""
     groups = len(model.page_groups)
-    order = torch.randperm(sequences * groups * each, generator=torch.Generator().manual_seed(6)) + 1
+    order = (
+        torch.randperm(sequences * groups * each, generator=torch.Generator().manual_seed(6)) + 1
+    )
     return [
-        [PageRun(pages.tolist()) for pages in own] for own in order.view(sequences, groups, each).unbind()
+        [PageRun(pages.tolist()) for pages in own]
+        for own in order.view(sequences, groups, each).unbind()
     ]
 
 
 def greedy(
     model: CausalModel, prompts: list[Prompt], chunks: list[list[int]], new: int = NEW
 ) -> list[list[int]]:
-    """Decode all prompts together; step i computes chunks[i][j] positions of prompt j, later steps one each."""
+    """Decode all prompts together.
+
+    Step i computes chunks[i][j] positions of prompt j, later steps one each.
+    """
     pages, owned = stale_pages(model), scattered(model, len(prompts))
     known = list(prompts)
     computed = [0] * len(prompts)
@@ -162,7 +172,10 @@ def test_neighbours_do_not_change_an_answer() -> None:
     (ids,) = prompts_of(30)
     alone = greedy(model, [Prompt.of(Tokens(ids))], [])[0]
     crowd = [Prompt.of(Tokens(other)) for other in prompts_of(3, 60, 17)]
-    assert greedy(model, [crowd[0], crowd[1], Prompt.of(Tokens(ids)), crowd[2]], [[1, 8, 7, 17]])[2] == alone
+    assert (
+        greedy(model, [crowd[0], crowd[1], Prompt.of(Tokens(ids)), crowd[2]], [[1, 8, 7, 17]])[2]
+        == alone
+    )
 
 
 def test_a_step_in_which_nothing_samples_gives_no_logits_and_fills_pages() -> None:
@@ -174,7 +187,9 @@ def test_a_step_in_which_nothing_samples_gives_no_logits_and_fills_pages() -> No
     assert pages.keys[0][:, 1, 2:].isnan().all()
 
 
-def test_a_step_in_which_nothing_samples_does_not_read_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_in_which_nothing_samples_does_not_read_the_head(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = load(tiny("llama"))
     monkeypatch.setattr(model, "_head", None)
     assert model.logits(torch.empty(0, model.hidden_size)).shape == (0, VOCAB_SIZE)
@@ -267,7 +282,9 @@ def test_pickled_weights_are_never_read(tmp_path: Path) -> None:
         load(directory)
 
 
-def test_what_is_neither_a_directory_nor_a_hub_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_neither_a_directory_nor_a_hub_model_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     for name in ("no/such-model", "not a name at all"):
         with pytest.raises(InvalidRequestError, match="not a directory"):
@@ -279,7 +296,8 @@ def test_a_weights_id_names_content_and_not_files(tmp_path: Path) -> None:
     assert len(list(sharded.glob("*.safetensors"))) > 2
     assert weights_id(sharded) == weights_id(tiny("llama"))
     assert (
-        greedy(load(sharded), [Prompt.of(Tokens([5, 6, 7]))], [])[0] == generated(tiny("llama"), [5, 6, 7])[0]
+        greedy(load(sharded), [Prompt.of(Tokens([5, 6, 7]))], [])[0]
+        == generated(tiny("llama"), [5, 6, 7])[0]
     )
 
     other = tmp_path / "other"

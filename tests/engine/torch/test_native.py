@@ -86,7 +86,9 @@ def test_a_product_with_a_packed_weight_is_the_product(
 
 @pytest.mark.parametrize("rows", [1, 4, 20])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_is_not_finite_stays_in_its_row_of_a_product(native: Kernels, rows: int, bad: float) -> None:
+def test_what_is_not_finite_stays_in_its_row_of_a_product(
+    native: Kernels, rows: int, bad: float
+) -> None:
     weight = torch.randn(32, 64).bfloat16()
     laid, packed = packed_by_hand(weight, 32)
     if rows > native.product_rows(packed):
@@ -129,7 +131,9 @@ def test_a_product_by_several_threads_is_the_same(native: Kernels) -> None:
     fill=st.sampled_from([0, 1000, 3000]),
     dtype=st.sampled_from(DTYPES),
 )  # fmt: skip
-def test_the_greatest_is_the_one_torch_names(rows: list[list[float]], fill: int, dtype: torch.dtype) -> None:
+def test_the_greatest_is_the_one_torch_names(
+    rows: list[list[float]], fill: int, dtype: torch.dtype
+) -> None:
     native = kernels()
     assert native is not None
     width = fill + max(map(len, rows))
@@ -144,8 +148,13 @@ def test_the_greatest_is_the_one_torch_names(rows: list[list[float]], fill: int,
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@given(entries=st.lists(st.floats(width=16), min_size=1, max_size=40), others=st.sampled_from([0, 64, 2000]))
-def test_rows_are_finite_where_torch_says_so(dtype: torch.dtype, entries: list[float], others: int) -> None:
+@given(
+    entries=st.lists(st.floats(width=16), min_size=1, max_size=40),
+    others=st.sampled_from([0, 64, 2000]),
+)
+def test_rows_are_finite_where_torch_says_so(
+    dtype: torch.dtype, entries: list[float], others: int
+) -> None:
     native = kernels()
     assert native is not None
     values = torch.full((3, others + len(entries)), torch.finfo(dtype).max, dtype=dtype)
@@ -194,7 +203,9 @@ def test_queries_and_keys_are_normed_turned_and_stored(
     parts = every[:, :query_heads], every[:, query_heads:-heads], every[:, -heads:]
     near(query, turned(parts[0], norms[0]))
     near(keys.view(heads, 48, size)[:, slots], turned(parts[1], norms[1])[:stored].transpose(0, 1))
-    assert torch.equal(values.view(heads, 48, size)[:, slots].double(), parts[2][:stored].transpose(0, 1))
+    assert torch.equal(
+        values.view(heads, 48, size)[:, slots].double(), parts[2][:stored].transpose(0, 1)
+    )
     others = torch.ones(48, dtype=torch.bool).index_fill_(0, slots, False)
     assert (keys.view(heads, 48, size)[:, others] == 7).all()
 

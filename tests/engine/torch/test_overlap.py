@@ -1,4 +1,7 @@
-"""A step is launched before the last is read: what is chosen, told and cached stays what it is step after step."""
+"""A step is launched before the last is read.
+
+What is chosen, told and cached stays what it is step after step.
+"""
 
 import math
 from pathlib import Path
@@ -13,7 +16,17 @@ from inlay.engine.torch.step import Core
 from inlay.errors import EngineError
 from inlay.prompt import Prompt, Tokens
 from inlay.request import Grammar, Output
-from tests.engine.torch.test_step import SECRET, Outcome, fill, ids, load, make_request, prompts, run, truth
+from tests.engine.torch.test_step import (
+    SECRET,
+    Outcome,
+    fill,
+    ids,
+    load,
+    make_request,
+    prompts,
+    run,
+    truth,
+)
 
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -43,7 +56,9 @@ def core(*, overlap: bool, **changes: int) -> Core:
 def outcomes(engine: Core, grammars: Grammars) -> dict[str, Any]:
     """What becomes of requests of all kinds, of which one joins every second step."""
     names = {f"{kind}, {form}": (kind, form) for form in ("a-mixed", "d-soft") for kind in KINDS}
-    names = {name: of for name, of in names.items() if of != ("scored", "a-mixed") and of[0] != "scored"}
+    names = {
+        name: of for name, of in names.items() if of != ("scored", "a-mixed") and of[0] != "scored"
+    }
     names["scored, c-text"] = ("scored", "c-text")
     waiting, outputs = list(names), list[Output]()
     for step in range(500):
@@ -55,9 +70,15 @@ def outcomes(engine: Core, grammars: Grammars) -> dict[str, Any]:
             outputs += engine.admit(one, grammar=state)
         outputs += engine.step()
     assert len(engine) == 0
-    found = {name: Outcome([output for output in outputs if output.request_id == name]) for name in names}
+    found = {
+        name: Outcome([output for output in outputs if output.request_id == name]) for name in names
+    }
     return {
-        name: (of.output, of.last.finish_reason, [one for output in of.deltas for one in output.logprobs])
+        name: (
+            of.output,
+            of.last.finish_reason,
+            [one for output in of.deltas for one in output.logprobs],
+        )
         for name, of in found.items()
     }
 
@@ -74,7 +95,9 @@ def test_every_setting_chooses_as_it_does_step_after_step(changes: dict[str, int
         found = outcomes(engine, grammars)
     finally:
         grammars.close()
-    assert {name: of[:2] for name, of in found.items()} == {name: of[:2] for name, of in expected.items()}
+    assert {name: of[:2] for name, of in found.items()} == {
+        name: of[:2] for name, of in expected.items()
+    }
     for name, (_, _, logprobs) in expected.items():
         for told, other in zip(logprobs, found[name][2], strict=True):
             assert told.logprob == pytest.approx(other.logprob, abs=1e-4)
@@ -87,7 +110,8 @@ def test_a_step_is_launched_before_the_last_is_read() -> None:
     engine.admit(make_request("a", prompts("llama")["b-text"], 3))
     told = [[id_ for output in engine.step() for id_ in output.token_ids] for _ in range(4)]
     assert told == [[], *([id_] for id_ in truth("llama")["b-text"][:3])]
-    # Three tokens take the prompt and two positions: the last token's end was known before it was read.
+    # Three tokens take the prompt and two positions: the last token's end was known before it was
+    # read.
     assert engine.stats().progress == 7 + 2
     assert engine.stats().steps == 3
 
@@ -119,9 +143,9 @@ def test_whoever_comes_in_place_of_one_that_failed_sees_nothing_of_it(
         found = hidden(batch, pages)
         if not rotten and int(batch.positions.max()) == 40 + broken:
             rotten.append(True)
-            pages.keys[0].view(pages.keys[0].shape[0], -1, pages.keys[0].shape[3])[:, batch.slots[0]] = (
-                math.nan
-            )
+            pages.keys[0].view(pages.keys[0].shape[0], -1, pages.keys[0].shape[3])[
+                :, batch.slots[0]
+            ] = math.nan
             return torch.full_like(found, math.nan)
         return found
 
@@ -130,7 +154,9 @@ def test_whoever_comes_in_place_of_one_that_failed_sees_nothing_of_it(
     assert len(bad.output) == broken + 1
     assert bad.last.error is not None
     assert isinstance(bad.last.error.to_error(), EngineError)
-    after = run(engine, *(make_request(name, prompts("llama")[name]) for name in ("a-text", "c-text")))
+    after = run(
+        engine, *(make_request(name, prompts("llama")[name]) for name in ("a-text", "c-text"))
+    )
     assert {name: outcome.output for name, outcome in after.items()} == {
         name: truth("llama")[name] for name in after
     }

@@ -45,7 +45,9 @@ def test_scrubbed_pages_hold_zeros_and_others_stay() -> None:
 
 def test_the_null_page_is_zero() -> None:
     pages = new_pages()
-    assert all(tensor.shape[1] == 6 and not tensor[:, 0].any() for tensor in (*pages.keys, *pages.values))
+    assert all(
+        tensor.shape[1] == 6 and not tensor[:, 0].any() for tensor in (*pages.keys, *pages.values)
+    )
 
 
 def test_layers_of_two_groups_share_the_memory_of_a_place_and_no_page() -> None:

@@ -37,8 +37,13 @@ class Told(NamedTuple):
 
 
 def told(outcome: Outcome) -> Told:
-    """What an outcome says of its prompt: each position once, in order, before the first id of the output."""
-    pieces = [delta.prompt_logprobs for delta in outcome.deltas if delta.prompt_logprobs is not None]
+    """What an outcome says of its prompt.
+
+    Each position once, in order, before the first id of the output.
+    """
+    pieces = [
+        delta.prompt_logprobs for delta in outcome.deltas if delta.prompt_logprobs is not None
+    ]
     position, output = 1, False
     for delta in outcome.deltas:
         if delta.prompt_logprobs is not None:
@@ -154,13 +159,20 @@ def test_a_cached_prompt_is_scored_all_the_same_and_is_cached_by_being_scored() 
     assert found.cached == 0
     assert run(engine, plain)["plain"].cached == 64
     run(engine, scored("first", tokens, salt="other"))
-    assert run(engine, make_request("then", Prompt.of(Tokens(tokens)), 2, salt="other"))["then"].cached == 64
+    assert (
+        run(engine, make_request("then", Prompt.of(Tokens(tokens)), 2, salt="other"))["then"].cached
+        == 64
+    )
 
 
 def test_two_that_score_the_same_prompt_at_once_both_score_all_of_it() -> None:
     engine = core(max_num_batched_tokens=32)
     tokens = ids(5, 70)
-    requests = [scored("a", tokens), make_request("plain", Prompt.of(Tokens(tokens)), 2), scored("b", tokens)]
+    requests = [
+        scored("a", tokens),
+        make_request("plain", Prompt.of(Tokens(tokens)), 2),
+        scored("b", tokens),
+    ]
     found = run(engine, *requests)
     assert_right(told(found["a"]), "llama", tokens)
     assert_right(told(found["b"]), "llama", tokens)
@@ -215,9 +227,9 @@ def test_a_resumed_request_is_not_told_of_its_prompt_again() -> None:
     prompt = Prompt.of(Tokens(ids(7, 40)))
     whole = reference.greedy(tiny("llama"), prompt, 6)
     run(engine, make_request("before", prompt, 2))
-    found = run(engine, make_request("one", prompt, 6, prompt_logprobs=TOP, prior_output=tuple(whole[:2])))[
-        "one"
-    ]
+    found = run(
+        engine, make_request("one", prompt, 6, prompt_logprobs=TOP, prior_output=tuple(whole[:2]))
+    )["one"]
     assert found.output == whole[2:]
     assert len(told(found).ranks) == 0
     assert found.cached == 32

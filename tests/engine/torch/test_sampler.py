@@ -36,7 +36,9 @@ class Sequence:
     grammar: GrammarState | None = None
 
 
-def sequence(prompt: tuple[int, ...] = (), output: tuple[int, ...] = (), **options: Any) -> Sequence:
+def sequence(
+    prompt: tuple[int, ...] = (), output: tuple[int, ...] = (), **options: Any
+) -> Sequence:
     return Sequence(Sampling(max_tokens=1000, **options), prompt, list(output))
 
 
@@ -72,7 +74,10 @@ def frequencies(row: Tensor, draws: int = 20_000, vocab: int = VOCAB, **options:
 
 
 def chi_square_deviation(shares: Tensor, expected: Tensor, draws: int = 20_000) -> float:
-    """Chi-square's distance from its mean in standard deviations; ids expected under 5 times are pooled."""
+    """Chi-square's distance from its mean in standard deviations.
+
+    Ids expected under 5 times are pooled.
+    """
     common = expected * draws >= 5
     parts = [(shares[common] - expected[common]) ** 2 / expected[common]]
     rest = expected[~common].sum()
@@ -92,7 +97,12 @@ REFERENCES: list[tuple[dict[str, Any], list[Any]]] = [
     ({"top_k": 12, "top_p": 0.9}, [TopKLogitsWarper(12), TopPLogitsWarper(0.9)]),
     (
         {"temperature": 1.3, "min_p": 0.02, "top_k": 40, "top_p": 0.7},
-        [TemperatureLogitsWarper(1.3), MinPLogitsWarper(0.02), TopKLogitsWarper(40), TopPLogitsWarper(0.7)],
+        [
+            TemperatureLogitsWarper(1.3),
+            MinPLogitsWarper(0.02),
+            TopKLogitsWarper(40),
+            TopPLogitsWarper(0.7),
+        ],
     ),
     ({"min_p": 0.01, "top_p": 0.95}, [MinPLogitsWarper(0.01), TopPLogitsWarper(0.95)]),
 ]
@@ -103,14 +113,20 @@ def test_draws_have_the_distribution_transformers_processors_leave(
     options: dict[str, Any], processors: list[Any]
 ) -> None:
     row = logits(1)[0]
-    expected = LogitsProcessorList(processors)(torch.zeros(1, 0, dtype=torch.long), row[None])[0].softmax(-1)
+    expected = LogitsProcessorList(processors)(torch.zeros(1, 0, dtype=torch.long), row[None])[
+        0
+    ].softmax(-1)
     shares = frequencies(row, **options)
     assert not (shares[expected == 0] > 0).any()
     assert chi_square_deviation(shares, expected) < 3
 
 
-@pytest.mark.parametrize("options", [{"top_p": 0.9}, {"top_k": 900}, {"min_p": 1e-4}, {"top_p": 0.999}])
-def test_a_flat_distribution_over_a_wide_vocabulary_is_truncated_as_exactly(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "options", [{"top_p": 0.9}, {"top_k": 900}, {"min_p": 1e-4}, {"top_p": 0.999}]
+)
+def test_a_flat_distribution_over_a_wide_vocabulary_is_truncated_as_exactly(
+    options: dict[str, Any],
+) -> None:
     """More tokens are left than the first candidates hold, so the later widths are used."""
     vocab = 12_000
     row = logits(1, vocab=vocab, scale=0.5)[0]
@@ -129,7 +145,9 @@ def test_a_flat_distribution_over_a_wide_vocabulary_is_truncated_as_exactly(opti
     assert len(drawn) > 200
 
 
-def test_the_widths_of_the_search_do_not_change_what_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_widths_of_the_search_do_not_change_what_is_drawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     vocab = 3000
     rows = logits(8, vocab=vocab, scale=1.0)
     mixed = [
@@ -181,7 +199,9 @@ def test_top_k_beyond_the_vocabulary_means_all() -> None:
 def test_repetition_penalty_is_that_of_transformers_over_prompt_and_output() -> None:
     row = logits(1)[0]
     prompt, output = (3, 9, 9, 250), (9, 17)
-    expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([[*prompt, *output]]), row[None])[0]
+    expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([[*prompt, *output]]), row[None])[
+        0
+    ]
     shares = frequencies(row, repetition_penalty=1.7, prompt=prompt, output=output)
     assert chi_square_deviation(shares, expected.softmax(-1)) < 3
     row[9], row[4] = 40.0, 30.0
@@ -198,7 +218,9 @@ def test_frequency_and_presence_penalties_count_the_output_alone() -> None:
     assert choose(row, sequence(temperature=0.0, presence_penalty=1.9, **seen)) == 10
     assert choose(row, sequence(temperature=0.0, presence_penalty=2.1, **seen)) == 11
     assert choose(row, sequence(temperature=0.0, presence_penalty=2.0, prompt=(10,) * 9)) == 10
-    both = sequence(temperature=0.0, presence_penalty=-2.0, frequency_penalty=-0.1, prompt=(), output=(12,))
+    both = sequence(
+        temperature=0.0, presence_penalty=-2.0, frequency_penalty=-0.1, prompt=(), output=(12,)
+    )
     row[12] = 3.0
     assert choose(row, both) == 12
 
@@ -257,7 +279,11 @@ def test_end_and_stop_tokens_are_banned_before_min_tokens() -> None:
         "stop_token_ids": (77,),
         "logit_bias": {2: 100.0},
     }
-    assert [choose(row, sequence(output=(9,) * count, **options)) for count in range(3)] == [80, 80, 2]
+    assert [choose(row, sequence(output=(9,) * count, **options)) for count in range(3)] == [
+        80,
+        80,
+        2,
+    ]
 
 
 def test_a_bias_can_leave_one_token() -> None:
@@ -288,7 +314,11 @@ def test_a_row_that_is_not_finite_leaves_its_neighbours_alone(value: float) -> N
     rows[1] = value
     several: list[dict[str, Any]] = [{"top_p": 0.9}, {}, {"logprobs": 5}]
     for options in several:
-        batch = [sequence(seed=1, top_p=0.9), sequence(seed=1, **options), sequence(seed=1, top_p=0.9)]
+        batch = [
+            sequence(seed=1, top_p=0.9),
+            sequence(seed=1, **options),
+            sequence(seed=1, top_p=0.9),
+        ]
         ids = [choice.token_id for choice in choices(sampler(), rows, batch)]
         assert (ids[0], ids[2]) == (expected[0], expected[2])
         assert 0 <= ids[1] < VOCAB
@@ -298,7 +328,9 @@ def test_the_logits_are_left_as_they_are() -> None:
     rows = logits(2)
     before = rows.clone()
     choices(
-        sampler(), rows, [sequence((1,), repetition_penalty=2.0, logit_bias={4: 9.0}), sequence(min_tokens=4)]
+        sampler(),
+        rows,
+        [sequence((1,), repetition_penalty=2.0, logit_bias={4: 9.0}), sequence(min_tokens=4)],
     )
     assert torch.equal(rows, before)
 
@@ -349,7 +381,9 @@ def test_logprobs_of_named_ids_stand_in_the_place_of_the_best_whoever_else_is_th
     assert [id_ for id_, _ in best.top] == rows[0].topk(2).indices.tolist()
     for place, told in ((0, best), (1, several), (2, one)):
         shown = [logprob for _, logprob in told.top]
-        assert shown == pytest.approx([float(expected[place, id_]) for id_, _ in told.top], abs=1e-5)
+        assert shown == pytest.approx(
+            [float(expected[place, id_]) for id_, _ in told.top], abs=1e-5
+        )
         own = float(expected[place, found[place].token_id])
         assert told.logprob == pytest.approx(own, abs=1e-5)
         alone = choices(sampler(), rows[place : place + 1], [batch[place]])[0]
@@ -385,13 +419,22 @@ samplings = st.fixed_dictionaries(
     },
 )
 sequences = st.builds(
-    lambda options, prompt, output: sequence(prompt, output, **options), samplings, some_ids, some_ids
+    lambda options, prompt, output: sequence(prompt, output, **options),
+    samplings,
+    some_ids,
+    some_ids,
 )
 
 
 @settings(max_examples=150)
-@given(st.lists(sequences, min_size=1, max_size=6), st.integers(0, 10**6), st.randoms(use_true_random=False))
-def test_a_choice_is_the_same_alone_and_in_any_company(batch: list[Sequence], seed: int, random: Any) -> None:
+@given(
+    st.lists(sequences, min_size=1, max_size=6),
+    st.integers(0, 10**6),
+    st.randoms(use_true_random=False),
+)
+def test_a_choice_is_the_same_alone_and_in_any_company(
+    batch: list[Sequence], seed: int, random: Any
+) -> None:
     # Half-precision logits, as models give them, are full of ties.
     rows = logits(len(batch), seed=seed).to(torch.bfloat16).to(torch.float32)
     alone = [choices(sampler(), row[None], [one])[0] for row, one in zip(rows, batch, strict=True)]
@@ -454,4 +497,6 @@ def test_drawing_does_not_wait_for_the_device(kind: str) -> None:
 def test_drawing_waits_where_nobody_can_say_how_many_candidates_are_enough() -> None:
     device = torch.device("meta")
     with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
-        Sampler(VOCAB, EOS, device).draw(torch.empty(1, VOCAB, device=device), [sequence(top_p=0.9)])
+        Sampler(VOCAB, EOS, device).draw(
+            torch.empty(1, VOCAB, device=device), [sequence(top_p=0.9)]
+        )

@@ -1,11 +1,20 @@
-"""What the sampler is built on: ranks of logits, a look-up in cumulated weights, and uniform numbers that never change."""
+"""What the sampler is built on.
+
+Ranks of logits, a look-up in cumulated weights, and uniform numbers that never change.
+"""
 
 import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.engine.torch.sampling.sampler import CDF_BLOCK, inverse_cdf, ranked, ranked_by_key, uniform
+from inlay.engine.torch.sampling.sampler import (
+    CDF_BLOCK,
+    inverse_cdf,
+    ranked,
+    ranked_by_key,
+    uniform,
+)
 
 values = st.floats(-50, 50, width=16) | st.sampled_from([0.0, -0.0, -torch.inf, 1.0, -1.0])
 
@@ -30,7 +39,9 @@ def test_a_number_is_looked_up_where_the_cumulated_weights_pass_it(
     rng = np.random.default_rng(seed)
     weights = rng.integers(1, 100, size).astype(np.float32) * (rng.random(size) >= emptiness)
     weights[rng.integers(size)] = 1.0
-    place = int(inverse_cdf(torch.from_numpy(weights)[None], torch.tensor([number], dtype=torch.float64))[0])
+    place = int(
+        inverse_cdf(torch.from_numpy(weights)[None], torch.tensor([number], dtype=torch.float64))[0]
+    )
     assert weights[place] > 0
     # Whole weights below 2**53 cumulate without rounding, so the place is exact.
     cumulated = weights.cumsum(dtype=np.float64)
@@ -45,13 +56,17 @@ def test_a_whole_block_of_impossible_tokens_is_passed_over() -> None:
 
 
 def test_the_uniform_numbers_are_pinned_and_uniform() -> None:
-    """Workers of different versions resume each other's streams: these numbers must never change."""
+    """Workers of different versions resume each other's streams.
+
+    These numbers must never change.
+    """
     assert [uniform(seed, index) for seed, index in ((0, 0), (0, 1), (1, 0), (-1, 0))] == PINNED
     assert uniform(2**64 + 5, 0) == uniform(5, 0)
     draws = np.array([uniform(seed, index) for seed in range(200) for index in range(100)])
     counts = np.histogram(draws, bins=50, range=(0, 1))[0]
     assert ((counts - 400) ** 2 / 400).sum() / 49 < 1.35
-    # Neither along a stream nor between the same positions of neighbouring seeds is there a pattern.
+    # Neither along a stream nor between the same positions of neighbouring seeds is there a
+    # pattern.
     grid = draws.reshape(200, 100)
     assert abs(np.corrcoef(grid[:, :-1].ravel(), grid[:, 1:].ravel())[0, 1]) < 0.02
     assert abs(np.corrcoef(grid[:-1].ravel(), grid[1:].ravel())[0, 1]) < 0.02

@@ -31,7 +31,9 @@ def test_an_empty_prompt_is_refused() -> None:
 
 def test_an_atomic_segment_larger_than_a_step_is_refused() -> None:
     simulation = Simulation(bounds())
-    with pytest.raises(InvalidRequestError, match="in one step of at most 32 positions, and are 33"):
+    with pytest.raises(
+        InvalidRequestError, match="in one step of at most 32 positions, and are 33"
+    ):
         simulation.admit(rows(*[1] * 33, atomic=True))
     simulation.admit(Tokens([1]), rows(*[1] * 32, atomic=True), Tokens([2]))
     assert simulation.drain() == 3
@@ -68,7 +70,9 @@ def test_a_hit_needs_all_pages_without_a_window_and_the_last_ones_with_one(
     first = simulation.admit(Tokens([1] * 100))
     simulation.drain()
     for index in lost:
-        simulation.scheduler.table.invalidate(simulation.named(first, group, index), keep_verified=False)
+        simulation.scheduler.table.invalidate(
+            simulation.named(first, group, index), keep_verified=False
+        )
     simulation.step()
     assert simulation.scheduler.table.dirty == 0
     again = simulation.admit(Tokens([1] * 100))
@@ -317,7 +321,9 @@ def test_many_streams_go_before_a_prompt_that_came_first() -> None:
     budget=st.sampled_from([16, 24, 64]),
     slots=st.sampled_from([2, 6, 24]),
     crowd=st.lists(
-        st.tuples(st.integers(1, 30), st.integers(1, 20), st.integers(0, 3)), min_size=1, max_size=20
+        st.tuples(st.integers(1, 30), st.integers(1, 20), st.integers(0, 3)),
+        min_size=1,
+        max_size=20,
     ),
 )
 def test_nobody_waits_for_ever_however_many_keep_arriving(

@@ -116,11 +116,16 @@ class UncachedMachine(SchedulerMachine):
 class CrowdedMachine(SchedulerMachine):
     """More sequences than positions in a step, and pages of two blocks."""
 
-    limits = bounds(num_pages=6, max_model_len=144, page_size=32, max_num_seqs=40, max_num_batched_tokens=24)
+    limits = bounds(
+        num_pages=6, max_model_len=144, page_size=32, max_num_seqs=40, max_num_batched_tokens=24
+    )
 
 
 class WindowedMachine(SchedulerMachine):
-    """All layers have a window: pages go as the sequence goes on, and there are too few for a whole one."""
+    """All layers have a window.
+
+    Pages go as the sequence goes on, and there are too few for a whole one.
+    """
 
     limits = bounds(num_pages=7, max_model_len=144, windows=(20,))
 
@@ -137,7 +142,11 @@ class NarrowMachine(SchedulerMachine):
     """Windows of one position and of one page."""
 
     limits = bounds(
-        num_pages=30, max_model_len=144, windows=(1, 16, None), max_num_seqs=40, max_num_batched_tokens=24
+        num_pages=30,
+        max_model_len=144,
+        windows=(1, 16, None),
+        max_num_seqs=40,
+        max_num_batched_tokens=24,
     )
 
 

@@ -34,7 +34,9 @@ def positions(one: Sequence, start: int, stop: int) -> list[int]:
 
 
 @given(start=st.integers(0, 20), stop=st.integers(0, 20))
-def test_segments_are_the_positions_of_prompt_and_output_between_two_bounds(start: int, stop: int) -> None:
+def test_segments_are_the_positions_of_prompt_and_output_between_two_bounds(
+    start: int, stop: int
+) -> None:
     one = sequence(Tokens([90, 91, 92]), ROWS, Tokens([93]), prior=(70, 71))
     for token in range(60, 66):
         one.append(token)

@@ -36,7 +36,11 @@ LARGE: dict[str, Any] = {"hidden_size": 768, "intermediate_size": 3072, "num_hid
 
 
 def create(path: Path, **changes: Any) -> TorchEngine:
-    settings: dict[str, Any] = {"device": "cpu", "num_threads": 1, "kv_cache_memory_bytes": 16 << 20}
+    settings: dict[str, Any] = {
+        "device": "cpu",
+        "num_threads": 1,
+        "kv_cache_memory_bytes": 16 << 20,
+    }
     return TorchEngine(EngineSettings(model=str(path), **(settings | changes)), Secret(bytes(32)))
 
 
@@ -155,7 +159,9 @@ async def test_it_does_not_sleep_while_a_request_runs(engine: TorchEngine) -> No
     engine.abort("running")
 
 
-async def test_a_checkpoint_that_has_changed_is_not_woken_and_the_engine_sleeps_on(tmp_path: Path) -> None:
+async def test_a_checkpoint_that_has_changed_is_not_woken_and_the_engine_sleeps_on(
+    tmp_path: Path,
+) -> None:
     path = shutil.copytree(tiny("llama"), tmp_path / "model")
     engine = create(path)
     await engine.start()
@@ -222,7 +228,9 @@ async def test_what_is_put_aside_comes_back_and_still_shares_memory() -> None:
     assert not holder.rows["view"].any()
 
 
-async def test_routers_and_readers_hear_that_a_sleeping_engine_has_nothing_cached(tmp_path: Path) -> None:
+async def test_routers_and_readers_hear_that_a_sleeping_engine_has_nothing_cached(
+    tmp_path: Path,
+) -> None:
     endpoint, replay = f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay"
     config = {"enable_kv_cache_events": True, "endpoint": endpoint, "replay_endpoint": replay}
     engine = create(tiny("llama"), kv_events_config=json.dumps(config))

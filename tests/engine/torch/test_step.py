@@ -1,5 +1,8 @@
-"""The engine without its thread, at tiny random models in float32: every way to the same positions gives what
-`transformers.generate` gives, exactly."""
+"""The engine without its thread, at tiny random models in float32.
+
+Every way to the same positions gives what
+`transformers.generate` gives, exactly.
+"""
 
 import math
 import random
@@ -41,7 +44,9 @@ def core(family: str = "llama", *, prefix_caching: bool = True, **changes: int) 
         "page_size": 16,
         "num_pages": 64,
     }
-    return Core(load(family), EngineLimits(**(values | changes)), SECRET, prefix_caching=prefix_caching)
+    return Core(
+        load(family), EngineLimits(**(values | changes)), SECRET, prefix_caching=prefix_caching
+    )
 
 
 def ids(seed: int, count: int) -> list[int]:
@@ -56,12 +61,21 @@ def in_table(family: str, tokens: Sequence[int], *, atomic: bool = False) -> Row
 def noise(family: str, seed: int, count: int) -> Rows:
     """Rows that no token has."""
     generator = torch.Generator().manual_seed(seed)
-    return reference.rows_of(0.5 * torch.randn(count, load(family).hidden_size, generator=generator))
+    return reference.rows_of(
+        0.5 * torch.randn(count, load(family).hidden_size, generator=generator)
+    )
 
 
 def make_request(name: str, prompt: Prompt, max_tokens: int = 12, **options: Any) -> Request:
-    changes = {field: options.pop(field) for field in tuple(options) if field in Sampling.__struct_fields__}
-    values: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True, **changes}
+    changes = {
+        field: options.pop(field) for field in tuple(options) if field in Sampling.__struct_fields__
+    }
+    values: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "temperature": 0.0,
+        "ignore_eos": True,
+        **changes,
+    }
     return Request(id=name, prompt=prompt, sampling=Sampling(**values), **options)
 
 
@@ -100,7 +114,8 @@ def run(engine: Core, *requests: Request, steps: int = 2000) -> dict[str, Outcom
     assert engine.stats().blocks_used == 0
     assert len(engine.sampler) == 0
     return {
-        one.id: Outcome([output for output in outputs if output.request_id == one.id]) for one in requests
+        one.id: Outcome([output for output in outputs if output.request_id == one.id])
+        for one in requests
     }
 
 
@@ -110,13 +125,18 @@ def family(request: pytest.FixtureRequest) -> str:
 
 
 def prompts(family: str) -> dict[str, Prompt]:
-    """Texts, rows and mixtures of different lengths; those of one letter have the same positions."""
+    """Texts, rows and mixtures of different lengths.
+
+    Those of one letter have the same positions.
+    """
     a, b, c = ids(1, 50), ids(2, 7), ids(3, 90)
     return {
         "a-text": Prompt.of(Tokens(a)),
         "a-rows": Prompt.of(in_table(family, a)),
         "a-mixed": Prompt.of(Tokens(a[:20]), in_table(family, a[20:33]), Tokens(a[33:])),
-        "a-atomic": Prompt.of(Tokens(a[:10]), in_table(family, a[10:40], atomic=True), Tokens(a[40:])),
+        "a-atomic": Prompt.of(
+            Tokens(a[:10]), in_table(family, a[10:40], atomic=True), Tokens(a[40:])
+        ),
         "b-text": Prompt.of(Tokens(b)),
         "b-rows": Prompt.of(in_table(family, b[:3]), in_table(family, b[3:])),
         "c-text": Prompt.of(Tokens(c)),
@@ -127,7 +147,9 @@ def prompts(family: str) -> dict[str, Prompt]:
 
 @cache
 def truth(family: str) -> dict[str, list[int]]:
-    return {name: reference.greedy(tiny(family), prompt, 12) for name, prompt in prompts(family).items()}
+    return {
+        name: reference.greedy(tiny(family), prompt, 12) for name, prompt in prompts(family).items()
+    }
 
 
 def test_the_reference_itself_takes_text_and_rows_alike(family: str) -> None:
@@ -166,10 +188,14 @@ def test_batched_with_neighbours_nothing_changes(family: str, changes: dict[str,
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False], ids=["cached", "uncached"])
-def test_preempted_requests_go_on_as_if_nothing_had_happened(family: str, prefix_caching: bool) -> None:
+def test_preempted_requests_go_on_as_if_nothing_had_happened(
+    family: str, prefix_caching: bool
+) -> None:
     engine = core(family, num_pages=9, max_model_len=140, prefix_caching=prefix_caching)
     chosen = {
-        name: prompt for name, prompt in prompts(family).items() if name in ("a-text", "b-text", "d-soft")
+        name: prompt
+        for name, prompt in prompts(family).items()
+        if name in ("a-text", "b-text", "d-soft")
     }
     expected = {name: reference.greedy(tiny(family), prompt, 60) for name, prompt in chosen.items()}
     found = run(engine, *(make_request(name, prompt, 60) for name, prompt in chosen.items()))
@@ -187,7 +213,9 @@ def test_arriving_in_the_middle_changes_nobody() -> None:
     while len(engine):
         outputs += engine.step()
     for name, expected in truth("llama").items():
-        assert Outcome([output for output in outputs if output.request_id == name]).output == expected
+        assert (
+            Outcome([output for output in outputs if output.request_id == name]).output == expected
+        )
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -200,7 +228,9 @@ def test_a_random_load_of_all_forms_with_aborts_and_failures_is_exact(seed: int)
         max_num_batched_tokens=dice.choice([33, 100]),
         page_size=dice.choice([16, 32]),
     )
-    known = prompts("llama") | {"bad": Prompt.of(Tokens(ids(1, 20)), bad_rows("llama", 20), Tokens([5]))}
+    known = prompts("llama") | {
+        "bad": Prompt.of(Tokens(ids(1, 20)), bad_rows("llama", 20), Tokens([5]))
+    }
     names: dict[str, str] = {}
     gone: set[str] = set()
     outputs: list[Output] = []
@@ -221,7 +251,10 @@ def test_a_random_load_of_all_forms_with_aborts_and_failures_is_exact(seed: int)
     for name, kind in names.items():
         found = Outcome([output for output in outputs if output.request_id == name])
         if kind == "bad":
-            assert (found.output, found.last.finish_reason) == ([], "abort" if name in gone else "error")
+            assert (found.output, found.last.finish_reason) == (
+                [],
+                "abort" if name in gone else "error",
+            )
         else:
             assert found.output == truth("llama")[kind][: len(found.output)]
             assert found.last.finish_reason == ("abort" if name in gone else "length")
@@ -288,7 +321,9 @@ def test_a_request_whose_earlier_output_was_complete_ends_at_once() -> None:
     prompt = Prompt.of(Tokens(ids(1, 5)))
     found = run(core(), make_request("full", prompt, 3, prior_output=(5, 6, 7)))["full"]
     assert (found.output, found.last.finish_reason, found.last.offset) == ([], "length", 3)
-    ended = run(core(), make_request("ended", prompt, 9, prior_output=(5, EOS_ID), ignore_eos=False))["ended"]
+    ended = run(
+        core(), make_request("ended", prompt, 9, prior_output=(5, EOS_ID), ignore_eos=False)
+    )["ended"]
     assert (ended.output, ended.last.finish_reason) == ([], "stop")
 
 
@@ -316,20 +351,31 @@ def test_the_models_own_end_token_ends_the_output_unless_it_is_ignored() -> None
     assert (ended.output, ended.last.finish_reason) == ([EOS_ID], "stop")
     ignored = run(core(), make_request("a", prompt, 3, ignore_eos=True, logit_bias=bias))["a"]
     assert (ignored.output, ignored.last.finish_reason) == ([EOS_ID] * 3, "length")
-    late = run(core(), make_request("a", prompt, ignore_eos=False, logit_bias=bias, min_tokens=4))["a"]
+    late = run(core(), make_request("a", prompt, ignore_eos=False, logit_bias=bias, min_tokens=4))[
+        "a"
+    ]
     assert late.output[4:] == [EOS_ID]
 
 
 def test_seeded_sampling_does_not_depend_on_neighbours_or_on_being_resumed() -> None:
     prompt = prompts("llama")["a-mixed"]
-    options: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "seed": 11, "frequency_penalty": 0.4}
+    options: dict[str, Any] = {
+        "temperature": 0.9,
+        "top_p": 0.95,
+        "seed": 11,
+        "frequency_penalty": 0.4,
+    }
     alone = run(core(), make_request("a", prompt, 20, **options))["a"].output
-    neighbours = [make_request(name, other, 20, temperature=1.0) for name, other in prompts("llama").items()]
+    neighbours = [
+        make_request(name, other, 20, temperature=1.0) for name, other in prompts("llama").items()
+    ]
     crowded = run(
         core(num_pages=24, max_model_len=200), *neighbours, make_request("a", prompt, 20, **options)
     )
     assert crowded["a"].output == alone
-    resumed = run(core(), make_request("a", prompt, 20, prior_output=tuple(alone[:7]), **options))["a"]
+    resumed = run(core(), make_request("a", prompt, 20, prior_output=tuple(alone[:7]), **options))[
+        "a"
+    ]
     assert resumed.output == alone[7:]
 
 
@@ -430,13 +476,17 @@ def test_pages_of_a_request_that_failed_are_scrubbed_and_never_found_again() -> 
     run(engine, make_request("bad", bad))
     assert any(bool(pages.isnan().any()) for pages in engine.pages.keys)
     after = run(
-        engine, make_request("again", bad), make_request("good", Prompt.of(Tokens(head), Tokens([6])), 2)
+        engine,
+        make_request("again", bad),
+        make_request("good", Prompt.of(Tokens(head), Tokens([6])), 2),
     )
     assert after["again"].last.finish_reason == "error"
     assert after["again"].cached == 32
     assert after["good"].cached == 32
     run(engine, make_request("next", prompts("llama")["b-text"]))
-    assert not any(bool(pages.isnan().any()) for pages in (*engine.pages.keys, *engine.pages.values))
+    assert not any(
+        bool(pages.isnan().any()) for pages in (*engine.pages.keys, *engine.pages.values)
+    )
 
 
 def test_logits_that_are_finite_but_overflow_when_added_are_no_failure() -> None:
@@ -457,7 +507,10 @@ def test_logits_that_are_finite_but_overflow_when_added_are_no_failure() -> None
             return found
 
     engine.model = Loud()  # type: ignore[assignment]
-    assert run(engine, make_request("a", prompts("llama")["b-text"], 2))["a"].last.finish_reason == "length"
+    assert (
+        run(engine, make_request("a", prompts("llama")["b-text"], 2))["a"].last.finish_reason
+        == "length"
+    )
     assert sum(asked) == 2
 
 

@@ -101,7 +101,9 @@ def test_a_page_the_failed_step_wrote_to_is_not_spared_for_what_it_gave_before()
     assert table.take_dirty() == [last]
 
 
-def test_a_run_that_advances_lets_go_of_its_first_pages_and_keeps_the_indices_of_the_others() -> None:
+def test_a_run_that_advances_lets_go_of_its_first_pages_and_keeps_the_indices_of_the_others() -> (
+    None
+):
     cache = PrefixCache()
     table = PageTable(4, cache)
     run = PageRun()

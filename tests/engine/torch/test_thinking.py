@@ -33,7 +33,11 @@ class Sequence:
 
 
 def budget(
-    tokens: int, spent: int | None = 0, *, start: tuple[int, ...] = (START,), end: tuple[int, ...] = (END,)
+    tokens: int,
+    spent: int | None = 0,
+    *,
+    start: tuple[int, ...] = (START,),
+    end: tuple[int, ...] = (END,),
 ) -> ThinkingBudget:
     return ThinkingBudget(tokens, start, end, spent)
 

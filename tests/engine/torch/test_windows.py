@@ -1,5 +1,8 @@
-"""Layers with sliding windows give up the pages behind their windows, and nothing else changes: greedy output in float32 is
-that of `transformers.generate`, contexts being several windows long."""
+"""Layers with sliding windows give up the pages behind their windows, and nothing else changes.
+
+Greedy output in float32 is
+that of `transformers.generate`, contexts being several windows long.
+"""
 
 import math
 from collections.abc import Iterator
@@ -83,7 +86,9 @@ def core(model: CausalModel, *, prefix_caching: bool = True, **changes: int) -> 
         "page_size": PAGE,
         "num_pages": 200,
     }
-    return Core(model, EngineLimits(**(values | changes)), Secret(bytes(32)), prefix_caching=prefix_caching)
+    return Core(
+        model, EngineLimits(**(values | changes)), Secret(bytes(32)), prefix_caching=prefix_caching
+    )
 
 
 def make_request(name: str, prompt: Prompt, max_tokens: int = NEW) -> Request:
@@ -102,7 +107,9 @@ def steps(engine: Core, *requests: Request) -> Iterator[list[Output]]:
 
 def run(engine: Core, *requests: Request) -> dict[str, list[Output]]:
     outputs = [output for step in steps(engine, *requests) for output in step]
-    return {one.id: [output for output in outputs if output.request_id == one.id] for one in requests}
+    return {
+        one.id: [output for output in outputs if output.request_id == one.id] for one in requests
+    }
 
 
 def output(outputs: list[Output]) -> list[int]:
@@ -130,7 +137,10 @@ def test_each_prompt_alone_decodes_as_transformers_does(
 
 def test_a_prompt_in_chunks_of_a_page_decodes_as_transformers_does(loaded: Loaded) -> None:
     engine = core(loaded.model, max_num_batched_tokens=PAGE)
-    assert output(run(engine, make_request("soft", loaded.prompts["soft"]))["soft"]) == loaded.truth["soft"]
+    assert (
+        output(run(engine, make_request("soft", loaded.prompts["soft"]))["soft"])
+        == loaded.truth["soft"]
+    )
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False], ids=["cached", "uncached"])
@@ -145,7 +155,9 @@ def test_together_and_preempted_they_decode_as_transformers_does(
 
 def test_preempted_requests_go_on_as_if_nothing_had_happened(loaded: Loaded) -> None:
     prompts = {str(seed): Prompt.of(Tokens(ids(seed, 20))) for seed in (5, 6, 7)}
-    expected = {name: reference.greedy(loaded.directory, prompt, 60) for name, prompt in prompts.items()}
+    expected = {
+        name: reference.greedy(loaded.directory, prompt, 60) for name, prompt in prompts.items()
+    }
     engine = core(loaded.model, num_pages=core(loaded.model).bounds.most_pages(80, 64) + 2)
     assert (
         outputs(run(engine, *(make_request(name, prompt, 60) for name, prompt in prompts.items())))
@@ -163,7 +175,9 @@ def test_what_a_window_has_passed_is_found_again_while_there_is_room(loaded: Loa
         assert output(found) == loaded.truth[name]
 
 
-def test_a_long_sequence_holds_of_each_window_no_more_than_the_window_and_its_chunk(loaded: Loaded) -> None:
+def test_a_long_sequence_holds_of_each_window_no_more_than_the_window_and_its_chunk(
+    loaded: Loaded,
+) -> None:
     engine = core(loaded.model)
     bounds = engine.bounds
     most = 0
@@ -203,21 +217,27 @@ def bad_rows(model: CausalModel, count: int) -> Rows:
     return reference.rows_of(torch.full((count, model.hidden_size), math.nan))
 
 
-def test_a_request_whose_output_is_not_finite_fails_alone_and_its_pages_are_dropped(loaded: Loaded) -> None:
+def test_a_request_whose_output_is_not_finite_fails_alone_and_its_pages_are_dropped(
+    loaded: Loaded,
+) -> None:
     engine = core(loaded.model, max_num_batched_tokens=32)
     for pages in (*engine.pages.keys, *engine.pages.values):
         pages.fill_(0.0)
     bad = Prompt.of(Tokens(ids(1, 32)), bad_rows(loaded.model, 70), Tokens([5]))
     good = {name: prompt for name, prompt in loaded.prompts.items() if name in ("text", "short")}
     found = run(
-        engine, make_request("bad", bad), *(make_request(name, prompt) for name, prompt in good.items())
+        engine,
+        make_request("bad", bad),
+        *(make_request(name, prompt) for name, prompt in good.items()),
     )
     (error,) = found.pop("bad")
     assert error.error is not None
     assert isinstance(error.error.to_error(), EmbeddingsError)
     assert outputs(found) == {name: loaded.truth[name] for name in good}
     run(engine, make_request("next", loaded.prompts["short"]))
-    assert not any(bool(pages.isnan().any()) for pages in (*engine.pages.keys, *engine.pages.values))
+    assert not any(
+        bool(pages.isnan().any()) for pages in (*engine.pages.keys, *engine.pages.values)
+    )
 
 
 def test_what_pages_held_before_has_no_effect(loaded: Loaded) -> None:

@@ -24,7 +24,9 @@ def test_one_connector_stands_for_its_own_configuration() -> None:
     }
 
 
-@pytest.mark.parametrize("names", [["kvbm", "nixl"], ["pd", "kvbm", "nixl"], ["kvbm", "nixl", "pd"]])
+@pytest.mark.parametrize(
+    "names", [["kvbm", "nixl"], ["pd", "kvbm", "nixl"], ["kvbm", "nixl", "pd"]]
+)
 def test_a_cache_and_what_moves_blocks_are_joined(names: list[str]) -> None:
     found = transfer_config(settings(connector=names))
     assert found is not None
@@ -46,7 +48,9 @@ def test_a_cache_and_what_moves_blocks_are_joined(names: list[str]) -> None:
         (["lmcache", "kvbm", "nixl"], "a cache and then what moves blocks"),
     ],
 )
-def test_connectors_that_do_not_go_together_are_refused_with_the_reason(names: list[str], said: str) -> None:
+def test_connectors_that_do_not_go_together_are_refused_with_the_reason(
+    names: list[str], said: str
+) -> None:
     with pytest.raises(InvalidRequestError, match=said):
         transfer_config(settings(connector=names))
 
@@ -71,6 +75,7 @@ def test_vllms_own_json_is_passed_on_and_stands_alone() -> None:
 )
 def test_what_is_vllms_is_refused_by_other_engines(options: dict[str, Any]) -> None:
     with pytest.raises(
-        InvalidRequestError, match=r"is for the vllm (and sglang )?engines?; the torch engine takes none"
+        InvalidRequestError,
+        match=r"is for the vllm (and sglang )?engines?; the torch engine takes none",
     ):
         engine.check(settings(engine="torch", **options))

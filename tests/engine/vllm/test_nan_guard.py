@@ -1,4 +1,7 @@
-"""Whose logits hold NaN, where requests have rows of logits for drafts. What stands for a model runner is no vLLM: those are run in `tests/engines`."""
+"""Whose logits hold NaN, where requests have rows of logits for drafts.
+
+What stands for a model runner is no vLLM: those are run in `tests/engines`.
+"""
 
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +30,9 @@ def test_a_request_is_marked_if_and_only_if_a_row_of_its_own_holds_nan(
         logits[row, row % 5] = torch.nan
     found = reduced(logits, drafts)
     assert found.shape == (len(drafts), 1)
-    assert {index for index, value in enumerate(found[:, 0]) if value.isnan()} == {owners[row] for row in bad}
+    assert {index for index, value in enumerate(found[:, 0]) if value.isnan()} == {
+        owners[row] for row in bad
+    }
 
 
 def test_where_rows_are_not_those_of_the_requests_all_are_marked() -> None:
@@ -58,7 +63,9 @@ def test_what_the_second_runner_counts_by_row_is_added_up_unless_it_does_so_itse
         assert settled.rejection_sampler is before
 
 
-def test_what_is_not_finite_is_gone_with_the_step_that_found_it_and_its_request_stays_marked() -> None:
+def test_what_is_not_finite_is_gone_with_the_step_that_found_it_and_its_request_stays_marked() -> (
+    None
+):
     def book(scheduled: Any, sampled: Any, logits: torch.Tensor) -> Any:
         counts = logits.isnan().sum(-1).tolist()
         return dict(zip(runner.input_batch.req_ids, counts, strict=True)), None

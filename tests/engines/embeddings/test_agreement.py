@@ -1,4 +1,7 @@
-"""The real all-MiniLM-L6-v2, and shapes of others with random weights: inlay, sentence-transformers and their clients agree."""
+"""The real all-MiniLM-L6-v2, and shapes of others with random weights.
+
+Inlay, sentence-transformers and their clients agree.
+"""
 
 import math
 import random
@@ -50,7 +53,9 @@ def reference() -> Any:
 def agree(one: Any, other: Any, least: float = 0.9999) -> None:
     first, second = np.asarray(one, np.float64), np.asarray(other, np.float64)
     assert first.shape == second.shape
-    cosines = (first * second).sum(1) / np.linalg.norm(first, axis=1) / np.linalg.norm(second, axis=1)
+    cosines = (
+        (first * second).sum(1) / np.linalg.norm(first, axis=1) / np.linalg.norm(second, axis=1)
+    )
     assert cosines.min() > least
 
 
@@ -61,7 +66,9 @@ def served(url: str, texts: Any, **options: Any) -> list[list[float]]:
     return [item["embedding"] for item in response.json()["data"]]
 
 
-def test_the_openai_client_langchain_and_sentence_transformers_agree(url: str, reference: Any) -> None:
+def test_the_openai_client_langchain_and_sentence_transformers_agree(
+    url: str, reference: Any
+) -> None:
     from langchain_openai import OpenAIEmbeddings
 
     expected = reference.encode(list(SENTENCES[:5]))
@@ -80,14 +87,20 @@ def test_meaning_is_kept(url: str) -> None:
     assert lanterns @ lights > lanterns @ bread + 0.1
 
 
-def test_texts_that_are_too_long_are_cut_as_sentence_transformers_cuts_them(url: str, reference: Any) -> None:
+def test_texts_that_are_too_long_are_cut_as_sentence_transformers_cuts_them(
+    url: str, reference: Any
+) -> None:
     agree(served(url, list(SENTENCES)), reference.encode(list(SENTENCES)))
 
 
-def test_a_thousand_mixed_texts_agree_whatever_they_are_batched_with(url: str, reference: Any) -> None:
+def test_a_thousand_mixed_texts_agree_whatever_they_are_batched_with(
+    url: str, reference: Any
+) -> None:
     generator = random.Random(7)
     texts = [
-        " ".join(generator.choices(WORDS, k=max(1, min(200, int(generator.lognormvariate(3.5, 0.9))))))
+        " ".join(
+            generator.choices(WORDS, k=max(1, min(200, int(generator.lognormvariate(3.5, 0.9)))))
+        )
         for _ in range(1000)
     ]
     agree(served(url, texts), reference.encode(texts), 0.99999)
@@ -99,8 +112,11 @@ def test_every_shape_agrees_with_sentence_transformers(name: str) -> None:
     from transformers import PreTrainedTokenizerFast
 
     path = tiny_embedding(name)
-    model = SentenceTransformer(str(path), device="cpu", model_kwargs={"attn_implementation": "eager"})
-    # For some types of model transformers puts its own rules in place of those of tokenizer.json, which here are not that model's.
+    model = SentenceTransformer(
+        str(path), device="cpu", model_kwargs={"attn_implementation": "eager"}
+    )
+    # For some types of model transformers puts its own rules in place of those of tokenizer.json,
+    # which here are not that model's.
     model[0].processor = PreTrainedTokenizerFast.from_pretrained(path)
     texts = [" ".join(random.Random(n).choices(WORDS, k=1 + 3 * n)) for n in range(18)]
     with fleet(path, task="embed") as running:
@@ -108,7 +124,9 @@ def test_every_shape_agrees_with_sentence_transformers(name: str) -> None:
         agree(served(url, texts), model.encode(texts))
         for prompt in model.prompts:
             if model.prompts[prompt]:
-                agree(served(url, texts, prompt_name=prompt), model.encode(texts, prompt_name=prompt))
+                agree(
+                    served(url, texts, prompt_name=prompt), model.encode(texts, prompt_name=prompt)
+                )
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "xlm-roberta"])

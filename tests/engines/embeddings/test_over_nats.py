@@ -1,4 +1,6 @@
-"""The real all-MiniLM-L6-v2 over NATS: a server, three workers and a frontend, each a process, asked by the real clients.
+"""The real all-MiniLM-L6-v2 over NATS.
+
+A server, three workers and a frontend, each a process, asked by the real clients.
 
 No text is kept, so every client's vectors are computed anew, by whichever worker has least to do.
 """
@@ -24,7 +26,9 @@ WORKERS = 3
 _generator = random.Random(11)
 TEXTS = sorted(
     {
-        " ".join(_generator.choices(WORDS, k=max(2, min(120, int(_generator.lognormvariate(3.0, 0.9))))))
+        " ".join(
+            _generator.choices(WORDS, k=max(2, min(120, int(_generator.lognormvariate(3.0, 0.9)))))
+        )
         for _ in range(450)
     }
 )
@@ -44,7 +48,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     )
     with ExitStack() as stack:
         store = tmp_path_factory.mktemp("nats")
-        stack.enter_context(running("nats", "--port", port, "--store-dir", store, until="NATS at nats://"))
+        stack.enter_context(
+            running("nats", "--port", port, "--store-dir", store, until="NATS at nats://")
+        )
         workers = [Part("worker", *words, until=" serves ") for _ in range(WORKERS)]
         for worker in workers:
             stack.callback(worker.end)
@@ -63,7 +69,9 @@ def expected() -> Any:
 def positions(server: Served) -> dict[str, float]:
     """What each worker has embedded so far."""
     text = httpx.get(server.url + "/metrics", timeout=60).text
-    found = re.findall(r'^inlay:engine_positions_total\{engine="([^"]+)".*\} (\S+)$', text, re.MULTILINE)
+    found = re.findall(
+        r'^inlay:engine_positions_total\{engine="([^"]+)".*\} (\S+)$', text, re.MULTILINE
+    )
     return {engine: float(value) for engine, value in found}
 
 
@@ -84,7 +92,11 @@ def by_langchain(server: Served) -> Any:
     from langchain_openai import OpenAIEmbeddings
 
     embeddings = OpenAIEmbeddings(
-        base_url=server.v1, api_key="none", model="minilm", check_embedding_ctx_length=False, chunk_size=200
+        base_url=server.v1,
+        api_key="none",
+        model="minilm",
+        check_embedding_ctx_length=False,
+        chunk_size=200,
     )
     return embeddings.embed_documents(TEXTS)
 
@@ -100,5 +112,7 @@ def test_a_client_that_all_workers_answer_agrees_with_sentence_transformers(
     assert after.keys() == before.keys()
     done = [after[engine] - before[engine] for engine in after]
     assert min(done) > 0
-    answer = httpx.post(server.v1 + "/embeddings", json={"model": "minilm", "input": TEXTS}, timeout=300)
+    answer = httpx.post(
+        server.v1 + "/embeddings", json={"model": "minilm", "input": TEXTS}, timeout=300
+    )
     assert sum(done) == answer.json()["usage"]["total_tokens"]

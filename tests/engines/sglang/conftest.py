@@ -27,8 +27,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
-    # What this environment loads leaves loops and sockets open, which pytest would find now, and ends some interpreters with a
-    # segmentation fault; all is reported by now.
+    # What this environment loads leaves loops and sockets open, which pytest would find now, and
+    # ends some interpreters with a segmentation fault; all is reported by now.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(config.stash.get(_STATUS, 1))

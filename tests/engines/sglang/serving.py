@@ -1,4 +1,7 @@
-"""Settings of a small SGLang on a CPU: its cache is bounded by tokens, as the share of memory counts what others take meanwhile."""
+"""Settings of a small SGLang on a CPU.
+
+Its cache is bounded by tokens, as the share of memory counts what others take meanwhile.
+"""
 
 from typing import Any
 

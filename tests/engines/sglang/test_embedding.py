@@ -63,7 +63,10 @@ async def test_a_model_that_sglang_would_pool_in_another_way_is_refused_before_i
 
 
 async def test_cross_encoders_and_adapters_are_refused_before_anything_is_started() -> None:
-    for more, said in (({"task": "score"}, "--task score"), ({"enable_lora": True}, "--enable-lora")):
+    for more, said in (
+        ({"task": "score"}, "--task score"),
+        ({"enable_lora": True}, "--enable-lora"),
+    ):
         with pytest.raises(InvalidRequestError, match=said):
             async with running(settings_of(tiny_embedding("bge")).model_copy(update=more)):
                 pass

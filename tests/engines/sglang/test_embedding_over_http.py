@@ -19,10 +19,25 @@ START_SECONDS = 280.0
 @contextmanager
 def served(directory: Path, *more: object) -> Iterator[Served]:
     words = ("--engine", "sglang", "--engine-python", sys.executable, "--served-model-name", "m")
-    options = ("--task", "embed", "--device", "cpu", "--num-threads", 1, "--max-num-seqs", 16, *more)
+    options = (
+        "--task",
+        "embed",
+        "--device",
+        "cpu",
+        "--num-threads",
+        1,
+        "--max-num-seqs",
+        16,
+        *more,
+    )
     # `serving` puts the port last, and the words after -- have to stand behind it.
-    environment = {"HF_HUB_OFFLINE": "1", "INLAY_ENGINE_ARGUMENTS": " ".join(FLAGS["engine_arguments"])}
-    with serving(directory, *words, *options, environment=environment, within=START_SECONDS) as server:
+    environment = {
+        "HF_HUB_OFFLINE": "1",
+        "INLAY_ENGINE_ARGUMENTS": " ".join(FLAGS["engine_arguments"]),
+    }
+    with serving(
+        directory, *words, *options, environment=environment, within=START_SECONDS
+    ) as server:
         yield server
 
 

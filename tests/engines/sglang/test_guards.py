@@ -47,8 +47,12 @@ async def test_ids_the_model_does_not_have_are_refused_and_the_engine_lives(
     rows = reference.rows_of(torch.zeros(2, shared.card.hidden_size))
     for id_ in (shared.card.vocab_size, 10**6, -1):
         for prompt in (Prompt.of(Tokens([5, id_])), Prompt.of(Tokens([5, id_]), rows)):
-            with pytest.raises(InvalidRequestError, match=f"token id {id_} is not in the vocabulary"):
-                shared.generate(make_request("asked", prompt), Receiver(make_request("asked", prompt)))
+            with pytest.raises(
+                InvalidRequestError, match=f"token id {id_} is not in the vocabulary"
+            ):
+                shared.generate(
+                    make_request("asked", prompt), Receiver(make_request("asked", prompt))
+                )
     (found,) = await run(shared, make_request("lives", Prompt.of(Tokens([5, 6, 7]))))
     assert found.output == reference.greedy(directory, Prompt.of(Tokens([5, 6, 7])), 8)
 
@@ -79,7 +83,10 @@ async def test_text_and_rows_in_one_batch_keep_their_own_embeddings(
     for number in range(1, 9):
         tokens = ids(number, 5 * number)
         rows = reference.rows_of(reference.look_up(directory, tokens))
-        prompts += [Prompt.of(Tokens(tokens)), Prompt.of(Tokens(tokens[:3]), rows, Tokens(tokens[2:]))]
+        prompts += [
+            Prompt.of(Tokens(tokens)),
+            Prompt.of(Tokens(tokens[:3]), rows, Tokens(tokens[2:])),
+        ]
     requests = [make_request(str(number), prompt) for number, prompt in enumerate(prompts)]
     for one, found in zip(requests, await run(shared, *requests), strict=True):
         assert found.output == reference.greedy(directory, one.prompt, 8)

@@ -1,4 +1,7 @@
-"""What of SGLang cannot run without a GPU: inlay's words for it are held against the installed SGLang, and the page says what SGLang says."""
+"""What of SGLang cannot run without a GPU.
+
+Inlay's words for it are held against the installed SGLang, and the page says what SGLang says.
+"""
 
 import argparse
 from pathlib import Path
@@ -41,7 +44,9 @@ def test_sglang_knows_every_word_it_is_given_for_a_gpu(directory: Path) -> None:
 def test_sglang_knows_every_field_of_a_request_with_a_seed() -> None:
     from sglang.srt.sampling.sampling_params import SamplingParams
 
-    asked = params_of(make_request("seeded", Prompt.of(Tokens([5])), seed=7, temperature=1.0), seeded=True)
+    asked = params_of(
+        make_request("seeded", Prompt.of(Tokens([5])), seed=7, temperature=1.0), seeded=True
+    )
     assert asked["sampling_seed"] == 7
     assert asked.keys() <= {field.name for field in msgspec.structs.fields(SamplingParams)}
 
@@ -59,7 +64,9 @@ async def test_seeds_are_refused_by_sglang_on_a_cpu_as_the_page_says(directory: 
 async def test_a_gpu_that_is_not_there_is_sglangs_own_error(
     directory: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(EngineError, match="SGLang did not start; its own output above says why") as failed:
+    with pytest.raises(
+        EngineError, match="SGLang did not start; its own output above says why"
+    ) as failed:
         async with running(settings_of(directory, device="cuda")):
             pass
     said = capfd.readouterr()

@@ -1,6 +1,7 @@
 """`inlay serve --engine sglang` with SGLang in an environment of its own, asked by the real `openai` client.
 
-The expected tokens come from plain transformers in float32 and must be identical: text, ids, rows and mixtures, alone and together.
+The expected tokens come from plain transformers in float32 and must be identical: text, ids, rows
+and mixtures, alone and together.
 """
 
 import sys
@@ -22,10 +23,23 @@ START_SECONDS = 280.0
 @pytest.fixture(scope="module")
 def server(directory: Path) -> Iterator[Served]:
     words = ("--engine", "sglang", "--engine-python", sys.executable, "--served-model-name", "m")
-    options = ("--enable-prompt-embeds", "--device", "cpu", "--num-threads", 1, "--max-num-seqs", 16)
+    options = (
+        "--enable-prompt-embeds",
+        "--device",
+        "cpu",
+        "--num-threads",
+        1,
+        "--max-num-seqs",
+        16,
+    )
     # `serving` puts the port last, and the words after -- have to stand behind it.
-    environment = {"HF_HUB_OFFLINE": "1", "INLAY_ENGINE_ARGUMENTS": " ".join(FLAGS["engine_arguments"])}
-    with serving(directory, *words, *options, environment=environment, within=START_SECONDS) as served:
+    environment = {
+        "HF_HUB_OFFLINE": "1",
+        "INLAY_ENGINE_ARGUMENTS": " ".join(FLAGS["engine_arguments"]),
+    }
+    with serving(
+        directory, *words, *options, environment=environment, within=START_SECONDS
+    ) as served:
         yield served
 
 

@@ -1,10 +1,12 @@
-"""What clients can do to vLLM alone: each scenario runs here, in a process of its own, as some end it.
+"""What clients can do to vLLM alone.
+
+Each scenario runs here, in a process of its own, as some end it.
 
     python -m tests.engines.vllm.bare SCENARIO,SCENARIO... MODEL DTYPE [ADAPTER]
     python -m tests.engines.vllm.bare containers HIDDEN ROWS PARTS
 
-Prints what came out as JSON, a line for each thing that did. Everything goes through vLLM's own asynchronous engine, in the form
-its own server brings such requests into.
+Prints what came out as JSON, a line for each thing that did. Everything goes through vLLM's own
+asynchronous engine, in the form its own server brings such requests into.
 """
 
 import asyncio
@@ -47,10 +49,19 @@ class Bare:
 
         self._count += 1
         params = SamplingParams(
-            **{"max_tokens": 6, "temperature": 0.0, "ignore_eos": True, "detokenize": False, **sampling}
+            **{
+                "max_tokens": 6,
+                "temperature": 0.0,
+                "ignore_eos": True,
+                "detokenize": False,
+                **sampling,
+            }
         )
         answers = [
-            answer async for answer in self._llm.generate(prompt, params, str(self._count), lora_request=lora)
+            answer
+            async for answer in self._llm.generate(
+                prompt, params, str(self._count), lora_request=lora
+            )
         ]
         return answers[-1].outputs[0]
 
@@ -95,7 +106,10 @@ async def not_finite(bare: Bare) -> None:
 async def prompt_logprobs(bare: Bare) -> None:
     """The logprobs of a prompt with rows, whose placeholder is beyond the model's vocabulary."""
     told("alive", await bare.ask(bare.text(TEXT_A)))
-    told("answer", await bare.ask(bare.mixed(TEXT_A, rows(bare.hidden), bare.vocab), prompt_logprobs=1))
+    told(
+        "answer",
+        await bare.ask(bare.mixed(TEXT_A, rows(bare.hidden), bare.vocab), prompt_logprobs=1),
+    )
 
 
 async def overflow(bare: Bare) -> None:
@@ -113,7 +127,9 @@ async def adapters(bare: Bare) -> None:
 
     lora = LoRARequest("a", 1, sys.argv[4])
     told("alive", await bare.ask(bare.text(TEXT_A), lora=lora))
-    asked = [bare.ask(bare.mixed(TEXT_A[: 3 + n], rows(bare.hidden, 9), 0), lora=lora) for n in range(16)]
+    asked = [
+        bare.ask(bare.mixed(TEXT_A[: 3 + n], rows(bare.hidden, 9), 0), lora=lora) for n in range(16)
+    ]
     asked += [bare.ask(bare.text(TEXT_A[: 5 + n]), lora=lora) for n in range(16)]
     told("answer", await asyncio.gather(*asked))
 
@@ -132,9 +148,14 @@ async def drafts(bare: Bare) -> None:
 
 def containers(hidden: int, count: int) -> dict[str, bytes]:
     """Files of a few KB that torch reads as float32 (count, hidden)."""
-    sparse = torch.sparse_coo_tensor(torch.zeros(2, 1, dtype=torch.int64), torch.ones(1), (count, hidden))
+    sparse = torch.sparse_coo_tensor(
+        torch.zeros(2, 1, dtype=torch.int64), torch.ones(1), (count, hidden)
+    )
     found: dict[str, bytes] = {}
-    for name, tensor in (("sparse", sparse), ("stride 0", torch.ones(1, 1).half().expand(count, hidden))):
+    for name, tensor in (
+        ("sparse", sparse),
+        ("stride 0", torch.ones(1, 1).half().expand(count, hidden)),
+    ):
         file = io.BytesIO()
         torch.save(tensor, file)
         found[name] = file.getvalue()
@@ -142,12 +163,17 @@ def containers(hidden: int, count: int) -> dict[str, bytes]:
 
 
 def read_containers(hidden: int, count: int, parts: int) -> None:
-    """What vLLM's own reader makes of them: bytes sent, and bytes of memory while it holds `parts` of each."""
+    """What vLLM's own reader makes of them.
+
+    Bytes sent, and bytes of memory while it holds `parts` of each.
+    """
     from types import SimpleNamespace
 
     from vllm.renderers.embed_utils import safe_load_prompt_embeds
 
-    config = SimpleNamespace(enable_prompt_embeds=True, dtype=torch.float32, get_hidden_size=lambda: hidden)
+    config = SimpleNamespace(
+        enable_prompt_embeds=True, dtype=torch.float32, get_hidden_size=lambda: hidden
+    )
     process = psutil.Process()
     for name, container in containers(hidden, count).items():
         before = process.memory_info().rss
@@ -157,7 +183,10 @@ def read_containers(hidden: int, count: int, parts: int) -> None:
 
 
 async def named_logprobs(bare: Bare) -> None:
-    """The ids beside a chosen one whose logprobs are told: alone, and while another request names ids of its own."""
+    """The ids beside a chosen one whose logprobs are told.
+
+    Alone, and while another request names ids of its own.
+    """
 
     async def beside() -> list[list[int]]:
         answer = await bare.whole(bare.text(TEXT_A), logprobs=2, max_tokens=12)

@@ -1,7 +1,8 @@
 """The answers of two servers to the same request, compared field by field.
 
-A difference is written `PATH: KIND`. A path is the keys from the top of the answer, `[]` for any element of a list and `*` for any
-key of an object whose keys are tokens. Kinds: `only vLLM` and `only inlay` (a key), `type`, `length`, `value`.
+A difference is written `PATH: KIND`. A path is the keys from the top of the answer, `[]` for any
+element of a list and `*` for any key of an object whose keys are tokens. Kinds: `only vLLM` and
+`only inlay` (a key), `type`, `length`, `value`.
 """
 
 import json
@@ -13,7 +14,10 @@ from typing import Any
 import httpx
 
 VOLATILE = frozenset({"id", "created", "system_fingerprint", "cached_tokens"})
-"""Keys whose values differ by their nature (caches have blocks of several sizes); their types are compared."""
+"""Keys whose values differ by their nature (caches have blocks of several sizes).
+
+Their types are compared.
+"""
 
 BY_TOKEN = frozenset({"top_logprobs", "prompt_logprobs"})
 """Keys of objects, or of lists of objects, whose own keys are tokens."""
@@ -36,7 +40,11 @@ def ask(url: str, path: str, body: Mapping[str, Any]) -> Answer:
     response = httpx.post(url + path, json=body, timeout=300)
     if not response.headers["content-type"].startswith("text/event-stream"):
         return Answer(response.status_code, response.json())
-    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
+    lines = [
+        line.removeprefix("data: ")
+        for line in response.text.splitlines()
+        if line.startswith("data: ")
+    ]
     assert lines[-1] == "[DONE]"
     events = tuple(json.loads(line) for line in lines[:-1])
     failed = next((event for event in events if "error" in event), None)
@@ -71,7 +79,9 @@ def _in_error(theirs: Any, ours: Any) -> Iterator[str]:
 
 def _compared(theirs: Any, ours: Any, path: str, *, values: bool = True) -> Iterator[str]:
     if isinstance(theirs, dict) and isinstance(ours, dict):
-        by_token = path.removesuffix("[]").rpartition(".")[2] in BY_TOKEN and "logprob" not in theirs
+        by_token = (
+            path.removesuffix("[]").rpartition(".")[2] in BY_TOKEN and "logprob" not in theirs
+        )
         # Which event of a stream brings the text is no matter of form.
         passed = set() if values or not path.endswith("delta") else {"content"}
         for key in (theirs.keys() | ours.keys()) - passed:
@@ -109,7 +119,10 @@ def _equal(theirs: Any, ours: Any) -> bool:
 
 
 def _by_place(events: tuple[Any, ...]) -> dict[str, Any]:
-    """One event of a stream for each place in it; how many there are between is the engine's affair."""
+    """One event of a stream for each place in it.
+
+    How many there are between is the engine's affair.
+    """
     found: dict[str, Any] = {}
     for event in events:
         choice = event["choices"][0] if event["choices"] else None
@@ -133,7 +146,8 @@ def _joined(events: tuple[Any, ...]) -> dict[str, Any]:
         usage = event.get("usage") or usage
         for choice in event["choices"]:
             one = choices.setdefault(
-                str(choice["index"]), {"text": "", "token_ids": [], "tokens": [], "finish_reason": None}
+                str(choice["index"]),
+                {"text": "", "token_ids": [], "tokens": [], "finish_reason": None},
             )
             one["text"] += choice.get("text") or choice.get("delta", {}).get("content") or ""
             one["token_ids"] += choice.get("token_ids") or []

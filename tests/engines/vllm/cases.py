@@ -1,4 +1,7 @@
-"""What vLLM's own tests of its server ask, in our words: completions, chats, tokens, ids as tokens, embeddings as prompts."""
+"""What vLLM's own tests of its server ask, in our words.
+
+Completions, chats, tokens, ids as tokens, embeddings as prompts.
+"""
 
 import base64
 import io
@@ -14,7 +17,12 @@ THINK = 344
 
 SYSTEM = {"role": "system", "content": "you are a helpful assistant"}
 USER = {"role": "user", "content": "what is 1+1?"}
-TURNS = [SYSTEM, USER, {"role": "assistant", "content": "two"}, {"role": "user", "content": "again"}]
+TURNS = [
+    SYSTEM,
+    USER,
+    {"role": "assistant", "content": "two"},
+    {"role": "user", "content": "again"},
+]
 
 USAGES: tuple[dict[str, Any], ...] = (
     {"include_usage": False, "continuous_usage_stats": False},
@@ -51,7 +59,12 @@ def completion(name: str, *, greedy: bool = True, **fields: Any) -> Case:
 
 
 def chat(name: str, **fields: Any) -> Case:
-    body = {"model": "m", "messages": [SYSTEM, USER], "max_completion_tokens": 5, "temperature": 0.0}
+    body = {
+        "model": "m",
+        "messages": [SYSTEM, USER],
+        "max_completion_tokens": 5,
+        "temperature": 0.0,
+    }
     return Case(f"chat {name}", "/v1/chat/completions", {**body, **fields})
 
 

@@ -14,7 +14,8 @@ from tests.engines.vllm.serving import FLAGS, model
 
 
 def pytest_configure() -> None:
-    # Of vLLM's client, found when the last test has ended: neither a mark of a test nor the configuration reaches there.
+    # Of vLLM's client, found when the last test has ended: neither a mark of a test nor the
+    # configuration reaches there.
     warnings.filterwarnings("ignore", "Unclosed context", ResourceWarning)
 
 

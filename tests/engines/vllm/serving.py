@@ -20,11 +20,24 @@ FLAGS: dict[str, Any] = {
     "num_threads": 1,
     "engine_arguments": ["--enable-prompt-embeds"],
 }
-"""Settings of a small vLLM. Its attention on a CPU takes blocks of 32 positions and heads of 32 elements."""
+"""Settings of a small vLLM.
+
+Its attention on a CPU takes blocks of 32 positions and heads of 32 elements.
+"""
 
 _SHAPES: dict[str, dict[str, Any]] = {
-    "llama": {"hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 32},
-    "qwen3": {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32},
+    "llama": {
+        "hidden_size": 96,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+    },
+    "qwen3": {
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+    },
 }
 
 
@@ -36,7 +49,10 @@ def model(family: str, dtype: str = "float32") -> Path:
 
 @cache
 def speaking_model() -> Path:
-    """A Llama that puts out whole ASCII texts alone, with tags of reasoning: what two servers make of broken characters differs."""
+    """A Llama that puts out whole ASCII texts alone, with tags of reasoning.
+
+    What two servers make of broken characters differs.
+    """
     directory = add_thinking(
         make("llama", models_root() / "vllm-speaking", dtype="float32", **_SHAPES["llama"])
     )
@@ -45,7 +61,9 @@ def speaking_model() -> Path:
     with torch.no_grad():
         for id_, row in enumerate(speaking.lm_head.weight):
             text = tokenizer.decode([id_])
-            if id_ in tokenizer.all_special_ids or not (text.isascii() and text.isprintable() and text):
+            if id_ in tokenizer.all_special_ids or not (
+                text.isascii() and text.isprintable() and text
+            ):
                 # A logit of about 0: there always are larger ones.
                 row.mul_(1e-3)
     speaking.save_pretrained(directory)

@@ -18,7 +18,9 @@ def arguments(directory: Path, *words: str, **settings: Any) -> Any:
     from inlay.engine.vllm.arguments import engine_args
 
     return engine_args(
-        EngineSettings(model=str(directory), engine="vllm", engine_arguments=list(words), **settings),
+        EngineSettings(
+            model=str(directory), engine="vllm", engine_arguments=list(words), **settings
+        ),
         directory,
     )
 
@@ -38,7 +40,12 @@ def test_settings_of_the_same_name_reach_vllm(directory: Path) -> None:
         enable_prefix_caching=False, enforce_eager=True, dtype="bfloat16", served_model_name=["a", "b"],
         enable_lora=True, max_loras=3, max_lora_rank=20,
     )  # fmt: skip
-    assert (found.max_model_len, found.max_num_seqs, found.block_size, found.max_logprobs) == (128, 7, 64, 5)
+    assert (found.max_model_len, found.max_num_seqs, found.block_size, found.max_logprobs) == (
+        128,
+        7,
+        64,
+        5,
+    )
     assert (found.kv_cache_memory_bytes, found.dtype, found.served_model_name) == (
         1 << 22,
         "bfloat16",
@@ -46,11 +53,18 @@ def test_settings_of_the_same_name_reach_vllm(directory: Path) -> None:
     )
     assert (found.enable_prefix_caching, found.enforce_eager) == (False, True)
     # One takes another's place while it is loaded, and on a CPU vLLM needs one more.
-    assert (found.enable_lora, found.max_loras, found.max_cpu_loras, found.max_lora_rank) == (True, 5, 5, 32)
+    assert (found.enable_lora, found.max_loras, found.max_cpu_loras, found.max_lora_rank) == (
+        True,
+        5,
+        5,
+        32,
+    )
 
 
 def test_words_after_the_dashes_reach_vllm_untouched(directory: Path) -> None:
-    found = arguments(directory, "--seed", "5", "--scheduling-policy=priority", "--kv-events-config", "{}")
+    found = arguments(
+        directory, "--seed", "5", "--scheduling-policy=priority", "--kv-events-config", "{}"
+    )
     assert (found.seed, found.scheduling_policy) == (5, "priority")
     assert found.kv_events_config is not None
 
@@ -71,14 +85,20 @@ def test_only_ranks_of_experts_know_of_one_another(directory: Path, tmp_path: Pa
 def test_each_rank_of_a_dense_model_publishes_at_ports_of_its_own(directory: Path) -> None:
     from inlay.engine.vllm.cache_events import VllmCacheEvents
 
-    given = {"enable_kv_cache_events": True, "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:6557"}
+    given = {
+        "enable_kv_cache_events": True,
+        "endpoint": "tcp://*:5557",
+        "replay_endpoint": "tcp://*:6557",
+    }
     config = arguments(directory, kv_events_config=json.dumps(given)).create_engine_config()
     VllmCacheEvents(SECRET).turn_on(config, rank=2)
     found = config.kv_events_config
     assert (found.endpoint, found.replay_endpoint) == ("tcp://*:5559", "tcp://*:6559")
 
 
-def test_events_are_turned_on_where_prefixes_are_cached_and_left_where_they_are_not(directory: Path) -> None:
+def test_events_are_turned_on_where_prefixes_are_cached_and_left_where_they_are_not(
+    directory: Path,
+) -> None:
     from inlay.engine.vllm.cache_events import VllmCacheEvents
 
     off = {"enable_kv_cache_events": False}
@@ -103,8 +123,12 @@ async def test_the_guard_against_nan_is_not_turned_off_by_the_environment(
 
 
 async def test_sleep_is_refused_at_the_start_where_the_platform_has_none(directory: Path) -> None:
-    engine = engines.create(EngineSettings(model=str(directory), enable_sleep_mode=True, **FLAGS), SECRET)
-    with pytest.raises(InvalidRequestError, match=r"vLLM refuses the model or its settings: .*[Ss]leep"):
+    engine = engines.create(
+        EngineSettings(model=str(directory), enable_sleep_mode=True, **FLAGS), SECRET
+    )
+    with pytest.raises(
+        InvalidRequestError, match=r"vLLM refuses the model or its settings: .*[Ss]leep"
+    ):
         await engine.start()
     await engine.close()
 

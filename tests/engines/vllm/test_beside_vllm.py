@@ -1,7 +1,9 @@
-"""What vLLM's own tests of its server ask, asked of `inlay serve` and of vLLM's server; the answers are compared field by field.
+"""What vLLM's own tests of its server ask, asked of `inlay serve` and of vLLM's server.
 
-What may differ stands in `DIFFERENCES`, under the first words of a row of the page's table "Differences from vLLM". A difference
-that is found nowhere any more is to go from there.
+The answers are compared field by field.
+
+What may differ stands in `DIFFERENCES`, under the first words of a row of the page's table
+"Differences from vLLM". A difference that is found nowhere any more is to go from there.
 """
 
 import json
@@ -46,7 +48,9 @@ DIFFERENCES: dict[str, tuple[str, ...]] = {
     "`bytes` in a chat's logprobs": ("chat tokens as ids* | *bytes*",),
     "`usage.completion_tokens_details` of chats": ("chat * | *usage.completion_tokens_details: *",),
     "`usage.prompt_tokens_details.created_cache_tokens`": ("chat * | *created_cache_tokens: *",),
-    "role of an answer": ("chat without the turn of the assistant | choices[[]].message.role: value",),
+    "role of an answer": (
+        "chat without the turn of the assistant | choices[[]].message.role: value",
+    ),
     "JSON that is asked for": (
         "chat held to a schema | choices[[]].message.content: value",
         "chat held to a schema | usage.*_tokens: value",
@@ -77,14 +81,39 @@ def theirs(path: Path) -> Iterator[str]:
     tags = {"reasoning_start_str": THINK[0], "reasoning_end_str": THINK[1]}
     words: tuple[object, ...] = (
         *("--model", path, "--served-model-name", "m", "--host", "127.0.0.1", "--port", port),
-        *("--enable-prompt-embeds", "--enable-prompt-tokens-details", "--reasoning-config", json.dumps(tags)),
-        *("--dtype", "float32", "--enforce-eager", "--block-size", 32, "--kv-cache-memory-bytes", 8 << 20),
+        *(
+            "--enable-prompt-embeds",
+            "--enable-prompt-tokens-details",
+            "--reasoning-config",
+            json.dumps(tags),
+        ),
+        *(
+            "--dtype",
+            "float32",
+            "--enforce-eager",
+            "--block-size",
+            32,
+            "--kv-cache-memory-bytes",
+            8 << 20,
+        ),
         *("--max-num-seqs", 16, "--max-num-batched-tokens", 512),
     )
     # vLLM for CPU has no command of its own: its package has another name than the one it asks for.
     process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server", *map(str, words)],
-        env={**os.environ, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            *map(str, words),
+        ],
+        env={
+            **os.environ,
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+        },
     )
     url = f"http://127.0.0.1:{port}"
     try:
@@ -115,18 +144,29 @@ def ours(path: Path) -> Iterator[str]:
 
 def asked(path: Path) -> list[Case]:
     rows = rows_of(path, [40, 41, 42, 43, 44, 45, 46])
-    return [*cases.completions(), *cases.chats(), *cases.tokens(), *cases.embeds(rows, rows.shape[1])]
+    return [
+        *cases.completions(),
+        *cases.chats(),
+        *cases.tokens(),
+        *cases.embeds(rows, rows.shape[1]),
+    ]
 
 
 def test_answers_are_vllms_but_for_what_the_page_says(path: Path, theirs: str, ours: str) -> None:
     found = [
         f"{case.id} | {difference}"
         for case in asked(path)
-        for difference in differences(ask(theirs, case.path, case.body), ask(ours, case.path, case.body))
+        for difference in differences(
+            ask(theirs, case.path, case.body), ask(ours, case.path, case.body)
+        )
     ]
     patterns = [pattern for row in DIFFERENCES.values() for pattern in row]
-    assert [one for one in found if not any(fnmatchcase(one, pattern) for pattern in patterns)] == []
-    assert [pattern for pattern in patterns if not any(fnmatchcase(one, pattern) for one in found)] == []
+    assert [
+        one for one in found if not any(fnmatchcase(one, pattern) for pattern in patterns)
+    ] == []
+    assert [
+        pattern for pattern in patterns if not any(fnmatchcase(one, pattern) for one in found)
+    ] == []
 
 
 def test_cases_have_names_of_their_own(path: Path) -> None:
@@ -136,5 +176,9 @@ def test_cases_have_names_of_their_own(path: Path) -> None:
 
 def test_every_difference_that_is_tolerated_stands_in_the_page() -> None:
     table = PAGE.read_text(encoding="utf-8").split("## Differences from vLLM")[1].split("\n## ")[0]
-    rows = {line.split(" | ")[0].removeprefix("| ") for line in table.splitlines() if line.startswith("| ")}
+    rows = {
+        line.split(" | ")[0].removeprefix("| ")
+        for line in table.splitlines()
+        if line.startswith("| ")
+    }
     assert set(DIFFERENCES) <= rows

@@ -1,7 +1,8 @@
 """DeepSeek-R1 on vLLM for CPU behind `inlay serve`, and the commands of `docs/deepseek.md` through vLLM's own argument parser.
 
-The weights are dequantised before: vLLM's fp8 products need a GPU. Its attention on a CPU takes R1's own latent of 512 + 64 elements, in float32
-if it is told not to use the CPU's matrix tiles, without prefix caching and in one chunk.
+The weights are dequantised before: vLLM's fp8 products need a GPU. Its attention on a CPU takes
+R1's own latent of 512 + 64 elements, in float32 if it is told not to use the CPU's matrix tiles,
+without prefix caching and in one chunk.
 """
 
 import json
@@ -34,7 +35,9 @@ def server() -> Iterator[Served]:
 class TestR1OnVllm(R1Conformance):
     """The same tests as the built-in engine's, while vLLM drafts with the layer for multi-token prediction, which knows of no rows."""
 
-    def test_a_penalty_that_would_count_what_stands_for_rows_is_refused(self, server: Served) -> None:
+    def test_a_penalty_that_would_count_what_stands_for_rows_is_refused(
+        self, server: Served
+    ) -> None:
         rows = saved(rows_of(plain_r1(), [5, 6, 7, 8, 9]))
         asked = {"model": "m", "prompt_embeds": rows, "repetition_penalty": 1.2, "max_tokens": 2}
         answer = httpx.post(server.v1 + "/completions", json=asked)
@@ -45,8 +48,12 @@ class TestR1OnVllm(R1Conformance):
         )
 
 
-@pytest.mark.parametrize("words", recipes(), ids=lambda words: " ".join(words[words.index("--") + 1 :]))
-def test_vllm_takes_the_words_of_every_command_that_is_shown(words: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "words", recipes(), ids=lambda words: " ".join(words[words.index("--") + 1 :])
+)
+def test_vllm_takes_the_words_of_every_command_that_is_shown(
+    words: list[str], tmp_path: Path
+) -> None:
     from inlay.engine.vllm.arguments import engine_args
 
     (tmp_path / "config.json").write_text(json.dumps(published()))
@@ -54,7 +61,9 @@ def test_vllm_takes_the_words_of_every_command_that_is_shown(words: list[str], t
     length = int(words[words.index("--max-model-len") + 1]) if "--max-model-len" in words else None
     given = [*words[end + 1 :], "--enable-prompt-embeds"]
     found = engine_args(
-        EngineSettings(model=str(tmp_path), engine="vllm", engine_arguments=given, max_model_len=length),
+        EngineSettings(
+            model=str(tmp_path), engine="vllm", engine_arguments=given, max_model_len=length
+        ),
         tmp_path,
     )
     parallel = (found.tensor_parallel_size, found.pipeline_parallel_size, found.data_parallel_size)

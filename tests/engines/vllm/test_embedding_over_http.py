@@ -19,8 +19,23 @@ SIZES = {"hidden_size": 96, "num_attention_heads": 3, "is_matryoshka": True}
 @contextmanager
 def served(directory: Path) -> Iterator[Served]:
     words = ("--engine", "vllm", "--engine-python", sys.executable, "--served-model-name", "m")
-    sizes = ("--block-size", 32, "--kv-cache-memory-bytes", 8 << 20, "--max-num-batched-tokens", 256)
-    options = ("--task", "embed", "--enable-prompt-embeds", "--num-threads", 1, "--max-num-seqs", 16)
+    sizes = (
+        "--block-size",
+        32,
+        "--kv-cache-memory-bytes",
+        8 << 20,
+        "--max-num-batched-tokens",
+        256,
+    )
+    options = (
+        "--task",
+        "embed",
+        "--enable-prompt-embeds",
+        "--num-threads",
+        1,
+        "--max-num-seqs",
+        16,
+    )
     # `serving` puts the port last, and the words after -- have to stand behind it.
     environment = {"HF_HUB_OFFLINE": "1", "INLAY_ENGINE_ARGUMENTS": "--enforce-eager"}
     with serving(

@@ -63,7 +63,9 @@ def test_no_field_of_a_request_of_vllms_is_ignored(theirs: str, ours: type[msgsp
 
 
 @pytest.mark.parametrize(("theirs", "ours"), PAIRS)
-def test_vllms_default_of_a_refused_field_asks_for_nothing(theirs: str, ours: type[msgspec.Struct]) -> None:
+def test_vllms_default_of_a_refused_field_asks_for_nothing(
+    theirs: str, ours: type[msgspec.Struct]
+) -> None:
     fields = fields_of(theirs)
     for name in set(unserved(ours)) & set(fields):
         assert fields[name].is_required() or UNSERVED[name].allows(fields[name].get_default()), name

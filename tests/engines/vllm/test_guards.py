@@ -1,7 +1,7 @@
 """What a client can do to vLLM through embeddings, shown on vLLM alone, and that it cannot be done through inlay.
 
-What is not here because inlay never hands it on, and its frontend's own tests show: archives that inflate, the placeholder's text
-in a chat, a part without rows.
+What is not here because inlay never hands it on, and its frontend's own tests show: archives that
+inflate, the placeholder's text in a chat, a part without rows.
 """
 
 import asyncio
@@ -51,7 +51,12 @@ def alone(scenarios: str, *words: object) -> Alone:
     """Run scenarios of `bare` in a process of their own."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.engines.vllm.bare", scenarios, *map(str, words)],
-        env={**os.environ, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+        },
         capture_output=True,
         text=True,
         timeout=600,
@@ -106,7 +111,9 @@ def penalised(directory: Path, prompt: Prompt, penalty: float, max_tokens: int) 
         for id_ in {*seen, *output}:
             logits[id_] = logits[id_] / penalty if logits[id_] > 0 else logits[id_] * penalty
         output.append(int(logits.argmax()))
-        embeds = torch.cat((embeds, plain.get_input_embeddings()(torch.tensor([[output[-1]]]))), dim=1)
+        embeds = torch.cat(
+            (embeds, plain.get_input_embeddings()(torch.tensor([[output[-1]]]))), dim=1
+        )
     return output
 
 
@@ -114,7 +121,9 @@ async def test_ids_whose_logprobs_one_asks_for_are_not_told_to_others(
     shared: GenerateEngine, unguarded: Alone
 ) -> None:
     assert unguarded.told["logprobs alone"] != unguarded.told["logprobs beside"]
-    named = make_request("named", Prompt.of(Tokens(bare.TEXT_B)), 4, logprobs=0, logprob_token_ids=(1, 2))
+    named = make_request(
+        "named", Prompt.of(Tokens(bare.TEXT_B)), 4, logprobs=0, logprob_token_ids=(1, 2)
+    )
     with pytest.raises(InvalidRequestError, match=r"logprob_token_ids .* first model runner"):
         await admitted(shared, named)
 
@@ -205,7 +214,9 @@ async def test_nan_that_is_seen_in_logprobs_alone_is_cleaned_too(
     async with started(EngineSettings(model=str(directory), **FLAGS)) as engine:
         for number in range(2):
             poison = Prompt.of(filled(engine, 480, float("nan")))
-            (poisoned,) = await run(engine, make_request(f"poison-{number}", poison, 30, logprobs=1))
+            (poisoned,) = await run(
+                engine, make_request(f"poison-{number}", poison, 30, logprobs=1)
+            )
             assert poisoned.output == []
             assert poisoned.last.error is not None
             assert "not finite" in poisoned.last.error.message
@@ -216,7 +227,12 @@ async def test_nan_that_is_seen_in_logprobs_alone_is_cleaned_too(
             assert found.output == reference.greedy(directory, text, 6)
 
 
-DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 1}
+DRAFTS = {
+    "method": "ngram",
+    "num_speculative_tokens": 3,
+    "prompt_lookup_max": 2,
+    "prompt_lookup_min": 1,
+}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -233,7 +249,8 @@ async def test_nan_ends_its_own_request_where_others_have_drafts_verified(
 ) -> None:
     # What repeats itself is drafted from the first.
     requests = [
-        make_request(f"beside-{n}", Prompt.of(Tokens([5 + n, 6, 7] * 20)), max_tokens=400) for n in range(3)
+        make_request(f"beside-{n}", Prompt.of(Tokens([5 + n, 6, 7] * 20)), max_tokens=400)
+        for n in range(3)
     ]
     beside = [Receiver(each) for each in requests]
     for each, receiver in zip(requests, beside, strict=True):
@@ -249,7 +266,9 @@ async def test_nan_ends_its_own_request_where_others_have_drafts_verified(
     for each, receiver in zip(requests, beside, strict=True):
         drafting.abort(each.id)
         assert (await receiver.ended()).error is None
-        assert receiver.output == reference.greedy(directory, each.prompt, 400)[: len(receiver.output)]
+        assert (
+            receiver.output == reference.greedy(directory, each.prompt, 400)[: len(receiver.output)]
+        )
 
 
 async def test_who_gets_the_memory_of_nan_in_the_next_step_is_not_harmed(
@@ -276,7 +295,8 @@ async def test_prompt_logprobs_of_rows_are_refused_and_the_engine_lives(
     prompt = Prompt.of(Tokens(bare.TEXT_A), noise(shared))
     with pytest.raises(InvalidRequestError, match="rows have no token ids"):
         shared.generate(
-            make_request("asked", prompt, prompt_logprobs=1), Receiver(make_request("asked", prompt))
+            make_request("asked", prompt, prompt_logprobs=1),
+            Receiver(make_request("asked", prompt)),
         )
     (found,) = await run(shared, make_request("lives", Prompt.of(Tokens(bare.TEXT_A))))
     assert found.output == reference.greedy(directory, Prompt.of(Tokens(bare.TEXT_A)), 8)
@@ -322,7 +342,9 @@ async def test_grammars_hold_the_output_of_rows_and_text_and_a_bad_one_is_refuse
 ) -> None:
     choice = Grammar("choice", json.dumps(["lantern", "harbour"]))
     for prompt in (Prompt.of(Tokens(ids(3, 9))), Prompt.of(noise(shared), Tokens(ids(3, 9)))):
-        (found,) = await run(shared, make_request("held", prompt, 12, grammar=choice, ignore_eos=False))
+        (found,) = await run(
+            shared, make_request("held", prompt, 12, grammar=choice, ignore_eos=False)
+        )
         assert found.last.finish_reason == "stop"
         assert len(found.output) > 1
     bad = (
@@ -380,16 +402,22 @@ async def test_an_adapter_that_does_not_fit_is_refused_and_one_that_was_unloaded
     assert isinstance(adapting, AdapterEngine)
     large = adapters.make_lora(tmp_path / "large", directory, rank=16)
     with pytest.raises(InvalidRequestError, match="rank is 16; --max-lora-rank is 8"):
-        await adapting.load_adapter(Adapter(name="l", content_id="1" * 32, path="", rank=16), str(large))
+        await adapting.load_adapter(
+            Adapter(name="l", content_id="1" * 32, path="", rank=16), str(large)
+        )
     with pytest.raises(InvalidRequestError, match="vLLM does not take the adapter"):
-        await adapting.load_adapter(Adapter(name="n", content_id="2" * 32, path="", rank=4), str(tmp_path))
+        await adapting.load_adapter(
+            Adapter(name="n", content_id="2" * 32, path="", rank=4), str(tmp_path)
+        )
     await adapting.load_adapter(Adapter(name="b", content_id="3" * 32, path="", rank=4), str(lora))
     prompt = Prompt.of(Tokens(bare.TEXT_A))
     (found,) = await run(adapting, make_request("b", prompt, adapter="b"))
     assert found.output == adapters.greedy(directory, lora, prompt, 8)
     await adapting.unload_adapter("b")
     with pytest.raises(Exception, match="does not exist"):
-        adapting.generate(make_request("b", prompt, adapter="b"), Receiver(make_request("b", prompt)))
+        adapting.generate(
+            make_request("b", prompt, adapter="b"), Receiver(make_request("b", prompt))
+        )
 
 
 async def test_finite_rows_that_a_float16_model_cannot_add_up_are_bounded_and_harm_nobody(

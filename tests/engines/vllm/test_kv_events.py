@@ -54,7 +54,9 @@ def test_vllm_reads_a_batch_as_it_was_written() -> None:
     )
     read = msgspec.msgpack.Decoder(theirs.KVEventBatch).decode(encode(batch))
     assert msgspec.msgpack.encode(read) == encode(batch)
-    assert [type(event).__name__ for event in read.events] == [type(event).__name__ for event in batch.events]
+    assert [type(event).__name__ for event in read.events] == [
+        type(event).__name__ for event in batch.events
+    ]
 
 
 class Heard:
@@ -107,8 +109,13 @@ def cut(keys: bytes) -> set[bytes]:
     return {keys[start : start + KEY_SIZE] for start in range(0, len(keys), KEY_SIZE)}
 
 
-def whole_blocks(host: EngineHost, prompt: Prompt, found: Receiver, salt: str | None = None) -> set[bytes]:
-    """The routing keys of what a finished work leaves in the cache: its last token's keys and values are never computed."""
+def whole_blocks(
+    host: EngineHost, prompt: Prompt, found: Receiver, salt: str | None = None
+) -> set[bytes]:
+    """The routing keys of what a finished work leaves in the cache.
+
+    Its last token's keys and values are never computed.
+    """
     output, size = tuple(found.output[:-1]), host.card.block_size
     keys = routing_chain(prompt, host.card, SECRET, salt=salt, output=output)
     return cut(keys[: (len(prompt) + len(output)) // size * size // 16 * KEY_SIZE])
@@ -130,7 +137,10 @@ async def test_routers_hear_of_every_form_of_prompt_what_vllm_finds_again(
     forms = {
         "text": (text, None),
         "a tenant's": (text, "mine"),
-        "mixed": (with_digests(Prompt.of(Tokens(range(3, 43)), rows, Tokens(range(60, 70))), SECRET), None),
+        "mixed": (
+            with_digests(Prompt.of(Tokens(range(3, 43)), rows, Tokens(range(60, 70))), SECRET),
+            None,
+        ),
         "rows": (with_digests(Prompt.of(rows, rows), SECRET), "mine"),
     }
     await shared.reset_prefix_cache()
@@ -181,7 +191,9 @@ async def test_the_calls_that_put_vllm_to_sleep_are_its_own_and_routers_forget_w
     (before,) = await run(shared, make_request("before", prompt))
     await told.until(whole_blocks(told.host, prompt, before).issubset)
     monkeypatch.setattr(shared, "_loaded", msgspec.structs.replace(shared._running, sleeps=True))
-    with pytest.raises(InvalidRequestError, match="does not sleep at level 2: level 2 forgets the weights"):
+    with pytest.raises(
+        InvalidRequestError, match="does not sleep at level 2: level 2 forgets the weights"
+    ):
         await shared.sleep(2)
     for _ in range(2):
         await shared.sleep(1)
@@ -258,7 +270,9 @@ async def test_routers_hear_of_evictions_where_the_user_has_vllm_publish_its_eve
             first: set[bytes] = set()
             # One to begin with, so that what follows is heard whole by whoever was late.
             while not (told.heard and seen.is_set()):
-                await run(engine, make_request(f"late-{number}", Prompt.of(Tokens([3 + number] * 70))))
+                await run(
+                    engine, make_request(f"late-{number}", Prompt.of(Tokens([3 + number] * 70)))
+                )
                 number += 1
                 assert number < 100
             await engine.reset_prefix_cache()
@@ -288,7 +302,10 @@ async def test_where_batches_are_missing_for_good_routers_forget_and_learn_anew(
     from inlay.engine.vllm.cache_events import VllmCacheEvents
 
     class Source:
-        """What vLLM says of where it publishes; here it is a publisher that a number can be taken from."""
+        """What vLLM says of where it publishes.
+
+        Here it is a publisher that a number can be taken from.
+        """
 
         def get_kv_event_sources(self) -> dict[int, KVEventsConfig]:
             return {0: KVEventsConfig(enable_kv_cache_events=True, endpoint=publisher.endpoint)}

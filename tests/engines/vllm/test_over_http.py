@@ -1,6 +1,7 @@
 """`inlay serve --engine vllm` with vLLM in an environment of its own, asked by the real `openai` client.
 
-The expected tokens come from plain transformers in float32 and must be identical: text, ids, rows and mixtures, alone and together.
+The expected tokens come from plain transformers in float32 and must be identical: text, ids, rows
+and mixtures, alone and together.
 """
 
 import asyncio
@@ -33,7 +34,15 @@ from tests.serving import PYTHON, Served, serving
 
 WORDS: tuple[object, ...] = (
     *("--engine", "vllm", "--engine-python", sys.executable, "--served-model-name", "m"),
-    *("--enable-prompt-embeds", "--block-size", 32, "--kv-cache-memory-bytes", 8 << 20, "--num-threads", 1),
+    *(
+        "--enable-prompt-embeds",
+        "--block-size",
+        32,
+        "--kv-cache-memory-bytes",
+        8 << 20,
+        "--num-threads",
+        1,
+    ),
     *("--max-num-seqs", 16, "--max-num-batched-tokens", 512),
 )
 START_SECONDS = 280.0
@@ -107,14 +116,19 @@ def test_what_would_harm_vllm_is_a_400_that_says_why(server: Served, path: Path)
     cases: list[tuple[str, dict[str, Any]]] = [
         ("must be finite", {"prompt_embeds": encoded(torch.full((4, rows.shape[1]), math.nan))}),
         ("magnitude", {"prompt_embeds": encoded(torch.full((4, rows.shape[1]), 2 * bound))}),
-        ("size of tensor must match", {"prompt_embeds": encoded(torch.zeros(4, rows.shape[1] + 1))}),
+        (
+            "size of tensor must match",
+            {"prompt_embeds": encoded(torch.zeros(4, rows.shape[1] + 1))},
+        ),
         ("echo", {"prompt_embeds": encoded(rows), "echo": True}),
         ("prompt_logprobs", {"prompt_embeds": encoded(rows), "prompt_logprobs": 1}),
         ("vllm 0.32", {"prompt": "Hello", "temperature": 2.5}),
         ("out of vocabulary", {"prompt": [5, entry["vocab_size"]]}),
     ]
     for said, fields in cases:
-        answer = httpx.post(server.v1 + "/completions", json={"model": "m", "max_tokens": 4, **fields})
+        answer = httpx.post(
+            server.v1 + "/completions", json={"model": "m", "max_tokens": 4, **fields}
+        )
         assert answer.status_code == 400, answer.text
         assert said in answer.json()["error"]["message"]
     assert entry["engine"].startswith("vllm 0.32")
@@ -123,7 +137,18 @@ def test_what_would_harm_vllm_is_a_400_that_says_why(server: Served, path: Path)
 
 def test_a_word_vllm_does_not_know_is_its_own_error(path: Path) -> None:
     done = subprocess.run(
-        [PYTHON, "-m", "inlay.cli", "serve", path, *map(str, WORDS), "--port", "0", "--", "--no-such-thing"],
+        [
+            PYTHON,
+            "-m",
+            "inlay.cli",
+            "serve",
+            path,
+            *map(str, WORDS),
+            "--port",
+            "0",
+            "--",
+            "--no-such-thing",
+        ],
         capture_output=True,
         text=True,
         timeout=280,
@@ -141,7 +166,11 @@ async def test_when_vllm_dies_requests_end_with_an_error_and_another_takes_its_p
     client: openai.AsyncOpenAI, server: Served, path: Path
 ) -> None:
     before = descendants(server)
-    core = next(process for process in before if "EngineCore" in process.name() + " ".join(process.cmdline()))
+    core = next(
+        process
+        for process in before
+        if "EngineCore" in process.name() + " ".join(process.cmdline())
+    )
     stream = await client.completions.create(
         model="m",
         prompt=TEXTS[0],
@@ -154,10 +183,14 @@ async def test_when_vllm_dies_requests_end_with_an_error_and_another_takes_its_p
         await _killing(stream, core)
     async with httpx.AsyncClient() as plain:
         for _ in range(int(2 * START_SECONDS)):
-            if (await plain.get(server.url + "/ready")).status_code == 200 and not core.is_running():
+            if (
+                await plain.get(server.url + "/ready")
+            ).status_code == 200 and not core.is_running():
                 break
             await asyncio.sleep(0.5)
-    assert await complete(client, prompt=TEXTS[0]) == expected(path, tokenizer_of(path).encode(TEXTS[0]))
+    assert await complete(client, prompt=TEXTS[0]) == expected(
+        path, tokenizer_of(path).encode(TEXTS[0])
+    )
     left = {process.pid for process in before if process.is_running()} - {server.process.pid}
     now = {process.pid for process in descendants(server)}
     assert left <= now

@@ -41,11 +41,25 @@ class Both(NamedTuple):
 def vllm_serving(directory: Path, *template: object) -> Iterator[str]:
     """vLLM's own server; yields its base URL once it is ready."""
     port = free_port()
-    words = ("--model", directory, "--served-model-name", "m", "--host", "127.0.0.1", "--port", port)
+    words = (
+        "--model",
+        directory,
+        "--served-model-name",
+        "m",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        port,
+    )
     options = ("--runner", "pooling", "--enforce-eager", "--dtype", "float32", "--max-num-seqs", 8)
     more = (*template, "--enable-tokenizer-info-endpoint")
     process = subprocess.Popen(
-        [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *map(str, (*words, *options, *more))],
+        [
+            sys.executable,
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            *map(str, (*words, *options, *more)),
+        ],
         env={
             **os.environ,
             "HF_HUB_OFFLINE": "1",
@@ -87,7 +101,12 @@ def both(directory: Path, template: Path | None) -> Iterator[Both]:
     with (
         vllm_serving(directory, *chats) as theirs,
         serving(
-            directory, "--served-model-name", "m", *options, environment=environment, within=START_SECONDS
+            directory,
+            "--served-model-name",
+            "m",
+            *options,
+            environment=environment,
+            within=START_SECONDS,
         ) as server,
     ):
         yield Both(theirs, server.url)

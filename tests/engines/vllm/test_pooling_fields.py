@@ -1,4 +1,7 @@
-"""The fields of answers about vectors are those of vLLM's types: none is missed when vLLM is updated."""
+"""The fields of answers about vectors are those of vLLM's types.
+
+None is missed when vLLM is updated.
+"""
 
 import msgspec
 

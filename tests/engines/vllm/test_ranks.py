@@ -26,11 +26,16 @@ def server() -> Iterator[Served]:
 
 
 def engines(server: Served) -> dict[str, float]:
-    """Positions found cached, by rank, once all answer: one that is busy for long may be missing."""
+    """Positions found cached, by rank, once all answer.
+
+    One that is busy for long may be missing.
+    """
     until = time.monotonic() + START_SECONDS
     while True:
         text = httpx.get(server.url + "/metrics", headers=CHIEF, timeout=60).text
-        found = re.findall(r'^vllm:prefix_cache_hits_total\{engine="([^"]+)".*\} (\S+)$', text, re.MULTILINE)
+        found = re.findall(
+            r'^vllm:prefix_cache_hits_total\{engine="([^"]+)".*\} (\S+)$', text, re.MULTILINE
+        )
         if len(found) == RANKS:
             return {engine: float(value) for engine, value in found}
         assert time.monotonic() < until

@@ -20,7 +20,9 @@ SAID = ("lantern", "harbour")
 
 def first_end(output: list[int], marks: list[int]) -> int | None:
     """Where the first run of `marks` in an output ends."""
-    found = (end for end in range(len(marks), len(output) + 1) if output[end - len(marks) : end] == marks)
+    found = (
+        end for end in range(len(marks), len(output) + 1) if output[end - len(marks) : end] == marks
+    )
     return next(found, None)
 
 
@@ -61,7 +63,11 @@ async def test_what_comes_before_is_free_and_what_follows_matches(
             shared,
             make_request("bound", prompt, 40, grammar=Grammar("choice", choice), ignore_eos=False),
             make_request(
-                "held", prompt, 40, grammar=Grammar("choice", choice, after=tuple(marks)), ignore_eos=False
+                "held",
+                prompt,
+                40,
+                grammar=Grammar("choice", choice, after=tuple(marks)),
+                ignore_eos=False,
             ),
             make_request("never", prompt, 20, grammar=Grammar("choice", choice, after=(absent,))),
             make_request("beside", prompt, 20),

@@ -1,4 +1,7 @@
-"""Thinking budgets by vLLM's own parameter: as the torch engine holds to them, also where an output is gone on with."""
+"""Thinking budgets by vLLM's own parameter.
+
+As the torch engine holds to them, also where an output is gone on with.
+"""
 
 from collections.abc import AsyncIterator
 

@@ -42,7 +42,8 @@ class UnloadLoraAdapterRequest(msgspec.Struct, frozen=True, forbid_unknown_field
     Attributes:
         lora_name: of the adapter.
         lora_int_id: as vLLM's; not looked at.
-        drain_timeout: seconds its running requests get before they are aborted; as the worker was started unless given.
+        drain_timeout: seconds its running requests get before they are aborted; as the worker was
+            started unless given.
     """
 
     lora_name: str = ""

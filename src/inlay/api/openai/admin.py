@@ -30,7 +30,10 @@ class WorkerAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CacheReset(msgspec.Struct, frozen=True):
-    """The answer of `/reset_prefix_cache` and `/clear_kv_blocks`; `success` when every worker did it."""
+    """The answer of `/reset_prefix_cache` and `/clear_kv_blocks`.
+
+    `success` when every worker did it.
+    """
 
     success: bool
     workers: list[WorkerAnswer]

@@ -12,13 +12,15 @@ class ChatRequest(GenerationRequest, kw_only=True):
     """A request to `/v1/chat/completions`.
 
     Attributes:
-        messages: as OpenAI's; what a template may want beyond them is passed on. Content parts: `text`, and
-            `prompt_embeds` with one of `data` (base64), `ref`, `part`.
+        messages: as OpenAI's; what a template may want beyond them is passed on. Content parts:
+            `text`, and `prompt_embeds` with one of `data` (base64), `ref`, `part`.
         tools: functions the model may call.
-        tool_choice: "none", "auto", "required", or an object that names a function; "auto" when absent.
+        tool_choice: "none", "auto", "required", or an object that names a function; "auto" when
+            absent.
         parallel_tool_calls: false allows one call at most.
         include_reasoning: false leaves the reasoning out of the answer.
-        reasoning_effort: how much the model is to think, in its chat template's words; "none" not at all.
+        reasoning_effort: how much the model is to think, in its chat template's words; "none" not
+            at all.
         chat_template_kwargs: variables for the chat template.
         continue_final_message: the last message is left open, to be continued.
     """
@@ -87,7 +89,8 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         content: None where there are only tool calls, or only reasoning.
-        reasoning: what the model thought before it answered; `reasoning_content` is the same under vLLM's older name.
+        reasoning: what the model thought before it answered; `reasoning_content` is the same under
+            vLLM's older name.
     """
 
     role: Literal["assistant"] = "assistant"
@@ -154,7 +157,10 @@ class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True):
-    """A piece of one answer. The first, which has the role, is without `token_ids`; only the last has `stop_reason`."""
+    """A piece of one answer.
+
+    The first, which has the role, is without `token_ids`; only the last has `stop_reason`.
+    """
 
     index: int
     delta: ChatDelta
@@ -165,7 +171,10 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """The event of a chat stream. The first of a choice has what is of the prompt, the last one `system_fingerprint`."""
+    """The event of a chat stream.
+
+    The first of a choice has what is of the prompt, the last one `system_fingerprint`.
+    """
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"

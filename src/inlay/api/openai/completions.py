@@ -8,13 +8,18 @@ from inlay.api.openai.generation import GenerationRequest, PromptLogprob, UsageI
 
 
 class EmbedsSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Embeddings named instead of sent: a stored prompt, or a part of a multipart body. Exactly one is set."""
+    """Embeddings named instead of sent: a stored prompt, or a part of a multipart body.
+
+    Exactly one is set.
+    """
 
     ref: str | None = None
     part: str | None = None
 
 
-class TextPart(msgspec.Struct, frozen=True, tag="text", tag_field="type", forbid_unknown_fields=True):
+class TextPart(
+    msgspec.Struct, frozen=True, tag="text", tag_field="type", forbid_unknown_fields=True
+):
     """Text within a prompt made of parts."""
 
     text: str
@@ -31,7 +36,10 @@ class TokenIdsPart(
 class PromptEmbedsPart(
     msgspec.Struct, frozen=True, tag="prompt_embeds", tag_field="type", forbid_unknown_fields=True
 ):
-    """Embeddings within a prompt made of parts. Exactly one of `data` (base64), `ref` and `part` is set."""
+    """Embeddings within a prompt made of parts.
+
+    Exactly one of `data` (base64), `ref` and `part` is set.
+    """
 
     data: str | None = None
     ref: str | None = None
@@ -45,10 +53,12 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     """A request to `/v1/completions`.
 
     Attributes:
-        prompt: text, texts, ids, lists of ids, parts, or lists of parts; each text or list in a list is a choice of its own.
+        prompt: text, texts, ids, lists of ids, parts, or lists of parts; each text or list in a
+            list is a choice of its own.
         prompt_embeds: base64 of a tensor file, a source, or a list of these; wins over `prompt`.
         logprobs: alternatives a token.
-        best_of: outputs generated for each prompt, of which the `n` with the highest logprob a token are shown.
+        best_of: outputs generated for each prompt, of which the `n` with the highest logprob a
+            token are shown.
     """
 
     prompt: str | list[int | str | PromptPart | list[int | PromptPart]] | None = None

@@ -13,12 +13,14 @@ class TextsRequest(msgspec.Struct, kw_only=True):
 
     Attributes:
         model: served name; the only model served when absent.
-        truncate_prompt_tokens: positions of an input that are kept, special tokens included; -1 is as many as the model takes.
+        truncate_prompt_tokens: positions of an input that are kept, special tokens included; -1 is
+            as many as the model takes.
         truncation_side: "right" keeps the first positions, as when absent; "left" the last.
         request_id: the answer's `id`, behind its prefix.
         cache_salt: results are shared only under equal salts.
         priority: lower is sooner.
-        use_activation: apply the model's own last step, as when absent: unit length of embeddings, probabilities of logits.
+        use_activation: apply the model's own last step, as when absent: unit length of embeddings,
+            probabilities of logits.
     """
 
     model: str | None = None
@@ -42,10 +44,13 @@ class PromptsRequest(TextsRequest, kw_only=True):
     """Fields of `/v1/embeddings`, `/pooling` and `/classify`.
 
     Attributes:
-        input: a text, token ids, a chat's messages, or a list of either; each item of a list is an input of its own.
+        input: a text, token ids, a chat's messages, or a list of either; each item of a list is an
+            input of its own.
         messages: a chat, or a list of chats, in the place of `input`.
-        prompt_embeds: inputs as embeddings, of decoders: base64 of a tensor file, a source, or a list of these; in the place of `input`.
-        add_special_tokens: put the tokenizer's own tokens around a text, as when absent. Around a chat its template puts them.
+        prompt_embeds: inputs as embeddings, of decoders: base64 of a tensor file, a source, or a
+            list of these; in the place of `input`.
+        add_special_tokens: put the tokenizer's own tokens around a text, as when absent. Around a
+            chat its template puts them.
         add_generation_prompt: end a chat where the answer would begin; not when absent.
         continue_final_message: end a chat where its last message's content ends.
         chat_template_kwargs: further variables for the chat template.
@@ -85,10 +90,12 @@ class EncodedRequest(PromptsRequest, kw_only=True):
     """Fields of `/v1/embeddings` and `/pooling` about the encoding of vectors.
 
     Attributes:
-        encoding_format: "float", as when absent: numbers in JSON; "base64" in JSON; "bytes": the vectors one after another as
-            the body, described in the header `metadata`; "bytes_only" without the header.
+        encoding_format: "float", as when absent: numbers in JSON; "base64" in JSON; "bytes": the
+            vectors one after another as the body, described in the header `metadata`; "bytes_only"
+            without the header.
         embed_dtype: of base64 and bytes; "float32" when absent.
-        endianness: byte order of base64 and bytes; "native", that of the server's machine, when absent.
+        endianness: byte order of base64 and bytes; "native", that of the server's machine, when
+            absent.
     """
 
     encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = None
@@ -101,7 +108,8 @@ class EmbeddingRequest(EncodedRequest, kw_only=True):
 
     Attributes:
         dimensions: first elements of a vector that are kept; it gets length 1 again.
-        normalize: give vectors length 1; as the model says when absent. vLLM's `use_activation` is the same.
+        normalize: give vectors length 1; as the model says when absent. vLLM's `use_activation` is
+            the same.
     """
 
     dimensions: int | None = None
@@ -197,8 +205,10 @@ class ScoringRequest(TextsRequest, kw_only=True):
     """Fields of `/v1/score` and `/v1/rerank`.
 
     Attributes:
-        max_tokens_per_query: tokens of a query that are kept, special tokens not counted; 0 or absent for all.
-        max_tokens_per_doc: tokens of a document that are kept, special tokens not counted; 0 or absent for all.
+        max_tokens_per_query: tokens of a query that are kept, special tokens not counted; 0 or
+            absent for all.
+        max_tokens_per_doc: tokens of a document that are kept, special tokens not counted; 0 or
+            absent for all.
     """
 
     max_tokens_per_query: int | None = None
@@ -209,7 +219,9 @@ class ScoringRequest(TextsRequest, kw_only=True):
 
 
 class ScoreRequest(ScoringRequest, kw_only=True):
-    """A request to `/v1/score`: one text against many, or as many against as many. The two sides have several names, as vLLM's have.
+    """A request to `/v1/score`: one text against many, or as many against as many.
+
+    The two sides have several names, as vLLM's have.
 
     Attributes:
         text_1: the first side; also `queries`, `data_1`.

@@ -36,7 +36,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
 
     Attributes:
         model: served name; the only model served when absent.
-        seed: choice `i` of the request draws from `seed + i`; each choice draws its own when absent.
+        seed: choice `i` of the request draws from `seed + i`; each choice draws its own when
+            absent.
         cache_salt: prompts share cached prefixes only under equal salts.
         prompt_cache_key: requests with the same go to the same worker, where that is possible.
         session_id: the same by vLLM's name, which goes first.
@@ -44,13 +45,16 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
         priority: lower is sooner.
         echo: show the prompt before the output; of completions only.
         prompt_logprobs: alternatives a token of the prompt; true is 1 and false 0, as in vLLM.
-        truncate_prompt_tokens: positions of a prompt that are kept; -1 is as many as leave room for the output.
+        truncate_prompt_tokens: positions of a prompt that are kept; -1 is as many as leave room for
+            the output.
         truncation_side: "left" keeps the last positions, as when absent; "right" the first.
-        response_format: OpenAI's: type "text", "json_object", or "json_schema" with `json_schema: {name, schema, strict}`.
+        response_format: OpenAI's: type "text", "json_object", or "json_schema" with `json_schema:
+            {name, schema, strict}`.
         structured_outputs: vLLM's: one of json, regex, choice, grammar, json_object.
         logprob_token_ids: ids whose logprobs are shown in the place of the most likely ones'.
         return_tokens_as_token_ids: logprobs call a token "token_id:ID" and not by its text.
-        spaces_between_special_tokens: false leaves out what the tokenizer puts between special tokens that are shown.
+        spaces_between_special_tokens: false leaves out what the tokenizer puts between special
+            tokens that are shown.
         thinking_token_budget: tokens of reasoning after which it is ended; -1 for no bound.
         bad_words: texts the output must not hold.
         allowed_token_ids: the only ids that may be chosen.
@@ -122,7 +126,10 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     watermarking: Unserved = None
 
     DEFAULT_MAX_TOKENS: ClassVar[int | None] = None
-    """Output tokens at most where `max_tokens` is absent; None is all that fits behind the prompt."""
+    """Output tokens at most where `max_tokens` is absent.
+
+    None is all that fits behind the prompt.
+    """
 
     @property
     def candidates(self) -> int:
@@ -158,7 +165,10 @@ class CompletionTokensDetails(msgspec.Struct, frozen=True):
 
 
 class UsageInfo(msgspec.Struct, frozen=True):
-    """Positions in and out; rows of embeddings count as tokens. In a stream without details that are null."""
+    """Positions in and out; rows of embeddings count as tokens.
+
+    In a stream without details that are null.
+    """
 
     prompt_tokens: int
     completion_tokens: int

@@ -40,13 +40,14 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One served model.
 
     Attributes:
-        capabilities: "completions", "chat", "responses", "prompt_embeds", "embeddings", "score", "rerank",
-            "classify".
-        embedding_table_id: identity of the input embedding table, as clients stamp it into what they send.
+        capabilities: "completions", "chat", "responses", "prompt_embeds", "embeddings", "score",
+            "rerank", "classify".
+        embedding_table_id: identity of the input embedding table, as clients stamp it into what
+            they send.
         embedding_abs_max: largest absolute value in that table.
         refusals: what its engine does not do, and why.
-        resuming: how an answer goes on whose worker was lost, by feature: "exact", "rounded", "sampled" or
-            "impossible"; the last two end with an error.
+        resuming: how an answer goes on whose worker was lost, by feature: "exact", "rounded",
+            "sampled" or "impossible"; the last two end with an error.
         embedding: of a model that makes vectors or scores.
         adapters: names of the adapters that may be asked for.
     """

@@ -30,7 +30,8 @@ class PromptEmbeds(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         id: what `{"ref": id}` names it by.
-        num_prompts: how many prompts it holds, each of `num_tokens` rows: 1 unless a batch was uploaded.
+        num_prompts: how many prompts it holds, each of `num_tokens` rows: 1 unless a batch was
+            uploaded.
         dtype: as it was uploaded.
         bytes: of the tensor.
         expires_at: Unix time it is forgotten at unless it is used before; null while it is pinned.

@@ -24,7 +24,8 @@ class TextOptions(msgspec.Struct, frozen=True):
     """What the text of an answer should be.
 
     Attributes:
-        format: an object of type "text", "json_object" or "json_schema", the last with `name` and `schema`.
+        format: an object of type "text", "json_object" or "json_schema", the last with `name` and
+            `schema`.
         verbosity: "medium" is served.
     """
 
@@ -39,7 +40,9 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class ResponsesRequest(msgspec.Struct, kw_only=True):
-    """A request to `/v1/responses`. Names beyond OpenAI's are vLLM's, and mean what they mean in chat completions.
+    """A request to `/v1/responses`.
+
+    Names beyond OpenAI's are vLLM's, and mean what they mean in chat completions.
 
     Attributes:
         model: served name; the only model served when absent.
@@ -167,7 +170,10 @@ class OutputReasoning(msgspec.Struct, frozen=True, tag="reasoning", tag_field="t
 
 
 class OutputFunctionCall(msgspec.Struct, frozen=True, tag="function_call", tag_field="type"):
-    """A function the assistant wants called. `arguments` are JSON in a string, as the model wrote them."""
+    """A function the assistant wants called.
+
+    `arguments` are JSON in a string, as the model wrote them.
+    """
 
     id: str
     status: ItemStatus
@@ -216,7 +222,10 @@ class FailureDetails(msgspec.Struct, frozen=True):
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
-    """The response of `/v1/responses`. What the request said is shown as it was taken; `temperature` and `top_p` as used."""
+    """The response of `/v1/responses`.
+
+    What the request said is shown as it was taken; `temperature` and `top_p` as used.
+    """
 
     id: str
     object: Literal["response"] = "response"

@@ -115,13 +115,17 @@ class ReasoningDone(_WithinPart, frozen=True, kw_only=True, tag="response.reason
     text: str
 
 
-class ArgumentsDelta(_Within, frozen=True, kw_only=True, tag="response.function_call_arguments.delta"):
+class ArgumentsDelta(
+    _Within, frozen=True, kw_only=True, tag="response.function_call_arguments.delta"
+):
     """More of a call's arguments."""
 
     delta: str
 
 
-class ArgumentsDone(_Within, frozen=True, kw_only=True, tag="response.function_call_arguments.done"):
+class ArgumentsDone(
+    _Within, frozen=True, kw_only=True, tag="response.function_call_arguments.done"
+):
     """All of a call's arguments."""
 
     name: str

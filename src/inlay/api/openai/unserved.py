@@ -1,7 +1,7 @@
 """Fields that are known and not served: a request that sets one is refused, never half obeyed.
 
-A request type declares such a field as `Unserved`; the reason is in the table `UNSERVED`. Null is as
-good as absent, and so are the values that ask for nothing, such as vLLM's default.
+A request type declares such a field as `Unserved`; the reason is in the table `UNSERVED`. Null is
+as good as absent, and so are the values that ask for nothing, such as vLLM's default.
 """
 
 from collections.abc import Mapping
@@ -69,13 +69,19 @@ UNSERVED: Mapping[str, Reason] = {
     "mm_processor_kwargs": Reason(_MEDIA, ({},)),
     "padding": Reason("inputs are computed without padding", ("do_not_pad",)),
     "previous_input_messages": Reason("send the items of the conversation as input", ([],)),
-    "repetition_detection": Reason("outputs end by stop, stop_token_ids, an end token or max_tokens"),
+    "repetition_detection": Reason(
+        "outputs end by stop, stop_token_ids, an end token or max_tokens"
+    ),
     "return_mm_kwargs": Reason(_RENDER, (True,)),
-    "return_prompt_text": Reason("return_token_ids gives the prompt's ids, /detokenize their text", (False,)),
+    "return_prompt_text": Reason(
+        "return_token_ids gives the prompt's ids, /detokenize their text", (False,)
+    ),
     "return_token_offsets": Reason(_RENDER, (False,)),
     "routed_experts_prompt_start": Reason(_EXPERTS, (0,)),
     "stream_interval": Reason("each event is sent as soon as there is text for it", (1,)),
-    "use_beam_search": Reason("there is no beam search; best_of chooses among several outputs", (False,)),
+    "use_beam_search": Reason(
+        "there is no beam search; best_of chooses among several outputs", (False,)
+    ),
     "vllm_xargs": Reason("engines take no arguments but the fields of this API", ({},)),
     "watermarking": Reason("outputs carry no watermark", (False,)),
     # vLLM's of old, which it ignores by now, and SGLang's
@@ -99,7 +105,9 @@ def unserved(request: type[msgspec.Struct]) -> tuple[str, ...]:
     """The fields of a request type that are refused."""
     hints = get_type_hints(request, include_extras=True)
     return tuple(
-        name for name in request.__struct_fields__ if _MARK in getattr(hints[name], "__metadata__", ())
+        name
+        for name in request.__struct_fields__
+        if _MARK in getattr(hints[name], "__metadata__", ())
     )
 
 

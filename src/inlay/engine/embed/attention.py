@@ -1,10 +1,12 @@
 """Attention over sequences laid end to end, behind transformers' attention interface.
 
-Everything else in a transformer treats each position by itself, so a batch needs no padding outside attention. In it, sequences of
-about the same length are attended together: those of equal length where they lie, others after a copy that pads them to the longest of
-their group. Several short products then become one, and little is computed for nothing.
+Everything else in a transformer treats each position by itself, so a batch needs no padding outside
+attention. In it, sequences of about the same length are attended together: those of equal length
+where they lie, others after a copy that pads them to the longest of their group. Several short
+products then become one, and little is computed for nothing.
 
-A forward pass gets its `PackedAttention` as a keyword argument, which transformers hands to every attention layer.
+A forward pass gets its `PackedAttention` as a keyword argument, which transformers hands to every
+attention layer.
 """
 
 from collections.abc import Sequence
@@ -51,10 +53,12 @@ class _Group(NamedTuple):
         stop: the position after its last.
         sequences: how many.
         longest: positions of the longest.
-        gather: [sequences * longest], positions of the batch; padding repeats a sequence's own first one, so that what is not finite
-            stays within its sequence. None where all are equally long.
+        gather: [sequences * longest], positions of the batch; padding repeats a sequence's own
+            first one, so that what is not finite stays within its sequence. None where all are
+            equally long.
         scatter: [stop - start], where in the padded result each position's is.
-        keys: bool [sequences, 1, 1, longest], false where a key is padding; None where all are equally long.
+        keys: bool [sequences, 1, 1, longest], false where a key is padding; None where all are
+            equally long.
     """
 
     start: int
@@ -97,7 +101,14 @@ class PackedAttention:
         return groups
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, causal: bool, window: int | None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scaling: float,
+        causal: bool,
+        window: int | None,
     ) -> Tensor:
         """Each sequence's positions attend to its own.
 
@@ -190,7 +201,9 @@ def _packed_attention(
     packed: PackedAttention | None = None,
     **options: object,
 ) -> tuple[Tensor, None]:
-    """What transformers calls: query [1, Q, T, D], key [1, H, T, D], value [1, H, T, E]; returns [1, T, Q, E].
+    """What transformers calls: query [1, Q, T, D], key [1, H, T, D], value [1, H, T, E].
+
+    Returns [1, T, Q, E].
 
     Raises:
         EngineError: an option that would change the result and is not honoured here.

@@ -40,14 +40,21 @@ class Encoder:
         max_model_len: positions a prompt may have.
         card: what clients may ask of its vectors.
         weights_id: identity of all that makes a vector, 32 hex digits.
-        embedding_table_id: identity of the input embedding table, 32 hex digits; "" where rows are refused.
+        embedding_table_id: identity of the input embedding table, 32 hex digits; "" where rows are
+            refused.
         embedding_abs_max: the table's largest absolute value, after the model's own scale.
         refuses_rows: why embeddings cannot be prompts, or None.
         scores: whether it gives logits of pairs, not vectors.
     """
 
     def __init__(
-        self, model: Any, family: Family, config: EmbeddingConfig, settings: EngineSettings, *, scores: bool
+        self,
+        model: Any,
+        family: Family,
+        config: EmbeddingConfig,
+        settings: EngineSettings,
+        *,
+        scores: bool,
     ) -> None:
         """Take over a transformers model; use `load`.
 
@@ -75,9 +82,13 @@ class Encoder:
         self.vocab_size: int = hidden.vocab_size
         self.hidden_size: int = hidden.hidden_size
         self._first = facts.first_position(family, hidden)
-        self.max_model_len = facts.max_model_len(settings.max_model_len, config, hidden, self._first)
+        self.max_model_len = facts.max_model_len(
+            settings.max_model_len, config, hidden, self._first
+        )
         self._modes = facts.pooling_modes(settings, config, family)
-        self._dense = dense_layers(config.dense, self.hidden_size * len(self._modes)).to(self.device)
+        self._dense = dense_layers(config.dense, self.hidden_size * len(self._modes)).to(
+            self.device
+        )
         self.card = facts.card_of(settings, config, hidden, self._modes)
         self.weights_id = facts.identity(config, self._modes)
         self.refuses_rows: str | None = None
@@ -93,7 +104,8 @@ class Encoder:
         """Load what `settings` names, and set the number of CPU threads.
 
         Raises:
-            InvalidRequestError: the model, its dtype here, or a longer context than it has, is refused; says what is allowed.
+            InvalidRequestError: the model, its dtype here, or a longer context than it has, is
+                refused; says what is allowed.
         """
         directory = directory_of(settings.model, settings.revision)
         config = EmbeddingConfig.read(directory)
@@ -118,8 +130,10 @@ class Encoder:
         """What the model makes of each prompt: float32 [S, size], on the host.
 
         Args:
-            prompts: of at least one position each; their order is free, but those of about the same length should be neighbours.
-            second_from: of each that is a pair, where its second text begins; empty where they are no pairs.
+            prompts: of at least one position each; their order is free, but those of about the same
+                length should be neighbours.
+            second_from: of each that is a pair, where its second text begins; empty where they are
+                no pairs.
         """
         lengths = [len(prompt) for prompt in prompts]
         with torch.inference_mode():
@@ -160,7 +174,10 @@ class Encoder:
         return torch.from_numpy(values)[None].to(self.device)
 
     def _inputs(self, prompts: Sequence[Prompt]) -> Tensor:
-        """The embeddings of all positions [T, C]: tokens by look-up (with the model's own scale), rows by copy."""
+        """The embeddings of all positions [T, C].
+
+        Tokens by look-up (with the model's own scale), rows by copy.
+        """
         ids: list[Sequence[int]] = []
         rows: list[tuple[int, Rows]] = []
         first = 0
@@ -173,7 +190,9 @@ class Encoder:
             else:
                 raise EngineError("media has no embeddings here")
             first += len(segment)
-        embeds: Tensor = self._embed(torch.tensor(list(chain.from_iterable(ids)), device=self.device))
+        embeds: Tensor = self._embed(
+            torch.tensor(list(chain.from_iterable(ids)), device=self.device)
+        )
         for start, segment in rows:
             # Copied: torch takes only memory that may be written.
             values = torch.frombuffer(bytearray(segment.data.view), dtype=self.dtype)
@@ -183,7 +202,11 @@ class Encoder:
 
 def _tiled(base: Any, settings: EngineSettings) -> TiledBody | None:
     """A model of BERT's kind whose layers run over a CPU's tiles from now on, or None where they do not."""
-    if base.device.type != "cpu" or base.dtype not in (torch.float32, torch.bfloat16) or not tiles_serve():
+    if (
+        base.device.type != "cpu"
+        or base.dtype not in (torch.float32, torch.bfloat16)
+        or not tiles_serve()
+    ):
         return None
     if base.dtype == torch.bfloat16:
         return tile(base, 1)
@@ -193,7 +216,9 @@ def _tiled(base: Any, settings: EngineSettings) -> TiledBody | None:
 class _Given(nn.Module):
     """Stands where a model's body stands, and gives what it was given."""
 
-    def forward(self, *_: Any, given: BaseModelOutputWithPooling, **__: Any) -> BaseModelOutputWithPooling:
+    def forward(
+        self, *_: Any, given: BaseModelOutputWithPooling, **__: Any
+    ) -> BaseModelOutputWithPooling:
         return given
 
 
@@ -203,7 +228,8 @@ def _head_of(model: Any) -> Callable[[BaseModelOutputWithPooling], Tensor]:
     head._modules = {**model._modules, model.base_model_prefix: _Given()}
 
     def logits(given: BaseModelOutputWithPooling) -> Tensor:
-        # The states stand for the input as well, on which such models insist and of which they take the batch's size.
+        # The states stand for the input as well, on which such models insist and of which they take
+        # the batch's size.
         found: Tensor = head(inputs_embeds=given.last_hidden_state, given=given).logits
         return found
 

@@ -1,4 +1,7 @@
-"""The embedding engine: batches across requests, made into vectors by a `EmbeddingModel`, answers on the event loop."""
+"""The embedding engine.
+
+Batches across requests, made into vectors by a `EmbeddingModel`, answers on the event loop.
+"""
 
 import asyncio
 import itertools
@@ -60,14 +63,17 @@ class _Receiver:
         )
 
     def lost(self, error: InlayError) -> EmbedOutput:
-        return EmbedOutput(self.request.id, self.request.attempt, Buffer(b""), error=ErrorFrame.of(error))
+        return EmbedOutput(
+            self.request.id, self.request.attempt, Buffer(b""), error=ErrorFrame.of(error)
+        )
 
 
 class EmbedEngine:
     """A model that makes vectors, or scores pairs.
 
-    The event loop owns all that waits; the model is given a few batches at a time and gives back their vectors. When it
-    fails, the requests of that batch end with an error and the next batch is tried.
+    The event loop owns all that waits; the model is given a few batches at a time and gives back
+    their vectors. When it fails, the requests of that batch end with an error and the next batch is
+    tried.
     """
 
     def __init__(self, settings: EngineSettings, model: EmbeddingModel) -> None:
@@ -124,7 +130,10 @@ class EmbedEngine:
         await self._model.close()
 
     async def failed(self) -> EngineError:
-        """Return why, once the model has failed for good; every request ends with an error first."""
+        """Return why, once the model has failed for good.
+
+        Every request ends with an error first.
+        """
         error = await self._model.failed()
         for receiver in tuple(self._receivers.values()):
             self._end(receiver, receiver.lost(error))
@@ -151,7 +160,9 @@ class EmbedEngine:
             )
         expires = None if request.deadline is None else time.monotonic() + request.deadline
         self._receivers[request.id] = _Receiver(request, emit, expires, len(request.prompts))
-        self._queue.add(request.id, [len(prompt) for prompt in request.prompts], priority=request.priority)
+        self._queue.add(
+            request.id, [len(prompt) for prompt in request.prompts], priority=request.priority
+        )
         if self._next is None:
             # Soon, not now: requests that come together share a batch.
             self._next = asyncio.get_running_loop().call_soon(self._start_batches)
@@ -166,7 +177,9 @@ class EmbedEngine:
         if not request.prompts:
             raise InvalidRequestError("a work has one prompt at least", param="input")
         if len(request.second_from) not in (0, len(request.prompts)):
-            raise InvalidRequestError("either all prompts of a work are pairs or none is", param="input")
+            raise InvalidRequestError(
+                "either all prompts of a work are pairs or none is", param="input"
+            )
         limit = self.card.limits.max_model_len
         for prompt in request.prompts:
             if not 0 < len(prompt) <= limit:
@@ -214,7 +227,8 @@ class EmbedEngine:
             rows_served=self._stats.rows_served,
             steps=self._stats.steps,
             progress=self._stats.progress,
-            busy_seconds=self._busy + (time.monotonic() - self._busy_since if self._computing else 0.0),
+            busy_seconds=self._busy
+            + (time.monotonic() - self._busy_since if self._computing else 0.0),
         )
 
     def _end(self, receiver: _Receiver, answer: EmbedOutput) -> None:
@@ -242,7 +256,9 @@ class EmbedEngine:
         now = time.monotonic()
         for receiver in tuple(self._receivers.values()):
             if receiver.expires is not None and now > receiver.expires:
-                late = DeadlineExceededError("the deadline passed before the embedding was computed")
+                late = DeadlineExceededError(
+                    "the deadline passed before the embedding was computed"
+                )
                 self._end(receiver, receiver.lost(late))
 
     def _works_of(self, batch: Sequence[Item]) -> dict[str, _Receiver]:
@@ -289,7 +305,9 @@ class EmbedEngine:
     def _count(self, batch: Sequence[EmbedInput]) -> None:
         positions = sum(len(asked.prompt) for asked in batch)
         rows = sum(
-            len(asked.prompt) - len(asked.prompt.token_ids()) for asked in batch if asked.prompt.has_rows
+            len(asked.prompt) - len(asked.prompt.token_ids())
+            for asked in batch
+            if asked.prompt.has_rows
         )
         stats = self._stats
         self._stats = Stats(
@@ -299,14 +317,18 @@ class EmbedEngine:
             progress=stats.progress + positions,
         )
 
-    def _take(self, receiver: _Receiver, indices: list[int], vectors: npt.NDArray[np.float32]) -> None:
+    def _take(
+        self, receiver: _Receiver, indices: list[int], vectors: npt.NDArray[np.float32]
+    ) -> None:
         """Some of a request's vectors have come."""
         finite = np.isfinite(vectors).all(axis=1)
         if not finite.all():
             wrong = indices[int(np.argmin(finite))]
             self._end(
                 receiver,
-                receiver.lost(EngineError(f"the model's output for input {wrong} of the work is not finite")),
+                receiver.lost(
+                    EngineError(f"the model's output for input {wrong} of the work is not finite")
+                ),
             )
             return
         if not receiver.rows.size:

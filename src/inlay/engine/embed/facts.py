@@ -1,4 +1,7 @@
-"""What is true of a model that makes vectors, whichever engine runs it: its pooling, its length, its card, its identity."""
+"""What is true of a model that makes vectors, whichever engine runs it.
+
+Its pooling, its length, its card, its identity.
+"""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -47,10 +50,15 @@ def first_position(family: Family, config: Any) -> int:
 
 
 def max_model_len(asked: int | None, config: EmbeddingConfig, model: Any, first: int) -> int:
-    """Positions a prompt may have; `model` is transformers' configuration. Raises `InvalidRequestError` where more are `asked`."""
+    """Positions a prompt may have; `model` is transformers' configuration.
+
+    Raises `InvalidRequestError` where more are `asked`.
+    """
     own = int(model.max_position_embeddings) - first
     if asked is not None and asked > own:
-        raise InvalidRequestError(f"max_model_len is {asked}; the model's maximum context length is {own}")
+        raise InvalidRequestError(
+            f"max_model_len is {asked}; the model's maximum context length is {own}"
+        )
     return asked or min(own, config.max_length or own)
 
 
@@ -70,7 +78,8 @@ def pooling_modes(
         return config.pooling
     if family is None:
         raise InvalidRequestError(
-            "the model does not say how its states are pooled: say it with --pooling", param="pooling"
+            "the model does not say how its states are pooled: say it with --pooling",
+            param="pooling",
         )
     mode: PoolingMode = "lasttoken" if family.causal else "mean"
     _logger.warning("the model does not say how its states are pooled; taking %r (--pooling)", mode)
@@ -96,7 +105,9 @@ def card_of(
     size = config.dense[-1].out_features if config.dense else int(model.hidden_size) * len(modes)
     allowed = settings.matryoshka_dimensions or getattr(model, "matryoshka_dimensions", None) or ()
     if any(not 0 < each <= size for each in allowed):
-        raise InvalidRequestError(f"vectors have {size} elements; matryoshka_dimensions are {list(allowed)}")
+        raise InvalidRequestError(
+            f"vectors have {size} elements; matryoshka_dimensions are {list(allowed)}"
+        )
     return EmbeddingCard(
         size=size,
         normalize=config.normalize,
@@ -113,14 +124,19 @@ def _scoring_card(config: Any) -> EmbeddingCard:
     size = int(config.num_labels)
     names = {int(index): str(name) for index, name in (config.id2label or {}).items()}
     labels = tuple(names[index] for index in range(size)) if set(range(size)) <= set(names) else ()
-    return EmbeddingCard(size=size, normalize=False, activation=_activation(config, size), labels=labels)
+    return EmbeddingCard(
+        size=size, normalize=False, activation=_activation(config, size), labels=labels
+    )
 
 
 _BY_PROBLEM = {"regression": "identity", "multi_label_classification": "sigmoid"}
 
 
 def _activation(config: Any, labels: int) -> str:
-    """As vLLM's `get_act_fn`: by the kind of problem, else what sentence-transformers' `CrossEncoder` reads, else probabilities.
+    """As vLLM's `get_act_fn`.
+
+    By the kind of problem, else what sentence-transformers' `CrossEncoder` reads, else
+    probabilities.
 
     Raises:
         InvalidRequestError: the model names one that is not served.
@@ -146,7 +162,10 @@ def _activation(config: Any, labels: int) -> str:
 
 
 def identity(config: EmbeddingConfig, modes: Sequence[PoolingMode], *, unit: bool = False) -> str:
-    """32 hex digits: of all that makes a vector; `unit` where it leaves the engine with length 1, whatever the model says."""
+    """32 hex digits: of all that makes a vector.
+
+    `unit` where it leaves the engine with length 1, whatever the model says.
+    """
     hasher = blake3(weights_id(config.directory).encode())
     hasher.update(",".join(modes).encode())
     for layer in config.dense:

@@ -1,4 +1,7 @@
-"""The models that make vectors here, and the facts of each; all others are refused with the reason."""
+"""The models that make vectors here, and the facts of each.
+
+All others are refused with the reason.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,12 +17,15 @@ class Family:
     """Facts about one kind of model.
 
     Attributes:
-        causal: a position sees only itself and those before it; then the last one has seen the whole text.
-        position_offset: how far the first position's id is from 0; None for one more than the padding token's.
+        causal: a position sees only itself and those before it; then the last one has seen the
+            whole text.
+        position_offset: how far the first position's id is from 0; None for one more than the
+            padding token's.
         token_types: whether the two texts of a pair are told apart.
         fused: projections of one parent module that take the same input.
         tiled: whether its `encoder` is of BERT's kind, which `TiledEncoder` computes.
-        gelu: module and attribute of a GELU, and the attribute of the linear before it, which can apply it.
+        gelu: module and attribute of a GELU, and the attribute of the linear before it, which can
+            apply it.
         scores: whether a sequence classification head is served.
     """
 
@@ -77,5 +83,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
         )
     kind = config.get("position_embedding_type") or "absolute"
     if kind != "absolute":
-        raise InvalidRequestError(f"position embeddings of type {kind!r} are not served; allowed: absolute")
+        raise InvalidRequestError(
+            f"position embeddings of type {kind!r} are not served; allowed: absolute"
+        )
     return family

@@ -19,14 +19,17 @@ def fuse_gelu(model: nn.Module, place: tuple[str, str, str]) -> None:
 
     Args:
         model: on its device, in its final dtype.
-        place: how the module's class name ends, the attribute of its GELU, and the attribute of the linear before it.
+        place: how the module's class name ends, the attribute of its GELU, and the attribute of the
+            linear before it.
     """
     ending, activation, linear = place
     first = next(model.parameters())
     if first.device.type != "cpu" or not packs(first.dtype):
         return
     for parent in list(model.modules()):
-        if type(parent).__name__.endswith(ending) and isinstance(getattr(parent, linear, None), nn.Linear):
+        if type(parent).__name__.endswith(ending) and isinstance(
+            getattr(parent, linear, None), nn.Linear
+        ):
             fused = _fused(getattr(parent, linear), getattr(parent, activation))
             if fused is None:
                 return
@@ -35,7 +38,10 @@ def fuse_gelu(model: nn.Module, place: tuple[str, str, str]) -> None:
 
 
 def _fused(linear: nn.Linear, activation: Any) -> PackedLinear | None:
-    """The one product, or None where it disagrees: the activation is another, or there is no such product here."""
+    """The one product, or None where it disagrees.
+
+    The activation is another, or there is no such product here.
+    """
     weight = linear.weight
     x = torch.randn(5, weight.shape[1], generator=torch.Generator().manual_seed(1)).to(weight.dtype)
     try:

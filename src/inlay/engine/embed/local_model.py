@@ -1,4 +1,7 @@
-"""A transformers model in this process as a `EmbeddingModel`: a thread computes, the event loop waits."""
+"""A transformers model in this process as a `EmbeddingModel`.
+
+A thread computes, the event loop waits.
+"""
 
 import asyncio
 import logging

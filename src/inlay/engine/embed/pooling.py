@@ -1,7 +1,9 @@
-"""From hidden states to vectors: pooling, and the Dense layers after it, in float32 whatever the model computes in.
+"""From hidden states to vectors.
 
-Each mode reads a sequence's own positions only: a vector does not depend on what else is in the batch. Formulas are those of
-sentence-transformers' `Pooling` and `Dense`.
+Pooling, and the Dense layers after it, in float32 whatever the model computes in.
+
+Each mode reads a sequence's own positions only: a vector does not depend on what else is in the
+batch. Formulas are those of sentence-transformers' `Pooling` and `Dense`.
 """
 
 from collections.abc import Sequence
@@ -61,7 +63,8 @@ class Dense(nn.Module):
         """Read its weights.
 
         Raises:
-            InvalidRequestError: there are none in safetensors, or they are not what its configuration says.
+            InvalidRequestError: there are none in safetensors, or they are not what its
+                configuration says.
         """
         super().__init__()
         self._linear = nn.Linear(config.in_features, config.out_features, bias=config.bias)
@@ -83,13 +86,18 @@ class Dense(nn.Module):
 
 def _weights(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
-        raise InvalidRequestError(f"{path} is not there; Dense layers are read from safetensors only")
+        raise InvalidRequestError(
+            f"{path} is not there; Dense layers are read from safetensors only"
+        )
     weights: dict[str, Tensor] = load_file(path)
     return weights
 
 
 def dense_layers(configs: Sequence[DenseConfig], size: int) -> nn.Sequential:
-    """The layers after the pooling, which gives `size` elements. Raises `InvalidRequestError` where they do not fit."""
+    """The layers after the pooling, which gives `size` elements.
+
+    Raises `InvalidRequestError` where they do not fit.
+    """
     for config in configs:
         if config.in_features != size:
             raise InvalidRequestError(

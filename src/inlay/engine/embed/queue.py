@@ -1,8 +1,9 @@
 """What waits to be embedded, and what of it goes into the next batch. Pure Python.
 
-A batch holds whole prompts, up to a budget of positions. Where several requests wait, half of it belongs to the first of them, by
-priority and then by age, and half to those with the fewest positions left: a few texts are not behind the thousands that came
-before them, and the thousands never stand still. The first and the least of the others put in one prompt at least, however long.
+A batch holds whole prompts, up to a budget of positions. Where several requests wait, half of it
+belongs to the first of them, by priority and then by age, and half to those with the fewest
+positions left: a few texts are not behind the thousands that came before them, and the thousands
+never stand still. The first and the least of the others put in one prompt at least, however long.
 """
 
 from collections.abc import Sequence
@@ -79,7 +80,9 @@ class BatchQueue:
         else:
             room = self._budget // 2
             room += self._take(first, batch, self._budget - room, must=True)
-            others = sorted(self._requests.values(), key=lambda waiting: (waiting.positions, waiting.order))
+            others = sorted(
+                self._requests.values(), key=lambda waiting: (waiting.positions, waiting.order)
+            )
             least = next(waiting for waiting in others if waiting is not first)
             room = self._take(least, batch, room, must=True)
             for waiting in others:

@@ -1,6 +1,7 @@
 """Encoders of BERT's kind in native loops over a CPU's tile registers (AMX), all layers in one call.
 
-oneDNN's products of a batch of this size reach half of what tiles do, and between products everything goes through memory again.
+oneDNN's products of a batch of this size reach half of what tiles do, and between products
+everything goes through memory again.
 """
 
 import ctypes
@@ -20,7 +21,10 @@ from inlay.errors import EngineError
 _logger = logging.getLogger(__name__)
 
 Parts = Literal[1, 2, 3]
-"""How many bfloat16 stand for an element of a product: one, two for about 16 bits, or three for a float32's 24."""
+"""How many bfloat16 stand for an element of a product.
+
+One, two for about 16 bits, or three for a float32's 24.
+"""
 
 _TOLERANCE: Mapping[Parts, float] = {1: 1e-1, 2: 1e-3, 3: 1e-4}
 """The greatest difference from torch's own layers on random input, of the greatest state."""
@@ -44,7 +48,10 @@ class _Encode(ctypes.Structure):
             (name, _pointer)
             for name in ("layers", "first_norm", "first_norm_bias", "starts", "states", "workspace")
         ),
-        *((name, ctypes.c_int64) for name in ("num_layers", "sequences", "hidden", "inner", "heads")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("num_layers", "sequences", "hidden", "inner", "heads")
+        ),
         ("eps", ctypes.c_float),
         ("threads", ctypes.c_int32),
     ]
@@ -70,7 +77,10 @@ class TiledEncoder(nn.Module):
         library: ctypes.CDLL,
         first_norm: nn.LayerNorm | None = None,
     ) -> None:
-        """Pack the weights of `encoder`, which are not kept; `first_norm` is what states go through before it."""
+        """Pack the weights of `encoder`, which are not kept.
+
+        `first_norm` is what states go through before it.
+        """
         super().__init__()
         self._shape = shape
         self._run = getattr(library, f"inlay_encode_{parts}")
@@ -98,7 +108,11 @@ class TiledEncoder(nn.Module):
         for name, linears in weights.items():
             weight = torch.cat([linear.weight.detach() for linear in linears])
             setattr(found, name, self._kept(_packed(weight, parts)))
-            setattr(found, f"{name}_bias", self._kept(torch.cat([linear.bias for linear in linears]).float()))
+            setattr(
+                found,
+                f"{name}_bias",
+                self._kept(torch.cat([linear.bias for linear in linears]).float()),
+            )
         for name, norm in (
             ("attention_norm", layer.attention.output.LayerNorm),
             ("norm", layer.output.LayerNorm),
@@ -133,7 +147,10 @@ class TiledEncoder(nn.Module):
 
 
 def _packed(weight: Tensor, parts: Parts) -> Tensor:
-    """`weight` [out, in] as `encoder.cpp` wants it, flat: bfloat16 for tiles, or float32 of which it makes several parts itself."""
+    """`weight` [out, in] as `encoder.cpp` wants it, flat.
+
+    Bfloat16 for tiles, or float32 of which it makes several parts itself.
+    """
     outside, inside = weight.shape
     if parts > 1:
         return weight.float().view(outside // 16, 16, inside).transpose(1, 2).flatten()
@@ -155,7 +172,10 @@ def tiles_serve() -> bool:
 
 
 class TiledBody:
-    """A model of BERT's kind whose layers run over tiles: its own forward, without what that does for other uses."""
+    """A model of BERT's kind whose layers run over tiles.
+
+    Its own forward, without what that does for other uses.
+    """
 
     def __init__(self, base: Any, encoder: TiledEncoder) -> None:
         self._embeddings = base.embeddings
@@ -182,7 +202,9 @@ class TiledBody:
 
 
 def tile(base: Any, parts: Parts) -> TiledBody | None:
-    """Swap the `encoder` of a model of BERT's kind for loops over tiles, where both give the same; None where that was not done.
+    """Swap the `encoder` of a model of BERT's kind for loops over tiles, where both give the same.
+
+    None where that was not done.
 
     Args:
         base: on a CPU, in its final dtype, with `PackedAttention` as its attention.
@@ -199,7 +221,9 @@ def tile(base: Any, parts: Parts) -> TiledBody | None:
     body = TiledBody(base, swapped)
     lengths = (70, 33, 5)
     width = base.embeddings.word_embeddings.embedding_dim
-    x = torch.randn(1, sum(lengths), width, generator=torch.Generator().manual_seed(1)).to(base.dtype)
+    x = torch.randn(1, sum(lengths), width, generator=torch.Generator().manual_seed(1)).to(
+        base.dtype
+    )
     places = (torch.arange(x.shape[1]) % base.config.max_position_embeddings)[None]
     given = {"position_ids": places, "packed": PackedAttention(lengths, x.device)}
     with torch.inference_mode():
@@ -217,6 +241,12 @@ def _shape(base: Any) -> LayerSizes | None:
     config = base.config
     hidden, inner, heads = config.hidden_size, config.intermediate_size, config.num_attention_heads
     size = hidden // heads
-    if config.hidden_act != "gelu" or hidden % 32 or inner % 32 or size % 32 or size * heads != hidden:
+    if (
+        config.hidden_act != "gelu"
+        or hidden % 32
+        or inner % 32
+        or size % 32
+        or size * heads != hidden
+    ):
         return None
     return LayerSizes(hidden, inner, heads, float(config.layer_norm_eps))

@@ -43,14 +43,20 @@ class LoadedEmbeddingModel:
 
 
 class EmbeddingModel(Protocol):
-    """Makes vectors, a batch at a time. Every method is called on the event loop and does not block it."""
+    """Makes vectors, a batch at a time.
+
+    Every method is called on the event loop and does not block it.
+    """
 
     async def start(self) -> LoadedEmbeddingModel:
         """Load it. Raises `InvalidRequestError` (a model or settings it refuses) or `EngineError`."""
         ...
 
     async def vectors(self, batch: Sequence[EmbedInput]) -> npt.NDArray[np.float32]:
-        """What comes of each prompt: [len(batch), size], not normalised; of a scoring model, logits. What it raises ends the batch."""
+        """What comes of each prompt: [len(batch), size], not normalised.
+
+        Of a scoring model, logits. What it raises ends the batch.
+        """
         ...
 
     async def failed(self) -> EngineError:

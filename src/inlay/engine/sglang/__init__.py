@@ -1,1 +1,4 @@
-"""SGLang behind inlay's own protocols: text, ids, rows and mixtures through its engine, guarded against what would harm it."""
+"""SGLang behind inlay's own protocols.
+
+Text, ids, rows and mixtures through its engine, guarded against what would harm it.
+"""

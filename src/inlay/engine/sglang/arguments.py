@@ -19,7 +19,11 @@ _NAMES = {
 }
 """SGLang's names of settings; its own default holds for those nobody gave."""
 
-_ON_A_CPU = {"--attention-backend": "torch_native", "--disable-cuda-graph": None, "--sleep-on-idle": None}
+_ON_A_CPU = {
+    "--attention-backend": "torch_native",
+    "--disable-cuda-graph": None,
+    "--sleep-on-idle": None,
+}
 """Without a GPU: its kernels for a CPU are not in its package, and an idle engine would burn a core."""
 
 

@@ -1,4 +1,7 @@
-"""What this engine makes of SGLang: the models whose prompts may be rows, those that make vectors, and what is refused. No SGLang here."""
+"""What this engine makes of SGLang.
+
+The models whose prompts may be rows, those that make vectors, and what is refused. No SGLang here.
+"""
 
 from inlay.card import Refusal
 
@@ -36,7 +39,9 @@ REFUSALS = (
 )  # fmt: skip
 """What no request may ask for."""
 
-SEEDED_MIN_P = Refusal("min_p", "any", "SGLang ends when min_p meets --enable-deterministic-inference")
+SEEDED_MIN_P = Refusal(
+    "min_p", "any", "SGLang ends when min_p meets --enable-deterministic-inference"
+)
 """Likewise, where SGLang draws from seeds."""
 
 

@@ -1,4 +1,7 @@
-"""SGLang's embedding models as a `EmbeddingModel`: SGLang pools and gives vectors length 1, inlay batches."""
+"""SGLang's embedding models as a `EmbeddingModel`.
+
+SGLang pools and gives vectors length 1, inlay batches.
+"""
 
 import asyncio
 import json
@@ -53,9 +56,10 @@ class SglangEmbedding:
         """Start SGLang's processes and load the model.
 
         Raises:
-            InvalidRequestError: a model, a setting or a word after -- that SGLang or inlay refuses: what SGLang would pool in another way
-                than the model's files say.
-            EngineError: SGLang did not start, or does not make the vectors the model's files describe.
+            InvalidRequestError: a model, a setting or a word after -- that SGLang or inlay refuses:
+                what SGLang would pool in another way than the model's files say.
+            EngineError: SGLang did not start, or does not make the vectors the model's files
+                describe.
         """
         settings = self._settings
         directory = directory_of(settings.model, settings.revision)
@@ -72,11 +76,15 @@ class SglangEmbedding:
         words = ["--is-embedding", "--disable-radix-cache"]
         encoder = capabilities.POOLS[model_type] == "cls"
         if encoder:
-            # SGLang would cut an encoder's text where a batch is full, and neither part would see the other.
+            # SGLang would cut an encoder's text where a batch is full, and neither part would see
+            # the other.
             words += ["--chunked-prefill-size", "-1"]
         if encoder and "position_embedding_type" not in stored:
             # SGLang reads it, and transformers has stopped to say it for those that do not.
-            words += ["--json-model-override-args", json.dumps({"position_embedding_type": "absolute"})]
+            words += [
+                "--json-model-override-args",
+                json.dumps({"position_embedding_type": "absolute"}),
+            ]
         wanted = None
         if family is not None:
             first = facts.first_position(family, model)
@@ -90,7 +98,9 @@ class SglangEmbedding:
         try:
             loaded = LoadedEmbeddingModel(
                 self._card(config, card, facts.identity(config, modes, unit=True), wanted),
-                settings.max_num_batched_tokens if encoder else arguments.chunked_prefill_size or _BUDGET,
+                settings.max_num_batched_tokens
+                if encoder
+                else arguments.chunked_prefill_size or _BUDGET,
                 _BATCHES,
             )
             probe = Prompt.of(Tokens((0,)))
@@ -137,7 +147,10 @@ class SglangEmbedding:
         )
 
     async def vectors(self, batch: Sequence[EmbedInput]) -> npt.NDArray[np.float32]:
-        """What SGLang makes of each prompt: [len(batch), size]. Raises `EngineError` when it has died."""
+        """What SGLang makes of each prompt: [len(batch), size].
+
+        Raises `EngineError` when it has died.
+        """
         return np.stack(await asyncio.gather(*map(self._vector, batch)))
 
     async def _vector(self, asked: EmbedInput) -> npt.NDArray[np.float32]:
@@ -176,7 +189,9 @@ def _check(config: EmbeddingConfig, modes: Sequence[PoolingMode], model_type: st
         )
     if config.dense or not config.normalize:
         wants = "Dense layers" if config.dense else "vectors of any length"
-        raise InvalidRequestError(f"SGLang gives vectors length 1 and nothing else; this model has {wants}")
+        raise InvalidRequestError(
+            f"SGLang gives vectors length 1 and nothing else; this model has {wants}"
+        )
 
 
 __all__ = ["SglangEmbedding"]

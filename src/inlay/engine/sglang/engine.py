@@ -16,7 +16,13 @@ from inlay.engine.sglang.process import Process
 from inlay.engine.sglang.prompts import input_of
 from inlay.engine.sglang.request_tracker import SglangRequestTracker
 from inlay.engine.sglang.sampling import params_of
-from inlay.errors import DeadlineExceededError, EngineError, InlayError, InvalidRequestError, OverloadedError
+from inlay.errors import (
+    DeadlineExceededError,
+    EngineError,
+    InlayError,
+    InvalidRequestError,
+    OverloadedError,
+)
 from inlay.prompt import Prompt, Tokens
 from inlay.request import Emit, Request
 
@@ -26,8 +32,8 @@ log = logging.getLogger(__name__)
 class SglangEngine:
     """SGLang, as `GenerateEngine` and `FailingEngine`.
 
-    A request is a task that reads what SGLang says of it. When one of SGLang's processes dies every request ends with an error, and
-    `failed` returns: the worker is to end with it.
+    A request is a task that reads what SGLang says of it. When one of SGLang's processes dies every
+    request ends with an error, and `failed` returns: the worker is to end with it.
     """
 
     def __init__(self, settings: EngineSettings, secret: Secret) -> None:
@@ -99,7 +105,9 @@ class SglangEngine:
         if request.id in self._followers:
             raise InvalidRequestError(f"a work with id {request.id!r} is under way")
         loaded.admission.check(request)
-        refusals.check(loaded.card.refusals, request, f"{loaded.card.engine} {loaded.card.engine_version}")
+        refusals.check(
+            loaded.card.refusals, request, f"{loaded.card.engine} {loaded.card.engine_version}"
+        )
         follower = SglangRequestTracker(request, emit, uuid4().hex, loaded.card.eos_token_ids)
         self._followers[request.id] = follower
         if request.deadline is not None:
@@ -122,7 +130,10 @@ class SglangEngine:
         return self._ready.card.num_blocks
 
     async def probe(self) -> float:
-        """Run one token through the model and time it. Raises `EngineError` when SGLang has died or refuses it."""
+        """Run one token through the model and time it.
+
+        Raises `EngineError` when SGLang has died or refuses it.
+        """
         return await probe(self)
 
     def stats(self) -> Stats:

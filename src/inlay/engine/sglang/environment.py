@@ -6,7 +6,9 @@ from inlay.engine.settings import EngineSettings
 
 
 def environment(settings: EngineSettings, inherited: Mapping[str, str]) -> dict[str, str]:
-    """What an engine's process must be started with, beside what it inherits; what a user has set stays.
+    """What an engine's process must be started with, beside what it inherits.
+
+    What a user has set stays.
 
     Logprobs are the model's own, before temperature and penalties, as vLLM's and OpenAI's are.
     """

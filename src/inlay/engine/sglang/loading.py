@@ -50,7 +50,9 @@ async def load(process: Process, settings: EngineSettings, secret: Secret) -> Lo
     directory = directory_of(settings.model, settings.revision)
     arguments = server_args(settings, directory)
     await process.start(arguments)
-    card = _card(process, settings, secret, directory, seeded=arguments.enable_deterministic_inference)
+    card = _card(
+        process, settings, secret, directory, seeded=arguments.enable_deterministic_inference
+    )
     return LoadedSglang(
         card=card,
         admission=Admission.of(card, MaxModelLen(card.limits.max_model_len, "SGLang")),
@@ -59,7 +61,10 @@ async def load(process: Process, settings: EngineSettings, secret: Secret) -> Lo
 
 
 def longest(process: Process) -> int:
-    """Positions that prompt and output may have together: SGLang keeps a few of its context for itself."""
+    """Positions that prompt and output may have together.
+
+    SGLang keeps a few of its context for itself.
+    """
     return int(process.facts["max_req_input_len"]) - 1
 
 
@@ -84,7 +89,9 @@ def _card(
     rows = row_facts(settings, directory, dtype, rows_refused(stored.get("model_type")))
     names = settings.names
     sampling = {
-        name: value for name, value in default_sampling(generation).items() if name not in _NOT_SERVED
+        name: value
+        for name, value in default_sampling(generation).items()
+        if name not in _NOT_SERVED
     }
     return ModelCard(
         name=names[0],

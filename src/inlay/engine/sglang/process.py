@@ -18,7 +18,8 @@ _DIED = "SGLang's engine process died"
 class Process:
     """SGLang's engine. When one of its processes dies every request ends with an error, and `failed` returns.
 
-    Its client would take SIGTERM for itself, and end this process and all below it when a child fails. Here it does neither.
+    Its client would take SIGTERM for itself, and end this process and all below it when a child
+    fails. Here it does neither.
     """
 
     def __init__(self) -> None:
@@ -28,7 +29,10 @@ class Process:
 
     @property
     def client(self) -> Any:
-        """SGLang's `TokenizerManager`. Raises `EngineError` before it is started, and once it has died."""
+        """SGLang's `TokenizerManager`.
+
+        Raises `EngineError` before it is started, and once it has died.
+        """
         if self._engine is None or self._failure is None:
             raise EngineError("the engine is not started")
         if self._failure.done():
@@ -56,7 +60,9 @@ class Process:
         try:
             self._engine = await asyncio.to_thread(Engine, server_args=arguments)
         except (ValueError, NotImplementedError) as error:
-            raise InvalidRequestError(f"SGLang refuses the model or its settings: {error}") from error
+            raise InvalidRequestError(
+                f"SGLang refuses the model or its settings: {error}"
+            ) from error
         except InlayError:
             raise
         except Exception as error:
@@ -74,7 +80,10 @@ class Process:
             self._failure.set_result(EngineError(_DIED))
 
     async def answers(self, request: Any) -> AsyncIterator[dict[str, Any]]:
-        """What SGLang says of `request`; whoever stops listening ends it. Raises `EngineError` when SGLang dies meanwhile."""
+        """What SGLang says of `request`; whoever stops listening ends it.
+
+        Raises `EngineError` when SGLang dies meanwhile.
+        """
         saying = self.client.generate_request(request, None)
         failing = asyncio.ensure_future(self.failed())
         step: asyncio.Future[Any] | None = None

@@ -1,8 +1,9 @@
 """From a `Prompt` to what SGLang takes: ids, and the embeddings that stand in the place of some.
 
-SGLang's own `input_embeds` is not used: it casts to bfloat16 whatever the model computes in, is refused beside a radix cache, and a batch
-with another's text in it does not fit together. Overrides of positions keep their dtype, may stand among tokens, and SGLang
-neither looks for nor keeps the keys and values of such a prompt in its cache.
+SGLang's own `input_embeds` is not used: it casts to bfloat16 whatever the model computes in, is
+refused beside a radix cache, and a batch with another's text in it does not fit together. Overrides
+of positions keep their dtype, may stand among tokens, and SGLang neither looks for nor keeps the
+keys and values of such a prompt in its cache.
 """
 
 from itertools import chain
@@ -18,7 +19,10 @@ _PLACEHOLDER = 0
 
 
 def input_of(prompt: Prompt) -> dict[str, Any]:
-    """The arguments of SGLang's request that say the prompt. Rows are copied: nothing refers to them afterwards."""
+    """The arguments of SGLang's request that say the prompt.
+
+    Rows are copied: nothing refers to them afterwards.
+    """
     if not prompt.has_rows:
         return {"input_ids": list(prompt.token_ids())}
     ids: list[int] = []

@@ -1,4 +1,7 @@
-"""One request under way in SGLang: what SGLang says of it becomes outputs. On the event loop; no SGLang."""
+"""One request under way in SGLang: what SGLang says of it becomes outputs.
+
+On the event loop; no SGLang.
+"""
 
 import math
 from typing import Any
@@ -9,16 +12,24 @@ from inlay.request import Emit, Request, TokenLogprobs
 
 
 class SglangRequestTracker(RequestTracker):
-    """A request that SGLang runs. It ends at the first stop token, which SGLang is not told of: see `params_of`."""
+    """A request that SGLang runs.
 
-    def __init__(self, request: Request, emit: Emit, request_id: str, eos_token_ids: tuple[int, ...]) -> None:
+    It ends at the first stop token, which SGLang is not told of: see `params_of`.
+    """
+
+    def __init__(
+        self, request: Request, emit: Emit, request_id: str, eos_token_ids: tuple[int, ...]
+    ) -> None:
         super().__init__(request, emit, request_id)
         sampling = request.sampling
         self._stops = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)}
         self._seen = 0
 
     def take(self, answer: dict[str, Any]) -> bool:
-        """Emit what an answer adds; answers hold all that came before. Nothing once it has ended: whether it has."""
+        """Emit what an answer adds; answers hold all that came before.
+
+        Nothing once it has ended: whether it has.
+        """
         if not self.ended:
             self._take(answer)
         return self.ended
@@ -49,7 +60,10 @@ class SglangRequestTracker(RequestTracker):
             self.put(ids, shown, None, "error", failed)
 
     def _logprobs(self, said: dict[str, Any], first: int, count: int) -> tuple[TokenLogprobs, ...]:
-        """Of `count` tokens from `first` on: each a list of logprob, id and nothing, the best beside it likewise."""
+        """Of `count` tokens from `first` on.
+
+        Each a list of logprob, id and nothing, the best beside it likewise.
+        """
         chosen = said["output_token_logprobs"][first : first + count]
         best = (said.get("output_top_logprobs") or ())[first : first + count] or [()] * len(chosen)
         return tuple(

@@ -8,7 +8,8 @@ from inlay.request import Request
 def params_of(request: Request, *, seeded: bool) -> dict[str, Any]:
     """How SGLang is to choose the tokens of `request`.
 
-    What ends an output is `VllmRequestTracker`'s to find: SGLang looks for no stop tokens where it ignores the model's own end.
+    What ends an output is `VllmRequestTracker`'s to find: SGLang looks for no stop tokens where it
+    ignores the model's own end.
 
     Args:
         request: checked.

@@ -1,1 +1,4 @@
-"""The built-in engine: transformers models over paged attention, with continuous batching of tokens, rows and both."""
+"""The built-in engine.
+
+Transformers models over paged attention, with continuous batching of tokens, rows and both.
+"""

@@ -1,9 +1,10 @@
 """Turns of adapters, where more are asked for than a step has room for. Pure Python.
 
-A step computes with at most `max_loras` adapters. Sequences of the others rest: they keep their pages, and are not planned. An
-adapter that is chosen stays for `TURN` steps while there is anything to compute with it, so that adapters are not copied in at
-every step; then it gives way to the one that has rested longest. So how long an adapter rests depends on the number of adapters
-that are asked for, and not on how long the others' outputs are.
+A step computes with at most `max_loras` adapters. Sequences of the others rest: they keep their
+pages, and are not planned. An adapter that is chosen stays for `TURN` steps while there is anything
+to compute with it, so that adapters are not copied in at every step; then it gives way to the one
+that has rested longest. So how long an adapter rests depends on the number of adapters that are
+asked for, and not on how long the others' outputs are.
 """
 
 from collections.abc import Iterable
@@ -53,7 +54,10 @@ class AdapterTurns:
         return self._divide(sorted(orders, key=lambda name: self._rank(name, orders[name])))
 
     def give(self, name: str) -> frozenset[str]:
-        """Give `name` a place in the step last chosen for, in the place of another; the adapters that rest now."""
+        """Give `name` a place in the step last chosen for, in the place of another.
+
+        The adapters that rest now.
+        """
         others = (other for other in (*self._steps, *self._rests) if other != name)
         return self._divide([name, *others])
 

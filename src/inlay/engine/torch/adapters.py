@@ -1,4 +1,7 @@
-"""The adapters of an engine: by name, which of them are in the model's slots, and what their content is."""
+"""The adapters of an engine.
+
+By name, which of them are in the model's slots, and what their content is.
+"""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -27,7 +30,9 @@ class Kept(NamedTuple):
 
 
 class LoraAdapters:
-    """The LoRA adapters of an engine. All are kept in the host's memory; those of a step are copied into the model's slots.
+    """The LoRA adapters of an engine.
+
+    All are kept in the host's memory; those of a step are copied into the model's slots.
 
     Changed in the engine's thread, between steps; which there are may be asked in any.
 
@@ -93,7 +98,9 @@ class LoraAdapters:
             if name not in self._slots:
                 bank = bank_of(self._bank)
                 if not bank.free:
-                    bank.remove(self._slots.pop(next(old for old in self._slots if old not in wanted)))
+                    bank.remove(
+                        self._slots.pop(next(old for old in self._slots if old not in wanted))
+                    )
                 self._slots[name] = bank.put(self._of(name).lows)
         return {None: BASE, **{name: self._slots[name] for name in wanted}}
 
@@ -122,8 +129,8 @@ def read_lows(
         pinned: in memory that a GPU copies from at once.
 
     Raises:
-        InvalidRequestError: not a LoRA, of too large a rank, for modules this model does not have or cannot adapt, or too large
-            for the model's dtype.
+        InvalidRequestError: not a LoRA, of too large a rank, for modules this model does not have
+            or cannot adapt, or too large for the model's dtype.
         NotFoundError: the files are gone.
     """
     files = open_adapter(Path(directory))

@@ -31,10 +31,12 @@ class BatchItem:
         segments: (first absolute position, part) over exactly those positions, in order.
         start: first position.
         count: how many, at least one.
-        pages: the sequence's pages in each page group, covering what positions from `start` on see, and their own.
+        pages: the sequence's pages in each page group, covering what positions from `start` on see,
+            and their own.
         samples: whether the last position's logits are wanted.
         adapter: slot of the adapter the positions go through, or `lora.BASE`.
-        pending: whether the last position's token is only known to the device; the segments end before it.
+        pending: whether the last position's token is only known to the device; the segments end
+            before it.
     """
 
     segments: Iterable[tuple[int, Segment]]
@@ -55,9 +57,12 @@ class Batch(NamedTuple):
         row_values: [R, C], in the model's dtype; [0, 0] without rows.
         positions: [T] int64, absolute in each sequence.
         slots: [N, T] int64, where keys and values go: page number * page size + offset.
-        sampled: [number of spans that sample] int64, positions in the batch whose logits are wanted.
-        pending: [number of pending sequences] int64, positions in the batch whose tokens only the device knows; 0 in `token_ids`.
-        block_table: [N, S, longest] int32, page numbers of each sequence; 0, the null page, where it has none.
+        sampled: [number of spans that sample] int64, positions in the batch whose logits are
+            wanted.
+        pending: [number of pending sequences] int64, positions in the batch whose tokens only the
+            device knows; 0 in `token_ids`.
+        block_table: [N, S, longest] int32, page numbers of each sequence; 0, the null page, where
+            it has none.
         counts: positions of each span.
         contexts: positions of each sequence up to and with the span's last.
         adapters: slot of each span's adapter, or `lora.BASE`; empty where no span has one.
@@ -99,7 +104,8 @@ class Batch(NamedTuple):
         """Pack stretches of sequences, in order, on the host.
 
         Raises:
-            EngineError: a segment this engine cannot embed, rows of different dtypes, or pages that do not cover a stretch.
+            EngineError: a segment this engine cannot embed, rows of different dtypes, or pages that
+                do not cover a stretch.
         """
         stretches = list(stretches)
         total = sum(stretch.count for stretch in stretches)
@@ -115,13 +121,16 @@ class Batch(NamedTuple):
             stop = stretch.start + stretch.count
             for group, run in enumerate(stretch.pages):
                 if run.end < page_counts[index]:
-                    raise EngineError(f"{run.end} pages of {page_size} positions do not hold {stop}")
+                    raise EngineError(
+                        f"{run.end} pages of {page_size} positions do not hold {stop}"
+                    )
                 pages = run.pages[: page_counts[index] - run.first]
                 table[group, index, run.first : run.first + len(pages)] = pages
             absolute = np.arange(stretch.start, stop)
             positions[first : first + stretch.count] = absolute
             slots[:, first : first + stretch.count] = (
-                table[:, index, absolute // page_size].astype(np.int64) * page_size + absolute % page_size
+                table[:, index, absolute // page_size].astype(np.int64) * page_size
+                + absolute % page_size
             )
             for position, segment in stretch.segments:
                 where = first + position - stretch.start
@@ -130,7 +139,9 @@ class Batch(NamedTuple):
                 elif isinstance(segment, Rows) and not segment.bundle:
                     rows.append((where, segment))
                 else:
-                    raise EngineError("the torch engine embeds tokens and plain rows; got media or a bundle")
+                    raise EngineError(
+                        "the torch engine embeds tokens and plain rows; got media or a bundle"
+                    )
             first += stretch.count
         ends = np.cumsum([stretch.count for stretch in stretches], dtype=np.int64) - 1
         sampled = ends[np.fromiter((stretch.samples for stretch in stretches), dtype=np.bool_)]
@@ -152,7 +163,10 @@ class Batch(NamedTuple):
         )
 
     def to(self, device: torch.device) -> "Batch":
-        """The batch on `device`. Copies to CUDA are made from pinned memory, so that nobody waits for them."""
+        """The batch on `device`.
+
+        Copies to CUDA are made from pinned memory, so that nobody waits for them.
+        """
         if self.token_ids.device == device:
             return self
         return Batch(
@@ -171,12 +185,17 @@ class Batch(NamedTuple):
 
 
 def _rows(rows: list[tuple[int, Rows]]) -> tuple[Tensor, Tensor]:
-    """The rows' positions in the batch [R] and their values [R, C]; the one copy from client memory is here."""
+    """The rows' positions in the batch [R] and their values [R, C].
+
+    The one copy from client memory is here.
+    """
     if not rows:
         return torch.empty(0, dtype=torch.int64), torch.empty(0, 0)
     dtypes = {segment.dtype for _, segment in rows}
     if len(dtypes) > 1:
-        raise EngineError(f"rows of one batch must have the model's dtype; got {', '.join(sorted(dtypes))}")
+        raise EngineError(
+            f"rows of one batch must have the model's dtype; got {', '.join(sorted(dtypes))}"
+        )
     index = torch.tensor(list(chain.from_iterable(range(at, at + len(part)) for at, part in rows)))
     dtype: torch.dtype = getattr(torch, dtypes.pop())
     values = torch.empty(len(index), rows[0][1].shape[1], dtype=dtype)

@@ -1,4 +1,7 @@
-"""What the prefix cache gains and loses, told to whoever wants to know: in vLLM's events, and in blocks of the routing chain."""
+"""What the prefix cache gains and loses, told to whoever wants to know.
+
+In vLLM's events, and in blocks of the routing chain.
+"""
 
 import time
 from collections.abc import Callable, Sequence
@@ -53,10 +56,12 @@ class _BlocksRemoved:
 
 
 class CacheEvents:
-    """Notes changes as they happen, and tells them when it is asked to. Used from one thread at a time.
+    """Notes changes as they happen, and tells them when it is asked to.
 
-    With several groups of layers a block of the routing chain counts as cached while its page is in the first group that keeps
-    all positions, or else in the first.
+    Used from one thread at a time.
+
+    With several groups of layers a block of the routing chain counts as cached while its page is in
+    the first group that keeps all positions, or else in the first.
 
     Attributes:
         tell: takes changes in blocks of the routing chain, if anybody does.
@@ -64,7 +69,10 @@ class CacheEvents:
     """
 
     def __init__(self, settings: EngineSettings, secret: Secret) -> None:
-        """Nobody listens yet. What is published names blocks by digests of their digests, which tell nobody else anything."""
+        """Nobody listens yet.
+
+        What is published names blocks by digests of their digests, which tell nobody else anything.
+        """
         self.tell: Tell | None = None
         self.publisher: Publisher | None = None
         self._config = settings.kv_events_config
@@ -78,7 +86,10 @@ class CacheEvents:
         self._changes: list[_BlocksStored | _BlocksRemoved] = []
 
     def open(self) -> None:
-        """Publish from now on, if the settings say so. Raises `InvalidRequestError` for what they cannot say."""
+        """Publish from now on, if the settings say so.
+
+        Raises `InvalidRequestError` for what they cannot say.
+        """
         config = KvEventsConfig.parse(self._config, ranks=self._ranks)
         if config.publishes:
             # A library of its own, which whoever publishes nothing need not load.
@@ -105,7 +116,10 @@ class CacheEvents:
         parent = sequence.page_digest(index - 1, self._page_size) if index else None
         last = self._changes[-1] if self._changes else None
         if not (
-            isinstance(last, _BlocksStored) and last.group == group and parent and last.digests[-1] == parent
+            isinstance(last, _BlocksStored)
+            and last.group == group
+            and parent
+            and last.digests[-1] == parent
         ):
             last = _BlocksStored(group, parent, sequence.request.adapter)
             self._changes.append(last)
@@ -116,7 +130,9 @@ class CacheEvents:
                 last.token_ids += segment.ids if isinstance(segment, Tokens) else [0] * len(segment)
         if self.tell is not None and group == self._routed:
             blocks = self._page_size // BLOCK_SIZE
-            keys = self._keys[digest] = keys_of(sequence.blocks(index * blocks, (index + 1) * blocks))
+            keys = self._keys[digest] = keys_of(
+                sequence.blocks(index * blocks, (index + 1) * blocks)
+            )
             last.keys += keys
 
     def removed(self, digest: bytes, group: int) -> None:
@@ -140,7 +156,10 @@ class CacheEvents:
             told = [change for change in changes if change.keys]
             if told:
                 self.tell(
-                    tuple((Stored if isinstance(of, _BlocksStored) else Removed)(of.keys) for of in told)
+                    tuple(
+                        (Stored if isinstance(of, _BlocksStored) else Removed)(of.keys)
+                        for of in told
+                    )
                 )
         if self.publisher is not None:
             self.publisher.publish(time.time(), [self._published(change) for change in changes])

@@ -1,4 +1,7 @@
-"""Checks of settings that need neither torch nor the weights: they cost milliseconds, before a model is loaded."""
+"""Checks of settings that need neither torch nor the weights.
+
+They cost milliseconds, before a model is loaded.
+"""
 
 import ctypes
 import re
@@ -24,12 +27,15 @@ def check_settings(settings: EngineSettings, directory: Path | None) -> None:
         directory: of the model, None where it is not on this machine yet.
 
     Raises:
-        InvalidRequestError: a device this machine does not have, or a model, dtype or context length that is not served.
+        InvalidRequestError: a device this machine does not have, or a model, dtype or context
+            length that is not served.
     """
     # Another interpreter may have another torch.
     lacks = cuda_lack() if settings.engine_python is None else None
     if settings.device == "cuda" and lacks is not None:
-        raise InvalidRequestError(f"--device cuda: {lacks}; allowed here: auto, cpu", param="device")
+        raise InvalidRequestError(
+            f"--device cuda: {lacks}; allowed here: auto, cpu", param="device"
+        )
     on_cpu = settings.device == "cpu" or lacks is not None
     refuse_gpu_settings(settings, on_cpu=on_cpu)
     if directory is None:
@@ -70,13 +76,18 @@ def dtype_name(name: str, config: Mapping[str, Any], *, on_cpu: bool) -> str:
         raise InvalidRequestError(f"the checkpoint is {stored}; allowed: {', '.join(_DTYPES)}")
     if chosen == "float16" and on_cpu:
         if name != "auto":
-            raise InvalidRequestError("float16 does not run on a CPU; allowed there: float32, bfloat16")
+            raise InvalidRequestError(
+                "float16 does not run on a CPU; allowed there: float32, bfloat16"
+            )
         return "float32"
     return chosen
 
 
 def cuda_lack() -> str | None:
-    """Why this machine cannot run a model on a GPU by this environment's torch; None where it seems to, or has no torch."""
+    """Why this machine cannot run a model on a GPU by this environment's torch.
+
+    None where it seems to, or has no torch.
+    """
     spec = find_spec("torch")
     places = None if spec is None else spec.submodule_search_locations
     if not places:

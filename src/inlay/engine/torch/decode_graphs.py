@@ -1,10 +1,14 @@
-"""Decoding by captured graphs: on CUDA a step of one token for each sequence is launched at once, look-up, body and head.
+"""Decoding by captured graphs.
 
-A graph always reads and writes the same memory, so there is one for each of a few numbers of sequences, and a step takes the
-smallest that holds it. Its inputs lie in one tensor, which is filled on the host and copied. Missing sequences are padding:
-each is at position 0 of the last page, which no sequence is ever given, and sees itself alone.
+On CUDA a step of one token for each sequence is launched at once, look-up, body and head.
 
-How a function becomes a graph is given from outside. What runs it as it is makes all of this run on a CPU.
+A graph always reads and writes the same memory, so there is one for each of a few numbers of
+sequences, and a step takes the smallest that holds it. Its inputs lie in one tensor, which is
+filled on the host and copied. Missing sequences are padding: each is at position 0 of the last
+page, which no sequence is ever given, and sees itself alone.
+
+How a function becomes a graph is given from outside. What runs it as it is makes all of this run on
+a CPU.
 
 Shapes: B sequences of a graph, W pages of the longest sequence, N page groups, C hidden size.
 """
@@ -41,7 +45,10 @@ class Capture(Protocol):
 
 
 class CudaCapture:
-    """CUDA graphs that share one pool of memory: only one of them runs at a time. Not yet run on a GPU."""
+    """CUDA graphs that share one pool of memory: only one of them runs at a time.
+
+    Not yet run on a GPU.
+    """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -122,28 +129,43 @@ class _Graph(NamedTuple):
 
 
 class _FlashOnly:
-    """Flash attention, which never looks at what is in a tensor; other attention does, and cannot be captured.
+    """Flash attention, which never looks at what is in a tensor.
+
+    Other attention does, and cannot be captured.
 
     Attributes:
-        kinds: (dtype, head size, whether with a window, whether with sinks) of the layers it was asked for.
+        kinds: (dtype, head size, whether with a window, whether with sinks) of the layers it was
+            asked for.
     """
 
     def __init__(self, varlen: VarlenAttention) -> None:
         self.kinds: set[tuple[torch.dtype, int, bool, bool]] = set()
         self._varlen = varlen
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
-        """As `PagedAttention.attend`; raises `EngineError` for a layer that flash attention does not do."""
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
+    ) -> Tensor:
+        """As `PagedAttention.attend`.
+
+        Raises `EngineError` for a layer that flash attention does not do.
+        """
         if not does(key, value, scoring):
             raise EngineError(f"layer {layer} asks for what flash attention does not do")
-        self.kinds.add((key.dtype, key.shape[2], scoring.window is not None, scoring.sinks is not None))
+        self.kinds.add(
+            (key.dtype, key.shape[2], scoring.window is not None, scoring.sinks is not None)
+        )
         return self._varlen.attend(layer, query, key, value, scoring)
 
 
 class DecodeGraphs:
-    """The captured steps of one model over its pages. Their outputs are valid until the next step."""
+    """The captured steps of one model over its pages.
 
-    def __init__(self, model: CausalModel, pages: Pages, bounds: EngineLimits, capture: Capture) -> None:
+    Their outputs are valid until the next step.
+    """
+
+    def __init__(
+        self, model: CausalModel, pages: Pages, bounds: EngineLimits, capture: Capture
+    ) -> None:
         """Capture, the largest first, so that the others find room in its memory.
 
         Args:
@@ -181,7 +203,10 @@ class DecodeGraphs:
         return cls(model, pages, bounds, capture)
 
     def fits(self, batch: Batch) -> bool:
-        """Whether there is a graph for `batch`: tokens only, one of each sequence, all of which sample, without adapters."""
+        """Whether there is a graph for `batch`.
+
+        Tokens only, one of each sequence, all of which sample, without adapters.
+        """
         count = len(batch.token_ids)
         whole = len(batch.sampled) == len(batch.counts) == count <= len(self._hidden)
         return whole and not len(batch.row_index) and not batch.adapters
@@ -191,7 +216,8 @@ class DecodeGraphs:
 
         Args:
             batch: on the host.
-            chosen: [number of pending sequences] int64, on the device: their tokens; None where nobody's are pending.
+            chosen: [number of pending sequences] int64, on the device: their tokens; None where
+                nobody's are pending.
 
         Returns:
             As `CausalModel.hidden` and `CausalModel.logits`; memory that the next step overwrites.
@@ -199,7 +225,8 @@ class DecodeGraphs:
         count = len(batch.token_ids)
         size = min(size for size in self._graphs if size >= count)
         graph = self._graphs[size]
-        # New pinned memory for each step: torch keeps it from being used again before its copy is done.
+        # New pinned memory for each step: torch keeps it from being used again before its copy is
+        # done.
         graph.inputs.memory.copy_(self._filled(size, batch).memory, non_blocking=True)
         if chosen is not None:
             graph.inputs.token_ids.index_copy_(0, upload(batch.pending, chosen.device), chosen)
@@ -261,7 +288,9 @@ def reason_unsupported(model: CausalModel, pages: Pages, bounds: EngineLimits) -
     except (RuntimeError, EngineError) as error:
         return str(error).partition("\n")[0] or type(error).__name__
     for dtype, size, windowed, sunk in sorted(paged.kinds, key=str):
-        if not reads_pages(model.device, dtype, size, pages.page_size, windowed=windowed, sunk=sunk):
+        if not reads_pages(
+            model.device, dtype, size, pages.page_size, windowed=windowed, sunk=sunk
+        ):
             return "flash attention does not read pages here"
     return None
 
@@ -283,7 +312,16 @@ def _batch(inputs: _Inputs, pages: Pages, max_context: int) -> tuple[Batch, _Fla
         (max_context,) * size,
     )
     starts = torch.arange(size + 1, dtype=torch.int32, device=device)
-    return batch, _FlashOnly(VarlenAttention(batch, pages, Lengths(starts, inputs.contexts, 1, max_context)))
+    return batch, _FlashOnly(
+        VarlenAttention(batch, pages, Lengths(starts, inputs.contexts, 1, max_context))
+    )
 
 
-__all__ = ["MOST_SEQUENCES", "Capture", "CudaCapture", "DecodeGraphs", "reason_unsupported", "sizes"]
+__all__ = [
+    "MOST_SEQUENCES",
+    "Capture",
+    "CudaCapture",
+    "DecodeGraphs",
+    "reason_unsupported",
+    "sizes",
+]

@@ -1,4 +1,7 @@
-"""The `Engine` protocol over `Core`, which runs in a thread of its own: the event loop never waits for a step."""
+"""The `Engine` protocol over `Core`, which runs in a thread of its own.
+
+The event loop never waits for a step.
+"""
 
 import asyncio
 import logging
@@ -46,9 +49,10 @@ _T = TypeVar("_T")
 class TorchEngine:
     """A transformers model with paged attention and continuous batching, in this process.
 
-    What is asked on the event loop is put into a mailbox; the engine's thread empties it between steps. What a step
-    yields goes back to the loop in one call. When a step fails as a whole, every request ends with an error and the engine
-    refuses all that follows: its worker has to be started again.
+    What is asked on the event loop is put into a mailbox; the engine's thread empties it between
+    steps. What a step yields goes back to the loop in one call. When a step fails as a whole, every
+    request ends with an error and the engine refuses all that follows: its worker has to be started
+    again.
     """
 
     def __init__(self, settings: EngineSettings, secret: Secret) -> None:
@@ -98,7 +102,9 @@ class TorchEngine:
 
     async def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
         ready: asyncio.Future[None] = loop.create_future()
-        self._thread = threading.Thread(target=self._run, args=(ready,), name="inlay-engine", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(ready,), name="inlay-engine", daemon=True
+        )
         self._thread.start()
         await ready
 
@@ -128,7 +134,9 @@ class TorchEngine:
         """It sleeps at every level."""
 
     async def sleep(self, level: int) -> None:
-        """Give all memory of model and cache back; level 1 keeps the weights in the host's memory where they were in a GPU's.
+        """Give all memory of model and cache back.
+
+        Level 1 keeps the weights in the host's memory where they were in a GPU's.
 
         Raises:
             EngineError: it is not running, or requests are under way.
@@ -140,22 +148,29 @@ class TorchEngine:
                 await self._ask(partial(Core.remove_adapter, name=name))
             await self._end()
             self._before, self._stats = add_stats(self._before, self._stats), Stats()
-            self._sleep_state = SleepState(partial(CausalModel.load, self._settings), self.card.weights_id)
+            self._sleep_state = SleepState(
+                partial(CausalModel.load, self._settings), self.card.weights_id
+            )
         elif level == 1:
             return
         model, self._model, self._admission = self._model, None, None
         await asyncio.to_thread(self._sleep_state.offload, [model], level)
 
     async def wake_up(self, tags: Sequence[str]) -> bool:
-        """Take back what `tags` name, all if none; the cache is made when the weights are there too. Whether all is awake.
+        """Take back what `tags` name, all if none.
+
+        The cache is made when the weights are there too. Whether all is awake.
 
         Raises:
-            InvalidRequestError: the checkpoint cannot be loaded any more, or is another; it sleeps on.
+            InvalidRequestError: the checkpoint cannot be loaded any more, or is another; it sleeps
+                on.
             EngineError: what it needs does not fit any more; it sleeps on.
         """
         if self._sleep_state is None:
             return True
-        if self._loop is None or not await asyncio.to_thread(self._sleep_state.restore, tags or TAGS):
+        if self._loop is None or not await asyncio.to_thread(
+            self._sleep_state.restore, tags or TAGS
+        ):
             return False
         self._closing = False
         try:
@@ -192,7 +207,9 @@ class TorchEngine:
         else:
             self._wait_for_grammar(receiver, request.sampling.grammar, expires)
 
-    def _wait_for_grammar(self, receiver: RequestReceiver, grammar: Grammar, expires: float | None) -> None:
+    def _wait_for_grammar(
+        self, receiver: RequestReceiver, grammar: Grammar, expires: float | None
+    ) -> None:
         """Admit a request once its grammar is compiled. Until then the core does not know it."""
         request = receiver.request
         if self._grammars is None or self._loop is None:
@@ -204,7 +221,9 @@ class TorchEngine:
                 loop.call_soon_threadsafe(arrived, future)
 
         def arrived(future: "Future[GrammarState]") -> None:
-            if self._receivers.get(request.id) is not receiver or not self._stop_waiting(request.id):
+            if self._receivers.get(request.id) is not receiver or not self._stop_waiting(
+                request.id
+            ):
                 return
             cause = future.exception()
             if cause is None:
@@ -254,21 +273,27 @@ class TorchEngine:
         return self._failure
 
     async def reset_prefix_cache(self) -> int:
-        """Forget every cached page no request uses; their number. Raises `EngineError` when the engine is not running."""
+        """Forget every cached page no request uses; their number.
+
+        Raises `EngineError` when the engine is not running.
+        """
         return await self._ask(Core.reset_prefix_cache)
 
     async def load_adapter(self, adapter: Adapter, directory: str) -> None:
         """Make a LoRA usable by requests that name it; all or nothing.
 
         Raises:
-            InvalidRequestError: adapters are off, there is no room, or this one does not fit the model.
+            InvalidRequestError: adapters are off, there is no room, or this one does not fit the
+                model.
             EngineError: the engine is not running.
         """
         if self._model is None:
             raise self._absent()
         model = self._model
         pinned = model.device.type == "cuda"
-        lows = await asyncio.to_thread(read_lows, directory, bank_of(model.lora), model.dtype, pinned=pinned)
+        lows = await asyncio.to_thread(
+            read_lows, directory, bank_of(model.lora), model.dtype, pinned=pinned
+        )
         await self._ask(lambda core: core.adapters.put(adapter.name, adapter.content_id, lows))
         self._held[adapter.name] = adapter, directory
 
@@ -284,7 +309,10 @@ class TorchEngine:
         return OverloadedError("the engine is asleep", retry_after=1)
 
     async def _ask(self, question: Callable[[Core], _T]) -> _T:
-        """What `question` finds between two steps. Raises what it raises, or `EngineError` when the engine is not running."""
+        """What `question` finds between two steps.
+
+        Raises what it raises, or `EngineError` when the engine is not running.
+        """
         if self._loop is None or self._failure is not None or self._closing:
             raise self._failure or EngineError("the engine is not running")
         done: asyncio.Future[_T] = self._loop.create_future()
@@ -324,11 +352,16 @@ class TorchEngine:
     def _deliver(self, outputs: Iterable[Output]) -> None:
         for output in outputs:
             ended = output.finish_reason is not None
-            receiver = self._receivers.pop(output.request_id) if ended else self._receivers[output.request_id]
+            receiver = (
+                self._receivers.pop(output.request_id)
+                if ended
+                else self._receivers[output.request_id]
+            )
             try:
                 receiver.emit(output)
             except Exception:
-                # What it missed it will never have: nothing more is computed for it, and its last output says so.
+                # What it missed it will never have: nothing more is computed for it, and its last
+                # output says so.
                 log.exception("the receiver of work %s failed", output.request_id)
                 if not ended:
                     self.abort(output.request_id)
@@ -407,7 +440,9 @@ class TorchEngine:
 
     def _load(self) -> Core:
         settings = self._settings
-        model = CausalModel.load(settings) if self._sleep_state is None else self._sleep_state.model()
+        model = (
+            CausalModel.load(settings) if self._sleep_state is None else self._sleep_state.model()
+        )
         bounds = EngineLimits(
             max_model_len=model.max_model_len,
             max_num_seqs=settings.max_num_seqs,

@@ -1,13 +1,13 @@
 """Shares of places and pages among clients: who yields to whom.
 
-With N clients a client's share is one N-th of the places in a batch, and one N-th of the pages. A client
-beyond its share yields to one within its own: max-min fairness with preemption. One client alone has a
-share of all.
+With N clients a client's share is one N-th of the places in a batch, and one N-th of the pages. A
+client beyond its share yields to one within its own: max-min fairness with preemption. One client
+alone has a share of all.
 
-A client's first sequence is within its share of places always: so a client keeps one running, and gets one
-while there are as many places as clients. It may still need more pages than a share has, and then it takes
-turns with the others: once it was passed over for `STARVED` steps without a token it takes pages of anybody,
-and keeps them until it has made `TURN` tokens.
+A client's first sequence is within its share of places always: so a client keeps one running, and
+gets one while there are as many places as clients. It may still need more pages than a share has,
+and then it takes turns with the others: once it was passed over for `STARVED` steps without a token
+it takes pages of anybody, and keeps them until it has made `TURN` tokens.
 """
 
 from collections import Counter
@@ -94,8 +94,9 @@ class _Rank(NamedTuple):
 class Shares:
     """Excess of each client over its share of one resource, at one moment.
 
-    Excess is in shares: 0.0 within the share, 1.0 where a client has twice of it. Of a client's sequences
-    those of better priority, then the earlier ones, fill the share: so its latest are in excess.
+    Excess is in shares: 0.0 within the share, 1.0 where a client has twice of it. Of a client's
+    sequences those of better priority, then the earlier ones, fill the share: so its latest are in
+    excess.
 
     Args:
         holdings: empty.
@@ -105,8 +106,8 @@ class Shares:
         first_is_free: a client's first sequence is never in excess.
 
     Attributes:
-        order: running sequences in the order in which they keep what they have: by priority, excess and
-            arrival.
+        order: running sequences in the order in which they keep what they have: by priority, excess
+            and arrival.
     """
 
     def __init__(
@@ -146,8 +147,8 @@ class Shares:
     def yielding(self, sequence: Sequence, pages: Pages) -> list[Sequence]:
         """Running sequences that make room for one that waits, the first to go first.
 
-        These are all of worse priority; and, where its client stays within its share, those of other
-        clients that are in excess.
+        These are all of worse priority; and, where its client stays within its share, those of
+        other clients that are in excess.
         """
         priority, own = sequence.order[0], self.excess(sequence, pages)
         return [
@@ -169,7 +170,9 @@ def shares_of_places(total: int, num_clients: int, sequences: Iterable[Sequence]
     return Shares(PlaceHoldings(), total, num_clients, pairs, first_is_free=True)
 
 
-def shares_of_pages(total: int, num_clients: int, running: Iterable[tuple[Sequence, int]]) -> Shares:
+def shares_of_pages(
+    total: int, num_clients: int, running: Iterable[tuple[Sequence, int]]
+) -> Shares:
     """Shares of pages; of each running sequence it is given how many it has yet to take."""
     pairs = (
         (sequence, Pages([page for run in sequence.pages for page in run.pages], lacking))

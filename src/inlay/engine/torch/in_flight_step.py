@@ -33,7 +33,9 @@ class SpanResult(NamedTuple):
 
 
 class InFlightStep:
-    """What a step computes and chooses, on its way to the host. Nothing here waits for the device but `read`.
+    """What a step computes and chooses, on its way to the host.
+
+    Nothing here waits for the device but `read`.
 
     Attributes:
         spans: of its plan.
@@ -43,10 +45,23 @@ class InFlightStep:
         failures: why nothing can be chosen from a span.
     """
 
-    __slots__ = ("_drawn", "_finite", "_scores", "chunks", "failures", "logits", "retracted", "sampling")
+    __slots__ = (
+        "_drawn",
+        "_finite",
+        "_scores",
+        "chunks",
+        "failures",
+        "logits",
+        "retracted",
+        "sampling",
+    )
 
     def __init__(
-        self, spans: Run[ScheduledChunk], hidden: Tensor, logits: Tensor, scores: dict[ScheduledChunk, Scored]
+        self,
+        spans: Run[ScheduledChunk],
+        hidden: Tensor,
+        logits: Tensor,
+        scores: dict[ScheduledChunk, Scored],
     ) -> None:
         """A step whose model is launched.
 
@@ -87,8 +102,9 @@ class InFlightStep:
             choices.update(zip(spans, drawn.read(), strict=True))
         found: dict[ScheduledChunk, SpanResult] = {}
         for span in self.chunks:
-            # A value that is not finite spoils the whole span, its tokens before that value too (zero times NaN is NaN), and
-            # others share the pages of tokens as soon as they are committed.
+            # A value that is not finite spoils the whole span, its tokens before that value too
+            # (zero times NaN is NaN), and others share the pages of tokens as soon as they are
+            # committed.
             good = [*islice(states, span.count), *islice(sampled, span.samples)]
             scores = None
             if span in self._scores:

@@ -1,12 +1,14 @@
 """Low-rank adapters: what is added to a linear layer's product for the positions that are for an adapter.
 
-Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (2021): y += scale * (x A^T) B^T. Every linear has room for the
-same number of adapters, a slot each, padded to the largest rank that is allowed. A step computes with the slots from the first to
-the last that one of its positions is for: one product down to their ranks, in which whatever is not a position's own is set to
-zero, and one back up. A few positions on a CPU go through a native kernel, each with its own slot only. Without such positions
-nothing is computed and nothing is read.
+Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (2021): y += scale * (x A^T) B^T.
+Every linear has room for the same number of adapters, a slot each, padded to the largest rank that
+is allowed. A step computes with the slots from the first to the last that one of its positions is
+for: one product down to their ranks, in which whatever is not a position's own is set to zero, and
+one back up. A few positions on a CPU go through a native kernel, each with its own slot only.
+Without such positions nothing is computed and nothing is read.
 
-Shapes: T positions, S slots of a step, R largest rank, P parts of a fused linear, I inputs, O outputs of a part.
+Shapes: T positions, S slots of a step, R largest rank, P parts of a fused linear, I inputs, O
+outputs of a part.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -74,7 +76,10 @@ class Selection(NamedTuple):
 
 
 class LowRankPair(NamedTuple):
-    """One linear's matrices, scale included: `down` [r, I], `up` [r, O]; model dtype, on the host."""
+    """One linear's matrices, scale included: `down` [r, I], `up` [r, O].
+
+    Model dtype, on the host.
+    """
 
     down: Tensor
     up: Tensor
@@ -109,13 +114,17 @@ class AdaptedLinear(nn.Module):
         """[..., I] to [..., sum of the parts' outputs]."""
         output: Tensor = self._linear(x)
         selection = self._bank.selection
-        if selection is not None and not self._filled.isdisjoint(range(selection.first, selection.stop)):
+        if selection is not None and not self._filled.isdisjoint(
+            range(selection.first, selection.stop)
+        ):
             self._add(selection, x.reshape(-1, x.shape[-1]), output.view(-1, output.shape[-1]))
         return output
 
     def _add(self, selection: Selection, x: Tensor, output: Tensor) -> None:
         if self._kernels is not None and len(selection.rows) <= NATIVE_POSITIONS:
-            self._kernels.adapt(output, x.contiguous(), self._down, self._up, selection.rows, selection.slots)
+            self._kernels.adapt(
+                output, x.contiguous(), self._down, self._up, selection.rows, selection.slots
+            )
             return
         slots = slice(selection.first, selection.stop)
         low = x @ self._down[slots].flatten(0, 2).T
@@ -235,7 +244,10 @@ class LoraBank:
 
 
 def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Zeros of the dtype and on the device of another tensor. On a CPU they take memory only once they are written."""
+    """Zeros of the dtype and on the device of another tensor.
+
+    On a CPU they take memory only once they are written.
+    """
     if like.device.type != "cpu":
         return torch.zeros(shape, dtype=like.dtype, device=like.device)
     memory = np.zeros(prod(shape) * like.dtype.itemsize, dtype=np.uint8)

@@ -115,7 +115,8 @@ class CausalModel:
         """Load what `settings` names, and set the number of CPU threads.
 
         Raises:
-            InvalidRequestError: the model, its dtype here, or a longer context than it has, is refused; says what is allowed.
+            InvalidRequestError: the model, its dtype here, or a longer context than it has, is
+                refused; says what is allowed.
         """
         directory = directory_of(settings.model, settings.revision)
         config = config_of(directory)
@@ -126,7 +127,9 @@ class CausalModel:
         if device.type == "cpu":
             torch.set_num_threads(threads.count(settings.num_threads))
         try:
-            parsed = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+            parsed = AutoConfig.from_pretrained(
+                directory, local_files_only=True, trust_remote_code=False
+            )
         except (OSError, ValueError) as error:
             raise InvalidRequestError(f"{directory} cannot be loaded: {error}") from error
         check_positions(parsed, max_model_len)
@@ -137,13 +140,19 @@ class CausalModel:
             attn_implementation=IMPLEMENTATION,
         )
         model.to(device)
-        lora = LoraBank(settings.step_loras, settings.max_lora_rank) if settings.enable_lora else None
+        lora = (
+            LoraBank(settings.step_loras, settings.max_lora_rank) if settings.enable_lora else None
+        )
         return cls(model, family, directory, max_model_len, lora)
 
     def page_bytes(self, page_size: int) -> int:
         """Bytes of one page of `page_size` positions, over all its layers."""
         group = max(self.page_groups, key=lambda group: len(group.layers))
-        return sum(self.layers[layer].elements for layer in group.layers) * page_size * self.dtype.itemsize
+        return (
+            sum(self.layers[layer].elements for layer in group.layers)
+            * page_size
+            * self.dtype.itemsize
+        )
 
     def new_pages(self, num_pages: int, page_size: int) -> Pages:
         """Room for `num_pages` pages besides the null page."""
@@ -161,7 +170,10 @@ class CausalModel:
         self._workspace = Workspace()
 
     def forward(self, batch: Batch, pages: Pages) -> Tensor:
-        """`logits` of the positions that `batch` samples: float32 [spans that sample, vocab_size]. Raises as `hidden`."""
+        """`logits` of the positions that `batch` samples: float32 [spans that sample, vocab_size].
+
+        Raises as `hidden`.
+        """
         batch = batch.to(self.device)
         # A copy made outside: what inference mode makes may not be changed in place elsewhere.
         return self.logits(self.hidden(batch, pages)[batch.sampled]).to(torch.float32, copy=True)
@@ -172,7 +184,8 @@ class CausalModel:
         Args:
             batch: on the model's device.
             pages: where keys and values are.
-            paged: attention for this batch over these pages, unless it is to be the fastest for the device.
+            paged: attention for this batch over these pages, unless it is to be the fastest for the
+                device.
 
         Returns:
             The last hidden states [T, C], after the last norm, in the model's dtype.
@@ -182,7 +195,9 @@ class CausalModel:
         """
         with torch.inference_mode():
             if paged is None:
-                paged = attention(batch, pages, self._workspace, float32_scores=self._float32_scores)
+                paged = attention(
+                    batch, pages, self._workspace, float32_scores=self._float32_scores
+                )
             padding = max(0, self._least_rows - len(batch.positions))
             with self._adapted(batch, padding):
                 states: Tensor = self._model.base_model(
@@ -208,21 +223,26 @@ class CausalModel:
             out: float32 [N, vocab_size], where to put them; new memory unless given.
 
         Returns:
-            [N, vocab_size], in the model's dtype, or float32 where its head says so and there are any.
+            [N, vocab_size], in the model's dtype, or float32 where its head says so and there are
+            any.
         """
         with torch.inference_mode():
             if not len(hidden):
-                # A step that samples nothing, within a long prompt, need not read the head's weights for its padding.
+                # A step that samples nothing, within a long prompt, need not read the head's
+                # weights for its padding.
                 return hidden.new_empty(0, self.vocab_size) if out is None else out
             padding = max(0, self._least_rows - len(hidden))
-            logits: Tensor = self._head(inputs_embeds=F.pad(hidden, (0, 0, 0, padding))[None]).logits[0]
+            logits: Tensor = self._head(
+                inputs_embeds=F.pad(hidden, (0, 0, 0, padding))[None]
+            ).logits[0]
         return logits[: len(hidden)] if out is None else out.copy_(logits[: len(hidden)])
 
     def rehearse(self, batch: Batch, pages: Pages, paged: PagedAttention) -> None:
         """Go through `forward` without any data: nothing is computed, and nothing changes.
 
         Raises:
-            RuntimeError: it depends on data (routing that loops over experts does), so it could not be captured.
+            RuntimeError: it depends on data (routing that loops over experts does), so it could not
+                be captured.
         """
         # Some modules keep what they compute, and must not keep what has no data.
         kept = [(module, _copied(vars(module))) for module in self._model.modules()]
@@ -235,10 +255,16 @@ class CausalModel:
                 vars(module).update(attributes)
 
     def _inputs(self, batch: Batch) -> Tensor:
-        """The embeddings of a batch [T, C]: tokens by look-up (with the model's own scale), rows by copy."""
+        """The embeddings of a batch [T, C].
+
+        Tokens by look-up (with the model's own scale), rows by copy.
+        """
         embeds: Tensor = self._embed(batch.token_ids)
         if len(batch.row_index):
-            if batch.row_values.dtype != self.dtype or batch.row_values.shape[1] != self.hidden_size:
+            if (
+                batch.row_values.dtype != self.dtype
+                or batch.row_values.shape[1] != self.hidden_size
+            ):
                 raise EngineError(
                     f"rows are {batch.row_values.dtype} of {batch.row_values.shape[1]} elements; "
                     f"the model takes {self.dtype} of {self.hidden_size}"
@@ -255,7 +281,10 @@ class _EmbeddingStub(nn.Module):
 
 
 def _head_of(model: Any) -> Any:
-    """`model` without its body: hidden states to logits, with all that its family does to them (soft caps, scales)."""
+    """`model` without its body.
+
+    Hidden states to logits, with all that its family does to them (soft caps, scales).
+    """
     head = copy.copy(model)
     head._modules = {**model._modules, model.base_model_prefix: _EmbeddingStub()}
     return head
@@ -264,7 +293,8 @@ def _head_of(model: Any) -> Any:
 def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
     """A module's attributes, with its dictionaries of parameters, buffers and modules."""
     return {
-        name: copy.copy(value) if isinstance(value, dict) else value for name, value in attributes.items()
+        name: copy.copy(value) if isinstance(value, dict) else value
+        for name, value in attributes.items()
     }
 
 

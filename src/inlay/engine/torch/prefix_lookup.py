@@ -11,7 +11,10 @@ from inlay.prompt import split_point
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """Cached pages with which a sequence can go on up to page index `stop`: in each group the last before it that are needed."""
+    """Cached pages with which a sequence can go on up to page index `stop`.
+
+    In each group the last before it that are needed.
+    """
 
     stop: int
     pages: list[list[int]]
@@ -32,7 +35,8 @@ class PrefixLookup:
     def hits(self, sequence: Sequence) -> Hits | None:
         """Cached pages with which `sequence` can go on from where it is, as far as that goes.
 
-        They never reach a position that must be computed to give logits, and never end inside an atomic segment.
+        They never reach a position that must be computed to give logits, and never end inside an
+        atomic segment.
         """
         size = self._bounds.page_size
         if sequence.num_computed_tokens % size:
@@ -42,16 +46,20 @@ class PrefixLookup:
         if stop <= first:
             return None
         starts = (
-            max(first, self._bounds.first_page(group, stop * size)) for group in range(len(sequence.pages))
+            max(first, self._bounds.first_page(group, stop * size))
+            for group in range(len(sequence.pages))
         )
-        found = [self.found(sequence, group, range(start, stop)) for group, start in enumerate(starts)]
+        found = [
+            self.found(sequence, group, range(start, stop)) for group, start in enumerate(starts)
+        ]
         return Hits(stop, found)
 
     def _cached_until(self, sequence: Sequence, first: int, stop: int) -> int:
         """The last page index up to `stop` from which `sequence` could go on if it took what is cached from `first` on.
 
-        A group without a window needs every page before that index. One with a window needs the last few: if the earliest
-        of them is missing at index i, none of those that need it will do, and i is the next to try.
+        A group without a window needs every page before that index. One with a window needs the
+        last few: if the earliest of them is missing at index i, none of those that need it will do,
+        and i is the next to try.
         """
         size = self._bounds.page_size
         for group, window in enumerate(self._bounds.windows):

@@ -1,7 +1,9 @@
-"""How likely a prompt's own tokens are: told chunk by chunk as the prompt is computed, never held for all of it.
+"""How likely a prompt's own tokens are.
 
-The logits of a position say what the next one may be, so position p of a prompt is scored by the hidden state of p - 1.
-Shapes: N positions, C hidden size, V vocabulary, K alternatives.
+Told chunk by chunk as the prompt is computed, never held for all of it.
+
+The logits of a position say what the next one may be, so position p of a prompt is scored by the
+hidden state of p - 1. Shapes: N positions, C hidden size, V vocabulary, K alternatives.
 """
 
 from collections.abc import Sequence
@@ -17,7 +19,10 @@ from inlay.engine.torch.transfers import Download, upload
 from inlay.request import PromptLogprobs
 
 MAX_LOGITS = 2**24
-"""Logits made at a time, 64 MiB of float32: a long chunk of a prompt is scored in pieces of so many."""
+"""Logits made at a time, 64 MiB of float32.
+
+A long chunk of a prompt is scored in pieces of so many.
+"""
 
 
 class Scored:
@@ -52,7 +57,9 @@ def score(
         By span.
     """
     found: dict[ScheduledChunk, Scored] = {}
-    for span, offset in zip(spans, accumulate((span.count for span in spans), initial=0), strict=False):
+    for span, offset in zip(
+        spans, accumulate((span.count for span in spans), initial=0), strict=False
+    ):
         sequence = span.sequence
         first = max(sequence.scored, span.start + 1)
         ids = sequence.prompt_token_ids[first : span.start + span.count + 1]
@@ -67,7 +74,9 @@ def _scored(model: CausalModel, hidden: Tensor, ids: Sequence[int], first: int, 
     rows = max(1, MAX_LOGITS // model.vocab_size)
     targets = upload(torch.tensor(ids), hidden.device)
     pieces = [
-        _piece(model.logits(hidden[start : start + rows]).float(), targets[start : start + rows], top)
+        _piece(
+            model.logits(hidden[start : start + rows]).float(), targets[start : start + rows], top
+        )
         for start in range(0, len(ids), rows)
     ]
     return Scored(first, pieces)
@@ -82,7 +91,12 @@ def _piece(logits_NV: Tensor, targets_N: Tensor, top: int) -> tuple[Tensor, Tens
     if top:
         orderly_NV = logits_NV.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
         ids_NK = torch.cat((ids_NK, ranked(orderly_NV, min(top, logits_NV.shape[1]))), dim=1)
-    return good_N, ids_NK.to(torch.int32), logits_NV.gather(1, ids_NK) - total_N1, ranks_N.to(torch.int32)
+    return (
+        good_N,
+        ids_NK.to(torch.int32),
+        logits_NV.gather(1, ids_NK) - total_N1,
+        ranks_N.to(torch.int32),
+    )
 
 
 __all__ = ["score"]

@@ -1,22 +1,27 @@
-"""Who is computed in the next step, and with whose pages. Pure Python: no tensors, no clock, no threads.
+"""Who is computed in the next step, and with whose pages.
 
-There is no prefill and no decode: a sequence has `remaining` positions to compute before its next token can be chosen,
-one for a sequence that decodes, many for one that is new or was preempted. A step has one budget of positions. It goes
+Pure Python: no tensors, no clock, no threads.
 
-1. to whoever was passed over `MAX_STARVED_STEPS` steps in a row, one of each client, so that nobody waits
-   for ever;
-2. to every running sequence with one position remaining, so that streams flow whatever else arrives;
-3. to the others, the rest in equal parts for their clients: half of a part to the first in order, so
-   that a long prompt ends in bounded time, and half to those with the fewest positions remaining, so that
-   a short prompt does not wait for a long one.
+There is no prefill and no decode: a sequence has `remaining` positions to compute before its next
+token can be chosen, one for a sequence that decodes, many for one that is new or was preempted. A
+step has one budget of positions. It goes
 
-Order is (priority, arrival). The scheme of computed positions that catch up with known ones is vLLM's. Places
-and pages are shared among clients, as `inlay.engine.torch.fairness` says: who is beyond its share is
-preempted first.
+1. to whoever was passed over `MAX_STARVED_STEPS` steps in a row, one of each client, so that nobody
+   waits for ever;
+2. to every running sequence with one position remaining, so that streams flow whatever else
+   arrives;
+3. to the others, the rest in equal parts for their clients: half of a part to the first in order,
+   so that a long prompt ends in bounded time, and half to those with the fewest positions
+   remaining, so that a short prompt does not wait for a long one.
 
-A plan may be made before the results of the last are read. Then a sequence may have one position more than is known of it,
-that of the token which the last plan chose. Until its results are read a span is unread: its pages have no digests, and its
-sequence is not preempted; pages that it was written to are scrubbed if its sequence ends meanwhile.
+Order is (priority, arrival). The scheme of computed positions that catch up with known ones is
+vLLM's. Places and pages are shared among clients, as `inlay.engine.torch.fairness` says: who is
+beyond its share is preempted first.
+
+A plan may be made before the results of the last are read. Then a sequence may have one position
+more than is known of it, that of the token which the last plan chose. Until its results are read a
+span is unread: its pages have no digests, and its sequence is not preempted; pages that it was
+written to are scrubbed if its sequence ends meanwhile.
 """
 
 from bisect import insort
@@ -61,7 +66,10 @@ class SchedulerOutput:
 
 @dataclass(slots=True)
 class _Draft:
-    """A plan in the making: the budget left, adapters that rest, the spans so far, and who was preempted on the way."""
+    """A plan in the making.
+
+    The budget left, adapters that rest, the spans so far, and who was preempted on the way.
+    """
 
     left: int
     resting: frozenset[str]
@@ -74,7 +82,9 @@ class _Draft:
 
 
 class Scheduler:
-    """Sequences, and the pages they hold. `schedule`, run the plan, `commit` or `condemn`; `finish` whoever ended.
+    """Sequences, and the pages they hold.
+
+    `schedule`, run the plan, `commit` or `condemn`; `finish` whoever ended.
 
     Attributes:
         table: who holds which pages; changed by the scheduler alone, but for scrubbing.
@@ -82,7 +92,8 @@ class Scheduler:
         running: sequences that hold pages or may take them, in order.
         waiting: the others, in order.
         preemptions: how often a sequence lost its pages.
-        blocked: somebody must lose pages for the next plan to be what it should be, and has unread spans.
+        blocked: somebody must lose pages for the next plan to be what it should be, and has unread
+            spans.
     """
 
     def __init__(
@@ -126,7 +137,10 @@ class Scheduler:
         insort(self.waiting, sequence, key=_by_order)
 
     def schedule(self) -> SchedulerOutput:
-        """The next step. Its spans have their pages and are unread; it is empty only when no sequence has anything but unread spans."""
+        """The next step. Its spans have their pages and are unread.
+
+        It is empty only when no sequence has anything but unread spans.
+        """
         self.blocked = False
         self._page_shares = None
         self._start_waiting()
@@ -144,11 +158,16 @@ class Scheduler:
         return SchedulerOutput(tuple(draft.chunks.values()))
 
     def retract(self, span: ScheduledChunk) -> None:
-        """Nothing is chosen from `span`, the last that was planned of its sequence: its last position is computed again."""
+        """Nothing is chosen from `span`, the last that was planned of its sequence.
+
+        Its last position is computed again.
+        """
         span.sequence.num_computed_tokens -= 1
 
     def commit(self, span: ScheduledChunk, *, retracted: bool = False) -> None:
-        """The keys and values of `span`, the first unread of its sequence, are good: name the pages it filled.
+        """The keys and values of `span`, the first unread of its sequence, are good.
+
+        Name the pages it filled.
 
         Args:
             span: of a plan.
@@ -176,17 +195,25 @@ class Scheduler:
         sequence.num_verified_pages = max(0, end - 1)
 
     def invalidate(self, span: ScheduledChunk) -> None:
-        """What came out of `span` is not finite: its pages are scrubbed before anyone else has them. Not committed; its sequence is finished next."""
+        """What came out of `span` is not finite.
+
+        Its pages are scrubbed before anyone else has them. Not committed; its sequence is finished
+        next.
+        """
         sequence, written = span.sequence, span.start // self.bounds.page_size
         for group, run in enumerate(sequence.pages):
             self.table.invalidate(run.since(written), keep_verified=False)
-            # What it computed and a window has passed before finite logits came is known by its digests only.
+            # What it computed and a window has passed before finite logits came is known by its
+            # digests only.
             passed = range(max(sequence.num_verified_pages, sequence.num_cached_pages), run.first)
             self.table.invalidate(self._lookup.found(sequence, group, passed), keep_verified=True)
             self.table.invalidate(run.pages[: written - run.first], keep_verified=True)
 
     def finish(self, sequence: Sequence) -> None:
-        """`sequence` has ended, for whatever reason: its pages are free, or idle in the cache, at once."""
+        """`sequence` has ended, for whatever reason.
+
+        Its pages are free, or idle in the cache, at once.
+        """
         self._clients[sequence.client] -= 1
         if not self._clients[sequence.client]:
             del self._clients[sequence.client]
@@ -213,16 +240,20 @@ class Scheduler:
             if self._is_being_computed(sequence, cached):
                 continue
             found = () if hits is None else tuple(chain.from_iterable(hits.pages))
-            pages = Pages(found, self.bounds.pages_missing(cached * self.bounds.page_size, sequence.length))
+            pages = Pages(
+                found, self.bounds.pages_missing(cached * self.bounds.page_size, sequence.length)
+            )
             if kept_for and self._shares_of_pages().excess(sequence, pages) > 0:
                 continue
-            missing = pages.lacking + self.table.num_unreferenced(found) + promised - self.table.available
+            missing = (
+                pages.lacking + self.table.num_unreferenced(found) + promised - self.table.available
+            )
             # Alone it fits, if need be by smaller chunks.
             if full or (self.running and missing > 0):
                 if not self._preempt_for(sequence, pages, missing):
                     pass_over(sequence)
-                    # Others may start before it for a while; then the pages that come free are kept for
-                    # it, but for clients within their share.
+                    # Others may start before it for a while; then the pages that come free are kept
+                    # for it, but for clients within their share.
                     if sequence.starved_steps >= MAX_STARVED_STEPS:
                         kept_for.add(sequence.client)
                     continue
@@ -263,7 +294,10 @@ class Scheduler:
         return self._shares_of_places(self.running).yielding(sequence, Pages())
 
     def _preempt_for(self, sequence: Sequence, pages: Pages, missing: int) -> bool:
-        """Preempt others until a waiting sequence has a place and `missing` pages; False if none can be."""
+        """Preempt others until a waiting sequence has a place and `missing` pages.
+
+        False if none can be.
+        """
         full = len(self.running) >= self.bounds.max_num_seqs
         chosen = self._yielding_places(sequence)[:1] if full else []
         if missing > self._gain(chosen):
@@ -282,7 +316,11 @@ class Scheduler:
         return promised + self.table.num_exclusive(run for one in sequences for run in one.pages)
 
     def _preempt(self, sequence: Sequence) -> bool:
-        """Take the pages away; what was computed of full pages stays in the cache while there is room. Not while some are unread."""
+        """Take the pages away.
+
+        What was computed of full pages stays in the cache while there is room. Not while some are
+        unread.
+        """
         if sequence in self._unread:
             self.blocked = True
             return False
@@ -309,7 +347,10 @@ class Scheduler:
         for digest in self._uncomputed_digests(sequence):
             self._drop_computing(digest, sequence)
         for span in self._unread.pop(sequence, ()):
-            first, end = span.start // self.bounds.page_size, self.bounds.pages_for(span.start + span.count)
+            first, end = (
+                span.start // self.bounds.page_size,
+                self.bounds.pages_for(span.start + span.count),
+            )
             for run in sequence.pages:
                 self.table.invalidate(run.since(first, end), keep_verified=False)
         self.table.release(sequence.pages)
@@ -321,7 +362,10 @@ class Scheduler:
         )
 
     def _free_passed_pages(self, sequence: Sequence, computed: int) -> None:
-        """Positions up to `computed` are, and are read: pages that windows have passed are free, or idle in the cache."""
+        """Positions up to `computed` are, and are read.
+
+        Pages that windows have passed are free, or idle in the cache.
+        """
         for group, run in enumerate(sequence.pages):
             self.table.advance(run, self.bounds.first_page(group, computed))
 
@@ -401,7 +445,9 @@ class Scheduler:
 
     def _schedule_starved(self, draft: _Draft) -> None:
         """Plan a part of each client's longest passed-over sequence, if that is too long."""
-        overdue = [sequence for sequence in self.running if sequence.starved_steps >= MAX_STARVED_STEPS]
+        overdue = [
+            sequence for sequence in self.running if sequence.starved_steps >= MAX_STARVED_STEPS
+        ]
         overdue.sort(key=lambda sequence: (-sequence.starved_steps, sequence.order))
         planned: set[str | None] = set()
         for sequence in overdue:
@@ -418,7 +464,9 @@ class Scheduler:
             if sequence.num_pending_tokens and draft.lacks(sequence):
                 lines.setdefault((sequence.order[0], sequence.client), []).append(sequence)
         clients = Counter(priority for priority, _ in lines)
-        order = sorted(lines, key=lambda key: (key[0], sum(one.num_pending_tokens for one in lines[key])))
+        order = sorted(
+            lines, key=lambda key: (key[0], sum(one.num_pending_tokens for one in lines[key]))
+        )
         for key in order:
             self._plan_line(draft, lines[key], -(-draft.left // clients[key[0]]))
             clients[key[0]] -= 1
@@ -443,9 +491,12 @@ class Scheduler:
                 self._schedule(draft, sequence, count)
 
     def _chunk(self, sequence: Sequence, want: int, limit: int) -> int:
-        """How many positions of `sequence` to compute: `want` of them if they end where it may be split.
+        """How many positions of `sequence` to compute.
 
-        Else fewer; or, where an atomic segment comes first, all of it if that is within `limit`, else 0.
+        `want` of them if they end where it may be split.
+
+        Else fewer; or, where an atomic segment comes first, all of it if that is within `limit`,
+        else 0.
         """
         start = sequence.num_computed_tokens
         want = min(want, limit, sequence.num_pending_tokens)
@@ -470,7 +521,9 @@ class Scheduler:
         if not count or not self.table.grow(sequence.pages, missing):
             return
         draft.left -= count
-        draft.chunks[sequence] = ScheduledChunk(sequence, start, count, count == sequence.num_pending_tokens)
+        draft.chunks[sequence] = ScheduledChunk(
+            sequence, start, count, count == sequence.num_pending_tokens
+        )
 
     def _make_room(self, draft: _Draft, sequence: Sequence, missing: int) -> None:
         """Preempt those that come after `sequence` and are not planned, last first, until `missing` pages are available."""

@@ -1,4 +1,7 @@
-"""One request under way: its output, its pages, and how far it has been computed. Counters, no states."""
+"""One request under way: its output, its pages, and how far it has been computed.
+
+Counters, no states.
+"""
 
 import time
 from collections.abc import Iterator
@@ -9,7 +12,15 @@ from inlay.engine.torch.grammar.state import GrammarState
 from inlay.engine.torch.lora import BASE
 from inlay.errors import ErrorFrame, InlayError
 from inlay.prompt import Prompt, Segment, Tokens
-from inlay.request import FinishReason, Output, PromptLogprobs, Request, Sampling, TokenLogprobs, Usage
+from inlay.request import (
+    FinishReason,
+    Output,
+    PromptLogprobs,
+    Request,
+    Sampling,
+    TokenLogprobs,
+    Usage,
+)
 
 
 class Sequence:
@@ -20,8 +31,10 @@ class Sequence:
         prompt: the request's.
         output: ids so far, those of earlier attempts included.
         prompt_token_ids: ids of the prompt's token positions: what penalties may see.
-        pages: a run of pages in each page group, all with the same end; `PageTable` alone changes them.
-        computed: positions whose keys and values are, or were, in the pages, or will be when what is launched has run.
+        pages: a run of pages in each page group, all with the same end; `PageTable` alone changes
+            them.
+        computed: positions whose keys and values are, or were, in the pages, or will be when what
+            is launched has run.
         pending: whether its next token is chosen on the device and not read yet.
         proven: page index up to which finite logits have come from the pages.
         taken: page index up to which it found pages in the cache since it started.
@@ -81,7 +94,8 @@ class Sequence:
         Args:
             request: what was asked.
             arrival: counts up.
-            chain: empty, rooted where the request's adapter and salt say; None when nothing of it may be cached.
+            chain: empty, rooted where the request's adapter and salt say; None when nothing of it
+                may be cached.
             expires: when it must have ended.
             page_groups: how many there are.
             grammar: has read the earlier output.
@@ -150,11 +164,17 @@ class Sequence:
 
     @property
     def max_cacheable(self) -> int:
-        """Positions at the front that need not be computed where their keys and values are cached: no logits of them are wanted."""
+        """Positions at the front that need not be computed where their keys and values are cached.
+
+        No logits of them are wanted.
+        """
         return (self.length if self.scored >= self._prompt_length else self.scored) - 1
 
     def segments(self, start: int, stop: int) -> Iterator[tuple[int, Segment]]:
-        """(first position, part) of each segment between positions `start` and `stop`; output comes as tokens, if not pending."""
+        """(first position, part) of each segment between positions `start` and `stop`.
+
+        Output comes as tokens, if not pending.
+        """
         base = self._prompt_length
         if start < base:
             yield from self.prompt.spans(start, min(stop, base))
@@ -163,7 +183,10 @@ class Sequence:
             yield low, Tokens(tuple(self.output[low - base : stop - base]))
 
     def page_digest(self, index: int, page_size: int) -> bytes | None:
-        """The digest of everything up to the end of page `index`; None when that is not known yet, or never cached."""
+        """The digest of everything up to the end of page `index`.
+
+        None when that is not known yet, or never cached.
+        """
         if self._chain is None:
             return None
         block = (index + 1) * (page_size // BLOCK_SIZE) - 1
@@ -191,7 +214,9 @@ class Sequence:
         sampling = self.request.sampling
         if self.output:
             last = self.output[-1]
-            if last in sampling.stop_token_ids or (not sampling.ignore_eos and last in eos_token_ids):
+            if last in sampling.stop_token_ids or (
+                not sampling.ignore_eos and last in eos_token_ids
+            ):
                 return "stop"
         over = len(self.output) >= sampling.max_tokens and self.scored >= self._prompt_length
         return "length" if over else None

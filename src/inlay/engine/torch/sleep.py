@@ -1,8 +1,9 @@
 """What is left of an engine while it sleeps, and how it comes back.
 
-On a CPU nothing is left: packed weights are read and packed again from the checkpoint, which the system may still have in its
-cache. On a GPU, at level 1, weights lie in pinned memory of the host, and every tensor of the model stays where it is with its
-storage emptied, so that what shares memory shares it again; at level 2 they are read from the checkpoint.
+On a CPU nothing is left: packed weights are read and packed again from the checkpoint, which the
+system may still have in its cache. On a GPU, at level 1, weights lie in pinned memory of the host,
+and every tensor of the model stays where it is with its storage emptied, so that what shares memory
+shares it again; at level 2 they are read from the checkpoint.
 """
 
 import ctypes
@@ -41,7 +42,10 @@ class SleepState:
         self._awake: set[str] = set()
 
     def offload(self, models: list[CausalModel | None], level: int) -> None:
-        """Give back the memory of the model in `models`, if any, which nobody else may hold; the list is emptied. Blocks."""
+        """Give back the memory of the model in `models`, if any, which nobody else may hold.
+
+        The list is emptied. Blocks.
+        """
         self._model, self._host_copy = None, None
         self._awake.clear()
         model = models.pop()
@@ -61,7 +65,8 @@ class SleepState:
         """
         if "weights" in tags and self._model is None:
             self._model = self._back()
-            # What loading took for a while; the system's allocator keeps it, as sleeping has freed blocks as large.
+            # What loading took for a while; the system's allocator keeps it, as sleeping has freed
+            # blocks as large.
             give_back()
         self._awake.update(tags)
         return self._awake.issuperset(TAGS)
@@ -110,7 +115,8 @@ def _bytes(storage: torch.UntypedStorage) -> Tensor:
 def storages(root: object, device: torch.device) -> list[torch.UntypedStorage]:
     """The storages on `device` of every tensor that can be reached from `root`, each once.
 
-    Looked through are modules, containers, and objects of inlay's own: parts of a model may be held by what is no module.
+    Looked through are modules, containers, and objects of inlay's own: parts of a model may be held
+    by what is no module.
     """
     found: dict[int, torch.UntypedStorage] = {}
     seen: set[int] = set()

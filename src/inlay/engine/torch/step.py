@@ -1,4 +1,7 @@
-"""The whole engine but its thread: works go in, `step` computes what the scheduler chose, outputs come out."""
+"""The whole engine but its thread.
+
+Works go in, `step` computes what the scheduler chose, outputs come out.
+"""
 
 import logging
 from collections.abc import Sequence as Run
@@ -73,7 +76,9 @@ class Core:
         self.model = model
         # Graphs need a page of their own.
         self.pages = model.new_pages(bounds.num_pages + (capture is not None), bounds.page_size)
-        self.graphs = None if capture is None else DecodeGraphs.of(model, self.pages, bounds, capture)
+        self.graphs = (
+            None if capture is None else DecodeGraphs.of(model, self.pages, bounds, capture)
+        )
         if events is not None:
             events.begin(bounds.windows)
         self.scheduler = Scheduler(
@@ -109,7 +114,9 @@ class Core:
     def admit(
         self, request: Request, expires: float | None = None, grammar: GrammarState | None = None
     ) -> list[Output]:
-        """Take a request that `Admission.check` has passed. Raises `NotFoundError` when its adapter has gone since.
+        """Take a request that `Admission.check` has passed.
+
+        Raises `NotFoundError` when its adapter has gone since.
 
         Args:
             request: what to generate.
@@ -147,7 +154,10 @@ class Core:
         return []
 
     def abort(self, request_id: str) -> list[Output]:
-        """End a request now, its pages free before the next step; nothing when it is not under way."""
+        """End a request now, its pages free before the next step.
+
+        Nothing when it is not under way.
+        """
         sequence = self._sequences.get(request_id)
         return [] if sequence is None else [self._end(sequence, "abort")]
 
@@ -156,7 +166,10 @@ class Core:
         return [self._end(sequence, "abort") for sequence in tuple(self._sequences.values())]
 
     def fail_all(self, error: InlayError) -> list[Output]:
-        """Tell every request that the engine is broken. Nothing else may be asked of it afterwards."""
+        """Tell every request that the engine is broken.
+
+        Nothing else may be asked of it afterwards.
+        """
         outputs = [sequence.make_output(error=error) for sequence in self._sequences.values()]
         self._sequences.clear()
         return outputs
@@ -177,13 +190,17 @@ class Core:
 
     @torch.inference_mode()
     def step(self) -> list[Output]:
-        """Launch a step and read the results of one: with overlap, of the step before. Nothing happens when there are no requests.
+        """Launch a step and read the results of one: with overlap, of the step before.
 
-        The device computes a step while the host reads the last, and its model is launched before that: what the last step
-        chose is taken from the device. The next tokens are chosen after it, so that they may depend on all tokens before.
+        Nothing happens when there are no requests.
+
+        The device computes a step while the host reads the last, and its model is launched before
+        that: what the last step chose is taken from the device. The next tokens are chosen after
+        it, so that they may depend on all tokens before.
 
         Raises:
-            Exception: what the model raised; nothing but `fail_all` may be asked of the core afterwards.
+            Exception: what the model raised; nothing but `fail_all` may be asked of the core
+                afterwards.
         """
         before, self._in_flight = self._in_flight, None
         if not self._sequences:
@@ -201,7 +218,10 @@ class Core:
         return outputs
 
     def remove_adapter(self, name: str) -> None:
-        """Let go of an adapter. Raises `EngineError` while a request uses it, `NotFoundError` when it is not there."""
+        """Let go of an adapter.
+
+        Raises `EngineError` while a request uses it, `NotFoundError` when it is not there.
+        """
         if any(sequence.request.adapter == name for sequence in self._sequences.values()):
             raise EngineError(f"the adapter {name!r} is in use")
         self.adapters.remove(name)
@@ -228,7 +248,10 @@ class Core:
         )
 
     def _launch(self, before: InFlightStep | None) -> InFlightStep | None:
-        """Have the next plan computed; None when there is nothing to compute before the results of `before` are read."""
+        """Have the next plan computed.
+
+        None when there is nothing to compute before the results of `before` are read.
+        """
         dirty = self.scheduler.table.take_dirty()
         if dirty:
             self.pages.scrub(dirty)
@@ -246,7 +269,9 @@ class Core:
         self._progress += sum(span.count for span in spans)
         return InFlightStep(spans, hidden, logits, prompt_logprobs.score(self.model, hidden, spans))
 
-    def _forward(self, spans: Run[ScheduledChunk], before: InFlightStep | None) -> tuple[Tensor, Tensor]:
+    def _forward(
+        self, spans: Run[ScheduledChunk], before: InFlightStep | None
+    ) -> tuple[Tensor, Tensor]:
         """All hidden states of a plan, and the logits of what it samples."""
         batch = Batch.of(spans, self.bounds.page_size)
         pending = [span.sequence for span in spans if span.sequence.has_pending_token]
@@ -270,18 +295,24 @@ class Core:
                 if error is not None:
                     flight.failures[span] = error
                 else:
-                    # Whoever waits for its mask computes its last position again, for logits to choose from.
+                    # Whoever waits for its mask computes its last position again, for logits to
+                    # choose from.
                     flight.retracted.add(span)
                     self.scheduler.retract(span)
         going = [span for span in going if span.sequence not in late]
         logits = flight.logits
         if len(going) < len(flight.sampling):
             rows = {span: row for row, span in enumerate(flight.sampling)}
-            logits = logits[upload(torch.tensor([rows[span] for span in going]).long(), logits.device)]
+            logits = logits[
+                upload(torch.tensor([rows[span] for span in going]).long(), logits.device)
+            ]
         self._draw(flight, logits, going)
 
     def _draw(self, flight: InFlightStep, logits: Tensor, spans: Run[ScheduledChunk]) -> None:
-        """Choose for each span, or note why that cannot be: one request's settings must not fail its neighbours."""
+        """Choose for each span, or note why that cannot be.
+
+        One request's settings must not fail its neighbours.
+        """
         if not spans:
             return
         try:
@@ -290,7 +321,8 @@ class Core:
         except Exception:
             log.exception("sampling %d works together failed; trying them one by one", len(spans))
         for row, span in enumerate(spans):
-            # What the sampler keeps of a request can be made again from its output, and may be half changed.
+            # What the sampler keeps of a request can be made again from its output, and may be half
+            # changed.
             self.sampler.forget(span.sequence)
             try:
                 flight.choose([span], self.sampler.draw(logits[row : row + 1], [span.sequence]))
@@ -300,8 +332,13 @@ class Core:
                 flight.failures[span] = EngineError(message)
 
     def _collect(self, flight: InFlightStep) -> list[Output]:
-        """Read a step: commit what is good, end what is not, tell the rest. Who ended meanwhile is passed over."""
-        outcomes = [(span, of) for span, of in flight.read().items() if self._is_live(span.sequence)]
+        """Read a step: commit what is good, end what is not, tell the rest.
+
+        Who ended meanwhile is passed over.
+        """
+        outcomes = [
+            (span, of) for span, of in flight.read().items() if self._is_live(span.sequence)
+        ]
         for span, outcome in outcomes:
             if outcome.good:
                 self.scheduler.commit(span, retracted=span in flight.retracted)
@@ -340,7 +377,10 @@ class Core:
         return self._end(span.sequence, error=error)
 
     def _take(self, sequence: Sequence, choice: SampledToken | InlayError) -> Output:
-        """The outcome of a step for one request: its next token and perhaps its end, or its failure."""
+        """The outcome of a step for one request.
+
+        Its next token and perhaps its end, or its failure.
+        """
         if isinstance(choice, InlayError):
             return self._end(sequence, error=choice)
         if len(sequence.output) == len(sequence.request.prior_output):
@@ -361,7 +401,11 @@ class Core:
         )
 
     def _end(
-        self, sequence: Sequence, reason: FinishReason | None = None, *, error: InlayError | None = None
+        self,
+        sequence: Sequence,
+        reason: FinishReason | None = None,
+        *,
+        error: InlayError | None = None,
     ) -> Output:
         self._drop(sequence)
         return sequence.make_output(finish_reason=reason, error=error)

@@ -1,4 +1,7 @@
-"""Copies between host and device that nobody waits for: to a GPU from pinned memory, and back into it."""
+"""Copies between host and device that nobody waits for.
+
+To a GPU from pinned memory, and back into it.
+"""
 
 import torch
 from torch import Tensor
@@ -12,7 +15,9 @@ def upload(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 class Download:
-    """Tensors on their way to the host. What becomes of their memory on the device does not matter any more.
+    """Tensors on their way to the host.
+
+    What becomes of their memory on the device does not matter any more.
 
     On a CPU they are there: then they must not be changed before they are read.
     """
@@ -25,7 +30,9 @@ class Download:
         self._tensors = tensors
         if tensors and tensors[0].device.type == "cuda":
             self._tensors = tuple(
-                torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+                torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(
+                    tensor, non_blocking=True
+                )
                 for tensor in tensors
             )
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]

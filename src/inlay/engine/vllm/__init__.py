@@ -1,1 +1,4 @@
-"""vLLM behind inlay's own protocol: text, ids, rows and mixtures through its asynchronous engine, guarded against what would harm it."""
+"""vLLM behind inlay's own protocol.
+
+Text, ids, rows and mixtures through its asynchronous engine, guarded against what would harm it.
+"""

@@ -14,8 +14,8 @@ from inlay.request import Request
 class VllmAdapters:
     """vLLM's requests for adapters by the name clients use.
 
-    vLLM keys its prefix cache by an adapter's own name and path: it is given the content's digest for a name, so that other
-    weights under an old name never meet what was cached for those before.
+    vLLM keys its prefix cache by an adapter's own name and path: it is given the content's digest
+    for a name, so that other weights under an old name never meet what was cached for those before.
     """
 
     def __init__(self) -> None:
@@ -30,9 +30,14 @@ class VllmAdapters:
         return None if request.adapter is None else self._by_name[request.adapter]
 
     def request(self, adapter: Adapter, directory: str, lora: Any) -> Any:
-        """A request for an adapter that is to be loaded. Raises `InvalidRequestError` where vLLM has no room for any."""
+        """A request for an adapter that is to be loaded.
+
+        Raises `InvalidRequestError` where vLLM has no room for any.
+        """
         if lora is None:
-            raise InvalidRequestError("the engine has no room for adapters: start it with --enable-lora")
+            raise InvalidRequestError(
+                "the engine has no room for adapters: start it with --enable-lora"
+            )
         if adapter.rank > lora.max_lora_rank:
             raise InvalidRequestError(
                 f"the adapter's rank is {adapter.rank}; --max-lora-rank is {lora.max_lora_rank}",
@@ -40,15 +45,19 @@ class VllmAdapters:
             )
         most = self.room(lora)
         if len(self._by_name) >= most:
-            raise InvalidRequestError(f"{most} adapters are loaded, and that is all there is room for")
-        return LoRARequest(lora_name=adapter.content_id, lora_int_id=next(self._numbers), lora_path=directory)
+            raise InvalidRequestError(
+                f"{most} adapters are loaded, and that is all there is room for"
+            )
+        return LoRARequest(
+            lora_name=adapter.content_id, lora_int_id=next(self._numbers), lora_path=directory
+        )
 
     @staticmethod
     def room(lora: Any) -> int:
         """Adapters that may be loaded at a time.
 
-        On a CPU vLLM 0.32 computes requests that are for no adapter with whatever is in the last slot (its torch operators
-        take their index, -1, for the last), so that one stays empty.
+        On a CPU vLLM 0.32 computes requests that are for no adapter with whatever is in the last
+        slot (its torch operators take their index, -1, for the last), so that one stays empty.
         """
         most: int = lora.max_cpu_loras or lora.max_loras
         return min(most, lora.max_loras - 1) if current_platform.is_cpu() else most

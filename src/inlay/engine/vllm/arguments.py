@@ -67,7 +67,9 @@ def engine_args(settings: EngineSettings, directory: Path) -> Any:
     given = settings.engine_arguments
     flags = {word.partition("=")[0] for word in given if word.startswith("--")}
     for name in _named_twice(own, flags):
-        raise InvalidRequestError(f"{name} is given to inlay and, after --, to vLLM; give it to one of them")
+        raise InvalidRequestError(
+            f"{name} is given to inlay and, after --, to vLLM; give it to one of them"
+        )
     parser = AsyncEngineArgs.add_cli_args(_Parser(prog="vllm", add_help=False, exit_on_error=False))
     try:
         parsed = parser.parse_args([*own, *given])
@@ -103,7 +105,8 @@ def _with_inlay_names(settings: EngineSettings, directory: Path) -> Iterator[str
             yield _flag(name) if getattr(settings, name) else _flag(f"no_{name}")
     if settings.enable_lora:
         rank = next(rank for rank in _RANKS if rank >= settings.max_lora_rank)
-        # One more than are served, so that one can take another's place. On a CPU one more still: see `Adapters.room`.
+        # One more than are served, so that one can take another's place. On a CPU one more still:
+        # see `Adapters.room`.
         slots = settings.cpu_loras + 1
         in_batch = slots + 1 if current_platform.is_cpu() else settings.step_loras
         yield from ("--enable-lora", "--max-loras", str(in_batch), "--max-lora-rank", str(rank))

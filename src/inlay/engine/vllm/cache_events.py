@@ -26,10 +26,12 @@ Tell = Callable[[tuple[KvEvent, ...]], None]
 
 
 class VllmCacheEvents:
-    """What one vLLM says of its cache, in blocks of the routing chain. On the event loop but for `turn_on`.
+    """What one vLLM says of its cache, in blocks of the routing chain.
 
-    Where a user has vLLM publish its events they are read there; else vLLM is told to publish them to a socket that this user alone
-    may reach.
+    On the event loop but for `turn_on`.
+
+    Where a user has vLLM publish its events they are read there; else vLLM is told to publish them
+    to a socket that this user alone may reach.
     """
 
     def __init__(self, secret: Secret) -> None:
@@ -53,7 +55,8 @@ class VllmCacheEvents:
 
         Args:
             config: its `VllmConfig`, before it starts.
-            rank: of the engine among those that vLLM itself does not know of; each has ports of its own.
+            rank: of the engine among those that vLLM itself does not know of; each has ports of its
+                own.
 
         Raises:
             InvalidRequestError: it would have no port.
@@ -80,7 +83,9 @@ class VllmCacheEvents:
         self._reached = True
 
     def follow(self, llm: Any, card: ModelCard, tell: Tell) -> bool:
-        """From now on call `tell` with what changes; whether vLLM, as it was started, lets anybody know.
+        """From now on call `tell` with what changes.
+
+        Whether vLLM, as it was started, lets anybody know.
 
         Args:
             llm: vLLM's `AsyncLLM`, running.
@@ -114,7 +119,10 @@ class VllmCacheEvents:
         return "it publishes no events"
 
     def note(self, request: Request, given: Any) -> None:
-        """Remember the rows of a request before it is added; `given` is what vLLM is given for its prompt."""
+        """Remember the rows of a request before it is added.
+
+        `given` is what vLLM is given for its prompt.
+        """
         if self._chain is None or not request.prompt.has_rows:
             return
         prompt = request.prompt + Prompt.of(Tokens(request.prior_output))
@@ -160,12 +168,17 @@ class VllmCacheEvents:
 
 
 def _binds(endpoint: str) -> bool:
-    """Whether vLLM waits there for readers, and this process can be one; else it connects to a reader of its own."""
+    """Whether vLLM waits there for readers, and this process can be one.
+
+    Else it connects to a reader of its own.
+    """
     return "*" in endpoint or "::" in endpoint or endpoint.startswith("ipc://")
 
 
 def _arrive(
-    loop: asyncio.AbstractEventLoop, arrived: "asyncio.Queue[EventBatch | None]", batch: EventBatch | None
+    loop: asyncio.AbstractEventLoop,
+    arrived: "asyncio.Queue[EventBatch | None]",
+    batch: EventBatch | None,
 ) -> None:
     with suppress(RuntimeError):  # the loop is gone, and whoever listened
         loop.call_soon_threadsafe(arrived.put_nowait, batch)

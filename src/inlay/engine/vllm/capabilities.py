@@ -1,6 +1,9 @@
-"""What this engine makes of vLLM: the models whose prompts may be rows, and what is refused, by version. No vLLM here.
+"""What this engine makes of vLLM.
 
-What bare vLLM does with each is in `tests/engines/vllm/test_guards.py`, which shows it and that it cannot happen here.
+The models whose prompts may be rows, and what is refused, by version. No vLLM here.
+
+What bare vLLM does with each is in `tests/engines/vllm/test_guards.py`, which shows it and that it
+cannot happen here.
 """
 
 from inlay.card import Refusal
@@ -35,9 +38,7 @@ ADAPTED_TABLE = (
 )
 
 _NO_IDS = "rows have no token ids; vLLM itself ends when it is asked"
-_AFTER = (
-    "vLLM was given a reasoning parser of its own, which says for all requests alike where a grammar begins"
-)
+_AFTER = "vLLM was given a reasoning parser of its own, which says for all requests alike where a grammar begins"
 _HOT = "vLLM takes temperatures up to 2"
 _PRIOR_GRAMMAR = "vLLM would begin the grammar anew in the middle of the output"
 _PRIOR_PENALTIES = "vLLM would count the tokens of the other worker as the prompt's"
@@ -46,9 +47,7 @@ _LOOKED_UP_PENALTY = (
     "where nothing should be seen"
 )
 _MIXED_LOGPROBS = "vLLM's first model runner then gives others of the same step, who ask for logprobs, those of these ids and not their own"
-_UNKNOWN_THINKING = (
-    "the chat template shows no form of reasoning that is known; start vLLM with --reasoning-config after --"
-)
+_UNKNOWN_THINKING = "the chat template shows no form of reasoning that is known; start vLLM with --reasoning-config after --"
 
 NO_LEVEL_2 = (
     "level 2 forgets the weights, and vLLM serves on without them unless it is told to load them, and its adapters, again; level 1 "
@@ -63,10 +62,11 @@ def refusals(
     """What is refused.
 
     Args:
-        ids_are_looked_up: whether a token must stand in the place of a row: with vLLM's second model runner, which GPUs get, and
-            where it speculates.
+        ids_are_looked_up: whether a token must stand in the place of a row: with vLLM's second
+            model runner, which GPUs get, and where it speculates.
         own_reasoning: whether a user has said where vLLM's grammars begin.
-        mixes_logprobs: whether named ids of one request are told to others too, as by vLLM's first model runner.
+        mixes_logprobs: whether named ids of one request are told to others too, as by vLLM's first
+            model runner.
         counts_thinking: whether vLLM knows where thinking begins and ends.
     """
     always = (

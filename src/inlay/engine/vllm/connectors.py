@@ -1,6 +1,7 @@
 """`--connector`: short names for what vLLM's `--kv-transfer-config` says at length.
 
-The mapping is that of Dynamo's vLLM worker: https://github.com/ai-dynamo/dynamo, `components/src/dynamo/vllm/args.py`.
+The mapping is that of Dynamo's vLLM worker: https://github.com/ai-dynamo/dynamo,
+`components/src/dynamo/vllm/args.py`.
 """
 
 import json
@@ -31,7 +32,8 @@ def transfer_config(settings: EngineSettings) -> dict[str, Any] | None:
     """VLLM's KV transfer configuration, or None for none.
 
     Raises:
-        InvalidRequestError: it is said twice, is not a JSON object, or names connectors that do not go together.
+        InvalidRequestError: it is said twice, is not a JSON object, or names connectors that do not
+            go together.
     """
     names = settings.connector
     if settings.kv_transfer_config is not None:
@@ -47,7 +49,8 @@ def transfer_config(settings: EngineSettings) -> dict[str, Any] | None:
             ) from error
         if not isinstance(given, dict):
             raise InvalidRequestError(
-                f"--kv-transfer-config must be a JSON object, got {given!r}", param="kv_transfer_config"
+                f"--kv-transfer-config must be a JSON object, got {given!r}",
+                param="kv_transfer_config",
             )
         return given
     return expanded(names)
@@ -60,7 +63,9 @@ def expanded(names: Sequence[str]) -> dict[str, Any] | None:
         InvalidRequestError: they do not go together.
     """
     if len(set(names)) != len(names):
-        raise InvalidRequestError(f"--connector names one of {' '.join(names)} twice", param="connector")
+        raise InvalidRequestError(
+            f"--connector names one of {' '.join(names)} twice", param="connector"
+        )
     if "none" in names:
         if len(names) > 1:
             raise InvalidRequestError("--connector none stands alone", param="connector")
@@ -68,7 +73,8 @@ def expanded(names: Sequence[str]) -> dict[str, Any] | None:
     several = [name for name in names if name != "pd"]
     if "pd" in names and len(several) < 2:
         raise InvalidRequestError(
-            "--connector pd joins connectors: name it with two of lmcache, nixl, kvbm", param="connector"
+            "--connector pd joins connectors: name it with two of lmcache, nixl, kvbm",
+            param="connector",
         )
     if not several:
         return None
@@ -80,7 +86,10 @@ def expanded(names: Sequence[str]) -> dict[str, Any] | None:
             + " ".join(several),
             param="connector",
         )
-    return {**_PD, "kv_connector_extra_config": {"connectors": [CONNECTORS[name] for name in several]}}
+    return {
+        **_PD,
+        "kv_connector_extra_config": {"connectors": [CONNECTORS[name] for name in several]},
+    }
 
 
 __all__ = ["CONNECTORS", "expanded", "transfer_config"]

@@ -1,4 +1,7 @@
-"""The engine protocols over vLLM's asynchronous engine. Its core runs in processes of its own; this one only talks to it."""
+"""The engine protocols over vLLM's asynchronous engine.
+
+Its core runs in processes of its own; this one only talks to it.
+"""
 
 import asyncio
 import logging
@@ -19,7 +22,13 @@ from inlay.engine.vllm.loading import LoadedVllm, load
 from inlay.engine.vllm.prompts import input_of
 from inlay.engine.vllm.request_tracker import VllmRequestTracker
 from inlay.engine.vllm.sampling import params_of
-from inlay.errors import DeadlineExceededError, EngineError, InlayError, InvalidRequestError, OverloadedError
+from inlay.errors import (
+    DeadlineExceededError,
+    EngineError,
+    InlayError,
+    InvalidRequestError,
+    OverloadedError,
+)
 from inlay.prompt import Tokens
 from inlay.request import Emit, Request
 from inlay.routing import KvEvent
@@ -27,7 +36,10 @@ from inlay.routing import KvEvent
 log = logging.getLogger(__name__)
 
 EVENTS_SECONDS = 60.0
-"""What vLLM gets for the step with which it says that its cache is empty; a step of another may be long."""
+"""What vLLM gets for the step with which it says that its cache is empty.
+
+A step of another may be long.
+"""
 
 _T = TypeVar("_T")
 
@@ -74,7 +86,9 @@ class VllmEngine:
         self._failure = asyncio.get_running_loop().create_future()
         # It blocks for as long as the model takes to load.
         try:
-            loaded = await asyncio.to_thread(load, self._settings, self._secret, self._adapters, self._events)
+            loaded = await asyncio.to_thread(
+                load, self._settings, self._secret, self._adapters, self._events
+            )
         except BaseException:
             await self._events.close()
             raise
@@ -82,7 +96,8 @@ class VllmEngine:
         self._loaded = loaded
         try:
             await loaded.guard_against_nan()
-            # Some of what vLLM cannot do it finds out with the first token. Its reading of outputs begins here too.
+            # Some of what vLLM cannot do it finds out with the first token. Its reading of outputs
+            # begins here too.
             await self.probe()
         except InlayError as error:
             await self.close()
@@ -107,7 +122,10 @@ class VllmEngine:
             await shut_down(self._loaded.llm)
 
     def watch_blocks(self, tell: Callable[[tuple[KvEvent, ...]], None]) -> bool:
-        """From now on call `tell` with what vLLM says of its cache; False where it says nothing that can be heard."""
+        """From now on call `tell` with what vLLM says of its cache.
+
+        False where it says nothing that can be heard.
+        """
         loaded = self._running
         return self._events.follow(loaded.llm, loaded.card, tell)
 
@@ -129,7 +147,9 @@ class VllmEngine:
         if request.id in self._followers:
             raise InvalidRequestError(f"a work with id {request.id!r} is under way")
         loaded.admission.check(request)
-        refusals.check(loaded.card.refusals, request, f"{loaded.card.engine} {loaded.card.engine_version}")
+        refusals.check(
+            loaded.card.refusals, request, f"{loaded.card.engine} {loaded.card.engine_version}"
+        )
         loaded.check_thinking(request)
         follower = VllmRequestTracker(request, emit, f"{request.id}.{next(self._numbers)}")
         self._followers[request.id] = follower
@@ -157,7 +177,9 @@ class VllmEngine:
         return loaded.card.num_blocks
 
     async def _say_events(self, loaded: LoadedVllm) -> None:
-        """Have vLLM publish what has become of its cache: it does with the next step, and there may be none for long.
+        """Have vLLM publish what has become of its cache.
+
+        It does with the next step, and there may be none for long.
 
         Nothing is published in its sleep: a step would wait until it is wholly awake.
         """
@@ -168,7 +190,8 @@ class VllmEngine:
                 await self.probe()
         except TimeoutError:
             log.warning(
-                "routers are not told of the cleared cache: no step ended within %g s", EVENTS_SECONDS
+                "routers are not told of the cleared cache: no step ended within %g s",
+                EVENTS_SECONDS,
             )
         except InlayError as error:
             log.warning("routers are not told of the cleared cache: %s", error.message)
@@ -178,7 +201,10 @@ class VllmEngine:
         return bool(await self._answer(loaded.llm.is_sleeping()))
 
     async def probe(self) -> float:
-        """Run one token through the model and time it. Raises `EngineError` when vLLM has died or refuses it."""
+        """Run one token through the model and time it.
+
+        Raises `EngineError` when vLLM has died or refuses it.
+        """
         return await probe(self)
 
     def stats(self) -> Stats:
@@ -190,7 +216,8 @@ class VllmEngine:
         """Have vLLM load a LoRA adapter.
 
         Raises:
-            InvalidRequestError: the engine has no room for adapters, or vLLM does not take this one.
+            InvalidRequestError: the engine has no room for adapters, or vLLM does not take this
+                one.
         """
         loaded = self._alive()
         request = self._adapters.request(adapter, directory, loaded.lora)
@@ -220,7 +247,8 @@ class VllmEngine:
         if level > 1:
             version = loaded.card.engine_version
             raise InvalidRequestError(
-                f"vllm {version} does not sleep at level {level}: {capabilities.NO_LEVEL_2}", param="level"
+                f"vllm {version} does not sleep at level {level}: {capabilities.NO_LEVEL_2}",
+                param="level",
             )
 
     async def sleep(self, level: int) -> None:
@@ -313,7 +341,11 @@ class VllmEngine:
         if loaded is None or self._closing or not follower.admitted:
             return
         self._spawn(loaded.llm.abort(follower.request_id))
-        if follower.request.prompt.has_rows and not follower.told and loaded.card.dtype == "float16":
+        if (
+            follower.request.prompt.has_rows
+            and not follower.told
+            and loaded.card.dtype == "float16"
+        ):
             # Nobody saw what its rows came to: they may have overflowed.
             self._spawn(self._overwrite(loaded))
 
@@ -326,9 +358,14 @@ class VllmEngine:
         follower.end("error", DeadlineExceededError("the request's deadline passed"))
 
     def _corrupted(self, request_id: str) -> None:
-        """A request of vLLM's has NaN among its logits: it ends, and the memory it wrote is cleaned before others get it."""
+        """A request of vLLM's has NaN among its logits.
+
+        It ends, and the memory it wrote is cleaned before others get it.
+        """
         name = request_id.rpartition("-")[0]
-        follower = next((each for each in self._followers.values() if each.request_id == name), None)
+        follower = next(
+            (each for each in self._followers.values() if each.request_id == name), None
+        )
         if follower is not None and self._loaded is not None:
             self._spoiled(self._loaded, follower)
 
@@ -364,7 +401,10 @@ class VllmEngine:
             follower.end("error", error)
 
     async def _answer(self, call: Awaitable[_T]) -> _T:
-        """What vLLM's core answers. Raises `EngineError` when it dies meanwhile: nothing would ever come."""
+        """What vLLM's core answers.
+
+        Raises `EngineError` when it dies meanwhile: nothing would ever come.
+        """
         task = asyncio.ensure_future(call)
         failing = asyncio.ensure_future(self.failed())
         try:

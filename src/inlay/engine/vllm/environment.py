@@ -9,10 +9,13 @@ _NANS = "VLLM_COMPUTE_NANS_IN_LOGITS"
 
 
 def environment(settings: EngineSettings, inherited: Mapping[str, str]) -> dict[str, str]:
-    """What an engine's process must be started with, beside what it inherits; what a user has set stays.
+    """What an engine's process must be started with, beside what it inherits.
+
+    What a user has set stays.
 
     vLLM reports its use to its makers unless told not to; inlay asks nobody's server for anything.
-    Non-finite logits are counted, which costs one pass over them: they end the request they belong to.
+    Non-finite logits are counted, which costs one pass over them: they end the request they belong
+    to.
     """
     chosen = {"VLLM_NO_USAGE_STATS": "1", _NANS: "1"}
     if settings.num_threads is not None:

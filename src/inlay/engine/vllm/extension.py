@@ -1,4 +1,7 @@
-"""What inlay adds to vLLM's worker processes. vLLM mixes it into its own worker class (`--worker-extension-cls`)."""
+"""What inlay adds to vLLM's worker processes.
+
+VLLM mixes it into its own worker class (`--worker-extension-cls`).
+"""
 
 from typing import Any
 
@@ -17,13 +20,21 @@ class Extension:
         nan_guard.guard(self.model_runner)
 
     def overwrite_not_finite(self) -> int:
-        """Put zeros where keys and values are NaN or infinite, between two steps; the number of layers looked at."""
+        """Put zeros where keys and values are NaN or infinite, between two steps.
+
+        The number of layers looked at.
+        """
         return nan_guard.overwrite_not_finite(self.model_runner.kv_caches)
 
     def dense_layers(self) -> int:
-        """Linear layers of the pooler: vLLM only writes a line of its log where those of the model's files cannot be read."""
+        """Linear layers of the pooler.
+
+        VLLM only writes a line of its log where those of the model's files cannot be read.
+        """
         pooler = getattr(self.model_runner.model, "pooler", None)
-        return 0 if pooler is None else sum(isinstance(layer, nn.Linear) for layer in pooler.modules())
+        return (
+            0 if pooler is None else sum(isinstance(layer, nn.Linear) for layer in pooler.modules())
+        )
 
 
 __all__ = ["Extension"]

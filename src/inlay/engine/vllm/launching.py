@@ -18,11 +18,16 @@ def refused() -> Iterator[None]:
     try:
         yield
     except (ValueError, NotImplementedError) as error:
-        raise InvalidRequestError(f"vLLM refuses the model or its settings: {_said(error)}") from error
+        raise InvalidRequestError(
+            f"vLLM refuses the model or its settings: {_said(error)}"
+        ) from error
 
 
 def launch(config: Any, counters: Counters) -> Any:
-    """An `AsyncLLM`, its model loaded: blocks until then. Raises `EngineError` when it does not start."""
+    """An `AsyncLLM`, its model loaded: blocks until then.
+
+    Raises `EngineError` when it does not start.
+    """
     try:
         return AsyncLLM.from_vllm_config(
             config,

@@ -41,7 +41,8 @@ class LoadedVllm(msgspec.Struct, frozen=True, kw_only=True):
         card: what is announced.
         admission: what requests are held against.
         counters: its statistics.
-        placeholder: the id in the place of a row: one that no token has, so that penalties do not see it.
+        placeholder: the id in the place of a row: one that no token has, so that penalties do not
+            see it.
         by_priority: whether it looks at priorities.
         sleeps: whether it was started to be able to sleep.
         lora: its LoRA configuration, or None.
@@ -68,7 +69,10 @@ class LoadedVllm(msgspec.Struct, frozen=True, kw_only=True):
             await count(sampling.grammar, self.trials)
 
     async def guard_against_nan(self) -> None:
-        """Have vLLM count NaN by request, and clean up. Raises `EngineError` where it is one that cannot be taught to."""
+        """Have vLLM count NaN by request, and clean up.
+
+        Raises `EngineError` where it is one that cannot be taught to.
+        """
         try:
             await self.llm.collective_rpc("guard_against_nan")
         except Exception as error:
@@ -183,7 +187,9 @@ def _described(
     return LoadedVllm(
         llm=llm,
         card=card,
-        admission=Admission.of(card, MaxModelLen(card.limits.max_model_len, "vLLM"), adapters=adapters),
+        admission=Admission.of(
+            card, MaxModelLen(card.limits.max_model_len, "vLLM"), adapters=adapters
+        ),
         counters=counters,
         placeholder=0 if ids_are_looked_up(config) else card.vocab_size,
         by_priority=config.scheduler_config.policy == "priority",

@@ -1,7 +1,8 @@
 """Whose logits hold NaN, and what it left in the cache: in vLLM's worker processes. torch alone.
 
-vLLM counts NaN by row of its logits and takes row i for request i. Where drafts are verified a request has a row for each and one more,
-so that others would be named. And it says so with a step's output, when the blocks of what has ended may be another's in the next step.
+vLLM counts NaN by row of its logits and takes row i for request i. Where drafts are verified a
+request has a row for each and one more, so that others would be named. And it says so with a step's
+output, when the blocks of what has ended may be another's in the next step.
 """
 
 from collections.abc import Iterator
@@ -15,8 +16,8 @@ from torch import Tensor, nn
 def overwrite_not_finite(caches: Any) -> int:
     """Put zeros where keys and values are NaN or infinite; the number of layers looked at.
 
-    A block vLLM gives to the next request still holds what the last one wrote, and its attention kernels multiply what
-    they mask by zero: NaN stays NaN. See upstream's issues 50283 and 44211.
+    A block vLLM gives to the next request still holds what the last one wrote, and its attention
+    kernels multiply what they mask by zero: NaN stays NaN. See upstream's issues 50283 and 44211.
     """
     seen = 0
     for tensor in _tensors(caches):
@@ -28,7 +29,10 @@ def overwrite_not_finite(caches: Any) -> int:
 
 
 def per_request(rows: Tensor, bounds: Tensor) -> Tensor:
-    """Sums of `rows`, int (rows), between consecutive `bounds`, int (requests + 1): int (requests)."""
+    """Sums of `rows`, int (rows), between consecutive `bounds`, int (requests + 1).
+
+    Int (requests).
+    """
     sums = nn.functional.pad(rows.cumsum(0), (1, 0))
     return sums[bounds[1:]] - sums[bounds[:-1]]
 
@@ -38,8 +42,8 @@ def reduced(logits: Tensor, drafts: list[int]) -> Tensor:
 
     Args:
         logits: (rows, vocabulary).
-        drafts: how many each request has verified; it has one row more. Where that is not the number of rows, nobody's can be told
-            from another's, and all are NaN if any is.
+        drafts: how many each request has verified; it has one row more. Where that is not the
+            number of rows, nobody's can be told from another's, and all are NaN if any is.
     """
     not_numbers = logits.isnan().any(dim=-1).int()
     bounds = [0, *accumulate(1 + count for count in drafts)]
@@ -52,7 +56,9 @@ def reduced(logits: Tensor, drafts: list[int]) -> Tensor:
 
 
 def guard(runner: Any) -> None:
-    """Have a model runner of vLLM's count by request. Raises `AttributeError` for one that is not known.
+    """Have a model runner of vLLM's count by request.
+
+    Raises `AttributeError` for one that is not known.
 
     The first model runner also overwrites what is not finite in the step that finds it, where its scheduling waits for that step:
     before any block is free. Otherwise that is left to who reads the outputs.
@@ -60,12 +66,16 @@ def guard(runner: Any) -> None:
     if hasattr(runner, "_bookkeeping_sync"):
         runner._bookkeeping_sync = _Bookkeeping(runner)
     elif runner.batch_sharder is None and runner.rejection_sampler is not None:
-        # A sharder adds them up itself; there is no sampler without drafts, or where another process has the last layers.
+        # A sharder adds them up itself; there is no sampler without drafts, or where another
+        # process has the last layers.
         runner.rejection_sampler = _Summing(runner.rejection_sampler)
 
 
 class _Bookkeeping:
-    """The step of vLLM's first model runner that counts NaN, among other things. Of the logits it does nothing else."""
+    """The step of vLLM's first model runner that counts NaN, among other things.
+
+    Of the logits it does nothing else.
+    """
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
@@ -85,7 +95,8 @@ class _Bookkeeping:
         if here:
             overwrite_not_finite(self._runner.kv_caches)
         for id_ in here:
-            # Zeros in the place of what its first chunk wrote make numbers of its next: wrong ones, of which nothing is said.
+            # Zeros in the place of what its first chunk wrote make numbers of its next: wrong ones,
+            # of which nothing is said.
             counts[id_] = max(1, counts[id_])
         return booked
 

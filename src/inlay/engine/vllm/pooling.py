@@ -1,4 +1,7 @@
-"""vLLM's pooling models as a `EmbeddingModel`: its asynchronous engine pools, inlay batches and normalises."""
+"""vLLM's pooling models as a `EmbeddingModel`.
+
+Its asynchronous engine pools, inlay batches and normalises.
+"""
 
 import asyncio
 import json
@@ -59,7 +62,8 @@ class VllmPooling:
 
         Raises:
             InvalidRequestError: a model, a setting or a word after -- that vLLM or inlay refuses.
-            EngineError: vLLM did not start, or does not make the vectors the model's files describe.
+            EngineError: vLLM did not start, or does not make the vectors the model's files
+                describe.
         """
         # It blocks for as long as the model takes to load.
         loaded = await asyncio.to_thread(self._load)
@@ -71,16 +75,23 @@ class VllmPooling:
         return loaded
 
     async def _check(self, loaded: LoadedEmbeddingModel) -> None:
-        """Have vLLM make a vector: some of what it cannot do it finds out then, and some it would not tell."""
+        """Have vLLM make a vector.
+
+        Some of what it cannot do it finds out then, and some it would not tell.
+        """
         first = Prompt.of(Tokens((0,)))
         (vector,) = await self.vectors([EmbedInput(first, len(first))])
         wanted = loaded.card.embedding.size if loaded.card.embedding is not None else 0
         if len(vector) != wanted:
-            raise EngineError(f"the model's vectors have {wanted} elements, and vLLM makes {len(vector)}")
+            raise EngineError(
+                f"the model's vectors have {wanted} elements, and vLLM makes {len(vector)}"
+            )
         if self._task == "embed":
             (layers,) = set(await self._llm.collective_rpc("dense_layers"))
             if layers != self._dense:
-                raise EngineError(f"the model has {self._dense} Dense layers, and vLLM loaded {layers}")
+                raise EngineError(
+                    f"the model has {self._dense} Dense layers, and vLLM loaded {layers}"
+                )
 
     def _load(self) -> LoadedEmbeddingModel:
         settings = self._settings
@@ -96,10 +107,13 @@ class VllmPooling:
         more: dict[str, Any] = {}
         if family is not None:
             first = facts.first_position(family, model)
-            more["max_model_len"] = facts.max_model_len(settings.max_model_len, config, model, first)
+            more["max_model_len"] = facts.max_model_len(
+                settings.max_model_len, config, model, first
+            )
         given = settings.engine_arguments
         if stored.get("model_type") not in capabilities.ROWS_FROM:
-            # A server takes rows for any of its models; to vLLM it would be another way through this one.
+            # A server takes rows for any of its models; to vLLM it would be another way through
+            # this one.
             given = [word for word in given if word != "--enable-prompt-embeds"]
         words = [*given, "--runner", "pooling", *_pooler_words(settings, modes)]
         changed = settings.model_copy(update={**more, "engine_arguments": words})
@@ -121,7 +135,9 @@ class VllmPooling:
         vocab_size = int(model.get_vocab_size())
         self._placeholder = 0 if ids_are_looked_up(known) else vocab_size
         dtype = str(model.dtype).removeprefix("torch.")
-        rows = row_facts(settings, config.directory, dtype, rows_refused(known, config_of(config.directory)))
+        rows = row_facts(
+            settings, config.directory, dtype, rows_refused(known, config_of(config.directory))
+        )
         names = settings.names
         return ModelCard(
             name=names[0],
@@ -147,7 +163,10 @@ class VllmPooling:
         )
 
     async def vectors(self, batch: Sequence[EmbedInput]) -> npt.NDArray[np.float32]:
-        """What vLLM makes of each prompt: [len(batch), size]. Raises `EngineError` when it has died."""
+        """What vLLM makes of each prompt: [len(batch), size].
+
+        Raises `EngineError` when it has died.
+        """
         found = np.stack(await asyncio.gather(*map(self._vector, batch)))
         if not np.isfinite(found).all():
             log.warning("a vector is not finite: keys and values that are not are overwritten")
@@ -166,7 +185,9 @@ class VllmPooling:
         )
         given = engine_input(asked.prompt, asked.salt, self._placeholder)
         try:
-            queue = await self._llm.add_request(f"{self._task}-{next(self._numbers)}", given, params)
+            queue = await self._llm.add_request(
+                f"{self._task}-{next(self._numbers)}", given, params
+            )
             output = queue.get_nowait() or await queue.get()
         except EngineDeadError as error:
             raise EngineError("vLLM's engine process died") from error

@@ -1,7 +1,8 @@
 """From a `Prompt` to vLLM's input.
 
-A prompt with rows always goes in vLLM's mixed form, even where it is rows alone: a row's place then holds an id of its own.
-In the form for embeddings alone, vLLM leaves what the last request of that batch slot had put there, and penalties read it.
+A prompt with rows always goes in vLLM's mixed form, even where it is rows alone: a row's place then
+holds an id of its own. In the form for embeddings alone, vLLM leaves what the last request of that
+batch slot had put there, and penalties read it.
 """
 
 from typing import Any
@@ -15,7 +16,9 @@ from inlay.request import Request
 
 def input_of(request: Request, placeholder: int) -> Any:
     """VLLM's engine input for the prompt and the earlier output of `request`, as `engine_input`."""
-    return engine_input(request.prompt + Prompt.of(Tokens(request.prior_output)), request.salt, placeholder)
+    return engine_input(
+        request.prompt + Prompt.of(Tokens(request.prior_output)), request.salt, placeholder
+    )
 
 
 def engine_input(prompt: Prompt, salt: str | None, placeholder: int) -> Any:

@@ -1,8 +1,9 @@
 """Where a grammar begins to bind an output, told to vLLM request by request.
 
-vLLM binds an output from where its reasoning parser says that reasoning has ended. One parser serves all requests of an engine, and
-is made anew for each with what the request says: this one looks for the run of ids that `Grammar.after` names. vLLM imports it in
-its core's process (`--reasoning-parser-plugin`); of its other duties, which are vLLM's own frontend's, it has none.
+vLLM binds an output from where its reasoning parser says that reasoning has ended. One parser
+serves all requests of an engine, and is made anew for each with what the request says: this one
+looks for the run of ids that `Grammar.after` names. vLLM imports it in its core's process
+(`--reasoning-parser-plugin`); of its other duties, which are vLLM's own frontend's, it has none.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +18,10 @@ _NO_TEXTS = "inlay's frontend reads what outputs say; this parser only finds whe
 
 
 def turn_on(config: Any) -> bool:
-    """Have vLLM ask this parser. `config` is its `VllmConfig`, before it starts; False where it was given a parser of its own."""
+    """Have vLLM ask this parser.
+
+    `config` is its `VllmConfig`, before it starts; False where it was given a parser of its own.
+    """
     own = config.structured_outputs_config
     if own.reasoning_parser or own.enable_in_reasoning:
         return False
@@ -59,7 +63,9 @@ class GrammarStart(ReasoningParser):  # type: ignore[misc]
         """Whether the run is in the output so far."""
         return self._ends(input_ids, self._start)
 
-    def is_reasoning_end_streaming(self, input_ids: Sequence[int], delta_ids: Iterable[int]) -> bool:
+    def is_reasoning_end_streaming(
+        self, input_ids: Sequence[int], delta_ids: Iterable[int]
+    ) -> bool:
         """Whether it ends among the last ids, which are `delta_ids`."""
         return self._ends(input_ids, len(input_ids) - len(list(delta_ids)))
 
@@ -67,7 +73,8 @@ class GrammarStart(ReasoningParser):  # type: ignore[misc]
         size = len(self._after)
         first = max(since + 1, self._start + size)
         return any(
-            list(input_ids[end - size : end]) == self._after for end in range(first, len(input_ids) + 1)
+            list(input_ids[end - size : end]) == self._after
+            for end in range(first, len(input_ids) + 1)
         )
 
     def extract_content_ids(self, input_ids: list[int]) -> list[int]:

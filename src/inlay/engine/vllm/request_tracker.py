@@ -1,4 +1,7 @@
-"""One request under way in vLLM: what vLLM says of it becomes outputs. On the event loop; no vLLM."""
+"""One request under way in vLLM: what vLLM says of it becomes outputs.
+
+On the event loop; no vLLM.
+"""
 
 import math
 from array import array
@@ -12,7 +15,10 @@ class VllmRequestTracker(RequestTracker):
     """A request that vLLM runs."""
 
     def take(self, output: Any) -> bool:
-        """Emit what a `RequestOutput` adds, nothing once it has ended; False when there is NaN in it, of which nothing is emitted."""
+        """Emit what a `RequestOutput` adds, nothing once it has ended.
+
+        False when there is NaN in it, of which nothing is emitted.
+        """
         if self.ended:
             return True
         said = output.outputs[0]
@@ -28,7 +34,9 @@ class VllmRequestTracker(RequestTracker):
         if not ids and prompt_logprobs is None and said.finish_reason is None:
             return True
         reason = _reason(said.finish_reason)
-        self.put(ids, logprobs, prompt_logprobs, "length" if reason == "stop" and not room else reason)
+        self.put(
+            ids, logprobs, prompt_logprobs, "length" if reason == "stop" and not room else reason
+        )
         return True
 
     def _of_output(self, flat: Any, count: int) -> tuple[TokenLogprobs, ...]:
@@ -42,7 +50,8 @@ class VllmRequestTracker(RequestTracker):
             best = range(start + 1, start + 1 + top)
             entries.append(
                 TokenLogprobs(
-                    flat.logprobs[start], tuple((flat.token_ids[at], flat.logprobs[at]) for at in best)
+                    flat.logprobs[start],
+                    tuple((flat.token_ids[at], flat.logprobs[at]) for at in best),
                 )
             )
         return tuple(entries)

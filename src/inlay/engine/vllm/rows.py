@@ -8,8 +8,9 @@ from inlay.engine.vllm import capabilities
 def ids_are_looked_up(config: Any) -> bool:
     """Whether the ids in the place of rows must be a token's.
 
-    vLLM's second model runner, which a GPU gets, looks all ids up before it puts rows over them. So does what drafts tokens by
-    the model (multi-token prediction, EAGLE), which knows of no rows; and what finds drafts in the prompt proposes them as tokens.
+    vLLM's second model runner, which a GPU gets, looks all ids up before it puts rows over them. So
+    does what drafts tokens by the model (multi-token prediction, EAGLE), which knows of no rows;
+    and what finds drafts in the prompt proposes them as tokens.
     """
     return bool(config.use_v2_model_runner) or config.speculative_config is not None
 
@@ -22,7 +23,9 @@ def rows_refused(config: Any, model_config: dict[str, Any]) -> str | None:
     if not config.model_config.enable_prompt_embeds:
         return capabilities.NOT_ENABLED
     targets = None if config.lora_config is None else config.lora_config.target_modules
-    if config.lora_config is not None and (targets is None or any("embed" in name for name in targets)):
+    if config.lora_config is not None and (
+        targets is None or any("embed" in name for name in targets)
+    ):
         return capabilities.ADAPTED_TABLE
     half = str(config.model_config.dtype) == "torch.float16"
     if half and config.speculative_config is not None and config.use_v2_model_runner:

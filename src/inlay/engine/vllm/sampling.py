@@ -16,12 +16,14 @@ KINDS: tuple[GrammarKind, ...] = ("json_schema", "json_object", "regex", "choice
 def params_of(request: Request, eos_token_ids: tuple[int, ...]) -> Any:
     """How vLLM is to choose the tokens of `request`.
 
-    Its own idea of the model's end tokens is left out: those of the card are given as stop tokens. Text is of no interest.
+    Its own idea of the model's end tokens is left out: those of the card are given as stop tokens.
+    Text is of no interest.
     """
     sampling, done = request.sampling, len(request.prior_output)
     ends = () if sampling.ignore_eos else eos_token_ids
     params = SamplingParams(
-        # vLLM puts out a token at least; `VllmRequestTracker` leaves it out where none was asked for.
+        # vLLM puts out a token at least; `VllmRequestTracker` leaves it out where none was asked
+        # for.
         max_tokens=max(1, sampling.max_tokens - done),
         min_tokens=max(0, sampling.min_tokens - done),
         temperature=sampling.temperature,
@@ -41,7 +43,9 @@ def params_of(request: Request, eos_token_ids: tuple[int, ...]) -> Any:
         prompt_logprobs=None if request.prior_output else sampling.prompt_logprobs,
         flat_logprobs=True,
         structured_outputs=None if sampling.grammar is None else _structured(sampling.grammar),
-        allowed_token_ids=None if sampling.allowed_token_ids is None else list(sampling.allowed_token_ids),
+        allowed_token_ids=None
+        if sampling.allowed_token_ids is None
+        else list(sampling.allowed_token_ids),
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
         skip_clone=True,
@@ -53,7 +57,10 @@ def params_of(request: Request, eos_token_ids: tuple[int, ...]) -> Any:
 
 
 def _seed(seed: int, done: int) -> int:
-    """The seed of what follows `done` tokens: vLLM's randomness starts anew with a request and must not repeat itself."""
+    """The seed of what follows `done` tokens.
+
+    VLLM's randomness starts anew with a request and must not repeat itself.
+    """
     if not done:
         return seed
     return int.from_bytes(blake3(f"{seed}:{done}".encode()).digest(7), "little")

@@ -8,7 +8,10 @@ from inlay.card import Stats
 
 
 class Counters(StatLoggerBase):  # type: ignore[misc]
-    """A stat logger that keeps sums. One serves all data-parallel ranks; `Counters` itself is the factory vLLM asks."""
+    """A stat logger that keeps sums.
+
+    One serves all data-parallel ranks; `Counters` itself is the factory vLLM asks.
+    """
 
     def __init__(self) -> None:
         self._num_blocks = 0
@@ -48,7 +51,8 @@ class Counters(StatLoggerBase):  # type: ignore[misc]
         """The sums now.
 
         Args:
-            idle: whether nothing is under way; vLLM says nothing more once the last request is gone.
+            idle: whether nothing is under way; vLLM says nothing more once the last request is
+                gone.
             num_blocks: of each rank.
         """
         ranks = [] if idle else list(self._by_rank.values())

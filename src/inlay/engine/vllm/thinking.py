@@ -33,7 +33,8 @@ def check(request: Request, config: Any) -> None:
     """Return if vLLM counts the thinking of `request` as its budget says.
 
     Raises:
-        InvalidRequestError: it would look for other tags, or miss that the output begins by thinking.
+        InvalidRequestError: it would look for other tags, or miss that the output begins by
+            thinking.
     """
     budget = request.sampling.thinking
     if budget is None:

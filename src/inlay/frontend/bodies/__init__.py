@@ -1,1 +1,4 @@
-"""From the socket to checked rows: bytes are counted before they are held, decoded as they arrive, and copied once."""
+"""From the socket to checked rows.
+
+Bytes are counted before they are held, decoded as they arrive, and copied once.
+"""

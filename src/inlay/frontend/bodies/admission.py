@@ -28,7 +28,9 @@ class ByteBudget:
 
 
 class Reservation:
-    """One request's part of a `ByteBudget` and of its client's share; given back at the end of its `with` block.
+    """One request's part of a `ByteBudget` and of its client's share.
+
+    Given back at the end of its `with` block.
 
     Safe to call from any thread: bodies are taken in on the event loop, and decoded off it.
 
@@ -105,7 +107,10 @@ class Reservation:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.shrink_to(0)
 
@@ -113,7 +118,8 @@ class Reservation:
 def bytes_alive(prompts: Iterable[Prompt]) -> int:
     """Bytes of memory that the rows of `prompts` keep alive.
 
-    A row may be a view of the file it came in, all of which lives as long as the row; what several share counts once.
+    A row may be a view of the file it came in, all of which lives as long as the row; what several
+    share counts once.
     """
     alive: dict[int, int] = {}
     for prompt in prompts:

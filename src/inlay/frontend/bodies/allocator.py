@@ -1,4 +1,7 @@
-"""Memory of this process: kept from one large body to the next, and given back to the system when none comes."""
+"""Memory of this process.
+
+Kept from one large body to the next, and given back to the system when none comes.
+"""
 
 import asyncio
 import ctypes
@@ -17,12 +20,14 @@ _NEVER = 1 << 30
 
 
 def keep_freed_memory() -> bool:
-    """Have the allocator keep large blocks it gets back, for the next large body; whether that could be done.
+    """Have the allocator keep large blocks it gets back, for the next large body.
 
-    By default glibc maps every large block anew and gives it back at once, and touching new pages costs several times more
-    than filling them: half of all CPU time for a body of 64 MB. With one arena and no trimming the next body finds the
-    last one's pages. The process keeps what it once needed at most, which the in-flight limits bound, until
-    `give_back_memory` gives it back.
+    Whether that could be done.
+
+    By default glibc maps every large block anew and gives it back at once, and touching new pages
+    costs several times more than filling them: half of all CPU time for a body of 64 MB. With one
+    arena and no trimming the next body finds the last one's pages. The process keeps what it once
+    needed at most, which the in-flight limits bound, until `give_back_memory` gives it back.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -1,15 +1,18 @@
 """Large base64 strings are taken out of a JSON body while it arrives, and decoded piece by piece.
 
-A run of at least `RUN` characters between two quotes is decoded into memory of its own as it comes; what is kept of the body is
-the rest. In the end a nonce stands where each run stood, a real JSON parser reads that, and a string that is a nonce and nothing
-else, where the schema expects tensor data, is what was decoded. Whenever anything else happens (a nonce elsewhere, within a longer
-string, or nowhere; a run that is not base64; a parser's complaint) the whole body is put together again and takes the full parser:
-the result is always the one the full parser alone would have given.
+A run of at least `RUN` characters between two quotes is decoded into memory of its own as it comes;
+what is kept of the body is the rest. In the end a nonce stands where each run stood, a real JSON
+parser reads that, and a string that is a nonce and nothing else, where the schema expects tensor
+data, is what was decoded. Whenever anything else happens (a nonce elsewhere, within a longer
+string, or nowhere; a run that is not base64; a parser's complaint) the whole body is put together
+again and takes the full parser: the result is always the one the full parser alone would have
+given.
 
-Why that is enough: a string that reads as the nonce alone began at the quote before the run and ended at the quote after
-it, and base64 reads the same inside JSON as outside. A run behind an escaped quote is part of a longer string; one between
-a closing and an opening quote is no JSON, with or without the swap. Strict base64 encodes back to the same characters but for
-bits of its last four that mean nothing, and these are kept.
+Why that is enough: a string that reads as the nonce alone began at the quote before the run and
+ended at the quote after it, and base64 reads the same inside JSON as outside. A run behind an
+escaped quote is part of a longer string; one between a closing and an opening quote is no JSON,
+with or without the swap. Strict base64 encodes back to the same characters but for bits of its last
+four that mean nothing, and these are kept.
 """
 
 import re
@@ -50,8 +53,8 @@ class Base64Span:
     Attributes:
         data: what it decodes to.
         last: its last four characters.
-        whole: it is base64 to its end, where a quote follows. Otherwise `data` is what its beginning decodes to, and the
-            rest of it is in the text after it.
+        whole: it is base64 to its end, where a quote follows. Otherwise `data` is what its
+            beginning decodes to, and the rest of it is in the text after it.
     """
 
     data: Buffer
@@ -84,11 +87,15 @@ class ExtractedBody:
         """What was cut out, in order."""
         return [piece for piece in self.pieces if isinstance(piece, Base64Span)]
 
-    def text(self, stand_in: Callable[[Base64Span], bytes] = Base64Span.encoded) -> bytes | bytearray:
+    def text(
+        self, stand_in: Callable[[Base64Span], bytes] = Base64Span.encoded
+    ) -> bytes | bytearray:
         """The body as it came, or with something else in the place of each run."""
         if len(self.pieces) == 1 and not isinstance(self.pieces[0], Base64Span):
             return self.pieces[0]
-        return b"".join(stand_in(piece) if isinstance(piece, Base64Span) else piece for piece in self.pieces)
+        return b"".join(
+            stand_in(piece) if isinstance(piece, Base64Span) else piece for piece in self.pieces
+        )
 
 
 class Base64Extractor:
@@ -114,10 +121,12 @@ class Base64Extractor:
         self._size = 0
         self._pieces: list[bytes | bytearray | Base64Span] = []
         self._text = bytearray()
-        # In the text: no run begins before the one, and none reaches up to the other without having been seen.
+        # In the text: no run begins before the one, and none reaches up to the other without having
+        # been seen.
         self._floor = 0
         self._probe = RUN
-        # Of the run that is arriving: where it goes, and its last one to four characters, which may be padding.
+        # Of the run that is arriving: where it goes, and its last one to four characters, which may
+        # be padding.
         self._memory: Memory | None = None
         self._carry = b""
         self._broken = False
@@ -146,13 +155,16 @@ class Base64Extractor:
         while self._memory is None and not self._broken and self._search():
             pass
         if len(self._text) > _KEPT:
-            self._put_by(len(self._text) if self._broken else max(self._floor, self._probe - RUN - 1))
+            self._put_by(
+                len(self._text) if self._broken else max(self._floor, self._probe - RUN - 1)
+            )
 
     def _search(self) -> bool:
         """Look for a run in the text.
 
-        Any `RUN` positions in a row contain a multiple of `RUN` away from where the search stands, so only those are looked at,
-        and from them outwards for the quotes: the cost is a fraction of a pass over the text.
+        Any `RUN` positions in a row contain a multiple of `RUN` away from where the search stands,
+        so only those are looked at, and from them outwards for the quotes: the cost is a fraction
+        of a pass over the text.
 
         Returns:
             Whether one was found, to its end or not.
@@ -177,7 +189,9 @@ class Base64Extractor:
                 self._begin(left + 1)
                 return True
             else:
-                self._floor, self._probe = (right + 1, right + RUN) if right >= 0 else (probe, probe + RUN)
+                self._floor, self._probe = (
+                    (right + 1, right + RUN) if right >= 0 else (probe, probe + RUN)
+                )
         return False
 
     def _begin(self, start: int) -> None:
@@ -209,7 +223,8 @@ class Base64Extractor:
         end = rest.find(_QUOTE)
         data = _decoded(rest[:end]) if end >= 0 else None
         if data is None:
-            # Put together again by whoever parses it, which is not done here: there may be much of it.
+            # Put together again by whoever parses it, which is not done here: there may be much of
+            # it.
             self._pieces.append(Base64Span(self._memory.buffer(), whole=False))
             self._num_text += len(self._memory) // 3 * 4
             self._text, self._broken = bytearray(rest), True
@@ -229,7 +244,8 @@ class Base64Extractor:
 
 
 def _looks_like_base64(text: bytearray, start: int) -> bool:
-    # Only a look, so that long plain text is not lifted in vain: what is lifted is checked as it is decoded.
+    # Only a look, so that long plain text is not lifted in vain: what is lifted is checked as it is
+    # decoded.
     return _alphabet.fullmatch(text, start, start + _SAMPLE) is not None
 
 
@@ -328,7 +344,10 @@ def _parse_extracted(
     limits: ReadLimits,
     intake: RequestMemory | None,
 ) -> Parsed[T] | InvalidRequestError | None:
-    """The request; why it is refused, where its whole text may say that better; None where strings are no tensor data."""
+    """The request; why it is refused, where its whole text may say that better.
+
+    None where strings are no tensor data.
+    """
     if not all(run.whole for run in body.runs):
         return None
     key = secrets.token_hex(16)
@@ -363,7 +382,8 @@ def _parse_extracted(
 
 
 def _check_encoded(texts: Sequence[str], limits: ReadLimits) -> list[int]:
-    # Told from the lengths alone, before anything is decoded; what is too short is told after, as it may not be base64.
+    # Told from the lengths alone, before anything is decoded; what is too short is told after, as
+    # it may not be base64.
     sizes = [_decoded_size(text) for text in texts]
     for size in sizes:
         _check_fits(size, limits)

@@ -113,7 +113,8 @@ async def receive_body(
         receive: of the request.
         settings: of the frontend.
         reservation: holds what has come, or what Content-Length says will.
-        check: told how long the body is at least, first by Content-Length; raises when that is too much.
+        check: told how long the body is at least, first by Content-Length; raises when that is too
+            much.
         take: told each piece.
 
     Raises:
@@ -143,8 +144,13 @@ async def receive_body(
 
 
 @asynccontextmanager
-async def _in_time(settings: FrontendSettings, declared: int | None) -> AsyncIterator[Callable[[int], None]]:
-    """Yields what is to be told how much of a body has come. Raises `BodyTimeoutError` when that is too little."""
+async def _in_time(
+    settings: FrontendSettings, declared: int | None
+) -> AsyncIterator[Callable[[int], None]]:
+    """Yields what is to be told how much of a body has come.
+
+    Raises `BodyTimeoutError` when that is too little.
+    """
     began = liveness.now()
     size = 0
     try:
@@ -173,7 +179,9 @@ async def read_pieces(
     check: Callable[[int], None],
     take: Callable[[bytes | memoryview], None],
 ) -> None:
-    """Hand a body on as it comes; a large one of known length without what uvicorn makes of it in between.
+    """Hand a body on as it comes.
+
+    A large one of known length without what uvicorn makes of it in between.
 
     Arguments and errors as `receive_body`; pieces change once they have been taken.
     """
@@ -196,23 +204,30 @@ async def read_body(
     limits: EmbedsLimits,
     room: Room = private,
 ) -> ExtractedBody:
-    """The whole body of a request that is JSON, without its large base64 strings: these are decoded as they come, into `room`.
+    """The whole body of a request that is JSON, without its large base64 strings.
+
+    These are decoded as they come, into `room`.
 
     Raises:
-        BodyTooLargeError: over the limit, told from Content-Length before anything is read; or too much of it is text.
+        BodyTooLargeError: over the limit, told from Content-Length before anything is read; or too
+            much of it is text.
         UnsupportedMediaTypeError: not JSON, or compressed.
         OverloadedError, BodyTimeoutError, ClientGone: as `receive_body`.
     """
     check_content_type(content_type_of(scope["headers"]), JSON)
     lift = Base64Extractor(declared_length(scope["headers"]), room, limits.check_json)
-    await read_pieces(scope, receive, settings, reservation, check=body_limit(settings), take=lift.feed)
+    await read_pieces(
+        scope, receive, settings, reservation, check=body_limit(settings), take=lift.feed
+    )
     return lift.close()
 
 
 async def read_whole(
     scope: Scope, settings: FrontendSettings, reservation: Reservation, check: Callable[[int], None]
 ) -> memoryview | None:
-    """The whole body, straight into its memory; None where it is small, of unknown length, or the server cannot do that.
+    """The whole body, straight into its memory.
+
+    None where it is small, of unknown length, or the server cannot do that.
 
     Arguments and errors as `receive_body`.
     """

@@ -1,9 +1,10 @@
 """HTTP connections on which a large body goes from the socket straight to whoever takes it.
 
-uvicorn hands a body on in pieces, each copied on its way from socket to bytes, parser, cycle and message, with a task switch
-every 64 KB. A body of known length needs none of that: a `BodySource` takes the transport over for exactly as many bytes,
-has the event loop read into the caller's memory, or into one piece of memory again and again, and gives the transport back before
-the next request's first byte.
+uvicorn hands a body on in pieces, each copied on its way from socket to bytes, parser, cycle and
+message, with a task switch every 64 KB. A body of known length needs none of that: a `BodySource`
+takes the transport over for exactly as many bytes, has the event loop read into the caller's
+memory, or into one piece of memory again and again, and gives the transport back before the next
+request's first byte.
 """
 
 import asyncio
@@ -174,7 +175,8 @@ class _Filling(asyncio.BufferedProtocol):
         finally:
             self._space = lambda _: memoryview(b"")
             self._came = lambda _: None
-            # It holds the error, whose frames hold this object and all that was read: kept, they would live until a collection.
+            # It holds the error, whose frames hold this object and all that was read: kept, they
+            # would live until a collection.
             self._done = self._connection.loop.create_future()
             self._done.cancel()
             self._transport.set_protocol(self._connection)

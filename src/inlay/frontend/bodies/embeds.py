@@ -22,7 +22,9 @@ from inlay.tensors.tensor import quoted
 
 
 class EmbedsReader:
-    """Checks and reads embeddings for one server's settings. Its methods are CPU work, safe to call from any thread.
+    """Checks and reads embeddings for one server's settings.
+
+    Its methods are CPU work, safe to call from any thread.
 
     Args:
         enabled: whether this server takes any.
@@ -31,7 +33,9 @@ class EmbedsReader:
         metrics: told what was read.
     """
 
-    def __init__(self, enabled: bool, limits: EmbedsLimits, secret: Secret, metrics: Metrics) -> None:
+    def __init__(
+        self, enabled: bool, limits: EmbedsLimits, secret: Secret, metrics: Metrics
+    ) -> None:
         self._enabled = enabled
         self._limits = limits
         self._secret = secret
@@ -52,19 +56,31 @@ class EmbedsReader:
             )
 
     def in_completion(self, request: CompletionRequest) -> list[str]:
-        """The strings of `request` that are tensor data. Raises `InvalidRequestError` when they are not allowed."""
+        """The strings of `request` that are tensor data.
+
+        Raises `InvalidRequestError` when they are not allowed.
+        """
         return self.tensors(sources.in_completion(request))
 
     def in_prompts(self, request: PromptsRequest) -> list[str]:
-        """The strings of `request` that are tensor data. Raises `InvalidRequestError` when they are not allowed."""
+        """The strings of `request` that are tensor data.
+
+        Raises `InvalidRequestError` when they are not allowed.
+        """
         return self.tensors(sources.in_prompts(request))
 
     def in_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[str]:
-        """The strings of a chat that are tensor data. Raises `InvalidRequestError` when they are not allowed."""
+        """The strings of a chat that are tensor data.
+
+        Raises `InvalidRequestError` when they are not allowed.
+        """
         return self.tensors(sources.in_messages(messages))
 
     def tensors(self, found: Sequence[TensorSource]) -> list[str]:
-        """Those of a request's sources that are tensor data. Raises `InvalidRequestError` when they are not allowed."""
+        """Those of a request's sources that are tensor data.
+
+        Raises `InvalidRequestError` when they are not allowed.
+        """
         if found:
             self.require_enabled()
             self._limits.check_count(len(found))
@@ -73,7 +89,9 @@ class EmbedsReader:
     def target(self, card: ModelCard) -> Target:
         """What `card`'s model takes. Raises `EmbeddingsError` when it takes no embeddings."""
         if card.prompt_embeds is not None:
-            raise EmbeddingsError(f"The model `{card.name}` takes no prompt_embeds: {card.prompt_embeds}")
+            raise EmbeddingsError(
+                f"The model `{card.name}` takes no prompt_embeds: {card.prompt_embeds}"
+            )
         return Target(
             hidden_size=card.hidden_size,
             dtype=card.dtype,
@@ -117,7 +135,9 @@ class EmbedsReader:
 
 
 class Embeddings:
-    """One request's embeddings, whichever way they were sent, as rows of its model. CPU work, for one thread at a time.
+    """One request's embeddings, whichever way they were sent, as rows of its model.
+
+    CPU work, for one thread at a time.
 
     Args:
         reader: of tensor files.
@@ -157,25 +177,32 @@ class Embeddings:
         sources.check_source(source)
         if isinstance(source.ref, str):
             if source.ref not in self._stored:
-                raise NotFoundError(f"prompt_embeds {quoted(source.ref)} not found", param=source.param)
+                raise NotFoundError(
+                    f"prompt_embeds {quoted(source.ref)} not found", param=source.param
+                )
             return self._stored[source.ref]
         if isinstance(source.part, str):
             return self._of_part(source.part, source.param)
         return self._reader.rows(self._decode(str(source.data)), self._card, self._hold)
 
     def one(self, source: TensorSource) -> Rows:
-        """The rows of a source that stands inside a prompt. Raises as `prompts`, and when it is several prompts."""
+        """The rows of a source that stands inside a prompt.
+
+        Raises as `prompts`, and when it is several prompts.
+        """
         prompts = self.prompts(source)
         if len(prompts) != 1:
             raise EmbeddingsError(
-                f"{source.param}: a part is one prompt, got a batch of {len(prompts)}", param=source.param
+                f"{source.param}: a part is one prompt, got a batch of {len(prompts)}",
+                param=source.param,
             )
         return prompts[0]
 
     def _of_part(self, name: str, param: str) -> list[Rows]:
         if self._parts is None:
             raise InvalidRequestError(
-                f"{param}: part {name[:80]!r} is not in the request: the body is not multipart", param=param
+                f"{param}: part {name[:80]!r} is not in the request: the body is not multipart",
+                param=param,
             )
         data = self._parts.get(name)
         if data is None:

@@ -1,4 +1,7 @@
-"""The HTTP/1.1 of one connection, bounded where uvicorn's is not: request lines, headers, trailers, and requests in a row."""
+"""The HTTP/1.1 of one connection, bounded where uvicorn's is not.
+
+Request lines, headers, trailers, and requests in a row.
+"""
 
 import asyncio
 from socket import SO_ERROR, SOL_SOCKET
@@ -12,7 +15,10 @@ from inlay.frontend.bodies.connection import Connection
 from inlay.frontend.errors import error_json
 
 MAX_HEAD = 64 * 1024
-"""Bytes of a request line and its headers, or of trailers, at most. What one read brings may be beyond it before it is seen."""
+"""Bytes of a request line and its headers, or of trailers, at most.
+
+What one read brings may be beyond it before it is seen.
+"""
 
 HEAD_TIMEOUT = 20.0
 """Seconds a head may take from its connection, or from its first byte on one that was kept, to its end."""
@@ -21,7 +27,10 @@ _LOOK_AGAIN = 0.1
 """Seconds after which a client that sends no more is looked at again: it may have left."""
 
 MAX_WAITING = 16
-"""Requests that may wait on one connection for the one before them. No known client sends even one."""
+"""Requests that may wait on one connection for the one before them.
+
+No known client sends even one.
+"""
 
 
 class HeadTooLargeError(InlayError):
@@ -62,9 +71,9 @@ class BoundedHttp(Connection):
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keep the connection of a client that sends no more but has sent a whole request, and may read its answer.
 
-        A client that has left looks the same until something is sent to it, hence an interim response, which every HTTP/1.1
-        client has to pass over (RFC 9110, 15.2): of one that has left it brings a reset, and the request ends. Over TLS there
-        are no half-closed connections.
+        A client that has left looks the same until something is sent to it, hence an interim
+        response, which every HTTP/1.1 client has to pass over (RFC 9110, 15.2): of one that has
+        left it brings a reset, and the request ends. Over TLS there are no half-closed connections.
         """
         cycle = cast("RequestResponseCycle | None", self.cycle)
         if cycle is None or cycle.response_complete or cycle.more_body or self.scheme == "https":
@@ -93,7 +102,9 @@ class BoundedHttp(Connection):
         self._unsettled += len(data)
         super().data_received(data)
         if self._unsettled > MAX_HEAD:
-            self._give_up(HeadTooLargeError(f"the head of the request is over the limit of {MAX_HEAD} bytes"))
+            self._give_up(
+                HeadTooLargeError(f"the head of the request is over the limit of {MAX_HEAD} bytes")
+            )
         elif len(self.pipeline) > MAX_WAITING:
             self._give_up(None)
 
@@ -121,8 +132,9 @@ class BoundedHttp(Connection):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         """Start the app once the rest of the body, or the end of the connection, had its chance to be read.
 
-        An upload that broke off before its turn came then costs no more than its head: of thousands of them at once each would
-        else be routed, counted and logged before the next connection is accepted.
+        An upload that broke off before its turn came then costs no more than its head: of thousands
+        of them at once each would else be routed, counted and logged before the next connection is
+        accepted.
         """
 
         def start() -> None:
@@ -138,7 +150,9 @@ class BoundedHttp(Connection):
 
     def _await_head(self) -> None:
         if self._head_timer is None:
-            late = HeadTimeoutError(f"the head of the request did not come within {HEAD_TIMEOUT:g} s")
+            late = HeadTimeoutError(
+                f"the head of the request did not come within {HEAD_TIMEOUT:g} s"
+            )
             self._head_timer = liveness.Timer(HEAD_TIMEOUT, lambda: self._give_up(late))
 
     def _head_came(self) -> None:

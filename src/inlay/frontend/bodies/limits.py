@@ -9,7 +9,10 @@ from inlay.prompt import DTYPE_SIZES
 from inlay.tensors import ReadLimits
 
 OVERHEAD_BYTES = 64 * 1024
-"""What a container may hold beside the elements: zip entries padded to 64 bytes, a header, metadata."""
+"""What a container may hold beside the elements.
+
+Zip entries padded to 64 bytes, a header, metadata.
+"""
 
 
 class EmbedsLimits:
@@ -23,7 +26,9 @@ class EmbedsLimits:
         max_prompts: prompts in the batch of one tensor.
     """
 
-    def __init__(self, settings: FrontendSettings, models: Callable[[], Iterable[ModelCard]]) -> None:
+    def __init__(
+        self, settings: FrontendSettings, models: Callable[[], Iterable[ModelCard]]
+    ) -> None:
         self._max_bytes = settings.max_prompt_embeds_bytes
         self._max_parts = settings.max_prompt_embeds_parts
         self._max_total = settings.max_request_embeds_bytes
@@ -43,7 +48,10 @@ class EmbedsLimits:
 
     @property
     def any(self) -> ReadLimits:
-        """The limits of a tensor file whose model is not known yet: those of the model that takes the most."""
+        """The limits of a tensor file whose model is not known yet.
+
+        Those of the model that takes the most.
+        """
         if self._max_bytes != AUTO:
             return ReadLimits(max_bytes=self._max_bytes)
         return ReadLimits(max_bytes=max(map(self._bytes, self._models()), default=OVERHEAD_BYTES))

@@ -1,4 +1,7 @@
-"""Where bytes that come in pieces end up: each is written once, to where it stays, or is there already."""
+"""Where bytes that come in pieces end up.
+
+Each is written once, to where it stays, or is there already.
+"""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -10,19 +13,24 @@ from inlay.prompt import Buffer
 _FIRST = 64 * 1024
 
 Room: TypeAlias = Callable[[int], memoryview]
-"""Gives writable memory of so many bytes. The system gives pages for it only as they are written."""
+"""Gives writable memory of so many bytes.
+
+The system gives pages for it only as they are written.
+"""
 
 
 def private(num_bytes: int) -> memoryview:
     """Memory of this process."""
-    # numpy's memory is not cleared first, and large pieces of it lie in huge pages where the system has them.
+    # numpy's memory is not cleared first, and large pieces of it lie in huge pages where the system
+    # has them.
     return np.empty(num_bytes, np.uint8).data
 
 
 class Memory:
     """Bytes that arrive piece by piece.
 
-    Where their number is known no byte is copied again. Otherwise the memory doubles when it is full.
+    Where their number is known no byte is copied again. Otherwise the memory doubles when it is
+    full.
 
     Args:
         expected: how many bytes are to come, or None.

@@ -1,8 +1,11 @@
-"""`multipart/form-data` (RFC 7578): a request in JSON, then the tensor files it names, read as they come.
+"""`multipart/form-data` (RFC 7578).
 
-Every byte of a file is written once, to where its tensor is read from. A delimiter is looked for in each piece as it arrives; of one
-that two pieces share, the beginning is held back. Framing has one reading, and whatever differs from it is refused: no preamble, no
-epilogue, no white space after a boundary, no transfer encodings.
+A request in JSON, then the tensor files it names, read as they come.
+
+Every byte of a file is written once, to where its tensor is read from. A delimiter is looked for in
+each piece as it arrives; of one that two pieces share, the beginning is held back. Framing has one
+reading, and whatever differs from it is refused: no preamble, no epilogue, no white space after a
+boundary, no transfer encodings.
 """
 
 import re
@@ -69,7 +72,9 @@ class Form:
     ) -> None:
         if boundary is None or _boundary.fullmatch(boundary) is None:
             got = quoted(boundary) if boundary else "missing"
-            raise _refused(f"its boundary is {got}; one has 1 to 70 characters that RFC 2046 allows")
+            raise _refused(
+                f"its boundary is {got}; one has 1 to 70 characters that RFC 2046 allows"
+            )
         self.request = b""
         self.parts: dict[str, Buffer] = {}
         self.size = 0
@@ -89,7 +94,8 @@ class Form:
         """Read the next piece.
 
         Raises:
-            InvalidRequestError: bad framing; a missing, double or unnamed part; too many parts, or too long a header.
+            InvalidRequestError: bad framing; a missing, double or unnamed part; too many parts, or
+                too long a header.
             BodyTooLargeError: the request is over its limit.
             EmbeddingsError: a file is over the limit.
         """
@@ -117,7 +123,8 @@ class Form:
         """Data up to a delimiter; the place in `piece` where it goes on."""
         delimiter = self._delimiter
         if self._pending:
-            # Only its first byte is a carriage return, so what is held back is no other delimiter's beginning.
+            # Only its first byte is a carriage return, so what is held back is no other delimiter's
+            # beginning.
             wanted = delimiter[len(self._pending) :]
             got = piece[at : at + len(wanted)]
             if got == wanted:
@@ -151,7 +158,8 @@ class Form:
         if self._name == REQUEST:
             if size > MAX_REQUEST_BYTES:
                 raise BodyTooLargeError(
-                    f"part {REQUEST!r} is over the limit of {MAX_REQUEST_BYTES} bytes", param=REQUEST
+                    f"part {REQUEST!r} is over the limit of {MAX_REQUEST_BYTES} bytes",
+                    param=REQUEST,
                 )
         elif size > self._limits.max_bytes:
             check_size(size, limits=self._limits)
@@ -159,7 +167,8 @@ class Form:
 
     def _end_data(self) -> None:
         if self._before_data:
-            # RFC 2046 lets no content hold a boundary's line, and some readers see none there but an empty part.
+            # RFC 2046 lets no content hold a boundary's line, and some readers see none there but
+            # an empty part.
             raise _refused("the content of a part begins with a boundary")
         if self._name == REQUEST:
             self.request = bytes(self._data.buffer().view)
@@ -191,7 +200,8 @@ class Form:
             raise _refused("a part has no headers")
         end = taken.find(_END_OF_HEADERS)
         if end < 0:
-            # Whether they are too long is known when their end would have come, wherever the piece ends.
+            # Whether they are too long is known when their end would have come, wherever the piece
+            # ends.
             if len(taken) >= MAX_HEADER_BYTES + len(_END_OF_HEADERS):
                 raise _refused(f"the headers of a part are over {MAX_HEADER_BYTES} bytes")
             self._pending = taken
@@ -212,11 +222,14 @@ class Form:
             limit = MAX_REQUEST_BYTES
         else:
             if name == REQUEST or name in self.parts:
-                raise InvalidRequestError(f"the body has two parts named {quoted(name)}", param=name)
+                raise InvalidRequestError(
+                    f"the body has two parts named {quoted(name)}", param=name
+                )
             if len(self.parts) >= MAX_FILES:
                 raise InvalidRequestError(f"the body has more than {MAX_FILES} files")
             limit = self._limits.max_bytes
-        # What is left of the body is room enough for the part; what of it stays unused is never written to.
+        # What is left of the body is room enough for the part; what of it stays unused is never
+        # written to.
         left = None if self._declared is None else max(self._declared - position, 0)
         room = private if name == REQUEST else self._room
         self._data = Memory(None if left is None else min(left, limit), room)
@@ -245,7 +258,11 @@ def _name_of(headers: bytes) -> str:
                 if found is not None:
                     raise _refused("a part has two content-dispositions")
                 found = _disposed(value)
-            case b"content-transfer-encoding" if value.strip().lower() not in (b"binary", b"8bit", b"7bit"):
+            case b"content-transfer-encoding" if value.strip().lower() not in (
+                b"binary",
+                b"8bit",
+                b"7bit",
+            ):
                 raise _refused(
                     f"content-transfer-encoding {value.strip()[:80]!r} is not read; send files as they are"
                 )
@@ -268,7 +285,9 @@ def _disposed(value: bytes) -> str:
             names.append(parameter[3] if parameter[2] is None else parameter[2])
         at = parameter.end()
     if at < 0 or len(names) != 1 or not 0 < len(names[0]) <= _MAX_NAME:
-        raise _refused(f"{value.strip()[:80]!r} does not give a part one name of at most {_MAX_NAME} bytes")
+        raise _refused(
+            f"{value.strip()[:80]!r} does not give a part one name of at most {_MAX_NAME} bytes"
+        )
     try:
         return names[0].decode("utf-8")
     except UnicodeDecodeError as error:

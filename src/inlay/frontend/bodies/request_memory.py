@@ -12,10 +12,16 @@ from inlay.pace import yield_gil
 from inlay.prompt import Prompt
 
 _MADE = {"objects": 176, "arrays": 64, "colons": 48, "commas": 64}
-"""Bytes that what stands before or after such a character takes, at most: measured with CPython 3.11 and msgspec."""
+"""Bytes that what stands before or after such a character takes, at most.
+
+Measured with CPython 3.11 and msgspec.
+"""
 
 _WIDE = 7
-"""Bytes a character may take, while it is read, in a string that holds one outside ASCII: 4, and those of growing a buffer."""
+"""Bytes a character may take, while it is read, in a string that holds one outside ASCII.
+
+4, and those of growing a buffer.
+"""
 
 _SMALL = 4096
 """Bytes under which the worst is assumed instead of counting."""
@@ -24,17 +30,29 @@ _WORST = 24
 
 
 class RequestMemory:
-    """The memory of one request, from its body to its prompts. Safe to call from any thread, by one at a time.
+    """The memory of one request, from its body to its prompts.
+
+    Safe to call from any thread, by one at a time.
 
     Args:
         reservation: of the request, whose body it holds.
         limits: of its embeddings.
 
     Attributes:
-        json: bytes of the JSON that was parsed, the embeddings that were taken out of it not counted.
+        json: bytes of the JSON that was parsed, the embeddings that were taken out of it not
+            counted.
     """
 
-    __slots__ = ("_arrived", "_body", "_inline", "_limits", "_parsed", "_reservation", "_whole", "json")
+    __slots__ = (
+        "_arrived",
+        "_body",
+        "_inline",
+        "_limits",
+        "_parsed",
+        "_reservation",
+        "_whole",
+        "json",
+    )
 
     def __init__(self, reservation: Reservation, limits: EmbedsLimits) -> None:
         self._reservation = reservation
@@ -66,12 +84,17 @@ class RequestMemory:
         self._reservation.grow_to(self._body + self._parsed)
 
     def on_reassembled(self, size: int) -> None:
-        """Hold a body of `size` bytes beside what it was cut up into. Raises as `Reservation.grow_to`."""
+        """Hold a body of `size` bytes beside what it was cut up into.
+
+        Raises as `Reservation.grow_to`.
+        """
         self._body += size
         self._reservation.grow_to(self._body)
 
     def on_decoded(self, sizes: Iterable[int]) -> None:
-        """Count embeddings that were decoded as the body came, to `sizes` bytes each: they are held in the place of the body.
+        """Count embeddings that were decoded as the body came, to `sizes` bytes each.
+
+        They are held in the place of the body.
 
         Raises:
             BodyTooLargeError: the request has too much of them.
@@ -80,7 +103,10 @@ class RequestMemory:
         self._check_total()
 
     def decoding(self, sizes: Iterable[int]) -> None:
-        """Hold the embeddings in the JSON, of `sizes` decoded bytes each. Raises as `whole` and as `Reservation.grow_to`."""
+        """Hold the embeddings in the JSON, of `sizes` decoded bytes each.
+
+        Raises as `whole` and as `Reservation.grow_to`.
+        """
         self._inline = sum(sizes)
         self._check_total()
         self._reservation.grow_to(self._body + self._parsed + self._inline)
@@ -91,7 +117,9 @@ class RequestMemory:
         self._reservation.shrink_to(self._body + self._parsed + self._inline)
 
     def check_total(self, sizes: Iterable[int]) -> None:
-        """Count embeddings that came as they are, or had come before: nothing is made of them that must be held.
+        """Count embeddings that came as they are, or had come before.
+
+        Nothing is made of them that must be held.
 
         Raises:
             BodyTooLargeError: the request has too much of them.

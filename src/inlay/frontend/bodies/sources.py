@@ -1,4 +1,7 @@
-"""Where a request says that rows come from: its own JSON, a part of its body, or what was stored before it."""
+"""Where a request says that rows come from.
+
+Its own JSON, a part of its body, or what was stored before it.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,7 +14,9 @@ from inlay.frontend.quoting import shown_at
 
 
 class TensorSource(NamedTuple):
-    """Where a request says rows come from; exactly one of the first three is to be set, to a string.
+    """Where a request says rows come from.
+
+    Exactly one of the first three is to be set, to a string.
 
     Attributes:
         data: base64 of a tensor file.
@@ -35,7 +40,8 @@ def in_completion(request: CompletionRequest) -> list[TensorSource]:
         return found
     if isinstance(request.prompt, list):
         for index, item in enumerate(request.prompt):
-            # There may be a million of these, which hold up everybody: by type is twice as fast as by `isinstance`.
+            # There may be a million of these, which hold up everybody: by type is twice as fast as
+            # by `isinstance`.
             if type(item) is int or type(item) is str:
                 continue
             if isinstance(item, PromptEmbedsPart):
@@ -49,7 +55,9 @@ def in_completion(request: CompletionRequest) -> list[TensorSource]:
     return found
 
 
-def in_prompt_embeds(embeds: str | EmbedsSource | list[str | EmbedsSource] | None) -> list[TensorSource]:
+def in_prompt_embeds(
+    embeds: str | EmbedsSource | list[str | EmbedsSource] | None,
+) -> list[TensorSource]:
     """The sources of a request's field `prompt_embeds`, in order."""
     if embeds is None:
         return []
@@ -127,4 +135,6 @@ def check_source(source: TensorSource) -> None:
                 f"{where}: prompt_embeds must be valid base64, got {type(value).__name__}: {HOW_TO_SEND}",
                 param=where,
             )
-        raise InvalidRequestError(f"{where} must be a string, got {type(value).__name__}", param=where)
+        raise InvalidRequestError(
+            f"{where} must be a string, got {type(value).__name__}", param=where
+        )

@@ -1,10 +1,11 @@
 """Bounds on the structure of JSON, counted before a parser sees it.
 
-A parser holds the interpreter until it is done, and everybody else waits. How long depends on what it makes: a key of an object
-takes about 1 us with what is done with it afterwards, a string or an escape 50 ns, a byte of text 1 ns. No request that is
-served needs as many of them as would make others wait for long, so more are refused. A body near several bounds at once still
-holds the interpreter for about 100 ms. Numbers are not bounded here: a million token ids are a prompt, take 10 to 40 ms, and are
-bounded by the memory they take.
+A parser holds the interpreter until it is done, and everybody else waits. How long depends on what
+it makes: a key of an object takes about 1 us with what is done with it afterwards, a string or an
+escape 50 ns, a byte of text 1 ns. No request that is served needs as many of them as would make
+others wait for long, so more are refused. A body near several bounds at once still holds the
+interpreter for about 100 ms. Numbers are not bounded here: a million token ids are a prompt, take
+10 to 40 ms, and are bounded by the memory they take.
 """
 
 from typing import NamedTuple
@@ -18,7 +19,10 @@ MAX_CONTAINERS = 100_000
 """Objects and arrays in one body."""
 
 MAX_KEYS = 50_000
-"""Keys of all objects of one body together. A message has two, a tool call with its answer eleven."""
+"""Keys of all objects of one body together.
+
+A message has two, a tool call with its answer eleven.
+"""
 
 MAX_STRINGS = 250_000
 """Strings of one body, keys included."""
@@ -85,7 +89,8 @@ def check_structure(
 ) -> None:
     """Check that JSON texts together are within the bounds of this module.
 
-    Brackets and colons in strings do not count. Strings are told apart only where there are enough of them to matter.
+    Brackets and colons in strings do not count. Strings are told apart only where there are enough
+    of them to matter.
 
     Args:
         texts: of one request.
@@ -137,7 +142,8 @@ def _strings(block: np.ndarray, inside: bool, escaped: bool) -> tuple[np.ndarray
         bool [N], opening quotes included; the number; `inside` and `escaped` of the next piece.
     """
     places = np.arange(len(block), dtype=np.int32)
-    # An odd run of backslashes escapes what follows it; a run that reaches back to the start has `escaped` before it.
+    # An odd run of backslashes escapes what follows it; a run that reaches back to the start has
+    # `escaped` before it.
     before = np.maximum.accumulate(np.where(block == ord("\\"), np.int32(-1), places))
     quotes = np.flatnonzero(block == ord('"'))
     run = quotes - 1 - np.where(quotes > 0, before[quotes - 1], -1)

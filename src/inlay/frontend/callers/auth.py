@@ -14,7 +14,8 @@ class Tenant:
     """Whose data a request's is.
 
     Attributes:
-        id: the key's name, or derived from the key where it has none; never the key itself; "" where no key is asked for.
+        id: the key's name, or derived from the key where it has none; never the key itself; ""
+            where no key is asked for.
         salt: keeps what is cached for this caller apart, or None where all callers share.
     """
 
@@ -109,7 +110,8 @@ class KeySet:
         return len(self._keys)
 
     def _slot(self, sha256: bytes) -> bytes:
-        # Keyed, so that how long a look-up takes says nothing of any key's hash to those who choose what is looked up.
+        # Keyed, so that how long a look-up takes says nothing of any key's hash to those who choose
+        # what is looked up.
         return hashlib.blake2b(sha256, digest_size=16, key=self._secret).digest()
 
     def check(self, authorization: bytes | None, now: float) -> Caller:
@@ -125,7 +127,9 @@ class KeySet:
         if not self._keys:
             return ANYONE
         if authorization is None:
-            raise AuthenticationError("no API key was given; send it as `Authorization: Bearer KEY`")
+            raise AuthenticationError(
+                "no API key was given; send it as `Authorization: Bearer KEY`"
+            )
         scheme, _, token = authorization.partition(b" ")
         given = hashlib.sha256(token.strip()).digest()
         key = self._keys.get(self._slot(given))

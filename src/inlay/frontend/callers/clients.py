@@ -1,4 +1,7 @@
-"""What each client has under way: its part of the requests, of the bytes, and how often it may ask."""
+"""What each client has under way.
+
+Its part of the requests, of the bytes, and how often it may ask.
+"""
 
 import time
 from collections.abc import Callable
@@ -50,7 +53,8 @@ class Client:
         most = self.share.max_requests
         if most is not None and self.requests >= most:
             raise RateLimitedError(
-                f"you have {self.requests} requests under way, which is your share", retry_after=RETRY_AFTER
+                f"you have {self.requests} requests under way, which is your share",
+                retry_after=RETRY_AFTER,
             )
         if self.bucket is not None:
             wait = self.bucket.take()
@@ -63,7 +67,10 @@ class Client:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.requests -= 1
         self._clients.left(self.name, self)
@@ -72,15 +79,17 @@ class Client:
 class Clients:
     """The clients that have something under way, or have lately asked.
 
-    A client is a tenant or, where no key is asked for, an address; the addresses of one IPv6 /64 are one client, as they
-    are one subscriber's.
+    A client is a tenant or, where no key is asked for, an address; the addresses of one IPv6 /64
+    are one client, as they are one subscriber's.
 
     Args:
         settings: where a share of everything comes from when a key has none of its own.
         clock: seconds that only grow.
     """
 
-    def __init__(self, settings: FrontendSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, settings: FrontendSettings, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._share = default_share(settings)
         self._clock = clock
         self._known: dict[str, Client] = {}
@@ -101,7 +110,9 @@ class Clients:
         client = self._known.get(name)
         if client is None:
             if len(self._known) >= self._sweep_at:
-                self._known = {known: other for known, other in self._known.items() if not other.idle}
+                self._known = {
+                    known: other for known, other in self._known.items() if not other.idle
+                }
                 self._sweep_at = max(_SWEEP_AT, 2 * len(self._known))
             client = self._known[name] = Client(self, name, share)
         client.share = share
@@ -120,7 +131,10 @@ class Clients:
 
 
 def default_share(settings: FrontendSettings) -> ClientLimits:
-    """What a client may take whose key says nothing: half of everything, but one largest request at least."""
+    """What a client may take whose key says nothing.
+
+    Half of everything, but one largest request at least.
+    """
     requests = settings.max_client_requests or max(1, settings.max_inflight_requests // 2)
     largest = int(settings.max_body_bytes * (1 + DECODED_SHARE))
     size = settings.max_client_bytes or max(settings.max_inflight_bytes // 2, largest)

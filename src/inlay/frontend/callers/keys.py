@@ -1,4 +1,7 @@
-"""The keys of a running server: those of the settings, and those of a file that may change meanwhile."""
+"""The keys of a running server.
+
+Those of the settings, and those of a file that may change meanwhile.
+"""
 
 import asyncio
 import logging
@@ -20,8 +23,8 @@ POLL_SECONDS = 1.0
 class Keys:
     """Who may ask, now.
 
-    With more than one key each is a tenant of its own, unless they share the prefix cache. A file's keys always are: a second
-    may come at any time, and must not find what the first has left.
+    With more than one key each is a tenant of its own, unless they share the prefix cache. A file's
+    keys always are: a second may come at any time, and must not find what the first has left.
 
     Args:
         settings: of the frontend.
@@ -31,7 +34,9 @@ class Keys:
         InvalidRequestError: the key file cannot be used.
     """
 
-    def __init__(self, settings: FrontendSettings, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, settings: FrontendSettings, *, clock: Callable[[], float] = time.time
+    ) -> None:
         admin = {key.get_secret_value() for key in settings.admin_api_key}
         plain = {key.get_secret_value() for key in settings.api_key}
         self._fixed = [Key.unnamed(key, admin=key in admin) for key in sorted(plain | admin)]
@@ -41,7 +46,9 @@ class Keys:
                     "an API key is ASCII, not empty, and has no space around it", param="api_key"
                 )
         self._path: Path | None = settings.api_key_file
-        self._apart = not settings.share_prefix_cache and (len(self._fixed) > 1 or self._path is not None)
+        self._apart = not settings.share_prefix_cache and (
+            len(self._fixed) > 1 or self._path is not None
+        )
         self._clock = clock
         self._stamp: Stamp | None = None
         self._keys = self._load()
@@ -74,12 +81,22 @@ class Keys:
             ) from error
         exposed = exposure(self._path)
         if exposed is not None:
-            _log.warning("API key file %s: %s; chmod 600 keeps it to its owner", self._path, exposed)
-        _log.info("%d API keys of %d names from %s", len(read), len({key.name for key in read}), self._path)
+            _log.warning(
+                "API key file %s: %s; chmod 600 keeps it to its owner", self._path, exposed
+            )
+        _log.info(
+            "%d API keys of %d names from %s",
+            len(read),
+            len({key.name for key in read}),
+            self._path,
+        )
         return keys
 
     async def reload(self) -> None:
-        """Read the file again, in a thread. The keys of before stay when it cannot be used, and the log says why."""
+        """Read the file again, in a thread.
+
+        The keys of before stay when it cannot be used, and the log says why.
+        """
         if self._path is None:
             return
         try:

@@ -8,7 +8,8 @@
       admin: false
       expires: 2027-01-31T00:00:00Z
 
-No message quotes what the file holds: it goes to logs, and next to a typing error there may be a key.
+No message quotes what the file holds: it goes to logs, and next to a typing error there may be a
+key.
 """
 
 import hashlib
@@ -39,7 +40,10 @@ _sha256 = re.compile(r"[0-9a-fA-F]{64}")
 
 
 class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One entry as it is written. Unknown fields are refused: a mistyped limit must not be no limit."""
+    """One entry as it is written.
+
+    Unknown fields are refused: a mistyped limit must not be no limit.
+    """
 
     name: str
     key: str | None = None
@@ -98,14 +102,17 @@ def _parsed(path: Path, data: bytes) -> Any:
     try:
         if path.suffix.lower() == ".json":
             return json.loads(data)
-        # Every scalar as the text it is written as: a key may look like a number, a time or a truth value.
+        # Every scalar as the text it is written as: a key may look like a number, a time or a truth
+        # value.
         return yaml.load(data, Loader=yaml.BaseLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = "" if mark is None else f" at line {mark.line + 1}, column {mark.column + 1}"
         raise _refused(path, f"it is not valid YAML{where}") from None
     except json.JSONDecodeError as error:
-        raise _refused(path, f"it is not valid JSON at line {error.lineno}, column {error.colno}") from None
+        raise _refused(
+            path, f"it is not valid JSON at line {error.lineno}, column {error.colno}"
+        ) from None
     except (ValueError, RecursionError, yaml.YAMLError):
         raise _refused(path, "it is not valid text of its format") from None
 
@@ -118,7 +125,8 @@ def _entry(path: Path, number: int, item: object) -> Key:
         raise _refused(path, f"{where}: {_complaint(str(error))}") from None
     if not _name.fullmatch(entry.name) or entry.name.startswith(UNNAMED):
         raise _refused(
-            path, f"{where}: a name is 1 to 64 letters, digits or ._@- and does not begin with {UNNAMED!r}"
+            path,
+            f"{where}: a name is 1 to 64 letters, digits or ._@- and does not begin with {UNNAMED!r}",
         )
     where += f" ({entry.name})"
     for field in ("rate", "max_requests", "max_bytes"):

@@ -4,9 +4,12 @@ from collections.abc import Callable
 
 
 class TokenBucket:
-    """Fills evenly, `rate` tokens a minute, and holds one minute's worth at most; a request takes one.
+    """Fills evenly, `rate` tokens a minute, and holds one minute's worth at most.
 
-    Whoever has been quiet for a minute may ask `rate` times at once, and `rate` times a minute from then on.
+    A request takes one.
+
+    Whoever has been quiet for a minute may ask `rate` times at once, and `rate` times a minute from
+    then on.
 
     Args:
         rate: tokens a minute, more than 0.

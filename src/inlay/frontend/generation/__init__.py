@@ -1,1 +1,4 @@
-"""Completions and chats: from what a request says to requests, and from their outputs to what clients are shown."""
+"""Completions and chats.
+
+From what a request says to requests, and from their outputs to what clients are shown.
+"""

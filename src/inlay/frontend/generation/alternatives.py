@@ -12,7 +12,9 @@ MAX_IDS = 128
 _FIELD = "logprob_token_ids"
 
 
-def named_ids(request: GenerationRequest, *, logprobs: int | None, max_tokens: int | None) -> tuple[int, ...]:
+def named_ids(
+    request: GenerationRequest, *, logprobs: int | None, max_tokens: int | None
+) -> tuple[int, ...]:
     """The ids of `logprob_token_ids`, each once; none where the request names none.
 
     Args:
@@ -27,7 +29,9 @@ def named_ids(request: GenerationRequest, *, logprobs: int | None, max_tokens: i
     if not ids:
         return ()
     if logprobs is None:
-        raise InvalidRequestError(f"{_FIELD} is only allowed when logprobs are asked for", param=_FIELD)
+        raise InvalidRequestError(
+            f"{_FIELD} is only allowed when logprobs are asked for", param=_FIELD
+        )
     if max_tokens == 0:
         raise InvalidRequestError(f"{_FIELD} needs an output, and max_tokens is 0", param=_FIELD)
     if len(ids) > MAX_IDS:

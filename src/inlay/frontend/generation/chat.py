@@ -30,7 +30,9 @@ from inlay.render import Renderer
 from inlay.request import Sampling, Task
 from inlay.router import ServedModel
 
-ReadMessages: TypeAlias = Callable[[Callable[[TensorSource], Rows]], tuple[list[dict[str, Any]], list[Rows]]]
+ReadMessages: TypeAlias = Callable[
+    [Callable[[TensorSource], Rows]], tuple[list[dict[str, Any]], list[Rows]]
+]
 """From what reads a source to the messages for the renderer and their rows, as `with_rows` returns them."""
 
 _decoder = msgspec.json.Decoder(ChatRequest)
@@ -54,7 +56,9 @@ class PreparedChat(NamedTuple):
 async def chat_completions(call: Call) -> None:
     """Answer one chat request."""
     embeds = call.server.embeds
-    incoming = await read_request(call, _decoder, lambda request: embeds.in_messages(request.messages))
+    incoming = await read_request(
+        call, _decoder, lambda request: embeds.in_messages(request.messages)
+    )
     request = incoming.parsed.request
     response_id = answer_id("chatcmpl-", request.request_id)
     asked = await prepare_chat(
@@ -67,7 +71,9 @@ async def chat_completions(call: Call) -> None:
         request,
     )
     del incoming
-    shape = ChatShape(response_id, request, asked.model.name, asked.renderer, asked.generation, asked.use)
+    shape = ChatShape(
+        response_id, request, asked.model.name, asked.renderer, asked.generation, asked.use
+    )
     await respond(call, request, asked.model, asked.generation, shape)
 
 
@@ -101,13 +107,19 @@ async def prepare_chat(
     card = model.card
     renderer = await server.renderers.of(card)
     use = await server.prepare(
-        call.memory.json, ToolUse.of, request.tools, request.tool_choice, request.parallel_tool_calls
+        call.memory.json,
+        ToolUse.of,
+        request.tools,
+        request.tool_choice,
+        request.parallel_tool_calls,
     )
     forms = ModelFormats.of(server.settings, renderer)
     check_tool_use(server.settings, card, forms, use)
     embeddings = await embeddings_of(call, incoming, sources, card)
     max_tokens = (
-        request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+        request.max_tokens
+        if request.max_completion_tokens is None
+        else request.max_completion_tokens
     )
     keep = kept_positions(request, model.max_len, max_tokens)
     prompt, size = await server.prepare(
@@ -195,13 +207,17 @@ def _effort(request: ChatRequest, renderer: Renderer) -> dict[str, object]:
 def _check_chat(request: ChatRequest, max_choices: int) -> None:
     if (request.n or 1) > max_choices:
         raise InvalidRequestError(
-            f"the request asks for {request.n} choices; at most {max_choices} are allowed", param="n"
+            f"the request asks for {request.n} choices; at most {max_choices} are allowed",
+            param="n",
         )
     if request.top_logprobs is not None and not request.logprobs:
-        raise InvalidRequestError("top_logprobs is only allowed when logprobs is true", param="top_logprobs")
+        raise InvalidRequestError(
+            "top_logprobs is only allowed when logprobs is true", param="top_logprobs"
+        )
     if request.echo:
         raise InvalidRequestError(
-            "echo is not supported in chat completions: the last message is the client's own", param="echo"
+            "echo is not supported in chat completions: the last message is the client's own",
+            param="echo",
         )
     for name in ("messages", "tools", "tool_choice", "chat_template_kwargs"):
         check_depth(getattr(request, name), name)

@@ -45,7 +45,10 @@ class _Said(NamedTuple):
 
 
 class ChatShape:
-    """Chat completions as vLLM 0.32 shows them: null where a field of a whole answer says nothing."""
+    """Chat completions as vLLM 0.32 shows them.
+
+    Null where a field of a whole answer says nothing.
+    """
 
     def __init__(
         self,
@@ -68,7 +71,9 @@ class ChatShape:
         self._collected: dict[int, list[ChoicePiece]] = {}
 
     def _chunk(self, choices: list[ChatChunkChoice], **more: Any) -> ChatChunk:
-        return ChatChunk(id=self._id, created=self._created, model=self._model, choices=choices, **more)
+        return ChatChunk(
+            id=self._id, created=self._created, model=self._model, choices=choices, **more
+        )
 
     def events(self, pieces: Pieces) -> list[msgspec.Struct]:
         """One event for each piece, and before a choice's first one another with the role."""
@@ -80,7 +85,9 @@ class ChatShape:
                 role = ChatChunkChoice(choice.index, ChatDelta(role="assistant", content=""))
                 ids = prompt_ids(choice.request.prompt) if with_ids else None
                 usage = self._usage_of(choice, None)
-                events.append(self._chunk([role], prompt_token_ids=ids, prompt_text=None, usage=usage))
+                events.append(
+                    self._chunk([role], prompt_token_ids=ids, prompt_text=None, usage=usage)
+                )
             delta = self._delta(piece)
             ends = piece.finish_reason is not None
             # Clients look for the end of a call in the event behind its last piece.
@@ -110,7 +117,9 @@ class ChatShape:
         fingerprint = _UNSET if self._usage.at_end else self._generation.fingerprint
         return self._chunk([ended], usage=usage, system_fingerprint=fingerprint)
 
-    def _usage_of(self, choice: ChoiceState, piece: ChoicePiece | None) -> UsageInfo | msgspec.UnsetType:
+    def _usage_of(
+        self, choice: ChoiceState, piece: ChoicePiece | None
+    ) -> UsageInfo | msgspec.UnsetType:
         return self._generation.usage_of(choice, piece) if self._usage.continuous else _UNSET
 
     def closing_events(self) -> list[msgspec.Struct]:
@@ -118,7 +127,11 @@ class ChatShape:
         if not self._usage.at_end:
             return []
         generation = self._generation
-        return [self._chunk([], usage=generation.usage_at_end(), system_fingerprint=generation.fingerprint)]
+        return [
+            self._chunk(
+                [], usage=generation.usage_at_end(), system_fingerprint=generation.fingerprint
+            )
+        ]
 
     def failure_events(self, error: InlayError) -> list[msgspec.Struct]:
         """The error."""
@@ -176,7 +189,8 @@ class ChatShape:
     def _message(self, piece: ChoicePiece) -> ChatMessage:
         said = self._said(piece)
         calls = [
-            ToolCall(call.id or "", FunctionCall(call.name or "", call.arguments)) for call in said.tool_calls
+            ToolCall(call.id or "", FunctionCall(call.name or "", call.arguments))
+            for call in said.tool_calls
         ]
         other = calls or said.reasoning is not _UNSET
         return ChatMessage(
@@ -208,11 +222,16 @@ class ChatShape:
             return None
         request = self._request
         top = None if request.logprob_token_ids else request.top_logprobs or 0
-        return ChatLogprobs(token_logprobs(piece, self._renderer, top, token_names(request, self._renderer)))
+        return ChatLogprobs(
+            token_logprobs(piece, self._renderer, top, token_names(request, self._renderer))
+        )
 
 
 def token_logprobs(
-    piece: ChoicePiece, renderer: Renderer, top: int | None, name: Callable[[int], str] | None = None
+    piece: ChoicePiece,
+    renderer: Renderer,
+    top: int | None,
+    name: Callable[[int], str] | None = None,
 ) -> list[TokenLogprob]:
     """The logprobs of a piece.
 
@@ -228,6 +247,8 @@ def token_logprobs(
         near = entry.top[:top]
         if top is None:
             near = ((id_, entry.logprob), *(one for one in entry.top if one[0] != id_))
-        others = [TopLogprob(name(other), max(logprob, LEAST), data(other)) for other, logprob in near]
+        others = [
+            TopLogprob(name(other), max(logprob, LEAST), data(other)) for other, logprob in near
+        ]
         shown.append(TokenLogprob(name(id_), max(entry.logprob, LEAST), data(id_), others))
     return shown

@@ -1,4 +1,7 @@
-"""One choice of a response: from the outputs of its request to text, with stop strings found and later tokens dropped."""
+"""One choice of a response.
+
+From the outputs of its request to text, with stop strings found and later tokens dropped.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -109,7 +112,9 @@ class ChoiceState:
         "request",
     )  # fmt: skip
 
-    def __init__(self, index: int, request: Request, renderer: Renderer, display: DisplayOptions) -> None:
+    def __init__(
+        self, index: int, request: Request, renderer: Renderer, display: DisplayOptions
+    ) -> None:
         self.index = index
         self.request = request
         self.completion_tokens = 0
@@ -125,7 +130,9 @@ class ChoiceState:
         self._parser = display.format.parser()
         ids = display.format.reasoning
         self._reasoning = None if ids is None else _ReasoningCount(ids, renderer)
-        self._stops = StopMatcher(display.stops, include=display.include_stop) if display.stops else None
+        self._stops = (
+            StopMatcher(display.stops, include=display.include_stop) if display.stops else None
+        )
         self._include_stop = display.include_stop
 
     def take(self, deltas: Sequence[Output]) -> ChoicePiece:
@@ -180,7 +187,9 @@ class ChoiceState:
         output = self._parser.push(text)
         if self.finish_reason is not None:
             output += self._parser.flush()
-        self.calls_tools = self.calls_tools or any(isinstance(delta, ToolCallDelta) for delta in output)
+        self.calls_tools = self.calls_tools or any(
+            isinstance(delta, ToolCallDelta) for delta in output
+        )
         if self._reasoning is not None:
             self._reasoning.take(ids)
         return output
@@ -192,16 +201,25 @@ class ChoiceState:
 
     @property
     def reasoning_tokens(self) -> int:
-        """Tokens before the answer, the tags of the reasoning counted; 0 where they are not told from it."""
+        """Tokens before the answer, the tags of the reasoning counted.
+
+        0 where they are not told from it.
+        """
         return 0 if self._reasoning is None else self._reasoning.tokens
 
     def _ended_by(self, delta: Output) -> int | None:
-        if delta.stop_token_id is not None and delta.stop_token_id in self.request.sampling.stop_token_ids:
+        if (
+            delta.stop_token_id is not None
+            and delta.stop_token_id in self.request.sampling.stop_token_ids
+        ):
             return delta.stop_token_id
         return None
 
     def _show(self, delta: Output) -> tuple[str, int, str | None]:
-        """(text, tokens taken, stop string) of an output's ids; the id that ended the output has no text of its own."""
+        """(text, tokens taken, stop string) of an output's ids.
+
+        The id that ended the output has no text of its own.
+        """
         ids = delta.token_ids
         visible = ids if delta.stop_token_id is None or self._include_stop else ids[:-1]
         if self._stops is None:

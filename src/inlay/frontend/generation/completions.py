@@ -74,7 +74,9 @@ async def completions(call: Call) -> None:
     await respond(call, request, model, generation, shape)
 
 
-def _prompts(reader: PromptReader, request: CompletionRequest, most: int) -> tuple[list[Prompt], int]:
+def _prompts(
+    reader: PromptReader, request: CompletionRequest, most: int
+) -> tuple[list[Prompt], int]:
     """The prompts of a request, and the bytes of what else it says."""
     prompts = reader.prompts(most=most)
     asked = len(prompts) * request.candidates
@@ -89,7 +91,10 @@ def _prompts(reader: PromptReader, request: CompletionRequest, most: int) -> tup
 
 
 def _sampling(request: CompletionRequest, model: ServedModel, prompts: list[Prompt]) -> Sampling:
-    """What the choices share. Raises `InlayError` for what these prompts or this model cannot do."""
+    """What the choices share.
+
+    Raises `InlayError` for what these prompts or this model cannot do.
+    """
     if request.suffix:
         check_has_ids(prompts, "suffix")
         raise InvalidRequestError("suffix is not supported", param="suffix")
@@ -135,7 +140,9 @@ class CompletionShape:
         self._collected: dict[int, list[ChoicePiece]] = {}
 
     def _chunk(self, choices: list[CompletionChunkChoice], **more: Any) -> CompletionChunk:
-        return CompletionChunk(id=self._id, created=self._created, model=self._model, choices=choices, **more)
+        return CompletionChunk(
+            id=self._id, created=self._created, model=self._model, choices=choices, **more
+        )
 
     def events(self, pieces: Pieces) -> list[msgspec.Struct]:
         """One event for each piece."""
@@ -158,7 +165,8 @@ class CompletionShape:
             if self._usage.continuous:
                 # As in vLLM, without the details.
                 usage = msgspec.structs.replace(
-                    self._generation.usage_of(choice, piece), completion_tokens_details=msgspec.UNSET
+                    self._generation.usage_of(choice, piece),
+                    completion_tokens_details=msgspec.UNSET,
                 )
             last = ends and not self._usage.at_end
             events.append(
@@ -175,7 +183,11 @@ class CompletionShape:
         if not self._usage.at_end:
             return []
         generation = self._generation
-        return [self._chunk([], usage=generation.usage_at_end(), system_fingerprint=generation.fingerprint)]
+        return [
+            self._chunk(
+                [], usage=generation.usage_at_end(), system_fingerprint=generation.fingerprint
+            )
+        ]
 
     def failure_events(self, error: InlayError) -> list[msgspec.Struct]:
         """The error."""
@@ -199,7 +211,8 @@ class CompletionShape:
 
     def _all(self) -> list[CompletionChoice]:
         return [
-            self._choice(choice, joined(self._collected[choice.index])) for choice in self._generation.choices
+            self._choice(choice, joined(self._collected[choice.index]))
+            for choice in self._generation.choices
         ]
 
     def _best(self) -> list[CompletionChoice]:
@@ -265,7 +278,10 @@ class CompletionShape:
         *,
         echoed: int | None,
     ) -> CompletionLogprobs:
-        """Of `ids`, the first `echoed` of which are the prompt's; None where nothing can be said, at a prompt's first token."""
+        """Of `ids`, the first `echoed` of which are the prompt's.
+
+        None where nothing can be said, at a prompt's first token.
+        """
         offsets = self._offsets.get(choice.index)
         if offsets is None:
             offsets = self._offsets[choice.index] = _Offsets(self._renderer, self._skips)

@@ -43,7 +43,9 @@ class UsageShown(NamedTuple):
 
 
 class Generation:
-    """Sends a request's requests and gathers what they answer. `close` must be called whatever happens.
+    """Sends a request's requests and gathers what they answer.
+
+    `close` must be called whatever happens.
 
     Attributes:
         choices: in the order of the response.
@@ -70,7 +72,8 @@ class Generation:
             times: of the request.
             fingerprint: what names the system that answers.
             positions_before: those the model puts before each prompt.
-            scores: for each prompt what its first choice's work is told of it, where that was asked for.
+            scores: for each prompt what its first choice's work is told of it, where that was asked
+                for.
             bulk: bytes that showing them takes.
         """
         self.choices = choices
@@ -105,7 +108,8 @@ class Generation:
             self._sending = [sent]
             return
         self._sending = [
-            asyncio.create_task(router.send(name, requests, session=session)) for requests in prompts
+            asyncio.create_task(router.send(name, requests, session=session))
+            for requests in prompts
         ]
         await self._sending[0]
 
@@ -119,7 +123,9 @@ class Generation:
             async for piece in self._follow(self.choices[0]):
                 yield [(self.choices[0], piece)]
             return
-        queue: asyncio.Queue[tuple[ChoiceState, ChoicePiece] | BaseException] = asyncio.Queue(_QUEUED)
+        queue: asyncio.Queue[tuple[ChoiceState, ChoicePiece] | BaseException] = asyncio.Queue(
+            _QUEUED
+        )
         self._tasks = [asyncio.create_task(self._pump(choice, queue)) for choice in self.choices]
         open_ = len(self.choices)
         while open_:
@@ -136,7 +142,9 @@ class Generation:
             yield batch
 
     async def _pump(
-        self, choice: ChoiceState, queue: "asyncio.Queue[tuple[ChoiceState, ChoicePiece] | BaseException]"
+        self,
+        choice: ChoiceState,
+        queue: "asyncio.Queue[tuple[ChoiceState, ChoicePiece] | BaseException]",
     ) -> None:
         try:
             async for piece in self._follow(choice):
@@ -155,7 +163,8 @@ class Generation:
                 continue
             scores = self.scores_of(choice)
             if scores is not None:
-                # Whoever shows a prompt needs all that is told of it, by the request of another choice perhaps.
+                # Whoever shows a prompt needs all that is told of it, by the request of another
+                # choice perhaps.
                 await scores.complete.wait()
             yield piece
             if choice.finish_reason is not None:
@@ -197,7 +206,9 @@ class Generation:
         return len(choice.request.prompt) + self._positions_before
 
     def _details(self, reasoning_tokens: int) -> CompletionTokensDetails | None:
-        return CompletionTokensDetails(reasoning_tokens) if self.choices[0].counts_reasoning else None
+        return (
+            CompletionTokensDetails(reasoning_tokens) if self.choices[0].counts_reasoning else None
+        )
 
     def usage(self) -> UsageInfo:
         """Usage of a whole response; each prompt counts once, however many choices it has."""
@@ -208,7 +219,9 @@ class Generation:
             completion_tokens=completed,
             total_tokens=prompts + completed,
             prompt_tokens_details=PromptTokensDetails(self._cached_tokens()),
-            completion_tokens_details=self._details(sum(choice.reasoning_tokens for choice in self.choices)),
+            completion_tokens_details=self._details(
+                sum(choice.reasoning_tokens for choice in self.choices)
+            ),
         )
 
     def usage_at_end(self) -> UsageInfo:
@@ -216,13 +229,21 @@ class Generation:
         usage = self.usage()
         return msgspec.structs.replace(
             usage,
-            prompt_tokens_details=PromptTokensDetails(self._cached_tokens(), msgspec.UNSET, msgspec.UNSET),
+            prompt_tokens_details=PromptTokensDetails(
+                self._cached_tokens(), msgspec.UNSET, msgspec.UNSET
+            ),
             completion_tokens_details=usage.completion_tokens_details or msgspec.UNSET,
         )
 
     def usage_of(self, choice: ChoiceState, piece: ChoicePiece | None) -> UsageInfo:
-        """Usage of one choice up to `piece`, or before its first; what a stream shows as it goes."""
-        prompt, completed = self._prompt_tokens(choice), 0 if piece is None else piece.completion_tokens
+        """Usage of one choice up to `piece`, or before its first.
+
+        What a stream shows as it goes.
+        """
+        prompt, completed = (
+            self._prompt_tokens(choice),
+            0 if piece is None else piece.completion_tokens,
+        )
         return UsageInfo(
             prompt_tokens=prompt,
             completion_tokens=completed,

@@ -1,4 +1,7 @@
-"""What a request says its output must match: `response_format` as OpenAI's, `structured_outputs` as vLLM's."""
+"""What a request says its output must match.
+
+`response_format` as OpenAI's, `structured_outputs` as vLLM's.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,7 +20,10 @@ _FORMAT, _OUTPUTS = "response_format", "structured_outputs"
 
 
 def field_of(request: GenerationRequest) -> str:
-    """The field whose grammar binds the output of a request that has one; `tools` where a call is forced."""
+    """The field whose grammar binds the output of a request that has one.
+
+    `tools` where a call is forced.
+    """
     if isinstance(request, ChatRequest) and request.tool_choice not in (None, "auto", "none"):
         return "tools"
     if request.structured_outputs is not None:
@@ -35,7 +41,8 @@ def grammar_of(request: GenerationRequest) -> Grammar | None:
     by_outputs = _of_outputs(request.structured_outputs)
     if by_format is not None and by_outputs is not None:
         raise InvalidRequestError(
-            f"{_OUTPUTS} and {_FORMAT} both say what the output must match; give one of them", param=_OUTPUTS
+            f"{_OUTPUTS} and {_FORMAT} both say what the output must match; give one of them",
+            param=_OUTPUTS,
         )
     grammar = by_format or by_outputs
     if grammar is not None and len(grammar.source) > MAX_GRAMMAR:
@@ -50,7 +57,9 @@ def check_served(grammar: Grammar | None, card: ModelCard, param: str) -> None:
     """Raise `InvalidRequestError` unless the model's engine can hold an output to `grammar`."""
     if grammar is None or grammar.kind in card.grammars:
         return
-    can = f"it can do {', '.join(card.grammars)}" if card.grammars else "it has no structured output"
+    can = (
+        f"it can do {', '.join(card.grammars)}" if card.grammars else "it has no structured output"
+    )
     raise InvalidRequestError(
         f"{param} asks for {grammar.kind!r}, which is not supported by the engine of this model: {can}",
         param=param,
@@ -79,15 +88,24 @@ def _of_format(value: Any) -> Grammar | None:
         )
     _expect(named.get("name"), str, f"{_FORMAT}.json_schema.name must be a string", _FORMAT)
     _expect(
-        named.get("strict", False), bool | None, f"{_FORMAT}.json_schema.strict must be a boolean", _FORMAT
+        named.get("strict", False),
+        bool | None,
+        f"{_FORMAT}.json_schema.strict must be a boolean",
+        _FORMAT,
     )
-    return Grammar("json_schema", _schema(named["schema"], f"{_FORMAT}.json_schema.schema", _FORMAT))
+    return Grammar(
+        "json_schema", _schema(named["schema"], f"{_FORMAT}.json_schema.schema", _FORMAT)
+    )
 
 
 def _of_outputs(value: Any) -> Grammar | None:
     if value is None:
         return None
-    asked = {key: item for key, item in value.items() if item is not None} if isinstance(value, dict) else {}
+    asked = (
+        {key: item for key, item in value.items() if item is not None}
+        if isinstance(value, dict)
+        else {}
+    )
     for name in _NOT_SERVED:
         if asked.pop(name, None) not in (None, False):
             raise InvalidRequestError(f"{_OUTPUTS}.{name} is not supported", param=_OUTPUTS)
@@ -103,7 +121,9 @@ def _of_outputs(value: Any) -> Grammar | None:
 
 def _schema(value: Any, name: str, param: str) -> str:
     if not isinstance(value, dict | bool):
-        raise InvalidRequestError(f"{name} must be a JSON schema, got {shown_value(value)}", param=param)
+        raise InvalidRequestError(
+            f"{name} must be a JSON schema, got {shown_value(value)}", param=param
+        )
     check_depth(value, param)
     return msgspec.json.encode(value).decode()
 
@@ -115,7 +135,9 @@ def _json(value: Any) -> str:
         try:
             value = msgspec.json.decode(value)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise InvalidRequestError(f"{_OUTPUTS}.json is not JSON: {error}", param=_OUTPUTS) from error
+            raise InvalidRequestError(
+                f"{_OUTPUTS}.json is not JSON: {error}", param=_OUTPUTS
+            ) from error
     return _schema(value, f"{_OUTPUTS}.json", _OUTPUTS)
 
 
@@ -145,7 +167,8 @@ def _grammar(value: Any) -> str:
 def _json_object(value: Any) -> str:
     if value is not True:
         raise InvalidRequestError(
-            f"{_OUTPUTS}.json_object must be true where it is given, got {shown_value(value)}", param=_OUTPUTS
+            f"{_OUTPUTS}.json_object must be true where it is given, got {shown_value(value)}",
+            param=_OUTPUTS,
         )
     return ""
 

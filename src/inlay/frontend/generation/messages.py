@@ -45,11 +45,13 @@ def with_rows(
     Args:
         messages: as the client sent them.
         read: the source of a part to its rows.
-        named: where in the request the content of each message stands; None where the request has the messages themselves.
+        named: where in the request the content of each message stands; None where the request has
+            the messages themselves.
         served: the types of parts that an error says are.
 
     Returns:
-        The messages, each such part replaced by `{"type": "prompt_embeds", "index": i}`, and the rows by index.
+        The messages, each such part replaced by `{"type": "prompt_embeds", "index": i}`, and the
+        rows by index.
 
     Raises:
         InvalidRequestError: not messages, or a content part that is not served.
@@ -65,11 +67,13 @@ def with_rows(
         where = f"messages[{number}]"
         if not isinstance(message.get("role"), str):
             raise InvalidRequestError(
-                f"{where}.role must be a string, got {shown_at(message, 'role')}", param=f"{where}.role"
+                f"{where}.role must be a string, got {shown_at(message, 'role')}",
+                param=f"{where}.role",
             )
         content = message.get("content")
         if content is None:
-            # Templates may want messages without content, but of a user there is nothing else to be said.
+            # Templates may want messages without content, but of a user there is nothing else to be
+            # said.
             if message["role"] == "user" and "content" not in message:
                 raise InvalidRequestError(
                     f"{where}.content must be a string or a list of parts, got {shown_at(message, 'content')}",
@@ -99,7 +103,10 @@ def _content(
     if isinstance(content, str):
         return content
     if isinstance(content, list):
-        return [_part(part, f"{where}[{index}]", rows, read, served) for index, part in enumerate(content)]
+        return [
+            _part(part, f"{where}[{index}]", rows, read, served)
+            for index, part in enumerate(content)
+        ]
     raise InvalidRequestError(
         f"{where} must be a string or a list of parts, got {shown_value(content)}", param=where
     )
@@ -116,7 +123,8 @@ def _part(
         )
     if not isinstance(part.get("type"), str):
         raise InvalidRequestError(
-            f"{where}.type must be one of {served}, got {shown_at(part, 'type')}", param=f"{where}.type"
+            f"{where}.type must be one of {served}, got {shown_at(part, 'type')}",
+            param=f"{where}.type",
         )
     kind = part["type"]
     if kind in _TEXT_PARTS:

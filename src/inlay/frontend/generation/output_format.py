@@ -1,4 +1,7 @@
-"""How the answers of a chat are read: which parsers, from where, and where in them a grammar begins to bind."""
+"""How the answers of a chat are read.
+
+Which parsers, from where, and where in them a grammar begins to bind.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -52,7 +55,9 @@ class ModelFormats(NamedTuple):
         return CHANNELS in self
 
 
-def check_tool_use(settings: FrontendSettings, card: ModelCard, forms: ModelFormats, use: ToolUse) -> None:
+def check_tool_use(
+    settings: FrontendSettings, card: ModelCard, forms: ModelFormats, use: ToolUse
+) -> None:
     """Raise `InvalidRequestError` where calls could not be told from text, or not be enforced."""
     check_served(use.grammar, card, "tool_choice")
     if use.choice is not ToolChoice.AUTO:
@@ -82,8 +87,9 @@ def output_format_for(
 ) -> tuple[OutputFormat, Sampling]:
     """How the answers to `prompt` are read, and `sampling` with the grammar that the tools ask for.
 
-    A grammar binds the answer and not the reasoning before it: where the prompt leaves the reasoning open, it binds
-    behind the reasoning's end. Where it does not, it binds from the first token, so that what must match does.
+    A grammar binds the answer and not the reasoning before it: where the prompt leaves the
+    reasoning open, it binds behind the reasoning's end. Where it does not, it binds from the first
+    token, so that what must match does.
 
     Args:
         forms: of the model.
@@ -104,8 +110,12 @@ def output_format_for(
             grammar, after=renderer.encode(CHANNELS.answer, add_special_tokens=False)
         )
         own = tools if forms.tools is not None else Tools()
-        return OutputFormat(lambda: HarmonyParser(own), frozenset(CHANNELS.tokens)), _bound(sampling, bound)
-    calls = forms.tools if use.choice is ToolChoice.AUTO and isinstance(forms.tools, ToolForm) else None
+        return OutputFormat(lambda: HarmonyParser(own), frozenset(CHANNELS.tokens)), _bound(
+            sampling, bound
+        )
+    calls = (
+        forms.tools if use.choice is ToolChoice.AUTO and isinstance(forms.tools, ToolForm) else None
+    )
     tokens = frozenset(calls.tokens if calls is not None else ())
 
     def answer() -> OutputParser:
@@ -131,7 +141,10 @@ def _bound(sampling: Sampling, grammar: Grammar | None) -> Sampling:
 
 
 def _begins(
-    form: ReasoningForm, renderer: Renderer, prompt: Prompt, continued: Sequence[Mapping[str, Any]] | None
+    form: ReasoningForm,
+    renderer: Renderer,
+    prompt: Prompt,
+    continued: Sequence[Mapping[str, Any]] | None,
 ) -> Begins:
     if continued is not None:
         return form.begins_within(_text(continued[-1].get("content")))

@@ -18,14 +18,20 @@ LEAST = -9999.0
 """What is shown for a logprob below it, as JSON has no infinity; vLLM's and OpenAI's number."""
 
 BYTES = 512
-"""Bytes that one logprob takes at most on its way into a response: as an object (about 250) and in JSON, twice."""
+"""Bytes that one logprob takes at most on its way into a response.
+
+As an object (about 250) and in JSON, twice.
+"""
 
 
 class PromptScores:
-    """The logprobs of one prompt, which all its choices show. Told once, by the request of the first of them.
+    """The logprobs of one prompt, which all its choices show.
+
+    Told once, by the request of the first of them.
 
     Attributes:
-        complete: set when all positions but the first, of which nothing can be said, have been told.
+        complete: set when all positions but the first, of which nothing can be said, have been
+            told.
     """
 
     __slots__ = ("_length", "_pieces", "_told", "complete")
@@ -55,19 +61,29 @@ class PromptScores:
     def check(self) -> None:
         """Raise `EngineError` unless all has been told."""
         if not self.complete.is_set():
-            raise EngineError(f"the engine told logprobs of {self._told} of {self._length} prompt positions")
+            raise EngineError(
+                f"the engine told logprobs of {self._told} of {self._length} prompt positions"
+            )
 
     def entries(self, top: int) -> Iterator[TokenLogprobs]:
-        """One for each position but the first: of its token, and the `top` most likely (id, logprob), best first."""
+        """One for each position but the first.
+
+        Of its token, and the `top` most likely (id, logprob), best first.
+        """
         for piece in self._pieces:
             ids, logprobs = _columns(piece)
-            for near, values in zip(ids.tolist(), np.maximum(logprobs, LEAST).tolist(), strict=True):
+            for near, values in zip(
+                ids.tolist(), np.maximum(logprobs, LEAST).tolist(), strict=True
+            ):
                 yield TokenLogprobs(
                     values[0], tuple(zip(near[1 : 1 + top], values[1 : 1 + top], strict=True))
                 )
 
     def shown(self, renderer: Renderer, top: int) -> list[dict[str, PromptLogprob] | None]:
-        """What vLLM shows as `prompt_logprobs`: by token id, one entry for each position, nothing for the first."""
+        """What vLLM shows as `prompt_logprobs`.
+
+        By token id, one entry for each position, nothing for the first.
+        """
         result: list[dict[str, PromptLogprob] | None] = [None]
         name = renderer.token_text
         for piece in self._pieces:
@@ -82,7 +98,9 @@ class PromptScores:
                 entry = {str(near[0]): PromptLogprob(values[0], rank, name(near[0]))}
                 for place in range(1, min(top, len(near) - 1) + 1):
                     if near[place] != near[0]:
-                        entry[str(near[place])] = PromptLogprob(values[place], place, name(near[place]))
+                        entry[str(near[place])] = PromptLogprob(
+                            values[place], place, name(near[place])
+                        )
                 result.append(entry)
         return result
 
@@ -144,8 +162,12 @@ def size_of_logprobs(entries: Iterable[TokenLogprobs]) -> int:
     return BYTES * sum(1 + len(entry.top) for entry in entries)
 
 
-def reserve(reservation: Reservation, sampling: Sampling, prompts: Sequence[Prompt], choices: int) -> int:
-    """Hold what the prompts' logprobs take at most, where `choices` of each prompt show them; the bytes.
+def reserve(
+    reservation: Reservation, sampling: Sampling, prompts: Sequence[Prompt], choices: int
+) -> int:
+    """Hold what the prompts' logprobs take at most, where `choices` of each prompt show them.
+
+    The bytes.
 
     Raises:
         InvalidRequestError: no request may ever hold as many.

@@ -61,14 +61,18 @@ class PromptReader:
             return [self._text(prompt)]
         return self._list(prompt, most)
 
-    def _list(self, prompt: list[int | str | PromptPart | list[int | PromptPart]], most: int) -> list[Prompt]:
+    def _list(
+        self, prompt: list[int | str | PromptPart | list[int | PromptPart]], most: int
+    ) -> list[Prompt]:
         if all(isinstance(item, str) for item in prompt):
             _check_count(len(prompt), most)
             return [self._text(item) for item in prompt if isinstance(item, str)]
         if all(isinstance(item, list) for item in prompt):
             _check_count(len(prompt), most)
             return [
-                self._one(item, f"prompt[{i}]") for i, item in enumerate(prompt) if isinstance(item, list)
+                self._one(item, f"prompt[{i}]")
+                for i, item in enumerate(prompt)
+                if isinstance(item, list)
             ]
         flat = [item for item in prompt if not isinstance(item, str | list)]
         if len(flat) != len(prompt):
@@ -84,7 +88,9 @@ class PromptReader:
         ids = [item for item in items if isinstance(item, int)]
         parts = [item for item in items if not isinstance(item, int)]
         if ids and parts:
-            raise InvalidRequestError(f"{param} holds token ids and parts; give ids as a part", param=param)
+            raise InvalidRequestError(
+                f"{param} holds token ids and parts; give ids as a part", param=param
+            )
         if not items:
             raise InvalidRequestError(f"{param} is empty", param=param)
         if ids:
@@ -97,14 +103,17 @@ class PromptReader:
         for index in order:
             segment, all_of_it = self._part(parts[index], index, f"{param}[{index}]", room)
             if not whole:
-                # What is beyond a cut is checked and not kept, although there may be room: else a piece would be missing between.
+                # What is beyond a cut is checked and not kept, although there may be room: else a
+                # piece would be missing between.
                 continue
             segments.append(segment)
             whole = all_of_it
             room = None if room is None else max(0, room - len(segment)) if whole else 0
         return self._kept(Prompt.of(*(segments if self._side == "right" else reversed(segments))))
 
-    def _part(self, part: PromptPart, index: int, param: str, room: int | None) -> tuple[Segment, bool]:
+    def _part(
+        self, part: PromptPart, index: int, param: str, room: int | None
+    ) -> tuple[Segment, bool]:
         """As much of a part as is kept or more, and whether it is all of it."""
         if isinstance(part, TextPart):
             # Only the beginning of a prompt is where a tokenizer's own first token belongs.
@@ -153,7 +162,8 @@ def kept_positions(
     Args:
         request: says how many.
         limit: positions the model takes.
-        max_tokens: of the output, for which room is left when as much as fits is kept; None asks for one at least.
+        max_tokens: of the output, for which room is left when as much as fits is kept; None asks
+            for one at least.
 
     Raises:
         InvalidRequestError: more than the model takes is to be kept, or nothing.
@@ -177,7 +187,9 @@ def cut_off(request: GenerationRequest) -> Side:
 
 
 def truncated(prompt: Prompt, keep: int | None, side: Side) -> Prompt:
-    """What is kept of a prompt, which shares its memory. Atomic segments are kept whole or not at all.
+    """What is kept of a prompt, which shares its memory.
+
+    Atomic segments are kept whole or not at all.
 
     Args:
         prompt: whole, or as much of it.
@@ -212,5 +224,6 @@ def truncated(prompt: Prompt, keep: int | None, side: Side) -> Prompt:
 def _check_count(count: int, most: int) -> None:
     if count > most:
         raise InvalidRequestError(
-            f"the request asks for {count} prompts; at most {most} choices are allowed", param="prompt"
+            f"the request asks for {count} prompts; at most {most} choices are allowed",
+            param="prompt",
         )

@@ -77,7 +77,8 @@ def generation_of(
 ) -> Generation:
     """The requests of a request: `candidates` for each prompt, all of which share its memory.
 
-    `output` says how each answer is read. Raises `InvalidRequestError` for what the engine refuses, and as `prompt_logprobs.reserve`.
+    `output` says how each answer is read. Raises `InvalidRequestError` for what the engine refuses,
+    and as `prompt_logprobs.reserve`.
     """
     stops = stops_of(request)
     call.reservation.grow(StopStrings.size(stops))
@@ -130,7 +131,9 @@ def generation_of(
             choices.append(ChoiceState(index, engine_request, renderer, display))
     total = sum(len(prompt) + model.positions_before for prompt in prompts)
     times = call.times = call.server.metrics.request(model.card.name, total, call.began)
-    scores = [] if sampling.prompt_logprobs is None else [PromptScores(prompt) for prompt in prompts]
+    scores = (
+        [] if sampling.prompt_logprobs is None else [PromptScores(prompt) for prompt in prompts]
+    )
     return Generation(
         choices,
         len(prompts),
@@ -176,14 +179,17 @@ async def respond(
 ) -> None:
     """Run `generation` and answer the call in `shape`.
 
-    The response of a stream starts with the first tokens, so that what an engine refuses is a status and not an event.
+    The response of a stream starts with the first tokens, so that what an engine refuses is a
+    status and not an event.
 
     Raises:
         InlayError: before anything was sent. After that, errors are events.
         ClientGone: the client left; the requests are cancelled.
     """
     stream = EventStream(call.send, framing)
-    session = session_of(call.scope["headers"], request.session_id, request.prompt_cache_key, call.tenant.id)
+    session = session_of(
+        call.scope["headers"], request.session_id, request.prompt_cache_key, call.tenant.id
+    )
     try:
         async with RequestScope(call.server.inflight, call.receive, call.take_clock()):
             await call.server.awake(model.card.name)
@@ -192,7 +198,9 @@ async def respond(
             async with aclosing(generation.pieces()) as arriving:
                 async for pieces in arriving:
                     if request.stream:
-                        await stream.write(await call.server.prepare(generation.bulk, shape.events, pieces))
+                        await stream.write(
+                            await call.server.prepare(generation.bulk, shape.events, pieces)
+                        )
                     else:
                         size = sum(size_of_logprobs(piece.logprobs) for _, piece in pieces)
                         call.reservation.grow(size)

@@ -19,7 +19,10 @@ _INF = math.inf
 MAX_STOPS, MAX_STOP_LENGTH, MAX_STOPS_LENGTH = 64, 4096, 16_384
 MAX_LOGIT_BIAS = MAX_STOP_TOKEN_IDS = 1024
 MAX_ALLOWED_IDS = 1 << 20
-"""Allowed token ids of a request, counted once for each choice: each is a message of its own to a worker."""
+"""Allowed token ids of a request, counted once for each choice.
+
+Each is a message of its own to a worker.
+"""
 MAX_BAD_WORDS, MAX_BAD_WORDS_LENGTH, MAX_BAD_WORD_IDS = 128, 4096, 1024
 
 
@@ -57,7 +60,10 @@ _RANGES: dict[str, _Range] = {
 
 
 def check_request(request: GenerationRequest) -> None:
-    """Check all that needs no model. Raises `InvalidRequestError` naming the field, what it was and what it may be."""
+    """Check all that needs no model.
+
+    Raises `InvalidRequestError` naming the field, what it was and what it may be.
+    """
     for name, allowed in _RANGES.items():
         value = getattr(request, name, None)
         if value is None:
@@ -80,7 +86,9 @@ def check_request(request: GenerationRequest) -> None:
             param="best_of",
         )
     if request.cache_salt == "":
-        raise InvalidRequestError("cache_salt must be a non-empty string if provided", param="cache_salt")
+        raise InvalidRequestError(
+            "cache_salt must be a non-empty string if provided", param="cache_salt"
+        )
     if request.stream_options is not None and not request.stream:
         raise InvalidRequestError(
             "stream_options is only allowed when stream is true", param="stream_options"
@@ -97,7 +105,9 @@ def stops_of(request: GenerationRequest) -> tuple[str, ...]:
 
 def _check_stops(stops: tuple[str, ...]) -> None:
     if len(stops) > MAX_STOPS:
-        raise InvalidRequestError(f"stop has {len(stops)} strings; at most {MAX_STOPS}", param="stop")
+        raise InvalidRequestError(
+            f"stop has {len(stops)} strings; at most {MAX_STOPS}", param="stop"
+        )
     for stop in stops:
         if not stop:
             raise InvalidRequestError("stop must not hold an empty string", param="stop")
@@ -108,7 +118,8 @@ def _check_stops(stops: tuple[str, ...]) -> None:
     length = sum(map(len, stops))
     if length > MAX_STOPS_LENGTH:
         raise InvalidRequestError(
-            f"stop has {length} characters in all its strings; at most {MAX_STOPS_LENGTH}", param="stop"
+            f"stop has {length} characters in all its strings; at most {MAX_STOPS_LENGTH}",
+            param="stop",
         )
 
 
@@ -123,14 +134,16 @@ def _check_words(words: list[str]) -> None:
     length = sum(map(len, words))
     if length > MAX_BAD_WORDS_LENGTH:
         raise InvalidRequestError(
-            f"bad_words have {length} characters together; at most {MAX_BAD_WORDS_LENGTH}", param="bad_words"
+            f"bad_words have {length} characters together; at most {MAX_BAD_WORDS_LENGTH}",
+            param="bad_words",
         )
 
 
 def bad_words_of(request: GenerationRequest, renderer: Renderer) -> tuple[tuple[int, ...], ...]:
     """The ids of each bad word at the start of a text and behind a space.
 
-    vLLM leaves out the second where it has another number of ids than the first; a word could then be said after all.
+    vLLM leaves out the second where it has another number of ids than the first; a word could then
+    be said after all.
 
     Raises:
         InvalidRequestError: together they have too many tokens.
@@ -153,7 +166,8 @@ def check_ids(ids: "list[int] | tuple[int, ...]", vocab_size: int, param: str) -
     if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
         bad = next(id_ for id_ in ids if not 0 <= id_ < vocab_size)
         raise InvalidRequestError(
-            f"{param}: token id {bad} is out of vocabulary; ids go from 0 to {vocab_size - 1}", param=param
+            f"{param}: token id {bad} is out of vocabulary; ids go from 0 to {vocab_size - 1}",
+            param=param,
         )
 
 
@@ -191,7 +205,8 @@ def sampling_of(
     min_tokens = request.min_tokens or 0
     if min_tokens > wanted:
         raise InvalidRequestError(
-            f"min_tokens must be at most max_tokens ({wanted}), got {min_tokens}", param="min_tokens"
+            f"min_tokens must be at most max_tokens ({wanted}), got {min_tokens}",
+            param="min_tokens",
         )
     if len(request.stop_token_ids or ()) > MAX_STOP_TOKEN_IDS:
         raise InvalidRequestError(
@@ -245,7 +260,10 @@ def check_together(sampling: Sampling, choices: int) -> None:
 
 
 def output_limit(request: GenerationRequest, max_tokens: int | None, room: int) -> int:
-    """Output tokens at most: what was asked for, else the API's default, as far as there is `room` for it."""
+    """Output tokens at most.
+
+    What was asked for, else the API's default, as far as there is `room` for it.
+    """
     if max_tokens is not None:
         return max_tokens
     return room if request.DEFAULT_MAX_TOKENS is None else min(request.DEFAULT_MAX_TOKENS, room)
@@ -284,10 +302,13 @@ def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int, flo
     result: dict[int, float] = {}
     for key, value in bias.items():
         if not key.isascii() or not key.isdigit() or len(key) > 10:
-            raise InvalidRequestError(f"logit_bias: {key[:40]!r} is not a token id", param="logit_bias")
+            raise InvalidRequestError(
+                f"logit_bias: {key[:40]!r} is not a token id", param="logit_bias"
+            )
         if not -100 <= value <= 100:
             raise InvalidRequestError(
-                f"logit_bias must be from -100 to 100, got {value:g} for token {key}", param="logit_bias"
+                f"logit_bias must be from -100 to 100, got {value:g} for token {key}",
+                param="logit_bias",
             )
         result[int(key)] = value
     check_ids(list(result), vocab_size, "logit_bias")

@@ -20,7 +20,8 @@ def with_budget(
     """`sampling` with the request's budget, before anything is known of its prompts.
 
     Raises:
-        InvalidRequestError: how the model writes its reasoning is not known, or has no end that could be chosen for it.
+        InvalidRequestError: how the model writes its reasoning is not known, or has no end that
+            could be chosen for it.
     """
     tokens = request.thinking_token_budget
     if tokens is None or tokens == -1:
@@ -42,7 +43,10 @@ def with_budget(
 
 
 def for_prompt(sampling: Sampling, prompt: Prompt, output: OutputFormat) -> Sampling:
-    """`sampling` with what `prompt` has spent of its budget; `output` says whether the model begins by thinking."""
+    """`sampling` with what `prompt` has spent of its budget.
+
+    `output` says whether the model begins by thinking.
+    """
     budget = sampling.thinking
     if budget is None:
         return sampling

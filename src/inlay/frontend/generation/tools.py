@@ -1,4 +1,7 @@
-"""What a request says about tools: which there are, and whether the model may, must or must not call one."""
+"""What a request says about tools.
+
+Which there are, and whether the model may, must or must not call one.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -38,8 +41,8 @@ class ToolUse:
         schemas: JSON Schema of each function's arguments, by name.
         name: of the function that must be called, where one is named.
         parallel: several calls may be made in one answer.
-        grammar: makes the output the calls that must be made: a list of objects with name and parameters, or the arguments
-            alone of the function that is named.
+        grammar: makes the output the calls that must be made: a list of objects with name and
+            parameters, or the arguments alone of the function that is named.
     """
 
     choice: ToolChoice = ToolChoice.NONE
@@ -58,27 +61,37 @@ class ToolUse:
         """Read and check what a chat completion says. Nesting is to be checked before.
 
         Args:
-            tools: `{"type": "function", "function": {"name", "description", "parameters", "strict"}}` each.
-            tool_choice: "none", "auto", "required", `{"type": "function", "function": {"name"}}`, or None for "auto".
+            tools: `{"type": "function", "function": {"name", "description", "parameters",
+                "strict"}}` each.
+            tool_choice: "none", "auto", "required", `{"type": "function", "function": {"name"}}`,
+                or None for "auto".
             parallel_tool_calls: False allows one call at most.
 
         Raises:
             InvalidRequestError: something is not as it should be.
         """
         if tools is not None and len(tools) > MAX_TOOLS:
-            raise InvalidRequestError(f"tools has {len(tools)} entries; at most {MAX_TOOLS}", param="tools")
+            raise InvalidRequestError(
+                f"tools has {len(tools)} entries; at most {MAX_TOOLS}", param="tools"
+            )
         schemas = dict(_function(tool, f"tools[{index}]") for index, tool in enumerate(tools or ()))
         parallel = parallel_tool_calls is not False
         if tool_choice in (None, "none"):
             choice = ToolChoice.AUTO if schemas and tool_choice is None else ToolChoice.NONE
             return cls(choice, schemas, None, parallel)
         if not schemas:
-            raise InvalidRequestError("tool_choice is only allowed when tools are given", param="tool_choice")
+            raise InvalidRequestError(
+                "tool_choice is only allowed when tools are given", param="tool_choice"
+            )
         if tool_choice == "auto":
             return cls(ToolChoice.AUTO, schemas, None, parallel)
         if tool_choice == "required":
             return cls(
-                ToolChoice.REQUIRED, schemas, None, parallel, _grammar(_calls_schema(schemas, parallel))
+                ToolChoice.REQUIRED,
+                schemas,
+                None,
+                parallel,
+                _grammar(_calls_schema(schemas, parallel)),
             )
         name = _named(tool_choice, schemas)
         return cls(ToolChoice.NAMED, schemas, name, parallel, _grammar(schemas[name]))
@@ -112,7 +125,8 @@ def _function(tool: Mapping[str, Any], where: str) -> tuple[str, Mapping[str, An
     function = tool.get("function")
     if not isinstance(function, Mapping):
         raise InvalidRequestError(
-            f"{where}.function must be an object, got {shown_at(tool, 'function')}", param=f"{where}.function"
+            f"{where}.function must be an object, got {shown_at(tool, 'function')}",
+            param=f"{where}.function",
         )
     name = function.get("name")
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
@@ -170,7 +184,10 @@ def _calls_schema(schemas: Mapping[str, Mapping[str, Any]], parallel: bool) -> d
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """A schema that stood alone and now stands at the pointer `place`: its references to its own parts lead there."""
+    """A schema that stood alone and now stands at the pointer `place`.
+
+    Its references to its own parts lead there.
+    """
     if isinstance(schema, list):
         return [_moved(item, place) for item in schema]
     if not isinstance(schema, Mapping):

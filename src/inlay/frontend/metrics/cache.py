@@ -24,9 +24,13 @@ class CacheMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Every counter of the cache."""
-        yield GaugeMetricFamily("inlay:embedding_cache_entries", "Embeddings kept.", len(self._cache))
+        yield GaugeMetricFamily(
+            "inlay:embedding_cache_entries", "Embeddings kept.", len(self._cache)
+        )
         yield GaugeMetricFamily(
             "inlay:embedding_cache_bytes", "Bytes that keeping them takes.", self._cache.bytes
         )
         for name, text in _COUNTERS.items():
-            yield CounterMetricFamily(f"inlay:embedding_cache_{name}", text, getattr(self._cache, name))
+            yield CounterMetricFamily(
+                f"inlay:embedding_cache_{name}", text, getattr(self._cache, name)
+            )

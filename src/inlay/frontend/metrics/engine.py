@@ -14,13 +14,20 @@ from inlay.request import Command
 from inlay.transport.api import Worker
 
 WITHIN = 0.5
-"""Seconds a worker has to answer. One that does not is missing from what is shown, which is not the same as 0."""
+"""Seconds a worker has to answer.
+
+One that does not is missing from what is shown, which is not the same as 0.
+"""
 
 _LABELS = ("model_name", "engine")
 
 _GAUGES: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
     ("vllm:num_requests_running", "Sequences in the engine's steps.", lambda stats: stats.running),
-    ("vllm:num_requests_waiting", "Sequences that wait to be admitted.", lambda stats: stats.waiting),
+    (
+        "vllm:num_requests_waiting",
+        "Sequences that wait to be admitted.",
+        lambda stats: stats.waiting,
+    ),
     (
         "vllm:kv_cache_usage_perc",
         "Part of the KV cache in use, 0 to 1.",
@@ -34,7 +41,11 @@ _GAUGES: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
     ),
 )
 _COUNTERS: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
-    ("vllm:num_preemptions", "Sequences that had to give their blocks up.", lambda stats: stats.preemptions),
+    (
+        "vllm:num_preemptions",
+        "Sequences that had to give their blocks up.",
+        lambda stats: stats.preemptions,
+    ),
     (
         "vllm:prefix_cache_queries",
         "Prompt positions looked up in the prefix cache.",
@@ -101,7 +112,10 @@ class EngineMetrics(Collector):
         self._looking: asyncio.Task[None] | None = None
 
     async def refresh(self) -> None:
-        """Ask every worker, all at once, for at most `WITHIN` s. Those who ask meanwhile get the same answer."""
+        """Ask every worker, all at once, for at most `WITHIN` s.
+
+        Those who ask meanwhile get the same answer.
+        """
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look())
         # Shielded: a scraper that leaves must not take the answer from the others.
@@ -112,7 +126,9 @@ class EngineMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Every counter, by model and worker."""
-        up = GaugeMetricFamily("inlay:worker_answers", "Whether a ready worker answered.", labels=_LABELS)
+        up = GaugeMetricFamily(
+            "inlay:worker_answers", "Whether a ready worker answered.", labels=_LABELS
+        )
         for worker in self._seen:
             up.add_metric([worker.model, worker.id], worker.stats is not None)
         yield up
@@ -131,4 +147,6 @@ async def _seen(worker: Worker) -> _Seen:
         reply = await worker.call(Command("stats"), WITHIN)
     except InlayError:
         return _Seen(name, id_, None)
-    return _Seen(name, id_, None if reply.error is not None else msgspec.convert(reply.value, Stats))
+    return _Seen(
+        name, id_, None if reply.error is not None else msgspec.convert(reply.value, Stats)
+    )

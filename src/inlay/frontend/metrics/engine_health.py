@@ -12,7 +12,10 @@ from inlay.errors import ErrorBody
 from inlay.transport.api import Worker
 
 State = Literal["ok", "unprobed", "asleep", "failing", "silent"]
-"""`failing`: its last probe failed. `silent`: the next is long overdue, so the worker itself is stuck."""
+"""`failing`: its last probe failed.
+
+`silent`: the next is long overdue, so the worker itself is stuck.
+"""
 
 _WELL: frozenset[State] = frozenset({"ok", "unprobed", "asleep"})
 

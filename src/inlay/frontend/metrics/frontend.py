@@ -1,4 +1,7 @@
-"""What a frontend counts. vLLM's names where the meaning is the same, `inlay:` for what only inlay has."""
+"""What a frontend counts.
+
+VLLM's names where the meaning is the same, `inlay:` for what only inlay has.
+"""
 
 import time
 from collections.abc import Callable
@@ -61,35 +64,59 @@ class Metrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(name, text, model, buckets=buckets, registry=self.registry)
 
-        Gauge("inlay:requests_under_way", "Requests under way.", registry=self.registry).set_function(running)
         Gauge(
-            "inlay:held_bytes", "Bytes of bodies and embeddings held for requests.", registry=self.registry
+            "inlay:requests_under_way", "Requests under way.", registry=self.registry
+        ).set_function(running)
+        Gauge(
+            "inlay:held_bytes",
+            "Bytes of bodies and embeddings held for requests.",
+            registry=self.registry,
         ).set_function(held_bytes)
         self._prompt_tokens = counter("vllm:prompt_tokens", "Prompt positions, rows included.")
-        self._cached = counter("vllm:prompt_tokens_cached", "Prompt positions found in the prefix cache.")
+        self._cached = counter(
+            "vllm:prompt_tokens_cached", "Prompt positions found in the prefix cache."
+        )
         self._generated = counter("vllm:generation_tokens", "Tokens shown to clients.")
         self._success = counter(
-            "vllm:request_success", "Choices that ended, by reason.", ("model_name", "finished_reason")
+            "vllm:request_success",
+            "Choices that ended, by reason.",
+            ("model_name", "finished_reason"),
         )
-        self._first = histogram("vllm:time_to_first_token_seconds", "From request to first token.", _SECONDS)
-        self._between = histogram("vllm:inter_token_latency_seconds", "Between tokens of a choice.", _SECONDS)
-        self._whole = histogram("vllm:e2e_request_latency_seconds", "From request to last token.", _SECONDS)
+        self._first = histogram(
+            "vllm:time_to_first_token_seconds", "From request to first token.", _SECONDS
+        )
+        self._between = histogram(
+            "vllm:inter_token_latency_seconds", "Between tokens of a choice.", _SECONDS
+        )
+        self._whole = histogram(
+            "vllm:e2e_request_latency_seconds", "From request to last token.", _SECONDS
+        )
         self._each = histogram(
             "vllm:request_time_per_output_token_seconds",
             "Decoding of a choice, divided by its tokens after the first.",
             _SECONDS,
         )
         self._queued = histogram(
-            "vllm:request_queue_time_seconds", "Of a choice, from its worker to its first step.", _SECONDS
+            "vllm:request_queue_time_seconds",
+            "Of a choice, from its worker to its first step.",
+            _SECONDS,
         )
         self._decoding = histogram(
-            "vllm:request_decode_time_seconds", "Of a choice, from its first token to its last.", _SECONDS
+            "vllm:request_decode_time_seconds",
+            "Of a choice, from its first token to its last.",
+            _SECONDS,
         )
-        self._lengths = histogram("vllm:request_prompt_tokens", "Prompt positions of a request.", _LENGTHS)
+        self._lengths = histogram(
+            "vllm:request_prompt_tokens", "Prompt positions of a request.", _LENGTHS
+        )
         self._outputs = histogram("vllm:request_generation_tokens", "Tokens of a choice.", _LENGTHS)
         self._texts = counter("inlay:embedded_texts", "Texts embedded, or pairs scored.")
-        self._http = counter("inlay:http_requests", "Answers, by route and status.", ("route", "status"))
-        self._bodies = counter("inlay:http_body_bytes", "Bytes of request bodies, by route.", ("route",))
+        self._http = counter(
+            "inlay:http_requests", "Answers, by route and status.", ("route", "status")
+        )
+        self._bodies = counter(
+            "inlay:http_body_bytes", "Bytes of request bodies, by route.", ("route",)
+        )
         self._reading = histogram(
             "inlay:prompt_embeds_decode_seconds",
             "Of one tensor: reading, checking, casting and hashing its rows, once it is there as bytes.",
@@ -98,7 +125,9 @@ class Metrics:
         self._gone = counter("inlay:client_disconnects", "Clients that left before the end.", ())
         self._bytes = counter("inlay:prompt_embeds_bytes", "Container bytes of embeddings read.")
         self._rows = counter("inlay:prompt_embeds_rows", "Rows of embeddings read.")
-        self._rejects = counter("inlay:prompt_embeds_rejected", "Embeddings refused, by reason.", ("reason",))
+        self._rejects = counter(
+            "inlay:prompt_embeds_rejected", "Embeddings refused, by reason.", ("reason",)
+        )
 
     def exposition(self) -> bytes:
         """Everything in Prometheus' text format."""
@@ -145,7 +174,8 @@ class Metrics:
 class RequestTimes:
     """The clock of one request.
 
-    Times are taken once a write, not once a token: the tokens of one write share the time since the last.
+    Times are taken once a write, not once a token: the tokens of one write share the time since the
+    last.
     """
 
     __slots__ = (
@@ -181,7 +211,10 @@ class RequestTimes:
         self._last[choice] = now
 
     def ended(self, choice: int, reason: str, tokens: int, queued: float) -> None:
-        """A choice ended with `tokens` in all; it was queued for so many seconds, 0 where nobody knows."""
+        """A choice ended with `tokens` in all.
+
+        It was queued for so many seconds, 0 where nobody knows.
+        """
         if choice in self._firsts:
             decoding = self._last[choice] - self._firsts[choice]
             self._metrics._decoding.labels(self._model).observe(decoding)

@@ -41,7 +41,9 @@ class WorkerMetrics(Collector):
             "inlay:engine_probe_age_seconds", "Since the engine was last tried.", labels=labels
         )
         took = GaugeMetricFamily(
-            "inlay:engine_probe_seconds", "What that took, or had taken when it was given up.", labels=labels
+            "inlay:engine_probe_seconds",
+            "What that took, or had taken when it was given up.",
+            labels=labels,
         )
         for worker in self._workers():
             found = health_of(worker)
@@ -54,5 +56,7 @@ class WorkerMetrics(Collector):
                 took.add_metric(named, found.last_probe.seconds)
         yield from (sleep, well, age, took)
         yield GaugeMetricFamily(
-            "inlay:workers_missing", "Workers that should be ready and are not.", len(self._missing())
+            "inlay:workers_missing",
+            "Workers that should be ready and are not.",
+            len(self._missing()),
         )

@@ -59,7 +59,9 @@ def _check_elsewhere(request: ResponsesRequest) -> None:
                 f"{name} is a field of chat completions; in responses it is {here}", param=name
             )
     if request.n not in (None, 1):
-        raise InvalidRequestError(f"n must be 1, got {request.n}: a response has one answer", param="n")
+        raise InvalidRequestError(
+            f"n must be 1, got {request.n}: a response has one answer", param="n"
+        )
 
 
 def _check_include(request: ResponsesRequest) -> None:

@@ -1,4 +1,7 @@
-"""What a request to `/v1/responses` says, as a chat says it: its items as messages, its tools and format as chat's."""
+"""What a request to `/v1/responses` says, as a chat says it.
+
+Its items as messages, its tools and format as chat's.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +16,10 @@ PARTS = "input_text, output_text, refusal, prompt_embeds"
 
 _ITEMS = "message, function_call, function_call_output, reasoning"
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
-"""Roles, and the one that templates know each by: to a model `developer` and `system` are the same voice."""
+"""Roles, and the one that templates know each by.
+
+To a model `developer` and `system` are the same voice.
+"""
 
 _CONTENT = {"message": "content", "function_call_output": "output"}
 """The items with parts, and the field they are in."""
@@ -57,9 +63,10 @@ def _kind(item: Mapping[str, Any]) -> str:
 def conversation(request: ResponsesRequest) -> Conversation:
     """The messages of a request.
 
-    What the assistant said in one turn is several items here and one message in a chat: reasoning, text and calls that
-    follow each other are put together. So are texts of the system and the developer at the beginning, with the
-    instructions first, because many templates know only one such message.
+    What the assistant said in one turn is several items here and one message in a chat: reasoning,
+    text and calls that follow each other are put together. So are texts of the system and the
+    developer at the beginning, with the instructions first, because many templates know only one
+    such message.
 
     Raises:
         InvalidRequestError: no items, or not such as are served.
@@ -82,7 +89,9 @@ def conversation(request: ResponsesRequest) -> Conversation:
         raise InvalidRequestError("input holds nothing that a model reads", param="input")
     last = items[-1]
     continues = (
-        _kind(last) == "message" and last.get("role") == "assistant" and last.get("status") in _PARTIAL
+        _kind(last) == "message"
+        and last.get("role") == "assistant"
+        and last.get("status") in _PARTIAL
     )
     return Conversation(*_opening_joined(turns.messages, turns.named), continues)
 
@@ -149,9 +158,13 @@ class _Turns:
                 )
             case kind:
                 what = (
-                    f"items of type {kind[:40]!r} are not supported" if kind else "an item must have a type"
+                    f"items of type {kind[:40]!r} are not supported"
+                    if kind
+                    else "an item must have a type"
                 )
-                raise InvalidRequestError(f"{where}: {what}; supported: {_ITEMS}", param=f"{where}.type")
+                raise InvalidRequestError(
+                    f"{where}: {what}; supported: {_ITEMS}", param=f"{where}.type"
+                )
 
     def _message(self, item: Mapping[str, Any], where: str) -> None:
         role = item.get("role")
@@ -174,8 +187,14 @@ class _Turns:
         self.named[-1] = f"{where}.content"
 
     def _call(self, item: Mapping[str, Any], where: str) -> None:
-        call_id, name, arguments = (_string(item, field, where) for field in ("call_id", "name", "arguments"))
-        call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        call_id, name, arguments = (
+            _string(item, field, where) for field in ("call_id", "name", "arguments")
+        )
+        call = {
+            "id": call_id,
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
+        }
         self._of_assistant(where).setdefault("tool_calls", []).append(call)
 
     def _output(self, item: Mapping[str, Any], where: str) -> None:
@@ -197,7 +216,10 @@ class _Turns:
             turn["reasoning_content"] = text
 
     def _of_assistant(self, where: str, *taken: str) -> dict[str, Any]:
-        """The message of the assistant's turn; a new one where this one has any of `taken` already."""
+        """The message of the assistant's turn.
+
+        A new one where this one has any of `taken` already.
+        """
         if self._turn is None or any(name in self._turn for name in taken):
             self._turn = {"role": "assistant"}
             self.messages.append(self._turn)
@@ -209,7 +231,8 @@ def _string(item: Mapping[str, Any], field: str, where: str) -> str:
     value = item.get(field)
     if not isinstance(value, str):
         raise InvalidRequestError(
-            f"{where}.{field} must be a string, got {shown_at(item, field)}", param=f"{where}.{field}"
+            f"{where}.{field} must be a string, got {shown_at(item, field)}",
+            param=f"{where}.{field}",
         )
     return value
 
@@ -219,8 +242,12 @@ def _reasoning_text(item: Mapping[str, Any], field: str, where: str) -> str:
     if parts is None:
         return ""
     if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
-        raise InvalidRequestError(f"{where}.{field} must be a list of parts", param=f"{where}.{field}")
-    return "\n".join(_string(part, "text", f"{where}.{field}[{index}]") for index, part in enumerate(parts))
+        raise InvalidRequestError(
+            f"{where}.{field} must be a list of parts", param=f"{where}.{field}"
+        )
+    return "\n".join(
+        _string(part, "text", f"{where}.{field}[{index}]") for index, part in enumerate(parts)
+    )
 
 
 def functions(request: ResponsesRequest) -> list[dict[str, Any]] | None:
@@ -293,19 +320,25 @@ def _allowed(choice: Mapping[str, Any]) -> Sequence[str]:
     tools = choice.get("tools")
     if not isinstance(tools, list) or not tools:
         raise InvalidRequestError(
-            "tool_choice.tools must be a list of functions, and not empty", param="tool_choice.tools"
+            "tool_choice.tools must be a list of functions, and not empty",
+            param="tool_choice.tools",
         )
     names: list[str] = []
     for index, tool in enumerate(tools):
         where = f"tool_choice.tools[{index}]"
         if not isinstance(tool, dict) or tool.get("type") != "function":
-            raise InvalidRequestError(f"{where} must be {{'type': 'function', 'name': ...}}", param=where)
+            raise InvalidRequestError(
+                f"{where} must be {{'type': 'function', 'name': ...}}", param=where
+            )
         names.append(_string(tool, "name", where))
     return names
 
 
 def format_of(request: ResponsesRequest) -> dict[str, Any] | None:
-    """`text.format` as chat's `response_format`; None for text. Raises `InvalidRequestError` when it is no format."""
+    """`text.format` as chat's `response_format`; None for text.
+
+    Raises `InvalidRequestError` when it is no format.
+    """
     wanted = None if request.text is None else request.text.format
     kind = None if wanted is None else wanted.get("type")
     if wanted is None or kind == "text":
@@ -324,5 +357,7 @@ def format_of(request: ResponsesRequest) -> dict[str, Any] | None:
             param="text.format.schema",
         )
     name = _string(wanted, "name", "text.format")
-    more = {field: wanted[field] for field in ("strict", "description") if wanted.get(field) is not None}
+    more = {
+        field: wanted[field] for field in ("strict", "description") if wanted.get(field) is not None
+    }
     return {"type": "json_schema", "json_schema": {"name": name, "schema": schema, **more}}

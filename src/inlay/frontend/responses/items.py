@@ -115,7 +115,13 @@ class _Message:
                 text=part.text,
                 logprobs=part.logprobs,
             ),
-            PartDone(sequence_number=number(), item_id=id_, output_index=index, content_index=0, part=part),
+            PartDone(
+                sequence_number=number(),
+                item_id=id_,
+                output_index=index,
+                content_index=0,
+                part=part,
+            ),
             ItemDone(sequence_number=number(), output_index=index, item=item),
         ]
 
@@ -135,7 +141,9 @@ class _Reasoning:
         index, id_, number = self._place.output_index, self._place.item_id, self._place.number
         return [
             ItemAdded(
-                sequence_number=number(), output_index=index, item=OutputReasoning(id_, "in_progress", [])
+                sequence_number=number(),
+                output_index=index,
+                item=OutputReasoning(id_, "in_progress", []),
             ),
             PartAdded(
                 sequence_number=number(),
@@ -166,9 +174,19 @@ class _Reasoning:
         part = ReasoningText("".join(self._text))
         return [
             ReasoningDone(
-                sequence_number=number(), item_id=id_, output_index=index, content_index=0, text=part.text
+                sequence_number=number(),
+                item_id=id_,
+                output_index=index,
+                content_index=0,
+                text=part.text,
             ),
-            PartDone(sequence_number=number(), item_id=id_, output_index=index, content_index=0, part=part),
+            PartDone(
+                sequence_number=number(),
+                item_id=id_,
+                output_index=index,
+                content_index=0,
+                part=part,
+            ),
             ItemDone(sequence_number=number(), output_index=index, item=self.item(status)),
         ]
 
@@ -231,7 +249,9 @@ class _Call:
 
 
 class Items:
-    """The output of one response. Items come one after the other: one ends where what comes belongs to another.
+    """The output of one response.
+
+    Items come one after the other: one ends where what comes belongs to another.
 
     Args:
         number: the number of the next event of the stream.
@@ -242,7 +262,9 @@ class Items:
         self._done: list[OutputItem] = []
         self._open: _Growing | None = None
 
-    def take(self, deltas: Sequence[OutputDelta], logprobs: list[TokenLogprob]) -> list[ResponseEvent]:
+    def take(
+        self, deltas: Sequence[OutputDelta], logprobs: list[TokenLogprob]
+    ) -> list[ResponseEvent]:
         """What `outputs` add.
 
         Args:
@@ -267,7 +289,9 @@ class Items:
         if isinstance(delta, ToolCallDelta):
             return _Call(self._place("fc"), delta)
         return (
-            _Message(self._place("msg")) if isinstance(delta, ContentDelta) else _Reasoning(self._place("rs"))
+            _Message(self._place("msg"))
+            if isinstance(delta, ContentDelta)
+            else _Reasoning(self._place("rs"))
         )
 
     def _place(self, prefix: str) -> _Place:

@@ -57,7 +57,9 @@ _CALLED_HERE = {
 async def responses(call: Call) -> None:
     """Answer one request."""
     server = call.server
-    incoming = await read_request(call, _decoder, lambda request: server.embeds.tensors(in_input(request)))
+    incoming = await read_request(
+        call, _decoder, lambda request: server.embeds.tensors(in_input(request))
+    )
     request = incoming.parsed.request
     await server.prepare(call.memory.json, check_responses, request)
     said, chat = await server.prepare(incoming.size, _as_chat, request)
@@ -123,7 +125,9 @@ def _map_error_fields() -> Iterator[None]:
         raise
 
 
-def _opening(response_id: str, request: ResponsesRequest, model: str, sampling: Sampling) -> Response:
+def _opening(
+    response_id: str, request: ResponsesRequest, model: str, sampling: Sampling
+) -> Response:
     """The response before anything of it has come."""
     blank = {"description": None, "parameters": None, "strict": None}
     text = request.text or TextOptions()

@@ -88,7 +88,9 @@ class ResponsesShape:
     def _take(self, piece: ChoicePiece) -> list[ResponseEvent]:
         self._wait(piece)
         shown = [
-            delta for delta in piece.output if self._shows_reasoning or not isinstance(delta, ReasoningDelta)
+            delta
+            for delta in piece.output
+            if self._shows_reasoning or not isinstance(delta, ReasoningDelta)
         ]
         events = self._items.take(shown, self._waiting)
         if events:
@@ -96,7 +98,10 @@ class ResponsesShape:
         return events
 
     def _wait(self, piece: ChoicePiece) -> None:
-        """Keep the logprobs of a piece for the text that they belong to; tokens of reasoning belong to none."""
+        """Keep the logprobs of a piece for the text that they belong to.
+
+        Tokens of reasoning belong to none.
+        """
         if self._top_logprobs is None:
             return
         entries = token_logprobs(piece, self._renderer, self._top_logprobs)

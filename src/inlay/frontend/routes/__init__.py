@@ -1,1 +1,4 @@
-"""The routes beside those that run a model: models, adapters, stored prompts, tokens, health, operations, pages."""
+"""The routes beside those that run a model.
+
+Models, adapters, stored prompts, tokens, health, operations, pages.
+"""

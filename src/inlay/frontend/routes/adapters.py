@@ -1,4 +1,7 @@
-"""`POST /v1/load_lora_adapter`, `POST /v1/unload_lora_adapter`, `GET /v1/loras`: adapters of every worker of a model."""
+"""`POST /v1/load_lora_adapter`, `POST /v1/unload_lora_adapter`, `GET /v1/loras`.
+
+Adapters of every worker of a model.
+"""
 
 import asyncio
 import math
@@ -49,7 +52,9 @@ async def load_lora_adapter(call: Call) -> None:
             raise InvalidRequestError("give one of lora_path and source, not both", param="source")
         path, sha256 = request.source.uri, request.source.sha256
     if not name or not path:
-        raise InvalidRequestError("Both 'lora_name' and 'lora_path' must be provided.", param="lora_name")
+        raise InvalidRequestError(
+            "Both 'lora_name' and 'lora_path' must be provided.", param="lora_name"
+        )
     if request.is_3d_lora_weight:
         raise InvalidRequestError(
             "is_3d_lora_weight: adapters of experts are not supported", param="is_3d_lora_weight"
@@ -58,7 +63,12 @@ async def load_lora_adapter(call: Call) -> None:
     _check_name(call, card, name)
     command = Command(
         "load_adapter",
-        {"lora_name": name, "lora_path": path, "sha256": sha256, "load_inplace": request.load_inplace},
+        {
+            "lora_name": name,
+            "lora_path": path,
+            "sha256": sha256,
+            "load_inplace": request.load_inplace,
+        },
     )
     workers = call.server.router.workers(card.name)
     if not workers:
@@ -66,7 +76,11 @@ async def load_lora_adapter(call: Call) -> None:
     answers = await asyncio.gather(*(_told(worker, command) for worker in workers))
     failed = [answer for answer in answers if isinstance(answer, InlayError)]
     if failed:
-        done = [worker for worker, answer in zip(workers, answers, strict=True) if isinstance(answer, Reply)]
+        done = [
+            worker
+            for worker, answer in zip(workers, answers, strict=True)
+            if isinstance(answer, Reply)
+        ]
         raise await _undone(request, done, workers, failed)
     await call.bytes(f"Success: LoRA adapter '{name}' added successfully.".encode(), _TEXT)
 
@@ -93,12 +107,18 @@ async def _undone(
             for worker, answer in zip(done, undoing, strict=True)
             if isinstance(answer, InlayError) and not isinstance(answer, NotFoundError)
         ]
-        said += f"; it could not be unloaded again on {', '.join(kept)}" if kept else "; it is loaded on none"
+        said += (
+            f"; it could not be unloaded again on {', '.join(kept)}"
+            if kept
+            else "; it is loaded on none"
+        )
     return type(first)(said, param=first.param, code=first.code, retry_after=first.retry_after)
 
 
 async def unload_lora_adapter(call: Call) -> None:
-    """Unload an adapter from every worker: it takes no requests from now on, and is gone when this answers.
+    """Unload an adapter from every worker.
+
+    It takes no requests from now on, and is gone when this answers.
 
     Raises:
         NotFoundError: no worker has it.
@@ -112,7 +132,8 @@ async def unload_lora_adapter(call: Call) -> None:
         )
     if seconds is not None and not (math.isfinite(seconds) and 0 <= seconds <= MAX_DRAIN):
         raise InvalidRequestError(
-            f"drain_timeout must be from 0 to {MAX_DRAIN:g} seconds, got {seconds:g}", param="drain_timeout"
+            f"drain_timeout must be from 0 to {MAX_DRAIN:g} seconds, got {seconds:g}",
+            param="drain_timeout",
         )
     workers = call.server.router.ready()
     if not workers:
@@ -167,7 +188,10 @@ async def _read(call: Call, decoder: "msgspec.json.Decoder[T]") -> T:
 
 
 def _model(call: Call, name: str | None) -> ModelCard:
-    """The model an adapter is for. Raises `InvalidRequestError` where it could be one of several."""
+    """The model an adapter is for.
+
+    Raises `InvalidRequestError` where it could be one of several.
+    """
     if name is not None:
         model = call.server.model(name)
         if model.adapter is not None:
@@ -192,7 +216,9 @@ def _check_name(call: Call, card: ModelCard, name: str) -> None:
             raise InvalidRequestError(
                 f"The lora adapter '{name}' conflicts with a served base model.", param="lora_name"
             )
-        if other.name != card.name and any(name == adapter.name for adapter in router.adapters(other)):
+        if other.name != card.name and any(
+            name == adapter.name for adapter in router.adapters(other)
+        ):
             raise InvalidRequestError(
                 f"The lora adapter '{name}' has already been loaded for the model '{other.name}'.",
                 param="lora_name",

@@ -14,7 +14,10 @@ WITHIN = 30.0
 """Seconds a worker has to do what it is told."""
 
 SLEEP_WITHIN = 900.0
-"""Seconds it has to fall asleep, beside those it waits for requests, and to wake: a model is loaded meanwhile."""
+"""Seconds it has to fall asleep, beside those it waits for requests, and to wake.
+
+A model is loaded meanwhile.
+"""
 
 MAX_WAIT = 86_400.0
 
@@ -49,7 +52,9 @@ async def sleep(call: Call) -> None:
             "level must be 1 or 2, and wait a number of seconds", param="level"
         ) from error
     if not 0 <= wait <= MAX_WAIT:
-        raise InvalidRequestError(f"wait must be 0 to {MAX_WAIT:g} seconds, got {wait:g}", param="wait")
+        raise InvalidRequestError(
+            f"wait must be 0 to {MAX_WAIT:g} seconds, got {wait:g}", param="wait"
+        )
     mode = query.get("mode", ["abort"])[-1]
     command = Command("sleep", {"level": level, "mode": mode, "wait": wait})
     status, answers = await call_workers(call, command, SLEEP_WITHIN + wait, _named(query))
@@ -73,7 +78,10 @@ async def wake_up(call: Call) -> None:
 
 
 async def is_sleeping(call: Call) -> None:
-    """Whether any worker, of `model` or of all, is not wholly awake. Raises `InvalidRequestError`, `NotFoundError`."""
+    """Whether any worker, of `model` or of all, is not wholly awake.
+
+    Raises `InvalidRequestError`, `NotFoundError`.
+    """
     workers = _workers(call, _named(query_of(call, "model")))
     levels = [WorkerSleep(worker.id, worker.card.name, worker.card.asleep) for worker in workers]
     await call.json(IsSleeping(any(worker.level for worker in levels), levels))
@@ -103,7 +111,9 @@ async def call_workers(
         raise call.server.router.unready()
     found = await asyncio.gather(*(_told(worker, command, within) for worker in workers))
     failed = [
-        (worker.id, error) for worker, (_, error) in zip(workers, found, strict=True) if error is not None
+        (worker.id, error)
+        for worker, (_, error) in zip(workers, found, strict=True)
+        if error is not None
     ]
     if len(failed) == len(workers):
         first = failed[0][1]
@@ -116,7 +126,9 @@ async def call_workers(
     return MIXED if failed else 200, [answer for answer, _ in found]
 
 
-async def _told(worker: Worker, command: Command, within: float) -> tuple[WorkerAnswer, InlayError | None]:
+async def _told(
+    worker: Worker, command: Command, within: float
+) -> tuple[WorkerAnswer, InlayError | None]:
     id_, model = worker.id, worker.card.name
     try:
         reply = await worker.call(command, within)

@@ -31,7 +31,10 @@ async def live(call: Call) -> None:
 
 
 async def ready(call: Call) -> None:
-    """A request for some model would be taken: the server does not drain, and a worker is ready, awake and well."""
+    """A request for some model would be taken.
+
+    The server does not drain, and a worker is ready, awake and well.
+    """
     if call.server.inflight.draining:
         raise shutting_down()
     router = call.server.router
@@ -50,7 +53,10 @@ async def ready(call: Call) -> None:
 
 
 async def health(call: Call) -> None:
-    """How every worker's engine was when it was last tried; 503 when a model has none that is well."""
+    """How every worker's engine was when it was last tried.
+
+    503 when a model has none that is well.
+    """
     router = call.server.router
     cut_off = router.unreachable()
     if cut_off is None:

@@ -15,7 +15,14 @@ from inlay.frontend.server import Call
 _FORMATS = ("text", "json")
 
 _PATHS = frozenset(
-    {"vocab_file", "merges_file", "tokenizer_file", "special_tokens_map_file", "name_or_path", "cache_dir"}
+    {
+        "vocab_file",
+        "merges_file",
+        "tokenizer_file",
+        "special_tokens_map_file",
+        "name_or_path",
+        "cache_dir",
+    }
 )
 """Fields of a tokenizer's configuration that name files of whoever made it."""
 

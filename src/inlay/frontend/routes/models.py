@@ -18,7 +18,8 @@ async def list_models(call: Call) -> None:
     for card in router.models():
         entries += [_entry(call, ServedModel(card), name) for name in (card.name, *card.aliases)]
         entries += [
-            _entry(call, ServedModel(card, adapter), adapter.name) for adapter in router.adapters(card)
+            _entry(call, ServedModel(card, adapter), adapter.name)
+            for adapter in router.adapters(card)
         ]
     await call.json(ModelList(data=entries))
 

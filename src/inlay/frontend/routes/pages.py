@@ -11,7 +11,10 @@ _HTML = (b"content-type", b"text/html; charset=utf-8")
 
 
 def _page(name: str) -> tuple[bytes, bytes]:
-    """(the page, its content security policy): only the scripts and styles that are in it may run."""
+    """(the page, its content security policy).
+
+    Only the scripts and styles that are in it may run.
+    """
     text = resources.files("inlay.frontend").joinpath("html", name).read_text(encoding="utf-8")
     text = text.replace("{{version}}", inlay.__version__)
     policy = [

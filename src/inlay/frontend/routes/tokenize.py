@@ -5,7 +5,12 @@ from typing import Any
 
 import msgspec
 
-from inlay.api.openai.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from inlay.api.openai.tokenize import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
 from inlay.card import ModelCard
 from inlay.errors import InvalidRequestError
 from inlay.frontend.bodies.sources import TensorSource
@@ -43,7 +48,9 @@ def _tokens(request: TokenizeRequest, card: ModelCard, renderer: Renderer) -> To
     return TokenizeResponse(len(ids), card.limits.max_model_len, list(ids), names)
 
 
-def _chat(request: TokenizeRequest, raw: Sequence[dict[str, Any]], renderer: Renderer) -> tuple[int, ...]:
+def _chat(
+    request: TokenizeRequest, raw: Sequence[dict[str, Any]], renderer: Renderer
+) -> tuple[int, ...]:
     for name in ("messages", "tools", "chat_template_kwargs"):
         check_depth(getattr(request, name), name)
     messages, _ = with_rows(raw, _no_rows)

@@ -2,7 +2,12 @@
 
 import msgspec
 
-from inlay.api.openai.prompt_embeds import PinRequest, PromptEmbeds, PromptEmbedsDeleted, UploadRequest
+from inlay.api.openai.prompt_embeds import (
+    PinRequest,
+    PromptEmbeds,
+    PromptEmbedsDeleted,
+    UploadRequest,
+)
 from inlay.card import ModelCard
 from inlay.frontend.bodies import base64_extractor as lift
 from inlay.frontend.bodies.base64_extractor import Parsed
@@ -81,7 +86,10 @@ async def delete(call: Call) -> None:
 
 
 async def pin(call: Call) -> None:
-    """Keep a stored prompt until it is unpinned or deleted; `{"pinned": false}` lets it expire again."""
+    """Keep a stored prompt until it is unpinned or deleted.
+
+    `{"pinned": false}` lets it expire again.
+    """
     store = store_for(call)
     request = await read_json(call, _pin, empty=PinRequest())
     await call.json(_shown(await store.pin(call.tenant.id, _id(call), request.pinned)))

@@ -38,7 +38,10 @@ class Shown(NamedTuple):
 
     @classmethod
     def of(cls, request: EmbeddingRequest, card: EmbeddingCard, model: str) -> "Shown":
-        """What a request asks for. Raises `InvalidRequestError` for what the model does not allow."""
+        """What a request asks for.
+
+        Raises `InvalidRequestError` for what the model does not allow.
+        """
         asked = request.dimensions
         if asked is not None and asked != card.size:
             allowed = card.any_dimensions and 0 < asked <= card.size
@@ -51,10 +54,14 @@ class Shown(NamedTuple):
             None not in (request.normalize, request.use_activation)
             and request.normalize != request.use_activation
         ):
-            raise InvalidRequestError("normalize and use_activation say different things", param="normalize")
+            raise InvalidRequestError(
+                "normalize and use_activation say different things", param="normalize"
+            )
         normalize = request.use_activation if request.normalize is None else request.normalize
         # A shortened vector without its length means nothing.
-        return cls(asked, normalizes(card, normalize, model, "normalize", default=asked is not None))
+        return cls(
+            asked, normalizes(card, normalize, model, "normalize", default=asked is not None)
+        )
 
 
 def normalizes(

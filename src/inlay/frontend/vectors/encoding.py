@@ -1,4 +1,7 @@
-"""Vectors as clients ask for them: numbers in JSON, base64 in JSON, or bytes as the body. Values and forms are vLLM's."""
+"""Vectors as clients ask for them: numbers in JSON, base64 in JSON, or bytes as the body.
+
+Values and forms are vLLM's.
+"""
 
 import json
 import sys
@@ -58,7 +61,8 @@ class About:
         created: Unix time.
         model: as answers call it.
         usage: of all inputs.
-        kind: what each item is called; its vector stands under `embedding`, or under `data` of "pooling".
+        kind: what each item is called; its vector stands under `embedding`, or under `data` of
+            "pooling".
     """
 
     id: str
@@ -130,7 +134,11 @@ class Encoding:
         """
         if self.format == "float":
             return self._json(
-                [msgspec.Raw(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY)) for row in vectors], about
+                [
+                    msgspec.Raw(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY))
+                    for row in vectors
+                ],
+                about,
             )
         rows = self._binary(vectors)
         if self.format == "base64":
@@ -150,7 +158,10 @@ class Encoding:
             }
             for index in range(len(vectors))
         ]
-        usage = {"prompt_tokens": about.usage.prompt_tokens, "total_tokens": about.usage.total_tokens}
+        usage = {
+            "prompt_tokens": about.usage.prompt_tokens,
+            "total_tokens": about.usage.total_tokens,
+        }
         metadata = {
             "id": about.id,
             "created": about.created,
@@ -177,7 +188,9 @@ class Encoding:
 
     def _json(self, shown: list[Any], about: About) -> Answer:
         key = "data" if about.kind == "pooling" else "embedding"
-        data = [{"index": index, "object": about.kind, key: each} for index, each in enumerate(shown)]
+        data = [
+            {"index": index, "object": about.kind, key: each} for index, each in enumerate(shown)
+        ]
         response = {
             "id": about.id,
             "object": "list",

@@ -39,7 +39,9 @@ def check_texts_request(call: Call, request: TextsRequest) -> None:
     """Check what all such requests share. Raises `InvalidRequestError` for what is not served."""
     check_unserved(request)
     if request.cache_salt == "":
-        raise InvalidRequestError("cache_salt must be a non-empty string if provided", param="cache_salt")
+        raise InvalidRequestError(
+            "cache_salt must be a non-empty string if provided", param="cache_salt"
+        )
     if request.priority and call.server.settings.scheduling_policy != "priority":
         raise InvalidRequestError(
             f"priority {request.priority} was asked for; this server serves first come, first served unless it is started "
@@ -52,7 +54,9 @@ def check_count(call: Call, count: int, param: str) -> None:
     """Raise `InvalidRequestError` for a request of too many inputs."""
     most = call.server.settings.max_embedding_inputs
     if count > most:
-        raise InvalidRequestError(f"{param} has {count} inputs; at most {most} are allowed", param=param)
+        raise InvalidRequestError(
+            f"{param} has {count} inputs; at most {most} are allowed", param=param
+        )
 
 
 class Gathering:
@@ -123,7 +127,9 @@ class Gathering:
             request = EmbedRequest(
                 id=f"{self._id}-{next(self._numbers)}",
                 prompts=tuple(piece.prompt for piece in chosen),
-                second_from=tuple(piece.second_from for piece in chosen if piece.second_from is not None),
+                second_from=tuple(
+                    piece.second_from for piece in chosen if piece.second_from is not None
+                ),
                 adapter=None if self._model.adapter is None else self._model.adapter.name,
                 salt=self._salt,
                 deadline=self._call.remaining,
@@ -137,11 +143,14 @@ class Gathering:
         for index, bundle in enumerate(bundles, start):
             out[index] = bundle[_VECTOR]
 
-    def _prepared(self, inputs: Inputs, start: int, stop: int) -> tuple[list[InputPiece], list[bytes]]:
+    def _prepared(
+        self, inputs: Inputs, start: int, stop: int
+    ) -> tuple[list[InputPiece], list[bytes]]:
         pieces = inputs.pieces(start, stop)
         secret = self._call.server.secret
         keys = [
-            prompt_digest(piece.prompt, self._root, secret, second_from=piece.second_from) for piece in pieces
+            prompt_digest(piece.prompt, self._root, secret, second_from=piece.second_from)
+            for piece in pieces
         ]
         return pieces, keys
 
@@ -151,7 +160,8 @@ async def vectors_of(
 ) -> tuple[Array, TextsUsage]:
     """The vectors of a request's inputs, [inputs, size], and the positions of all.
 
-    Memory for them, and for a response of `element_bytes` an element, is held until the call ends. Raises as `Gathering.vectors`.
+    Memory for them, and for a response of `element_bytes` an element, is held until the call ends.
+    Raises as `Gathering.vectors`.
     """
     size = embedding_card(model).size
     call.reservation.grow(len(inputs) * size * (4 + element_bytes))

@@ -13,14 +13,20 @@ from inlay.render import Renderer, Side
 
 CHUNK_INPUTS = 64
 CHUNK_POSITIONS = 16 * 1024
-"""What is made prompts and sent together, about: enough for several batches, little enough that the first begins soon."""
+"""What is made prompts and sent together, about.
+
+Enough for several batches, little enough that the first begins soon.
+"""
 
 _CHARACTERS = 4
 """Characters a token stands for, in most texts."""
 
 
 class InputPiece(NamedTuple):
-    """One input as a prompt; `second_from` is where the second text of a pair begins, None of anything else."""
+    """One input as a prompt.
+
+    `second_from` is where the second text of a pair begins, None of anything else.
+    """
 
     prompt: Prompt
     second_from: int | None = None
@@ -38,7 +44,10 @@ class Inputs(Protocol):
         ...
 
     def pieces(self, start: int, stop: int) -> list[InputPiece]:
-        """Inputs `start` to `stop` as prompts. CPU work. Raises `InlayError` for one that is not for the model."""
+        """Inputs `start` to `stop` as prompts. CPU work.
+
+        Raises `InlayError` for one that is not for the model.
+        """
         ...
 
 
@@ -92,7 +101,10 @@ class TextInputs:
     params: tuple[str, ...] = ()
     """What clients call each text; `input[i]` without."""
     clips: Sequence[int] = ()
-    """Tokens kept of the beginning of each text before all else, 0 for all; all of each where it is empty."""
+    """Tokens kept of the beginning of each text before all else, 0 for all.
+
+    All of each where it is empty.
+    """
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -128,7 +140,10 @@ class TextInputs:
 
 @dataclass(frozen=True, slots=True)
 class PairInputs:
-    """Pairs of texts, for a cross-encoder; of each text `clips` tokens are kept at most, 0 for all."""
+    """Pairs of texts, for a cross-encoder.
+
+    Of each text `clips` tokens are kept at most, 0 for all.
+    """
 
     pairs: Sequence[tuple[str, str]]
     renderer: Renderer
@@ -183,7 +198,10 @@ class Chats:
 
     def weight(self, index: int) -> int:
         """As `Inputs.weight`."""
-        return sum(_characters(message.get("content")) for message in self.chats[index]) // _CHARACTERS + 1
+        return (
+            sum(_characters(message.get("content")) for message in self.chats[index]) // _CHARACTERS
+            + 1
+        )
 
     def pieces(self, start: int, stop: int) -> list[InputPiece]:
         """As `Inputs.pieces`."""

@@ -38,7 +38,10 @@ _TASKS = {Task.EMBED: "embed", Task.SCORE: "classify"}
 
 
 async def pooling(call: Call) -> None:
-    """Answer with what the model pools of each input: its embedding, or the probabilities of its classes."""
+    """Answer with what the model pools of each input.
+
+    Its embedding, or the probabilities of its classes.
+    """
     server = call.server
     incoming = await read_request(call, _pooling_decoder, server.embeds.in_prompts)
     request = incoming.parsed.request
@@ -121,7 +124,9 @@ async def classify(call: Call) -> None:
 def _classes(index: int, probs: Array, card: EmbeddingCard) -> ClassificationData:
     best = int(probs.argmax())
     label = card.labels[best] if best < len(card.labels) else None
-    return ClassificationData(index=index, label=label, probs=probs.tolist(), num_classes=len(probs))
+    return ClassificationData(
+        index=index, label=label, probs=probs.tolist(), num_classes=len(probs)
+    )
 
 
 __all__ = ["classify", "pooling"]

@@ -1,4 +1,7 @@
-"""The inputs of `/v1/embeddings`, `/pooling` and `/classify`: texts, token ids, chats or embeddings."""
+"""The inputs of `/v1/embeddings`, `/pooling` and `/classify`.
+
+Texts, token ids, chats or embeddings.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -44,7 +47,11 @@ def cut_of(request: TextsRequest, limit: int) -> Truncation:
 
 
 def _inputs(
-    call: Call, request: PromptsRequest, model: ServedModel, renderer: Renderer, embeddings: Embeddings
+    call: Call,
+    request: PromptsRequest,
+    model: ServedModel,
+    renderer: Renderer,
+    embeddings: Embeddings,
 ) -> Inputs:
     """CPU work."""
     cut = cut_of(request, model.max_len)
@@ -65,7 +72,9 @@ def _inputs(
         return _chats(call, request, chats, model, renderer, embeddings, cut)
     for name in _OF_CHATS:
         if getattr(request, name):
-            raise InvalidRequestError(f"{name} is of chats, and the request has no messages", param=name)
+            raise InvalidRequestError(
+                f"{name} is of chats, and the request has no messages", param=name
+            )
     if has_rows:
         _check_no_prompt(request)
         found = [
@@ -89,7 +98,9 @@ def _chats(
 ) -> Chats:
     param = "input" if request.messages is None else "messages"
     if not chats:
-        raise InvalidRequestError(f"{param} is a chat, or a list of chats, none of them empty", param=param)
+        raise InvalidRequestError(
+            f"{param} is a chat, or a list of chats, none of them empty", param=param
+        )
     check_count(call, len(chats), param)
     _check_no_prompt(request)
     if request.add_special_tokens:
@@ -121,13 +132,17 @@ def _texts_or_ids(
     if given is None or given in ("", []):
         raise InvalidRequestError("input must be given and must not be empty", param="input")
     check_count(
-        call, 1 if isinstance(given, str) else sum(not isinstance(item, int) for item in given), "input"
+        call,
+        1 if isinstance(given, str) else sum(not isinstance(item, int) for item in given),
+        "input",
     )
     texts = [given] if isinstance(given, str) else [item for item in given if isinstance(item, str)]
     if texts and (isinstance(given, str) or len(texts) == len(given)):
         if "" in texts:
             where = "input" if isinstance(given, str) else f"input[{texts.index('')}]"
-            raise InvalidRequestError(f"{where} is an empty string, which has no embedding", param=where)
+            raise InvalidRequestError(
+                f"{where} is an empty string, which has no embedding", param=where
+            )
         card = embedding_card(model)
         return TextInputs(
             texts,
@@ -178,7 +193,8 @@ def _prefix(request: PromptsRequest, card: EmbeddingCard, model: str) -> str:
     if name not in card.prompts:
         known = ", ".join(sorted(card.prompts)) or "it has none"
         raise InvalidRequestError(
-            f"the model `{model}` has no prompt {name[:80]!r}; its prompts: {known}", param="prompt_name"
+            f"the model `{model}` has no prompt {name[:80]!r}; its prompts: {known}",
+            param="prompt_name",
         )
     return card.prompts[name]
 

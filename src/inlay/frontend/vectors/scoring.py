@@ -1,4 +1,7 @@
-"""`POST /v1/score` and `POST /v1/rerank`: cross-encoders by their own scores, embedding models by cosine."""
+"""`POST /v1/score` and `POST /v1/rerank`.
+
+Cross-encoders by their own scores, embedding models by cosine.
+"""
 
 import time
 from collections.abc import Sequence
@@ -59,7 +62,9 @@ async def score(call: Call) -> None:
         )
     scores, usage = await _scores(call, model, request, first, second, (first_name, second_name))
     data = [ScoreData(index=index, score=each) for index, each in enumerate(scores)]
-    await call.json(ScoreResponse(id=id_, created=int(time.time()), model=model.name, data=data, usage=usage))
+    await call.json(
+        ScoreResponse(id=id_, created=int(time.time()), model=model.name, data=data, usage=usage)
+    )
 
 
 async def rerank(call: Call) -> None:
@@ -75,7 +80,9 @@ async def rerank(call: Call) -> None:
     _check_texts([request.query], "query")
     _check_texts(documents, "documents")
     check_count(call, len(documents), "documents")
-    scores, used = await _scores(call, model, request, [request.query], documents, ("query", "documents"))
+    scores, used = await _scores(
+        call, model, request, [request.query], documents, ("query", "documents")
+    )
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n or None]
     shows = request.return_documents is not False
     results = [
@@ -95,7 +102,8 @@ def _side(request: ScoreRequest, names: Sequence[str]) -> tuple[list[str], str]:
     given = [name for name in names if getattr(request, name) is not None]
     if len(given) != 1:
         raise InvalidRequestError(
-            f"give exactly one of {', '.join(names)}, got {' and '.join(given) or 'none'}", param=names[0]
+            f"give exactly one of {', '.join(names)}, got {' and '.join(given) or 'none'}",
+            param=names[0],
         )
     texts: str | list[str] = getattr(request, given[0])
     texts = [texts] if isinstance(texts, str) else texts
@@ -133,7 +141,9 @@ async def _scores(
     gathering = Gathering(call, model, request)
     if scores_pairs:
         partners = first * len(second) if len(first) == 1 else first
-        pairs = PairInputs(list(zip(partners, second, strict=True)), renderer, cut, params[1], clips)
+        pairs = PairInputs(
+            list(zip(partners, second, strict=True)), renderer, cut, params[1], clips
+        )
         logits = await gathering.vectors(pairs, card.size)
         found = activated(logits, card.activation, request.use_activation)[:, 0]
     else:
@@ -160,7 +170,10 @@ async def _scores(
 
 
 def _clips(request: ScoringRequest, max_len: int) -> tuple[int, int]:
-    """Tokens kept of a query and of a document, 0 for all. Raises `InvalidRequestError` as vLLM does."""
+    """Tokens kept of a query and of a document, 0 for all.
+
+    Raises `InvalidRequestError` as vLLM does.
+    """
 
     def checked(name: str) -> int:
         value: int = getattr(request, name) or 0

@@ -1,4 +1,7 @@
-"""Tool calls as parsers find them: their numbers and ids, and the JSON objects many models write them as."""
+"""Tool calls as parsers find them.
+
+Their numbers and ids, and the JSON objects many models write them as.
+"""
 
 import json
 import secrets
@@ -30,7 +33,8 @@ class Tools:
 
     Attributes:
         schemas: JSON Schema of each function's arguments, by name.
-        parallel: more than one call may be made; of several all but the first are left out otherwise.
+        parallel: more than one call may be made; of several all but the first are left out
+            otherwise.
         make_id: makes the ids of calls.
     """
 
@@ -55,7 +59,9 @@ class CallsParser(StepsParser):
         found = super()._run()
         if self.tools.parallel:
             return found
-        return [delta for delta in found if not isinstance(delta, ToolCallDelta) or delta.index == 0]
+        return [
+            delta for delta in found if not isinstance(delta, ToolCallDelta) or delta.index == 0
+        ]
 
     def open(self, name: str) -> ToolCallDelta:
         """The first delta of the next call."""
@@ -108,8 +114,8 @@ class CallsParser(StepsParser):
     ) -> Steps[None]:
         """Read a call that is a JSON object with a name, and arguments (or parameters) that are an object.
 
-        The call is opened where its arguments begin; from there on what the model writes is shown, valid or not, and only its
-        brackets are counted.
+        The call is opened where its arguments begin; from there on what the model writes is shown,
+        valid or not, and only its brackets are counted.
 
         Args:
             known: names a call may have, or None for any.
@@ -186,7 +192,10 @@ class CallsParser(StepsParser):
 
 
 def _arguments_of(value: str) -> str:
-    """Arguments as text, of a JSON value that is an object, an object's text in a string, or null. Raises `Malformed`."""
+    """Arguments as text, of a JSON value that is an object, an object's text in a string, or null.
+
+    Raises `Malformed`.
+    """
     try:
         said = json.loads(value, strict=False)
         if isinstance(said, str):

@@ -7,7 +7,8 @@ V3 and R1 name a type and fence the arguments; V3.1 does neither:
     {"place": "harbour"}
     ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
 
-    <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look<｜tool▁sep｜>{"place": "harbour"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
+    <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look<｜tool▁sep｜>{"place":
+    "harbour"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
 """
 
 from inlay.render.parsers.calls import CallsParser

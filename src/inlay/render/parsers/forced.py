@@ -1,4 +1,7 @@
-"""Outputs that a grammar made tool calls of: those of requests that require a call or name the function."""
+"""Outputs that a grammar made tool calls of.
+
+Those of requests that require a call or name the function.
+"""
 
 from inlay.render.parsers.calls import CallsParser, Tools
 from inlay.render.parsers.source import Malformed, Steps

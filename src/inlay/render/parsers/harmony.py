@@ -1,7 +1,8 @@
 """The channels of GPT-OSS: reasoning, answer and tool calls as messages with headers.
 
-<|channel|>analysis<|message|>They ask for ...<|end|><|start|>assistant<|channel|>final<|message|>It is ...<|return|>
-<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"place": "harbour"}<|call|>
+<|channel|>analysis<|message|>They ask for ...<|end|><|start|>assistant<|channel|>final<|message|>It
+is ...<|return|> <|channel|>commentary to=functions.look <|constrain|>json<|message|>{"place":
+"harbour"}<|call|>
 """
 
 import re
@@ -20,7 +21,10 @@ _FUNCTIONS = "functions."
 
 
 class HarmonyParser(CallsParser):
-    """Analysis is reasoning; calls of functions are tool calls where the request has tools; all else is content."""
+    """Analysis is reasoning; calls of functions are tool calls where the request has tools.
+
+    All else is content.
+    """
 
     def _read(self) -> Steps[None]:
         source = self.source

@@ -1,4 +1,6 @@
-"""Tool calls between `<tool_call>` tags: JSON as Hermes and Qwen2.5 to Qwen3 write it, XML as Qwen3-Coder does.
+"""Tool calls between `<tool_call>` tags.
+
+JSON as Hermes and Qwen2.5 to Qwen3 write it, XML as Qwen3-Coder does.
 
 <tool_call>
 {"name": "look", "arguments": {"place": "harbour"}}
@@ -44,7 +46,9 @@ class HermesParser(CallsParser):
                 source.settle()
             except Malformed:
                 yield from self.unsettled()
-                if self._count > before:  # the call stands; what is wrong behind its arguments is content
+                if (
+                    self._count > before
+                ):  # the call stands; what is wrong behind its arguments is content
                     yield from source.until((CLOSE,), self._show_content, hold=trailing_space)
                     source.settle()
 
@@ -124,7 +128,9 @@ def _types(schema: object) -> Iterator[str]:
     if not isinstance(schema, Mapping):
         return
     said = schema.get("type")
-    yield from (kind for kind in (said if isinstance(said, list) else [said]) if isinstance(kind, str))
+    yield from (
+        kind for kind in (said if isinstance(said, list) else [said]) if isinstance(kind, str)
+    )
     for name in ("anyOf", "oneOf"):
         others = schema.get(name)
         for other in others if isinstance(others, list) else ():

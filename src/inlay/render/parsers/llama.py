@@ -1,6 +1,9 @@
-"""Tool calls of Llama 3: `<|python_tag|>` and JSON objects separated by `;`, or such an object alone.
+"""Tool calls of Llama 3.
 
-<|python_tag|>{"name": "look", "parameters": {"place": "harbour"}}; {"name": "ring", "parameters": {}}
+`<|python_tag|>` and JSON objects separated by `;`, or such an object alone.
+
+<|python_tag|>{"name": "look", "parameters": {"place": "harbour"}}; {"name": "ring", "parameters":
+{}}
 """
 
 from inlay.render.parsers.calls import CallsParser
@@ -11,7 +14,10 @@ _KEYS = frozenset({"name", "type", "parameters", "arguments"})
 
 
 class LlamaParser(CallsParser):
-    """JSON behind a tag anywhere; without one only where the output begins, and only for functions the request names."""
+    """JSON behind a tag anywhere.
+
+    Without one only where the output begins, and only for functions the request names.
+    """
 
     def _read(self) -> Steps[None]:
         yield from self.source.space()

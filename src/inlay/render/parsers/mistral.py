@@ -1,4 +1,6 @@
-"""Tool calls of Mistral's models, behind `[TOOL_CALLS]`: a list of objects, or since tokenizer version 11 name and arguments.
+"""Tool calls of Mistral's models, behind `[TOOL_CALLS]`.
+
+A list of objects, or since tokenizer version 11 name and arguments.
 
 [TOOL_CALLS][{"name": "look", "arguments": {"place": "harbour"}}]
 [TOOL_CALLS]look{"place": "harbour"}[TOOL_CALLS]ring{}

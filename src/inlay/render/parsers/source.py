@@ -1,7 +1,10 @@
-"""What parsers of outputs are written with: text that comes in pieces, read by generators as if it were all there.
+"""What parsers of outputs are written with.
 
-A generator that needs more text than there is yields None and goes on when there is more; everything else it yields is a
-delta. So a parser reads like one for whole texts, and where the pieces are cut cannot matter.
+Text that comes in pieces, read by generators as if it were all there.
+
+A generator that needs more text than there is yields None and goes on when there is more;
+everything else it yields is a delta. So a parser reads like one for whole texts, and where the
+pieces are cut cannot matter.
 """
 
 import json
@@ -56,8 +59,8 @@ def _nothing(text: str) -> int:
 class Source:
     """Text that comes in pieces.
 
-    What is taken stays unsettled until something is shown for it; so a parser that was wrong about what it read can still
-    show all of it as content.
+    What is taken stays unsettled until something is shown for it; so a parser that was wrong about
+    what it read can still show all of it as content.
 
     Attributes:
         ended: no more text will come.
@@ -127,7 +130,10 @@ class Source:
             self.take(1)
 
     def word(self) -> Steps[str]:
-        """Take a name: letters, digits, `_`, `.` and `-`. Raises `Malformed` when there is none, or only the end behind it."""
+        """Take a name: letters, digits, `_`, `.` and `-`.
+
+        Raises `Malformed` when there is none, or only the end behind it.
+        """
         word = yield from self._run(_WORD)
         if not word or not (yield from self.peek()):
             raise Malformed
@@ -154,13 +160,14 @@ class Source:
             hold: the length of the end of a text that is not shown when a tag or the end follows.
 
         Returns:
-            The tag. It is taken with what was held back before it, and neither is settled. None when the text ended; then what was
-            held back is not taken.
+            The tag. It is taken with what was held back before it, and neither is settled. None
+            when the text ended; then what was held back is not taken.
         """
         while True:
             rest = self.rest
             place, tag = min(
-                ((place, tag) for tag in tags if (place := rest.find(tag)) >= 0), default=(len(rest), None)
+                ((place, tag) for tag in tags if (place := rest.find(tag)) >= 0),
+                default=(len(rest), None),
             )
             before = rest[:place]
             if tag is None and not self.ended:
@@ -188,7 +195,9 @@ class Source:
         return "".join(self._unsettled[before:]).removesuffix(tag or ""), tag
 
     def nested(self, show: Show | None, *, begun: str = "") -> Steps[bool]:
-        """Take a JSON object, list or string, up to the character that closes it; what is inside is not looked at.
+        """Take a JSON object, list or string, up to the character that closes it.
+
+        What is inside is not looked at.
 
         Args:
             show: makes deltas of it as it comes; None leaves it unsettled.
@@ -247,7 +256,10 @@ class _Nesting:
         self.closed = False
 
     def end(self, text: str, at: int) -> int:
-        """The place behind the last character of the value; the end of `text` unless it is closed there."""
+        """The place behind the last character of the value.
+
+        The end of `text` unless it is closed there.
+        """
         while at < len(text):
             if self._escaped:
                 self._escaped = False

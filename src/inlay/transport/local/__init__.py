@@ -1,4 +1,7 @@
-"""The plane of one machine: a Unix socket and shared memory between a frontend and its worker processes."""
+"""The plane of one machine.
+
+A Unix socket and shared memory between a frontend and its worker processes.
+"""
 
 from inlay.transport.local.arena import RESERVED, Arena
 from inlay.transport.local.channel import Channel

@@ -17,7 +17,10 @@ from inlay.prompt import Buffer
 ALIGNMENT = 4096
 
 _ELEMENTS = 64
-"""Bytes that a buffer is to be aligned to where it is read in place: what `torch.save` and numpy align elements to."""
+"""Bytes that a buffer is to be aligned to where it is read in place.
+
+What `torch.save` and numpy align elements to.
+"""
 
 RESERVED = 3 / 4
 """Of the arena, at most, for what is still to be written: the rest is for what is placed."""
@@ -28,7 +31,10 @@ _Owner: TypeAlias = "Buffer | npt.NDArray[np.uint8]"
 
 @dataclass(slots=True)
 class _Placement:
-    """What lies in a part of the arena: the copy of a buffer, or whatever is written through an array that was handed out."""
+    """What lies in a part of the arena.
+
+    The copy of a buffer, or whatever is written through an array that was handed out.
+    """
 
     owner: "weakref.ref[_Owner]"
     key: int
@@ -44,10 +50,11 @@ class _Placement:
 class Arena:
     """A fixed stretch of shared memory and the free parts of it.
 
-    Only the end that created it places and frees. A buffer nobody holds any more stays where it is for as long as the `Buffer`
-    itself lives and the room is not needed: a prompt that is sent again, such as a stored one, is not copied again. The
-    memory is anonymous: it is gone when both ends are, however they end. Pages are taken from the system when first
-    written and stay with the arena, so a repeated large prompt does not pay for page faults again.
+    Only the end that created it places and frees. A buffer nobody holds any more stays where it is
+    for as long as the `Buffer` itself lives and the room is not needed: a prompt that is sent
+    again, such as a stored one, is not copied again. The memory is anonymous: it is gone when both
+    ends are, however they end. Pages are taken from the system when first written and stay with the
+    arena, so a repeated large prompt does not pay for page faults again.
 
     Attributes:
         size: bytes in all.
@@ -60,7 +67,9 @@ class Arena:
         self.size = size
         created = fd is None
         self.fd = _anonymous_file(size) if fd is None else fd
-        self._map = mmap.mmap(self.fd, size, access=mmap.ACCESS_WRITE if created else mmap.ACCESS_READ)
+        self._map = mmap.mmap(
+            self.fd, size, access=mmap.ACCESS_WRITE if created else mmap.ACCESS_READ
+        )
         self._view = memoryview(self._map)
         self._free: list[tuple[int, int]] = [(0, size)]
         self._placed: dict[int, _Placement] = {}
@@ -72,7 +81,8 @@ class Arena:
     def place(self, buffer: Buffer) -> int | None:
         """Put `buffer` into the arena and return its offset, or None when there is no room.
 
-        A buffer (the same object) that is already there is not copied again. Each `place` needs its own `free`.
+        A buffer (the same object) that is already there is not copied again. Each `place` needs its
+        own `free`.
         """
         self._drop_forgotten()
         known = self._known(buffer)
@@ -94,7 +104,8 @@ class Arena:
     def reserve(self, num_bytes: int) -> memoryview | None:
         """Writable memory for a buffer that is still to be made, or None when there is no room.
 
-        A buffer that views it is placed without being copied. It is free again when nothing views it and no one holds it.
+        A buffer that views it is placed without being copied. It is free again when nothing views
+        it and no one holds it.
         """
         self._drop_forgotten()
         length = -(-num_bytes // ALIGNMENT) * ALIGNMENT
@@ -109,7 +120,8 @@ class Arena:
         return array.data
 
     def _register(self, owner: _Owner, key: int, offset: int, length: int) -> _Placement:
-        # The callback only notes the offset: it may run anywhere, also in the middle of this object's own methods.
+        # The callback only notes the offset: it may run anywhere, also in the middle of this
+        # object's own methods.
         forget = self._forgotten.append
         placement = _Placement(weakref.ref(owner, lambda _: forget(offset)), key, offset, length, 0)
         self._placed[offset] = placement
@@ -118,11 +130,15 @@ class Arena:
 
     def _known(self, owner: object) -> _Placement | None:
         known = self._placed.get(self._offset_of.get(id(owner), -1))
-        # An id may have passed from an owner that is gone, whose bytes the other end still reads, to this one.
+        # An id may have passed from an owner that is gone, whose bytes the other end still reads,
+        # to this one.
         return known if known is not None and known.owner() is owner else None
 
     def _within(self, buffer: Buffer) -> int | None:
-        """Offset of a buffer that was written in place; None of any other, and where its elements would not be aligned."""
+        """Offset of a buffer that was written in place.
+
+        None of any other, and where its elements would not be aligned.
+        """
         known = self._known(buffer.view.obj)
         if known is None or not known.written_in_place:
             return None
@@ -182,7 +198,10 @@ class Arena:
         self._free = merged
 
     def read(self, offset: int, length: int) -> Buffer:
-        """The bytes the other end placed at `offset`, in place. Raises `ValueError` beyond the arena."""
+        """The bytes the other end placed at `offset`, in place.
+
+        Raises `ValueError` beyond the arena.
+        """
         if offset < 0 or length < 0 or offset + length > self.size:
             raise ValueError(f"{length} bytes at {offset} are beyond an arena of {self.size}")
         return Buffer(self._view[offset : offset + length])

@@ -1,7 +1,8 @@
 """Messages over a stream socket, with large buffers beside it in shared memory.
 
-A frame is a fixed head, a table of its buffers, the msgpack header, then the buffers that travel inline. A buffer of at
-least `SHARED_FROM` bytes goes into the arena when there is room, and only its place travels.
+A frame is a fixed head, a table of its buffers, the msgpack header, then the buffers that travel
+inline. A buffer of at least `SHARED_FROM` bytes goes into the arena when there is room, and only
+its place travels.
 """
 
 import asyncio
@@ -46,7 +47,9 @@ class Channel(Generic[T]):
         self._sends_shared = sends_shared
 
     @classmethod
-    async def open(cls, sock: socket.socket, arena: Arena, hears: Any, *, sends_shared: bool) -> "Channel[T]":
+    async def open(
+        cls, sock: socket.socket, arena: Arena, hears: Any, *, sends_shared: bool
+    ) -> "Channel[T]":
         """A channel over a connected socket.
 
         Args:
@@ -65,7 +68,11 @@ class Channel(Generic[T]):
         table = bytearray()
         inline: list[Buffer] = []
         for buffer in buffers:
-            offset = self.arena.place(buffer) if self._sends_shared and len(buffer) >= SHARED_FROM else None
+            offset = (
+                self.arena.place(buffer)
+                if self._sends_shared and len(buffer) >= SHARED_FROM
+                else None
+            )
             if offset is None:
                 inline.append(buffer)
                 table += _place.pack(False, 0, len(buffer))
@@ -100,7 +107,9 @@ class Channel(Generic[T]):
         try:
             header_size, count = _head.unpack(await self._reader.readexactly(_head.size))
             if header_size > MAX_HEADER:
-                raise msgspec.DecodeError(f"a header of {header_size} bytes; at most {MAX_HEADER} are taken")
+                raise msgspec.DecodeError(
+                    f"a header of {header_size} bytes; at most {MAX_HEADER} are taken"
+                )
             table = await self._reader.readexactly(count * _place.size) if count else b""
             header = await self._reader.readexactly(header_size)
             buffers = []

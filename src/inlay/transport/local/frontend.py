@@ -42,7 +42,10 @@ _CACHE_SECONDS = 10.0
 
 
 class Carrier(Protocol[Heard_co]):
-    """A connection that carries messages: `Channel` on a machine, `inlay.transport.Connection` between them."""
+    """A connection that carries messages.
+
+    `Channel` on a machine, `inlay.transport.Connection` between them.
+    """
 
     def send(self, message: object) -> Any:
         """Send a message without waiting; return what `release` and `withdraw` take."""
@@ -92,7 +95,9 @@ class LocalStream:
 
     def aborted(self) -> Output:
         """Return the last output of a request that was never begun."""
-        return Output(self._work.id, self._work.attempt, len(self._work.prior_output), finish_reason="abort")
+        return Output(
+            self._work.id, self._work.attempt, len(self._work.prior_output), finish_reason="abort"
+        )
 
     def cancel(self) -> None:
         """Stop the request; needs no answer."""
@@ -234,9 +239,13 @@ class Link:
         if not self.ready:
             raise OverloadedError(GONE, retry_after=1)
         try:
-            return await self._caches.call(lambda number: self._say(GetCache(number)), _CACHE_SECONDS)
+            return await self._caches.call(
+                lambda number: self._say(GetCache(number)), _CACHE_SECONDS
+            )
         except TimeoutError:
-            raise OverloadedError("the worker does not tell what it has cached", retry_after=1) from None
+            raise OverloadedError(
+                "the worker does not tell what it has cached", retry_after=1
+            ) from None
 
     def _say(self, message: object) -> None:
         self._channel.send(message)
@@ -268,7 +277,8 @@ class Link:
         except EOFError:
             pass
         except (ValueError, msgspec.MsgspecError):
-            # Nothing that follows can be trusted to be whole: to everyone waiting it is as if the worker were gone.
+            # Nothing that follows can be trusted to be whole: to everyone waiting it is as if the
+            # worker were gone.
             log.exception("worker %s sent what is no message", self._id)
             self._channel.close()
         finally:
@@ -386,7 +396,10 @@ class LocalPlane:
         await self._changed.wait()
 
     def room(self, num_bytes: int) -> memoryview | None:
-        """Of the only worker's shared memory; None where there are several, or too little of it is free."""
+        """Of the only worker's shared memory.
+
+        None where there are several, or too little of it is free.
+        """
         return self._links[0].room(num_bytes) if len(self._links) == 1 else None
 
     async def close(self) -> None:

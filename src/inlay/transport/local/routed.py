@@ -9,14 +9,19 @@ from inlay.transport.local.frontend import GONE, Link, LocalPlane
 
 
 class RoutedPlane(LocalPlane):
-    """`LocalPlane`, and `inlay.routing.RoutingFeed`. There is no other frontend to tell of its load."""
+    """`LocalPlane`, and `inlay.routing.RoutingFeed`.
+
+    There is no other frontend to tell of its load.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._events: Callable[[str, KvEvents], None] | None = None
         self._watched: set[Link] = set()
 
-    def listen(self, events: Callable[[str, KvEvents], None], loads: Callable[[FrontendLoad], None]) -> None:
+    def listen(
+        self, events: Callable[[str, KvEvents], None], loads: Callable[[FrontendLoad], None]
+    ) -> None:
         """As `RoutingFeed.listen`; nothing is ever told of loads."""
         self._events = events
         self._watch()

@@ -94,7 +94,9 @@ def _watch_cache(channel: Carrier[ToWorker], handler: RequestHandler) -> None:
         handler.watch_cache(told)
 
 
-async def _answer(channel: Carrier[ToWorker], handler: RequestHandler, question: Call | GetCache) -> None:
+async def _answer(
+    channel: Carrier[ToWorker], handler: RequestHandler, question: Call | GetCache
+) -> None:
     if isinstance(question, Call):
         channel.send(Answer(question.number, await handler.call(question.command)))
     else:

@@ -19,7 +19,10 @@ from inlay.transport.nats.connection import Connection
 T = TypeVar("T")
 
 CARD_SECONDS = 3600.0
-"""How long a card is kept that nobody renews. It only cleans up: who is there is judged by heartbeats."""
+"""How long a card is kept that nobody renews.
+
+It only cleans up: who is there is judged by heartbeats.
+"""
 AGREE_SECONDS = 10.0
 """How long servers that have just started may take to agree who keeps what."""
 _RETRY_SECONDS = 0.3
@@ -30,7 +33,9 @@ _cards = msgspec.msgpack.Decoder(ModelCard)
 NO_STORAGE = "the NATS server keeps nothing: it needs JetStream (`inlay nats` has it; else `jetstream {}` in its configuration)"
 
 
-async def bucket(connection: Connection, name: str, *, replicas: int, seconds: float | None) -> KeyValue:
+async def bucket(
+    connection: Connection, name: str, *, replicas: int, seconds: float | None
+) -> KeyValue:
     """The bucket called `name`, made when there is none.
 
     Args:
@@ -53,7 +58,9 @@ async def bucket(connection: Connection, name: str, *, replicas: int, seconds: f
     return await storage(connection, name, key_value)
 
 
-async def storage(connection: Connection, name: str, find: Callable[[JetStreamContext], Awaitable[T]]) -> T:
+async def storage(
+    connection: Connection, name: str, find: Callable[[JetStreamContext], Awaitable[T]]
+) -> T:
     """What `find` finds or makes of the server's storage, once that is ready to say.
 
     Args:
@@ -62,7 +69,8 @@ async def storage(connection: Connection, name: str, find: Callable[[JetStreamCo
         find: asks.
 
     Raises:
-        InvalidRequestError: the server has no JetStream, or does not let us, or too few servers for the replicas.
+        InvalidRequestError: the server has no JetStream, or does not let us, or too few servers for
+            the replicas.
         OverloadedError: it does not answer.
     """
     until = liveness.now() + AGREE_SECONDS
@@ -86,9 +94,13 @@ async def _asked(
     except nats.js.errors.ServiceUnavailableError as error:
         if error.code is None:  # not an answer of the storage, but of the server that there is none
             raise InvalidRequestError(NO_STORAGE) from error
-        raise OverloadedError(f"NATS keeps nothing now: {error.description}", retry_after=1) from error
+        raise OverloadedError(
+            f"NATS keeps nothing now: {error.description}", retry_after=1
+        ) from error
     except nats.js.errors.APIError as error:
-        raise InvalidRequestError(f"NATS does not keep the bucket {name}: {error.description}") from error
+        raise InvalidRequestError(
+            f"NATS does not keep the bucket {name}: {error.description}"
+        ) from error
     except (nats.errors.Error, TimeoutError) as error:
         raise OverloadedError(f"NATS does not answer: {error}", retry_after=1) from error
 
@@ -122,17 +134,24 @@ class Cards:
         return entry.revision or 0, _cards.decode(entry.value or b"")
 
     async def workers(self) -> set[str]:
-        """The workers that have a card, those that died lately included. Raises `OverloadedError` when that cannot be said now."""
+        """The workers that have a card, those that died lately included.
+
+        Raises `OverloadedError` when that cannot be said now.
+        """
         try:
             return set(await self._storage.keys())
         except nats.js.errors.NoKeysError:
             return set()
         except (nats.errors.Error, TimeoutError) as error:
-            raise OverloadedError(f"NATS does not list the cards: {error}", retry_after=1) from error
+            raise OverloadedError(
+                f"NATS does not list the cards: {error}", retry_after=1
+            ) from error
 
     async def remove(self, worker: str) -> None:
         """Keep it no longer. Raises `OverloadedError` when that is not possible now."""
         try:
             await self._storage.purge(worker)
         except (nats.errors.Error, TimeoutError) as error:
-            raise OverloadedError(f"NATS does not remove the card: {error}", retry_after=1) from error
+            raise OverloadedError(
+                f"NATS does not remove the card: {error}", retry_after=1
+            ) from error

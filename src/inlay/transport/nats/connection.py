@@ -24,7 +24,10 @@ Take: TypeAlias = Callable[[Msg], None]
 """Takes a message on the event loop; must not block."""
 
 CONNECT_SECONDS = 10.0
-"""How long the first connection may take where something listens; where nothing does, the settings say how long to wait."""
+"""How long the first connection may take where something listens.
+
+Where nothing does, the settings say how long to wait.
+"""
 
 _PROBE_SECONDS = 0.5
 _STALE_SECONDS = 2.0
@@ -40,12 +43,19 @@ _SUBSCRIPTION_BYTES = 256 * 1024 * 1024
 class _Client(Client):
     """The library's client, which outlives a message that it cannot read."""
 
-    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        # What is raised here would end the client's reading for good, and the server lets others send any bytes as subject, reply and headers.
+    async def _process_msg(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
+    ) -> None:
+        # What is raised here would end the client's reading for good, and the server lets others
+        # send any bytes as subject, reply and headers.
         try:
             await super()._process_msg(sid, subject, reply, data, headers)
         except (nats.errors.Error, ValueError, IndexError) as error:
-            log.warning("a message on %r is dropped, as it cannot be read: %s", subject[:_SHOWN_BYTES], error)
+            log.warning(
+                "a message on %r is dropped, as it cannot be read: %s",
+                subject[:_SHOWN_BYTES],
+                error,
+            )
 
 
 class Connection:
@@ -88,7 +98,8 @@ class Connection:
         """Connect.
 
         Raises:
-            InvalidRequestError: a file of the settings cannot be used, or the server does not let us in.
+            InvalidRequestError: a file of the settings cannot be used, or the server does not let
+                us in.
             OverloadedError: no server answered in time.
         """
         settings = self._settings
@@ -143,8 +154,14 @@ class Connection:
         else:
             said = str(problem or "no answer").removeprefix("nats: ")
         if self._refused.is_set():
-            hint = "" if self._settings.has_login else ". Give it --nats-nkey-seed, as `inlay nats` says"
-            return InvalidRequestError(f"the NATS server at {where} does not let us in: {said}{hint}")
+            hint = (
+                ""
+                if self._settings.has_login
+                else ". Give it --nats-nkey-seed, as `inlay nats` says"
+            )
+            return InvalidRequestError(
+                f"the NATS server at {where} does not let us in: {said}{hint}"
+            )
         return OverloadedError(
             f"cannot reach NATS at {where}: {said}. Start it with `inlay nats`, or say where it is with --nats",
             retry_after=1,
@@ -162,12 +179,18 @@ class Connection:
 
     @property
     def lost_for(self) -> float:
-        """Seconds without a connection; 0 while there is one, or until the client has said that there is none."""
+        """Seconds without a connection.
+
+        0 while there is one, or until the client has said that there is none.
+        """
         return 0.0 if self._since is not None else liveness.now() - self._lost_at
 
     @property
     def silent_for(self) -> float:
-        """Seconds in which nothing was shown to have passed: without a connection, or since a message to ourselves that has not come back."""
+        """Seconds in which nothing was shown to have passed.
+
+        Without a connection, or since a message to ourselves that has not come back.
+        """
         if self._since is None or self._echo_sent is None:
             return self.lost_for
         return liveness.now() - self._echo_sent
@@ -208,7 +231,9 @@ class Connection:
                     "there is no connection to NATS, or one of smaller messages", retry_after=1
                 )
         except (nats.errors.Error, OSError) as error:
-            raise OverloadedError(f"the connection to NATS is cut: {error}", retry_after=1) from error
+            raise OverloadedError(
+                f"the connection to NATS is cut: {error}", retry_after=1
+            ) from error
 
     async def receive(self, subject: str, sink: Sink) -> None:
         """Have `sink` take every message on `subject`, whose subjects begin with its prefix, until the connection is closed."""
@@ -232,13 +257,19 @@ class Connection:
         await self._client.subscribe(subject, cb=taken, pending_bytes_limit=_SUBSCRIPTION_BYTES)
 
     async def settle(self) -> None:
-        """Return when the server knows of all subscriptions so far. Raises `OverloadedError` when it does not answer."""
+        """Return when the server knows of all subscriptions so far.
+
+        Raises `OverloadedError` when it does not answer.
+        """
         try:
-            # The client's ping overtakes what it has not written yet; after its answer all of that is written, so the second is behind it.
+            # The client's ping overtakes what it has not written yet; after its answer all of that
+            # is written, so the second is behind it.
             for _ in range(2):
                 await self._client.flush(timeout=_ATTEMPT_SECONDS)
         except nats.errors.Error as error:
-            raise OverloadedError(f"the connection to NATS is cut: {error}", retry_after=1) from error
+            raise OverloadedError(
+                f"the connection to NATS is cut: {error}", retry_after=1
+            ) from error
 
     async def close(self) -> None:
         """Send what is still to be sent, and disconnect."""
@@ -253,7 +284,8 @@ class Connection:
                 if self._client.is_connected:
                     await self._client.flush(timeout=_ATTEMPT_SECONDS)
         self._abort()
-        # What has not left by now never will: the client would try, and end in the middle of its closing.
+        # What has not left by now never will: the client would try, and end in the middle of its
+        # closing.
         self._client._pending.clear()
         self._client._pending_data_size = 0
         await self._client.close()
@@ -295,7 +327,8 @@ class Connection:
             self._echo_sent = None
 
     def _abort(self) -> None:
-        # The client has no way to let go of a connection whose other end does not read: it waits until all is written.
+        # The client has no way to let go of a connection whose other end does not read: it waits
+        # until all is written.
         writer = getattr(self._client._transport, "_io_writer", None)
         if writer is not None:
             writer.transport.abort()
@@ -323,6 +356,8 @@ class Connection:
 
     async def _reconnected(self) -> None:
         self._since = liveness.now()
-        log.warning("%s: connected to NATS again, after %.1f s", self._name, self._since - self._lost_at)
+        log.warning(
+            "%s: connected to NATS again, after %.1f s", self._name, self._since - self._lost_at
+        )
         for act in self._on_reconnect:
             act()

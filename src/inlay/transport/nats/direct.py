@@ -1,12 +1,15 @@
 """Large payloads go from the socket to where they belong, past the client of NATS, and what would break the client goes nowhere.
 
-nats-py copies a payload seven times on its way in and once on its way out, which for large ones is most of what they cost. It keeps what it
-is good at: connecting, logging in, TLS, other servers, subscriptions, pings. A `Sorter` stands between its transport and its reader,
-follows the protocol just far enough to know which bytes are the payload of whose message (https://docs.nats.io/reference/reference-protocols/nats-protocol),
-has the event loop read those of one family of subjects into memory that is asked for, and hands every other byte on.
+nats-py copies a payload seven times on its way in and once on its way out, which for large ones is
+most of what they cost. It keeps what it is good at: connecting, logging in, TLS, other servers,
+subscriptions, pings. A `Sorter` stands between its transport and its reader, follows the protocol
+just far enough to know which bytes are the payload of whose message
+(https://docs.nats.io/reference/reference-protocols/nats-protocol), has the event loop read those of
+one family of subjects into memory that is asked for, and hands every other byte on.
 
-The server lets subjects be any bytes but spaces; nats-py ends its reading, or the connection, at those that are not text. Nobody of a fleet
-uses such a subject, so the `Sorter` drops those messages.
+The server lets subjects be any bytes but spaces; nats-py ends its reading, or the connection, at
+those that are not text. Nobody of a fleet uses such a subject, so the `Sorter` drops those
+messages.
 """
 
 import asyncio
@@ -39,7 +42,8 @@ class Sink:
 
     Attributes:
         prefix: of their subjects.
-        place: gives writable memory for the payload of a message, of (subject, bytes), or None where nobody wants it.
+        place: gives writable memory for the payload of a message, of (subject, bytes), or None
+            where nobody wants it.
         placed: told the subject when all of the payload is there.
     """
 
@@ -127,7 +131,11 @@ class Sorter(asyncio.BufferedProtocol):
                 log.warning("a message is dropped whose subject is no text: %r", line[:_SHOWN])
                 self._taker = _NOBODY
                 return end
-            if sink is not None and words[0] == b"MSG" and words[1].startswith(sink.prefix.encode()):
+            if (
+                sink is not None
+                and words[0] == b"MSG"
+                and words[1].startswith(sink.prefix.encode())
+            ):
                 self._taker = sink
                 self._subject = words[1].decode()
                 self._into = sink.place(self._subject, self._left)
@@ -187,7 +195,11 @@ class DirectTransport(TcpTransport):
         self._sort()
 
     async def connect_tls(
-        self, uri: "str | ParseResult", ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: int
+        self,
+        uri: "str | ParseResult",
+        ssl_context: ssl.SSLContext,
+        buffer_size: int,
+        connect_timeout: int,
     ) -> None:
         """As nats-py calls it."""
         await super().connect_tls(uri, ssl_context, buffer_size, connect_timeout)
@@ -197,10 +209,15 @@ class DirectTransport(TcpTransport):
         if self._io_writer is None:
             raise AssertionError("it is not connected")
         transport = self._io_writer.transport
-        transport.set_protocol(Sorter(cast("asyncio.Protocol", transport.get_protocol()), lambda: self.sink))
+        transport.set_protocol(
+            Sorter(cast("asyncio.Protocol", transport.get_protocol()), lambda: self.sink)
+        )
 
     async def publish(self, subject: str, payload: "bytes | memoryview") -> None:
-        """Send a message, not copied, and return when there is room for more. Raises `OSError` when the connection is lost."""
+        """Send a message, not copied, and return when there is room for more.
+
+        Raises `OSError` when the connection is lost.
+        """
         self.writelines((f"PUB {subject} {len(payload)}\r\n".encode(), payload, b"\r\n"))  # type: ignore[no-untyped-call]
         await self.drain()  # type: ignore[no-untyped-call]
 

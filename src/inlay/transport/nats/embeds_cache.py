@@ -12,9 +12,15 @@ from inlay.prompt import Buffer
 KEPT_BYTES = 256 * 1024 * 1024
 """Of what lasts, unless said otherwise."""
 IDLE_SECONDS = 3600.0
-"""What was not asked for during so long goes, whatever room there is: who was to tell that its prompt is gone may have died before it did."""
+"""What was not asked for during so long goes, whatever room there is.
+
+Who was to tell that its prompt is gone may have died before it did.
+"""
 GONE_SECONDS = 600.0
-"""How long a prompt that was removed is not kept again: what was sent before its removal may come after it."""
+"""How long a prompt that was removed is not kept again.
+
+What was sent before its removal may come after it.
+"""
 _MAX_GONE = 65536
 
 
@@ -30,8 +36,9 @@ class EmbedsCacheStats(msgspec.Struct, frozen=True):
 class EmbedsCache:
     """Buffers by name. The content of a name never changes, so what is kept under one is right for as long as it is kept.
 
-    A name is `PROMPT/PART`; or any other, of a buffer that is not to last. Whatever somebody uses at the moment is found too: it costs
-    nothing more. Of what is to last the least recently used goes first. Nobody waits for room here.
+    A name is `PROMPT/PART`; or any other, of a buffer that is not to last. Whatever somebody uses
+    at the moment is found too: it costs nothing more. Of what is to last the least recently used
+    goes first. Nobody waits for room here.
 
     Args:
         max_bytes: of what lasts; 0 keeps nothing beyond its use.
@@ -58,7 +65,10 @@ class EmbedsCache:
         return found
 
     def use(self, name: str, buffer: Buffer, *, lasting: bool, new: bool) -> None:
-        """Count a use of `buffer` under `name`, which has just come if it is `new`; keep it if it is to last."""
+        """Count a use of `buffer` under `name`, which has just come if it is `new`.
+
+        Keep it if it is to last.
+        """
         if new:
             self._in_use[name] = buffer
         if not lasting:
@@ -102,7 +112,10 @@ class EmbedsCache:
             self._gone.popitem(last=False)
 
     def clear(self) -> None:
-        """Drop everything, and find nothing of it any more: what was removed may not have been told, or the memory it lies in is to go."""
+        """Drop everything, and find nothing of it any more.
+
+        What was removed may not have been told, or the memory it lies in is to go.
+        """
         for name in list(self._lasting):
             self._drop(name)
         self._in_use.clear()

@@ -37,15 +37,20 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class NatsPlane:
-    """`inlay.transport.api.Plane` over NATS: the workers are those whose heartbeats are heard and whose cards fit.
+    """`inlay.transport.api.Plane` over NATS.
+
+    The workers are those whose heartbeats are heard and whose cards fit.
 
     Args:
         member: joined as a frontend; closed with the plane.
-        secret_fingerprint: of the secret we make digests with; workers with another are refused. None where we send no requests.
+        secret_fingerprint: of the secret we make digests with; workers with another are refused.
+            None where we send no requests.
         protocol: the version we speak; we talk to the one before and the one after.
     """
 
-    def __init__(self, member: Member, *, secret_fingerprint: str | None, protocol: int = PROTOCOL) -> None:
+    def __init__(
+        self, member: Member, *, secret_fingerprint: str | None, protocol: int = PROTOCOL
+    ) -> None:
         self._member = member
         self._fingerprint = secret_fingerprint
         self._protocol = protocol
@@ -100,10 +105,15 @@ class NatsPlane:
     def unreachable(self) -> str | None:
         """As `inlay.transport.api.Reaches`: requests wait for NATS, which may come back."""
         seconds = self._member.control.silent_for
-        return f"NATS has not answered for {seconds:.1f} s" if seconds > UNREACHABLE_SECONDS else None
+        return (
+            f"NATS has not answered for {seconds:.1f} s" if seconds > UNREACHABLE_SECONDS else None
+        )
 
     async def changed(self) -> None:
-        """Return at the next change of the set of ready workers, of a card or of what is missing. Any number may wait."""
+        """Return at the next change of the set of ready workers, of a card or of what is missing.
+
+        Any number may wait.
+        """
         await self._changed.wait()
 
     def room(self, num_bytes: int) -> memoryview | None:
@@ -112,7 +122,9 @@ class NatsPlane:
 
     # What routers are told: `inlay.routing.RoutingFeed`.
 
-    def listen(self, events: Callable[[str, KvEvents], None], loads: Callable[[FrontendLoad], None]) -> None:
+    def listen(
+        self, events: Callable[[str, KvEvents], None], loads: Callable[[FrontendLoad], None]
+    ) -> None:
         """As `RoutingFeed.listen`; before or after `start`."""
         self._on_events, self._on_load = events, loads
         if self._ticking is not None:
@@ -142,7 +154,11 @@ class NatsPlane:
             log.warning("what %s tells of its cache is not understood: %s", message.subject, error)
             return
         link = self._links.get(last_token(message.subject))
-        if link is not None and link.beat.incarnation == told.incarnation and self._on_events is not None:
+        if (
+            link is not None
+            and link.beat.incarnation == told.incarnation
+            and self._on_events is not None
+        ):
             self._on_events(link.id, told.events)
 
     def _hear_load(self, message: Msg) -> None:
@@ -308,4 +324,6 @@ class NatsPlane:
 
 
 def _said(beat: Beat) -> str:
-    return {"draining": "it is draining", "away": "it has no engine now"}.get(beat.state, beat.state)
+    return {"draining": "it is draining", "away": "it has no engine now"}.get(
+        beat.state, beat.state
+    )

@@ -10,7 +10,8 @@ class Inbound:
 
     Attributes:
         missing: bytes that are to come.
-        size: bytes of memory it takes: what is to come, a header that has, and what each part takes to be kept apart.
+        size: bytes of memory it takes: what is to come, a header that has, and what each part takes
+            to be kept apart.
         present: the parts that are there, by number; the header may be one.
         places: of the chunks to come, once memory is kept for them.
         parts: memory for what is to come, once it is granted.
@@ -35,7 +36,9 @@ class Inbound:
                 found = kept.find(named.name, offer.sizes[named.part])
                 if found is not None:
                     self.present[named.part] = found
-        self.missing = sum(size for part, size in enumerate(offer.sizes) if part not in self.present)
+        self.missing = sum(
+            size for part, size in enumerate(offer.sizes) if part not in self.present
+        )
         self.size = len(offer.header) + self.missing + PART_BYTES * len(offer.sizes)
 
     def plan(self) -> None:
@@ -50,7 +53,9 @@ class Inbound:
     @property
     def credit(self) -> Credit:
         """How much may come."""
-        return Credit(self.offer.transfer, self.granted, tuple(self.present) if self.granted else ())
+        return Credit(
+            self.offer.transfer, self.granted, tuple(self.present) if self.granted else ()
+        )
 
     def ahead(self) -> int:
         """Bytes granted and not received."""
@@ -59,6 +64,8 @@ class Inbound:
     def buffers(self) -> list[Buffer]:
         """All parts, once all are there."""
         return [
-            self.present[part] if part in self.present else Buffer(self.parts.get(part, memoryview(b"")))
+            self.present[part]
+            if part in self.present
+            else Buffer(self.parts.get(part, memoryview(b"")))
             for part in range(len(self.offer.sizes))
         ]

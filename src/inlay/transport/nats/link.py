@@ -110,7 +110,9 @@ class Link:
         self._clock = clock
         self._numbers = numbers
         self._connected = connected
-        self._presence = Presence(clock, gone_after=GONE_SECONDS, gone_unheard_after=GONE_UNHEARD_SECONDS)
+        self._presence = Presence(
+            clock, gone_after=GONE_SECONDS, gone_unheard_after=GONE_UNHEARD_SECONDS
+        )
         self._open: dict[int, NatsStream | _Answered] = {}
         self._sent: dict[int, _Sent] = {}
         self._calls = PendingCalls[Reply](numbers)
@@ -153,7 +155,9 @@ class Link:
         """As `Worker.send`."""
         self._check()
         number = next(self._numbers)
-        stream = NatsStream(number, request, used=self._acknowledge_soon, cancel=lambda: self._cancel(number))
+        stream = NatsStream(
+            number, request, used=self._acknowledge_soon, cancel=lambda: self._cancel(number)
+        )
         sent = _Sent(frames.encode(Submit(number, request)))
         self._open[number] = stream
         self._submit(number, sent)
@@ -191,9 +195,13 @@ class Link:
         """All it has cached. Raises `OverloadedError` when it is gone or does not answer."""
         self._check()
         try:
-            return await self._caches.call(lambda number: self._ask(GetCache(number)), _CACHE_SECONDS)
+            return await self._caches.call(
+                lambda number: self._ask(GetCache(number)), _CACHE_SECONDS
+            )
         except TimeoutError:
-            raise OverloadedError("the worker does not tell what it has cached", retry_after=1) from None
+            raise OverloadedError(
+                "the worker does not tell what it has cached", retry_after=1
+            ) from None
 
     def _ask(self, question: object) -> None:
         self._mailbox.send(self.participant, question, probe=True)
@@ -237,7 +245,8 @@ class Link:
     def _feed(self, number: int, index: int, output: Output) -> None:
         stream = self._open.get(number)
         if not isinstance(stream, NatsStream):
-            # Of a stream that was given up: its worker is told with the next acknowledgement, which does not name it.
+            # Of a stream that was given up: its worker is told with the next acknowledgement, which
+            # does not name it.
             self._acknowledge_soon()
             return
         self._sent[number].known = True

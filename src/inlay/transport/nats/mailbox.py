@@ -1,8 +1,9 @@
 """Messages of any size between participants, with raw buffers beside a small header.
 
-A message that fits is one NATS message: a fixed head, the sender's id, the sizes of the buffers, the header, then the buffers, each
-aligned to `ALIGNMENT`. A larger one is a transfer. Messages that fit arrive in the order they were sent; nothing is certain
-to arrive, as nothing is in a network: what must not be lost is asked for again by those who need it.
+A message that fits is one NATS message: a fixed head, the sender's id, the sizes of the buffers,
+the header, then the buffers, each aligned to `ALIGNMENT`. A larger one is a transfer. Messages that
+fit arrive in the order they were sent; nothing is certain to arrive, as nothing is in a network:
+what must not be lost is asked for again by those who need it.
 """
 
 import logging
@@ -37,7 +38,9 @@ _notices = msgspec.msgpack.Decoder[Notice](Notice)
 _encode_notice = msgspec.msgpack.Encoder().encode
 
 
-def pack(kind: int, sender: bytes, header: bytes, buffers: "list[Buffer] | tuple[()]" = ()) -> bytes:
+def pack(
+    kind: int, sender: bytes, header: bytes, buffers: "list[Buffer] | tuple[()]" = ()
+) -> bytes:
     """A message as one run of bytes."""
     head = _head.pack(kind, len(sender), len(buffers), len(header))
     if not buffers:
@@ -156,7 +159,9 @@ class Mailbox(Generic[T]):
     ) -> Outbound | None:
         """As `send`, of what `frames.encode` made of the message."""
         size = sum(map(len, buffers)) + len(header) + len(self._sender) + 64 + 24 * len(buffers)
-        if size > self.limit or any(buffer.name and len(buffer) >= NAMED_BYTES for buffer in buffers):
+        if size > self.limit or any(
+            buffer.name and len(buffer) >= NAMED_BYTES for buffer in buffers
+        ):
             return self.transfers.offer(to, header, buffers)
         reply = self._subjects.unheard(self.id, to) if probe else ""
         self._control.publish(

@@ -43,13 +43,17 @@ class Member:
         """Connect.
 
         Raises:
-            InvalidRequestError: NATS does not let us in, or keeps nothing, or a file of the settings cannot be used.
+            InvalidRequestError: NATS does not let us in, or keeps nothing, or a file of the
+                settings cannot be used.
             OverloadedError: it does not answer.
         """
         id_ = participant_id(kind)
         subjects = Subjects(settings.namespace)
         async with AsyncExitStack() as undo:
-            control, bulk = Connection(settings, id_), Connection(settings, f"{id_}-bulk", direct=True)
+            control, bulk = (
+                Connection(settings, id_),
+                Connection(settings, f"{id_}-bulk", direct=True),
+            )
             for connection in (control, bulk):
                 await connection.open()
                 undo.push_async_callback(connection.close)

@@ -1,8 +1,9 @@
 """What frontends and workers of a fleet say to each other.
 
-A *stream* is one attempt at one request at one worker; the frontend numbers its streams, and a number is never used again. So what
-belongs to an earlier attempt carries a number nobody waits for, whenever it comes. The pieces of a stream are numbered from 0 by
-its worker and kept until they are acknowledged.
+A *stream* is one attempt at one request at one worker; the frontend numbers its streams, and a
+number is never used again. So what belongs to an earlier attempt carries a number nobody waits for,
+whenever it comes. The pieces of a stream are numbered from 0 by its worker and kept until they are
+acknowledged.
 """
 
 from typing import TypeAlias
@@ -16,7 +17,10 @@ from inlay.transport.messages import Cache, GetCache
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):
-    """Do this request. Said again when nothing shows that it was heard; the second time is ignored."""
+    """Do this request. Said again when nothing shows that it was heard.
+
+    The second time is ignored.
+    """
 
     stream: int
     request: Request
@@ -38,7 +42,8 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
 class Acknowledge(msgspec.Struct, frozen=True, tag="acknowledge", array_like=True):
     """Of (stream, pieces), so many pieces have been used and need not be kept.
 
-    With `all`, these are all streams the frontend has at this worker: others were given up, and end.
+    With `all`, these are all streams the frontend has at this worker: others were given up, and
+    end.
     """
 
     streams: tuple[tuple[int, int], ...]
@@ -60,7 +65,10 @@ class Call(msgspec.Struct, frozen=True, tag="call", array_like=True):
 
 
 class Pieces(msgspec.Struct, frozen=True, tag="pieces", array_like=True):
-    """(stream, number, output): the next pieces of some streams. The outputs do not repeat their request's id."""
+    """(stream, number, output): the next pieces of some streams.
+
+    The outputs do not repeat their request's id.
+    """
 
     pieces: tuple[tuple[int, int, Output], ...]
 
@@ -107,9 +115,12 @@ class Beat(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         protocol: version of the messages it speaks.
-        incarnation: counts the engines it has run: a new one knows nothing of the requests and the cache of the last.
-        revision: of its card in the key-value bucket; 0 while it has none, as it loads its model for the first time.
-        state: "ready"; "draining": sends what it has and takes nothing more; "away": has no engine now; "left": it ends.
+        incarnation: counts the engines it has run: a new one knows nothing of the requests and the
+            cache of the last.
+        revision: of its card in the key-value bucket; 0 while it has none, as it loads its model
+            for the first time.
+        state: "ready"; "draining": sends what it has and takes nothing more; "away": has no engine
+            now; "left": it ends.
         stats: of its engine, as last told; totals restart with the incarnation.
         stats_age: seconds since they were told: a worker whose engine hangs is still there.
     """

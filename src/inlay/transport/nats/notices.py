@@ -6,7 +6,10 @@ from typing import TypeAlias
 import msgspec
 
 MIN_CHUNK_BYTES = 1024
-"""Bytes of a chunk at least: each takes its receiver a hundred bytes to plan. The server's own limit on messages is larger."""
+"""Bytes of a chunk at least: each takes its receiver a hundred bytes to plan.
+
+The server's own limit on messages is larger.
+"""
 MAX_CHUNK_BYTES = 16 * 1024 * 1024
 MAX_PARTS = 4096
 """Parts of a transfer at most: a request's rows, and the tensors beside them."""
@@ -34,7 +37,9 @@ class Named(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Offer(msgspec.Struct, frozen=True, tag="offer", array_like=True):
-    """A message will come in chunks of at most `chunk` bytes: the header of `sizes[0]` bytes, then buffers.
+    """A message will come in chunks of at most `chunk` bytes.
+
+    The header of `sizes[0]` bytes, then buffers.
 
     Attributes:
         header: the header, where it is small enough to come with the offer.
@@ -66,19 +71,20 @@ class Offer(msgspec.Struct, frozen=True, tag="offer", array_like=True):
             return f"a header of {len(self.header)} bytes instead of {self.sizes[0]}"
         parts = {named.part for named in self.named}
         if len(self.named) > MAX_NAMED or len(parts) < len(self.named):
-            return (
-                f"{len(self.named)} names of {len(parts)} parts; at most {MAX_NAMED}, one a part, are taken"
-            )
+            return f"{len(self.named)} names of {len(parts)} parts; at most {MAX_NAMED}, one a part, are taken"
         if not all(0 < part < len(self.sizes) for part in parts):
             return f"a name of a part that is none of {len(self.sizes)}"
         return None
 
 
 class Credit(msgspec.Struct, frozen=True, tag="credit", array_like=True):
-    """So many chunks of the transfer may be sent in all. Said again while nothing changes: a sign of life.
+    """So many chunks of the transfer may be sent in all.
+
+    Said again while nothing changes: a sign of life.
 
     Attributes:
-        present: parts that are there and have no chunks. They are the same in every credit for a chunk of the transfer.
+        present: parts that are there and have no chunks. They are the same in every credit for a
+            chunk of the transfer.
     """
 
     transfer: int
@@ -109,7 +115,10 @@ Notice: TypeAlias = Offer | Credit | Taken | Dropped | Withdrawn
 
 
 def places(sizes: Sequence[int], chunk: int, present: Collection[int] = ()) -> list[Place]:
-    """The chunks of parts of these sizes, in order; none spans two parts, and an empty part, or one that is `present`, has none."""
+    """The chunks of parts of these sizes, in order.
+
+    None spans two parts, and an empty part, or one that is `present`, has none.
+    """
     present = frozenset(present)
     return [
         (part, start, min(start + chunk, size))

@@ -19,7 +19,12 @@ class Outbound:
     """
 
     def __init__(
-        self, to: str, number: int, parts: Sequence[memoryview], chunk: int, named: tuple[Named, ...]
+        self,
+        to: str,
+        number: int,
+        parts: Sequence[memoryview],
+        chunk: int,
+        named: tuple[Named, ...],
     ) -> None:
         self.to = to
         self.number = number

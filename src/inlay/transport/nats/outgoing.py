@@ -9,7 +9,10 @@ from inlay.request import Output
 
 WINDOW_PIECES = 128
 WINDOW_BYTES = 128 * 1024
-"""Sent and not acknowledged, at most: what a client who does not read makes a frontend keep. The rest stays here, in bytes."""
+"""Sent and not acknowledged, at most: what a client who does not read makes a frontend keep.
+
+The rest stays here, in bytes.
+"""
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -57,7 +60,10 @@ class Outgoing:
         taken = []
         while self.sent < self._made and (
             self.sent == self._acknowledged
-            or (self.sent - self._acknowledged < WINDOW_PIECES and self._unacknowledged_bytes < WINDOW_BYTES)
+            or (
+                self.sent - self._acknowledged < WINDOW_PIECES
+                and self._unacknowledged_bytes < WINDOW_BYTES
+            )
         ):
             piece = self._pieces[self.sent - self._acknowledged]
             self._unacknowledged_bytes += len(piece)

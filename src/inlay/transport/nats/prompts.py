@@ -1,12 +1,16 @@
-"""Stored prompts in NATS: what is known of each in key-value storage, their contents in an object store.
+"""Stored prompts in NATS.
 
-Nothing here knows what a record or a content is. A record is changed by compare-and-set alone: whoever read an older one is told that another
-was first. A content is written once, under a name nobody else has, and never changed. So of members that do the same at the
-same time one wins, and no reader sees a part of anything.
+What is known of each in key-value storage, their contents in an object store.
 
-Contents lie as NATS' object store lays them out, and its tools list them. They are written and read by the client's streams and not by its own object
-store, which waits for ever for an object that is removed meanwhile, copies an object once for each of its chunks, and leaves chunks
-behind that nobody can find when it is cut off while writing.
+Nothing here knows what a record or a content is. A record is changed by compare-and-set alone:
+whoever read an older one is told that another was first. A content is written once, under a name
+nobody else has, and never changed. So of members that do the same at the same time one wins, and no
+reader sees a part of anything.
+
+Contents lie as NATS' object store lays them out, and its tools list them. They are written and read
+by the client's streams and not by its own object store, which waits for ever for an object that is
+removed meanwhile, copies an object once for each of its chunks, and leaves chunks behind that
+nobody can find when it is cut off while writing.
 """
 
 import asyncio
@@ -68,7 +72,8 @@ class _Object(msgspec.Struct, kw_only=True):
 class NatsPrompts:
     """A namespace's records and contents. Times of silence up to `WAIT_SECONDS` are waited out.
 
-    Every method but those that return at once raises `OverloadedError` when NATS does not do what is asked within that time.
+    Every method but those that return at once raises `OverloadedError` when NATS does not do what
+    is asked within that time.
     """
 
     def __init__(
@@ -104,7 +109,10 @@ class NatsPrompts:
     # Records
 
     async def find(self, key: str) -> tuple[int, bytes | None]:
-        """(revision, record) of a key; the record is None where there is none, and the revision what `swap` then wants."""
+        """(revision, record) of a key.
+
+        The record is None where there is none, and the revision what `swap` then wants.
+        """
 
         async def find() -> tuple[int, bytes | None]:
             try:
@@ -116,7 +124,10 @@ class NatsPrompts:
         return await self._patient(find, "show a stored prompt")
 
     async def swap(self, key: str, record: bytes, revision: int) -> bool:
-        """Put a record in the place of the one of `revision`; False, and no change, when another was first."""
+        """Put a record in the place of the one of `revision`.
+
+        False, and no change, when another was first.
+        """
 
         async def swap() -> bool:
             try:
@@ -187,7 +198,8 @@ class NatsPrompts:
         digest, size, count = sha256(), 0, 0
         while chunk := file.read(limit):
             digest.update(chunk)
-            # The server takes each number once, so an attempt whose answer was lost may be repeated.
+            # The server takes each number once, so an attempt whose answer was lost may be
+            # repeated.
             await self._publish(self._chunks(name), chunk, {Header.MSG_ID: f"{name}.{count}"})
             size, count = size + len(chunk), count + 1
         meta = _Object(
@@ -200,7 +212,9 @@ class NatsPrompts:
             mtime=datetime.now(UTC).isoformat(),
             options=_Options(limit),
         )
-        await self._publish(self._meta(name), msgspec.json.encode(meta), {Header.ROLLUP: MSG_ROLLUP_SUBJECT})
+        await self._publish(
+            self._meta(name), msgspec.json.encode(meta), {Header.ROLLUP: MSG_ROLLUP_SUBJECT}
+        )
         return size
 
     async def _publish(self, subject: str, payload: bytes, headers: dict[str, str]) -> None:
@@ -212,7 +226,10 @@ class NatsPrompts:
         )
 
     async def read(self, name: str, size: int, file: BinaryIO) -> bool:
-        """Write the content `name`, of `size` bytes, to `file`; False when it is not there, or not whole."""
+        """Write the content `name`, of `size` bytes, to `file`.
+
+        False when it is not there, or not whole.
+        """
         sequence = 1
         while size > 0:
             chunk = await self._patient(
@@ -251,7 +268,9 @@ class NatsPrompts:
         """The names of all contents, those of which only a part is there included."""
 
         async def contents() -> set[str]:
-            info = await self._control.jetstream.stream_info(self._stream, subjects_filter=self._chunks(">"))
+            info = await self._control.jetstream.stream_info(
+                self._stream, subjects_filter=self._chunks(">")
+            )
             return {subject.rpartition(".")[2] for subject in info.state.subjects or ()}
 
         return await self._patient(contents, "list the stored prompts")
@@ -306,5 +325,7 @@ class NatsPrompts:
                 problem = error
             if liveness.now() >= until:
                 _log.warning("NATS does not %s: %s", what, problem)
-                raise OverloadedError(f"NATS does not {what} at the moment", retry_after=1) from problem
+                raise OverloadedError(
+                    f"NATS does not {what} at the moment", retry_after=1
+                ) from problem
             await asyncio.sleep(_AGAIN_SECONDS)

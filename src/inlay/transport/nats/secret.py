@@ -1,4 +1,7 @@
-"""The root secret of a namespace: in a file that every member has, or made by the first and kept in NATS."""
+"""The root secret of a namespace.
+
+In a file that every member has, or made by the first and kept in NATS.
+"""
 
 import secrets
 
@@ -25,7 +28,9 @@ _decoder = msgspec.msgpack.Decoder(_Kept)
 
 
 async def agree(storage: KeyValue, own: Secret | None, namespace: str) -> Secret:
-    """The secret of the namespace. Of those who come at the same time the first decides, by compare-and-set.
+    """The secret of the namespace.
+
+    Of those who come at the same time the first decides, by compare-and-set.
 
     Args:
         storage: the namespace's facts.
@@ -48,7 +53,9 @@ async def agree(storage: KeyValue, own: Secret | None, namespace: str) -> Secret
             except nats.js.errors.KeyWrongLastSequenceError:
                 continue
         except (nats.errors.Error, TimeoutError) as error:
-            raise OverloadedError(f"NATS does not show the secret: {error}", retry_after=1) from error
+            raise OverloadedError(
+                f"NATS does not show the secret: {error}", retry_after=1
+            ) from error
         return _checked(kept, own, namespace)
     raise OverloadedError("NATS does not settle on a secret", retry_after=1)
 

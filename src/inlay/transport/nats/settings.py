@@ -1,4 +1,7 @@
-"""Settings of whoever joins a fleet: the flags, environment variables and config keys of a connection to NATS."""
+"""Settings of whoever joins a fleet.
+
+The flags, environment variables and config keys of a connection to NATS.
+"""
 
 import re
 import ssl
@@ -33,11 +36,15 @@ class NatsSettings(BaseModel):
     nats_creds: Path | None = Field(
         default=None, description="File of NATS credentials: a user's JWT and its key."
     )
-    nats_nkey_seed: Path | None = Field(default=None, description="File of an nkey seed to log in with.")
+    nats_nkey_seed: Path | None = Field(
+        default=None, description="File of an nkey seed to log in with."
+    )
     nats_tls_ca: Path | None = Field(
         default=None, description="Certificates that sign the servers'; the system's unless set."
     )
-    nats_tls_cert: Path | None = Field(default=None, description="Our own certificate, for servers that ask.")
+    nats_tls_cert: Path | None = Field(
+        default=None, description="Our own certificate, for servers that ask."
+    )
     nats_tls_key: Path | None = Field(default=None, description="The key of our own certificate.")
     nats_replicas: int = Field(
         default=1,
@@ -63,7 +70,9 @@ class NatsSettings(BaseModel):
         for url in value:
             parts = urlsplit(url.get_secret_value())
             if parts.scheme not in _SCHEMES or not parts.hostname:
-                raise ValueError(f"a server is nats://HOST:PORT, got {shown(url.get_secret_value())!r}")
+                raise ValueError(
+                    f"a server is nats://HOST:PORT, got {shown(url.get_secret_value())!r}"
+                )
         return value
 
     @property
@@ -82,7 +91,10 @@ class NatsSettings(BaseModel):
         return bool(self.credentials()) or any(urlsplit(url).username for url in self.urls)
 
     def credentials(self) -> dict[str, str]:
-        """What of files the client is to log in with, as it calls them. Raises `InvalidRequestError` when one cannot be read."""
+        """What of files the client is to log in with, as it calls them.
+
+        Raises `InvalidRequestError` when one cannot be read.
+        """
         given = {"user_credentials": self.nats_creds, "nkeys_seed": self.nats_nkey_seed}
         for file in filter(None, given.values()):
             try:

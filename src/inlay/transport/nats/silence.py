@@ -16,7 +16,10 @@ class Clock:
         return liveness.now()
 
     def silent(self, heard: float) -> float:
-        """For how many seconds nothing was heard from somebody last heard at `heard`; 0 when we may have missed it."""
+        """For how many seconds nothing was heard from somebody last heard at `heard`.
+
+        0 when we may have missed it.
+        """
         since = self._connection.since
         return 0.0 if since is None else max(0.0, self.now() - max(heard, since))
 
@@ -34,7 +37,8 @@ class Presence:
         Args:
             clock: ours.
             gone_after: seconds of silence after which it is gone.
-            gone_unheard_after: the same where the server says that nobody listens to what is sent to it.
+            gone_unheard_after: the same where the server says that nobody listens to what is sent
+                to it.
         """
         self._clock = clock
         self._gone_after = gone_after

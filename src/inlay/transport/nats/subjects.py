@@ -1,7 +1,7 @@
 """The names under which a fleet talks on NATS.
 
-All begin with `inlay.NAMESPACE`, so an account's permissions can be given by namespace and by kind. A *participant* is a frontend
-or a worker; its id is a token of a subject.
+All begin with `inlay.NAMESPACE`, so an account's permissions can be given by namespace and by kind.
+A *participant* is a frontend or a worker; its id is a token of a subject.
 """
 
 import re

@@ -1,11 +1,15 @@
-"""What is too large for one message: parts of it on a connection of their own, as many as the receiver asks for.
+"""What is too large for one message.
 
-The sender offers a transfer and tells its sizes; the receiver makes room and grants chunks; the sender sends as many as were granted.
-All that a receiver has granted and not received stays within one window, over all its transfers, so the server in between
-never holds more than that. A transfer that is interrupted is dropped, never resumed: whoever sent the message sends it anew.
+Parts of it on a connection of their own, as many as the receiver asks for.
 
-What a receiver has already is not sent: an offer names its parts, and the first credit says which of them are there. From then on the receiver
-holds those, so it may forget whatever it likes. Of messages with the same buffer, such as the choices of a request, one goes first.
+The sender offers a transfer and tells its sizes; the receiver makes room and grants chunks; the
+sender sends as many as were granted. All that a receiver has granted and not received stays within
+one window, over all its transfers, so the server in between never holds more than that. A transfer
+that is interrupted is dropped, never resumed: whoever sent the message sends it anew.
+
+What a receiver has already is not sent: an offer names its parts, and the first credit says which
+of them are there. From then on the receiver holds those, so it may forget whatever it likes. Of
+messages with the same buffer, such as the choices of a request, one goes first.
 """
 
 import asyncio
@@ -23,7 +27,16 @@ from inlay.transport.nats.connection import Connection
 from inlay.transport.nats.direct import Sink
 from inlay.transport.nats.embeds_cache import EmbedsCache
 from inlay.transport.nats.inbound import Inbound
-from inlay.transport.nats.notices import MAX_NAMED, Credit, Dropped, Named, Notice, Offer, Taken, Withdrawn
+from inlay.transport.nats.notices import (
+    MAX_NAMED,
+    Credit,
+    Dropped,
+    Named,
+    Notice,
+    Offer,
+    Taken,
+    Withdrawn,
+)
 from inlay.transport.nats.outbound import Outbound
 from inlay.transport.nats.subjects import Subjects
 
@@ -39,7 +52,10 @@ MEMORY_BYTES = 1024 * 1024 * 1024
 _OWN_ROOM = 64 * 1024
 """Bytes of a buffer from which on it is received where `room` says."""
 NAMED_BYTES = 16 * 1024
-"""Bytes of a buffer from which on it is asked whether it is there already: smaller ones are sent in the same time."""
+"""Bytes of a buffer from which on it is asked whether it is there already.
+
+Smaller ones are sent in the same time.
+"""
 _HEADER_BYTES = 256 * 1024
 """Bytes of a header that comes with its offer, at most."""
 _SPARE_BYTES = 32 * 1024
@@ -90,7 +106,8 @@ class Transfers:
         self._own_names: dict[int, tuple[ref[Buffer], str]] = {}
         self._pumps: dict[int, asyncio.Task[None]] = {}
         self._in: dict[tuple[str, int], Inbound] = {}
-        # Two queues: those that memory is kept for must not stand behind one that has to wait for theirs.
+        # Two queues: those that memory is kept for must not stand behind one that has to wait for
+        # theirs.
         self._waiting: deque[Inbound] = deque()
         self._wanting: deque[Inbound] = deque()
         self._ahead = 0
@@ -99,7 +116,9 @@ class Transfers:
     async def open(self) -> None:
         """Begin to receive."""
         everything = self._subjects.chunks(self._id) + ".*"
-        await self._bulk.receive(everything, Sink(everything.partition("*")[0], self._place, self._placed))
+        await self._bulk.receive(
+            everything, Sink(everything.partition("*")[0], self._place, self._placed)
+        )
 
     # Sending.
 
@@ -166,11 +185,18 @@ class Transfers:
             del self._out[outbound.number], self._pumps[outbound.number]
 
     async def _wait_for_carriers(self, outbound: Outbound) -> None:
-        """Return when no other transfer brings its receiver a buffer of this one: where that has arrived, this one need not."""
+        """Return when no other transfer brings its receiver a buffer of this one.
+
+        Where that has arrived, this one need not.
+        """
         arrived: set[str] = set()
         while not outbound.done.done():
-            found = {name: self._carriers.get((outbound.to, name)) for name in outbound.names - arrived}
-            carriers = {name: one for name, one in found.items() if one is not None and not one.done.done()}
+            found = {
+                name: self._carriers.get((outbound.to, name)) for name in outbound.names - arrived
+            }
+            carriers = {
+                name: one for name, one in found.items() if one is not None and not one.done.done()
+            }
             if not carriers:
                 break
             ends = {outbound.done, *(carrier.done for carrier in carriers.values())}
@@ -217,7 +243,9 @@ class Transfers:
                 outbound.done.set_result(None)
         else:
             outbound.fail(
-                OverloadedError(f"{sender} did not take the request: {notice.reason}", retry_after=1)
+                OverloadedError(
+                    f"{sender} did not take the request: {notice.reason}", retry_after=1
+                )
             )
 
     def _offered(self, sender: str, offer: Offer) -> None:
@@ -238,7 +266,10 @@ class Transfers:
         self._grant()
 
     def _admit(self) -> None:
-        """Keep memory for those that wait for it, in the order they came: a small one never overtakes a large one."""
+        """Keep memory for those that wait for it, in the order they came.
+
+        A small one never overtakes a large one.
+        """
         while self._waiting:
             inbound = self._waiting[0]
             inbound.look(self._kept)
@@ -320,7 +351,9 @@ class Transfers:
         return self._in.get((sender, int(number))) if number.isdecimal() else None
 
     def _drop(self, inbound: Inbound, reason: str) -> None:
-        log.warning("transfer %d from %s is dropped: %s", inbound.offer.transfer, inbound.sender, reason)
+        log.warning(
+            "transfer %d from %s is dropped: %s", inbound.offer.transfer, inbound.sender, reason
+        )
         self._tell(inbound.sender, Dropped(inbound.offer.transfer, reason))
         self._forget(inbound)
 
@@ -357,7 +390,9 @@ class Transfers:
                 continue
             if now - max(outbound.heard, since) > SILENCE_SECONDS:
                 outbound.fail(
-                    OverloadedError(f"{outbound.to} was silent for {SILENCE_SECONDS:g} s", retry_after=1)
+                    OverloadedError(
+                        f"{outbound.to} was silent for {SILENCE_SECONDS:g} s", retry_after=1
+                    )
                 )
 
     async def close(self) -> None:

@@ -80,13 +80,16 @@ class _Peer:
 class NatsWorker:
     """Offers what a `RequestHandler` can do to every frontend of the namespace.
 
-    Heartbeats and acknowledgements are this object's: they come from the event loop it lives on, so no engine may run on that.
+    Heartbeats and acknowledgements are this object's: they come from the event loop it lives on, so
+    no engine may run on that.
 
     Args:
         member: joined as a worker; closed with this.
         handler: does the requests.
-        room: gives writable memory for large rows that the handler reads in place, or None where there is none.
-        kept_bytes: of stored prompts that have come, kept so that their next use moves no rows; 0 keeps none.
+        room: gives writable memory for large rows that the handler reads in place, or None where
+            there is none.
+        kept_bytes: of stored prompts that have come, kept so that their next use moves no rows; 0
+            keeps none.
         protocol: the version we say we speak.
     """
 
@@ -129,13 +132,18 @@ class NatsWorker:
         return self._member.id
 
     async def start(self) -> None:
-        """Announce the handler's card and take requests. Raises `OverloadedError` when NATS does not answer."""
+        """Announce the handler's card and take requests.
+
+        Raises `OverloadedError` when NATS does not answer.
+        """
         await self._mailbox.open()
         await self._member.control.subscribe(
             self._member.subjects.deleted_prompts,
             lambda told: self._kept.forget(told.data.decode("ascii", "replace")),
         )
-        await self._member.control.subscribe(self._member.subjects.roll_call, lambda _: self._beat_soon())
+        await self._member.control.subscribe(
+            self._member.subjects.roll_call, lambda _: self._beat_soon()
+        )
         await self._member.control.settle()
         await self._member.bulk.settle()
         self._member.control.on_reconnect(self._unpublished.set)
@@ -158,7 +166,8 @@ class NatsWorker:
     def announce(self, card: ModelCard) -> None:
         """Say what it is, or is by now. After `away` it is a new incarnation."""
         if self._state == "away":
-            # What was still on its way to the engine that is gone lies in its memory too, all of which it would hold.
+            # What was still on its way to the engine that is gone lies in its memory too, all of
+            # which it would hold.
             self._kept.clear()
             self._incarnation += 1
             self._state = "ready"
@@ -219,7 +228,9 @@ class NatsWorker:
     def _beat_soon(self) -> None:
         """Answer all who asked in this moment with one heartbeat."""
         if self._answering_roll is None:
-            self._answering_roll = asyncio.get_running_loop().call_later(_ROLL_SECONDS, self._answer_roll)
+            self._answering_roll = asyncio.get_running_loop().call_later(
+                _ROLL_SECONDS, self._answer_roll
+            )
 
     def _answer_roll(self) -> None:
         self._answering_roll = None
@@ -300,7 +311,9 @@ class NatsWorker:
         peer = self._peers.get(sender)
         if peer is None:
             presence = Presence(
-                self._clock, gone_after=FRONTEND_SECONDS, gone_unheard_after=_FRONTEND_UNHEARD_SECONDS
+                self._clock,
+                gone_after=FRONTEND_SECONDS,
+                gone_unheard_after=_FRONTEND_UNHEARD_SECONDS,
             )
             peer = self._peers[sender] = _Peer(presence)
         return peer
@@ -345,7 +358,11 @@ class NatsWorker:
     def _refusing(self) -> ErrorFrame | None:
         if self._state == "ready":
             return None
-        reason = "the worker is draining" if self._state == "draining" else "the worker has no engine now"
+        reason = (
+            "the worker is draining"
+            if self._state == "draining"
+            else "the worker has no engine now"
+        )
         return ErrorFrame.of(OverloadedError(reason, retry_after=1))
 
     def _generate(self, sender: str, peer: _Peer, number: int, request: Request) -> None:
@@ -404,7 +421,9 @@ class NatsWorker:
         for sender, peer in self._peers.items():
             if peer.unsent:
                 unsent, peer.unsent = peer.unsent, {}
-                self._send_pieces(sender, [piece for one in unsent.values() for piece in one.take()])
+                self._send_pieces(
+                    sender, [piece for one in unsent.values() for piece in one.take()]
+                )
 
     def _send_pieces(self, sender: str, pieces: list[msgspec.Raw]) -> None:
         """As many messages as it takes for none to be a transfer, which could overtake or be overtaken."""

@@ -12,7 +12,10 @@ from inlay.engine.torch.native import kernels
 
 
 class CudaAttention:
-    """Flash attention for the layers it can do, if it can read pages here; gathered pages for the others."""
+    """Flash attention for the layers it can do, if it can read pages here.
+
+    Gathered pages for the others.
+    """
 
     def __init__(
         self, batch: Batch, pages: Pages, workspace: Workspace, *, float32_scores: bool = False
@@ -21,7 +24,9 @@ class CudaAttention:
         self._varlen = VarlenAttention(batch, pages)
         self._gathered = GatheredAttention(batch, pages, workspace, float32_scores=float32_scores)
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
+    ) -> Tensor:
         """As `PagedAttention.attend`."""
         flash = does(key, value, scoring) and reads_pages(
             key.device,
@@ -44,7 +49,8 @@ def attention(
         batch: what is computed.
         pages: where keys and values are.
         workspace: memory that later batches use again.
-        float32_scores: keep scores in float32 whatever the activations' dtype is; flash attention always does.
+        float32_scores: keep scores in float32 whatever the activations' dtype is; flash attention
+            always does.
     """
     if pages.keys[0].device.type != "cpu":
         return CudaAttention(batch, pages, workspace, float32_scores=float32_scores)

@@ -1,11 +1,12 @@
 """Attention over pages that are gathered first: every way of scoring, any head sizes, any device.
 
-Scores are formed by matrix products over gathered pages, the queries of a group of heads folded into rows. This is
-what a CPU runs, where torch's fused attention is two to three times slower, for one query and for many; CUDA runs it
-for layers that flash attention cannot do.
+Scores are formed by matrix products over gathered pages, the queries of a group of heads folded
+into rows. This is what a CPU runs, where torch's fused attention is two to three times slower, for
+one query and for many; CUDA runs it for layers that flash attention cannot do.
 
-Shapes: T positions in the step, Q query heads, H key/value heads, G = Q / H, D key size, E value size, B sequences in a
-group, C queries and L gathered positions of each, N pages, P positions a page.
+Shapes: T positions in the step, Q query heads, H key/value heads, G = Q / H, D key size, E value
+size, B sequences in a group, C queries and L gathered positions of each, N pages, P positions a
+page.
 """
 
 import math
@@ -20,21 +21,30 @@ from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.batch import Batch
 
 _GROUP_BYTES = 1 << 20
-"""Keys of sequences that decode together at most: gathered keys and values should stay in a core's cache."""
+"""Keys of sequences that decode together at most.
+
+Gathered keys and values should stay in a core's cache.
+"""
 
 _SCORE_BYTES = 1 << 21
 """Scores of a prompt that is attended to at once, at most, for the same reason."""
 
 _BLOCK_BYTES = 1 << 22
-"""Scores of one block of a longer prompt's queries, roughly at most. Every product lays the keys out anew for oneDNN, so more
-queries are worth more than scores that stay in a core's cache."""
+"""Scores of one block of a longer prompt's queries, roughly at most.
+
+Every product lays the keys out anew for oneDNN, so more
+queries are worth more than scores that stay in a core's cache.
+"""
 
 _MIN_BLOCK, _MAX_BLOCK = 16, 256
 """Queries in such a block."""
 
 
 class Workspace:
-    """Buffers that only grow, for gathered keys and values: fresh memory would cost more than the attention."""
+    """Buffers that only grow, for gathered keys and values.
+
+    Fresh memory would cost more than the attention.
+    """
 
     __slots__ = ("_buffers",)
 
@@ -57,7 +67,8 @@ class Workspace:
 class _Group(NamedTuple):
     """B sequences with C queries each, attended to in one product over whole pages.
 
-    Whole pages, because a product over a slice of the gathered keys would first copy them, transposed.
+    Whole pages, because a product over a slice of the gathered keys would first copy them,
+    transposed.
 
     Attributes:
         rows: [B * C] int64, the queries' positions in the batch.
@@ -89,7 +100,9 @@ class _Block(NamedTuple):
 
 
 class _Prompt(NamedTuple):
-    """Many queries of one sequence: its pages are gathered once, and attended to head by head and block by block.
+    """Many queries of one sequence.
+
+    Its pages are gathered once, and attended to head by head and block by block.
 
     A head's own keys are one run of memory, any slice of which goes into a product as it is.
 
@@ -107,8 +120,8 @@ class _Prompt(NamedTuple):
 class GatheredAttention:
     """Batched matrix products over gathered pages.
 
-    In bfloat16 a score is rounded to bfloat16 before the softmax, as in transformers' eager attention; `float32_scores`
-    avoids it for models whose scores are large.
+    In bfloat16 a score is rounded to bfloat16 before the softmax, as in transformers' eager
+    attention; `float32_scores` avoids it for models whose scores are large.
     """
 
     def __init__(
@@ -120,7 +133,10 @@ class GatheredAttention:
         float32_scores: bool = False,
         single_queries: bool = True,
     ) -> None:
-        """Attend for `batch`; without `single_queries`, only for the sequences that have several in it."""
+        """Attend for `batch`.
+
+        Without `single_queries`, only for the sequences that have several in it.
+        """
         self._batch = batch
         self._pages = pages
         self._workspace = workspace
@@ -148,7 +164,10 @@ class GatheredAttention:
         return out
 
     def fill(self, out: Tensor, layer: int, query: Tensor, scoring: Scoring) -> None:
-        """Write the lines of `out` [T, Q, E] whose queries [Q, T, D] are attended to here; the pages hold the batch's keys."""
+        """Write the lines of `out` [T, Q, E] whose queries [Q, T, D] are attended to here.
+
+        The pages hold the batch's keys.
+        """
         groups = self._plans.get(scoring.window)
         if groups is None:
             groups = self._plans[scoring.window] = list(self._plan(scoring.window, query))
@@ -158,33 +177,45 @@ class GatheredAttention:
             else:
                 self._attend(group, layer, query, scoring, out)
 
-    def _attend(self, group: _Group, layer: int, query: Tensor, scoring: Scoring, out: Tensor) -> None:
+    def _attend(
+        self, group: _Group, layer: int, query: Tensor, scoring: Scoring, out: Tensor
+    ) -> None:
         keys, values = self._gather(group.pages[self._pages.groups[layer]], layer)
         num_heads, size, value_size = keys.shape[0], keys.shape[3], values.shape[3]
         # Zero times a stale NaN would be NaN.
         values.view(num_heads, -1, value_size).index_fill_(1, group.stale, 0)
         batch = num_heads * group.num_sequences
-        # [H, G, B, C, D] to [H, B, G, C, D]: the queries of a group of heads are rows of one product.
+        # [H, G, B, C, D] to [H, B, G, C, D]: the queries of a group of heads are rows of one
+        # product.
         apart = (num_heads, query.shape[0] // num_heads, group.num_sequences, -1)
         queries = (
-            query.index_select(1, group.rows).reshape(*apart, size).transpose(1, 2).reshape(batch, -1, size)
+            query.index_select(1, group.rows)
+            .reshape(*apart, size)
+            .transpose(1, 2)
+            .reshape(batch, -1, size)
         )
         scores = self._scores(queries, keys.view(batch, -1, size), scoring)
         seen = scores.view(num_heads, group.num_sequences, apart[1], -1, scores.shape[-1])
         seen[..., -group.hidden.shape[-1] :].masked_fill_(group.hidden.unsqueeze(0), float("-inf"))
-        found = torch.bmm(torch.softmax(scores, -1).to(values.dtype), values.view(batch, -1, value_size))
+        found = torch.bmm(
+            torch.softmax(scores, -1).to(values.dtype), values.view(batch, -1, value_size)
+        )
         found = found.view(num_heads, group.num_sequences, apart[1], -1, value_size)
         if scoring.sinks is not None:
             found = found * sink_scale(
-                torch.logsumexp(seen.float(), -1, keepdim=True), scoring.sinks.view(num_heads, 1, -1, 1, 1)
+                torch.logsumexp(seen.float(), -1, keepdim=True),
+                scoring.sinks.view(num_heads, 1, -1, 1, 1),
             ).to(found.dtype)
-        out.index_copy_(0, group.rows, found.permute(1, 3, 0, 2, 4).reshape(-1, query.shape[0], value_size))
+        out.index_copy_(
+            0, group.rows, found.permute(1, 3, 0, 2, 4).reshape(-1, query.shape[0], value_size)
+        )
 
     def _attend_prompt(
         self, prompt: _Prompt, layer: int, query: Tensor, scoring: Scoring, out: Tensor
     ) -> None:
         keys, values = (
-            pages.flatten(1, 2) for pages in self._gather(prompt.pages[self._pages.groups[layer]], layer)
+            pages.flatten(1, 2)
+            for pages in self._gather(prompt.pages[self._pages.groups[layer]], layer)
         )
         group = query.shape[0] // len(keys)
         for head, (head_keys, head_values) in enumerate(zip(keys, values, strict=True)):
@@ -193,24 +224,35 @@ class GatheredAttention:
             sinks = None if scoring.sinks is None else scoring.sinks[heads, None, None]
             for block in prompt.blocks:
                 own = queries[:, block.rows]
-                # A slice of a batch of one would be copied before its product; a batch of one slice is not.
+                # A slice of a batch of one would be copied before its product; a batch of one slice
+                # is not.
                 seen_keys = head_keys[block.seen].unsqueeze(0)
                 scores = self._scores(own.reshape(1, -1, own.shape[2]), seen_keys, scoring)
                 scores = scores.view(group, own.shape[1], -1)
                 scores[..., -block.hidden.shape[1] :].masked_fill_(block.hidden, float("-inf"))
                 weights = torch.softmax(scores, -1).to(head_values.dtype)
-                found = (weights.flatten(0, 1) @ head_values[block.seen]).view(group, own.shape[1], -1)
+                found = (weights.flatten(0, 1) @ head_values[block.seen]).view(
+                    group, own.shape[1], -1
+                )
                 if sinks is not None:
                     lse = torch.logsumexp(scores.float(), -1, keepdim=True)
                     found = found * sink_scale(lse, sinks).to(found.dtype)
                 target[block.rows] = found.transpose(0, 1)
 
     def _gather(self, index: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of some pages, [H, number of pages, P, D or E]; valid until the next call."""
+        """Keys and values of some pages, [H, number of pages, P, D or E].
+
+        Valid until the next call.
+        """
         gathered = []
-        for name, pages in (("keys", self._pages.keys[layer]), ("values", self._pages.values[layer])):
+        for name, pages in (
+            ("keys", self._pages.keys[layer]),
+            ("values", self._pages.values[layer]),
+        ):
             shape = (pages.shape[0], len(index), *pages.shape[2:])
-            gathered.append(torch.index_select(pages, 1, index, out=self._workspace.take(name, shape, pages)))
+            gathered.append(
+                torch.index_select(pages, 1, index, out=self._workspace.take(name, shape, pages))
+            )
         return gathered[0], gathered[1]
 
     def _scores(self, queries: Tensor, keys: Tensor, scoring: Scoring) -> Tensor:
@@ -219,14 +261,18 @@ class GatheredAttention:
             queries, keys = queries.float(), keys.float()
         cap = scoring.softcap
         factor = scoring.scaling if cap is None else scoring.scaling / cap
-        scores = torch.baddbmm(queries.new_empty(()), queries, keys.transpose(1, 2), beta=0, alpha=factor)
+        scores = torch.baddbmm(
+            queries.new_empty(()), queries, keys.transpose(1, 2), beta=0, alpha=factor
+        )
         return scores if cap is None else scores.tanh_().mul_(cap)
 
     def _plan(self, window: int | None, query: Tensor) -> Iterator[_Group | _Prompt]:
         """Group the batch's queries; the same for every layer with this window."""
         decodes: list[tuple[int, int, int]] = []
         first = 0
-        for span, (count, context) in enumerate(zip(self._batch.counts, self._batch.contexts, strict=True)):
+        for span, (count, context) in enumerate(
+            zip(self._batch.counts, self._batch.contexts, strict=True)
+        ):
             if count == 1:
                 decodes.append((context, span, first))
             elif query.shape[0] * query.element_size() * count * context <= _SCORE_BYTES:
@@ -247,14 +293,20 @@ class GatheredAttention:
         pages = self._batch.block_table[:, span, low : -(-high // size)].long()
         length = pages.shape[1] * size
         # Without a window only positions from the first query on can be hidden from a later one.
-        tail = length if window is not None and high > window else length - (high - low * size) + len(rows)
+        tail = (
+            length
+            if window is not None and high > window
+            else length - (high - low * size) + len(rows)
+        )
         distance = self._arange(high - len(rows), high)[:, None] - self._arange(
             low * size + length - tail, low * size + length
         )
         hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
         return _Group(rows, pages, 1, hidden[None, None], self._arange(high - low * size, length))
 
-    def _prompt(self, span: int, rows: slice, context: int, window: int | None, query: Tensor) -> _Prompt:
+    def _prompt(
+        self, span: int, rows: slice, context: int, window: int | None, query: Tensor
+    ) -> _Prompt:
         """All of a sequence's queries, the last of them at position `context - 1`."""
         size, count = self._pages.page_size, rows.stop - rows.start
         group = query.shape[0] // self._pages.keys[0].shape[0]
@@ -267,7 +319,8 @@ class GatheredAttention:
             own = slice(first, min(count, first + step))
             high = start + own.stop
             low = _low(start + own.start + 1, window)
-            # Without a window only positions from the first query on can be hidden from a later one.
+            # Without a window only positions from the first query on can be hidden from a later
+            # one.
             tail = low if window is not None else start + own.start
             distance = self._arange(start + own.start, high)[:, None] - self._arange(tail, high)
             hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
@@ -298,7 +351,9 @@ class GatheredAttention:
         size = self._pages.page_size
         return -(-context // size) - _low(context, window) // size
 
-    def _decode(self, members: list[tuple[int, int, int]], longest: int, window: int | None) -> _Group:
+    def _decode(
+        self, members: list[tuple[int, int, int]], longest: int, window: int | None
+    ) -> _Group:
         """Sequences with one query each, of at most `longest` pages in sight."""
         size = self._pages.page_size
         described = [(*member, _low(member[0], window)) for member in members]
@@ -322,7 +377,8 @@ class GatheredAttention:
 def sink_scale(lse: Tensor, sinks: Tensor) -> Tensor:
     """The share of a softmax that a sink leaves to the positions.
 
-    A sink is one more score, without a value: exp(lse) / (exp(lse) + exp(sink)) of what would be without it.
+    A sink is one more score, without a value: exp(lse) / (exp(lse) + exp(sink)) of what would be
+    without it.
 
     Args:
         lse: logarithm of the sum of the exponentials of the scores, float32.

@@ -1,4 +1,7 @@
-"""What the attention layers of a model ask for, found by asking them: one position is run through the model."""
+"""What the attention layers of a model ask for, found by asking them.
+
+One position is run through the model.
+"""
 
 from typing import NamedTuple
 
@@ -36,7 +39,9 @@ class _Observer:
     def __init__(self) -> None:
         self.seen: dict[int, LayerShape] = {}
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
+    ) -> Tensor:
         """As `PagedAttention.attend`, the result zeros."""
         self.seen[layer] = LayerShape(scoring.window, key.shape[0], key.shape[2], value.shape[2])
         return value.new_zeros(query.shape[1], query.shape[0], value.shape[2])

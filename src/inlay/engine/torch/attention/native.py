@@ -1,7 +1,9 @@
-"""Attention over pages on a CPU by the native kernels: keys and values are read once, where they lie.
+"""Attention over pages on a CPU by the native kernels.
 
-A sequence with one query in the batch is attended to by the kernel. The products of several queries with many keys are
-what oneDNN is good at: those gather their pages.
+Keys and values are read once, where they lie.
+
+A sequence with one query in the batch is attended to by the kernel. The products of several queries
+with many keys are what oneDNN is good at: those gather their pages.
 """
 
 from typing import NamedTuple
@@ -58,7 +60,9 @@ class NativeAttention:
         self._slots = batch.slots.unbind()
         self._shapes: dict[tuple[int, int | None], DecodeShape | None] = {}
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
+    ) -> Tensor:
         """As `PagedAttention.attend`."""
         slots = self._slots[self._pages.groups[layer]]
         self._pages.write(layer, slots, key[:, : len(slots)], value[:, : len(slots)])
@@ -105,4 +109,6 @@ class NativeAttention:
             return None
         rows = (counts.cumsum(0, dtype=torch.int32) - 1)[spans]
         contexts = torch.tensor(self._batch.contexts, dtype=torch.int32)[spans]
-        return DecodeShape(self._batch.block_table[group].contiguous(), spans, rows, contexts, window or 0)
+        return DecodeShape(
+            self._batch.block_table[group].contiguous(), spans, rows, contexts, window or 0
+        )

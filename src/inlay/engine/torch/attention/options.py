@@ -1,4 +1,7 @@
-"""What transformers may ask of an attention that replaces its own: whatever would change the result is refused, never dropped."""
+"""What transformers may ask of an attention that replaces its own.
+
+Whatever would change the result is refused, never dropped.
+"""
 
 from collections.abc import Collection, Mapping
 
@@ -7,7 +10,9 @@ from torch import nn
 from inlay.errors import EngineError
 
 
-def check_options(module: nn.Module, options: Mapping[str, object], without_effect: Collection[str]) -> None:
+def check_options(
+    module: nn.Module, options: Mapping[str, object], without_effect: Collection[str]
+) -> None:
     """Refuse what is asked and not done.
 
     Args:
@@ -19,7 +24,9 @@ def check_options(module: nn.Module, options: Mapping[str, object], without_effe
         EngineError: names them.
     """
     asked = sorted(
-        name for name, option in options.items() if option is not None and name not in without_effect
+        name
+        for name, option in options.items()
+        if option is not None and name not in without_effect
     )
     if asked:
         raise EngineError(

@@ -1,7 +1,7 @@
 """What attention over pages is, behind transformers' attention interface.
 
-A forward pass gets a `PagedAttention` for its batch as a keyword argument, which transformers hands to every attention
-layer; nothing about a request lives in a module or a global.
+A forward pass gets a `PagedAttention` for its batch as a keyword argument, which transformers hands
+to every attention layer; nothing about a request lives in a module or a global.
 
 Shapes: T positions in the step, Q query heads, H key/value heads, D key size, E value size.
 """
@@ -30,7 +30,8 @@ class Scoring(NamedTuple):
         scaling: factor of the scores.
         window: a position sees itself and the `window - 1` before it; None for all before it.
         softcap: a scaled score s becomes softcap * tanh(s / softcap); None for s itself.
-        sinks: [Q], for each query head the score of one more position that all see and that has no value; or None.
+        sinks: [Q], for each query head the score of one more position that all see and that has no
+            value; or None.
     """
 
     scaling: float
@@ -80,7 +81,9 @@ def _paged_attention(
     paged: PagedAttention | None = None,
     **options: object,
 ) -> tuple[Tensor, None]:
-    """What transformers calls: query [1, Q, T, D], key [1, H, T, D], value [1, H, T, E]; returns [1, T, Q, E].
+    """What transformers calls: query [1, Q, T, D], key [1, H, T, D], value [1, H, T, E].
+
+    Returns [1, T, Q, E].
 
     Raises:
         EngineError: an option that would change the result and is not honoured here.

@@ -1,6 +1,7 @@
 """The keys and values of all sequences, in pages of `page_size` positions.
 
-Shapes: H key/value heads, N pages besides the null page, P positions a page, D key size, E value size.
+Shapes: H key/value heads, N pages besides the null page, P positions a page, D key size, E value
+size.
 """
 
 from collections.abc import Sequence
@@ -15,10 +16,12 @@ from inlay.engine.torch.cache.page_groups import PageGroup
 class Pages:
     """A pair of tensors for each place of a page. Who owns which page is not known here.
 
-    The layers of a group have a place each; layers of different groups in the same place share tensors, and never a page.
-    The head comes first, so that one head's pages gather into one contiguous run of positions. Memory is not initialised:
-    what attention reads is bounded by each sequence's length, and stale content never has an effect. But for page 0, the
-    null page: a kernel may read it in place of pages that a window has passed, and times a weight of zero it must be zero.
+    The layers of a group have a place each; layers of different groups in the same place share
+    tensors, and never a page. The head comes first, so that one head's pages gather into one
+    contiguous run of positions. Memory is not initialised: what attention reads is bounded by each
+    sequence's length, and stale content never has an effect. But for page 0, the null page: a
+    kernel may read it in place of pages that a window has passed, and times a weight of zero it
+    must be zero.
 
     Attributes:
         keys: a tensor [H, 1 + N, P, D] for each layer.
@@ -43,7 +46,8 @@ class Pages:
         """Make room.
 
         Args:
-            layers: what each layer keeps; layers in the same place of different groups keep the same.
+            layers: what each layer keeps; layers in the same place of different groups keep the
+                same.
             groups: each layer is in one of them.
             num_pages: besides the null page.
             page_size: positions in a page.

@@ -1,4 +1,7 @@
-"""Attention over pages on CUDA: `torch.nn.attention.varlen.varlen_attn` reads them through a block table."""
+"""Attention over pages on CUDA.
+
+`torch.nn.attention.varlen.varlen_attn` reads them through a block table.
+"""
 
 import logging
 from functools import cache
@@ -52,7 +55,8 @@ class Lengths(NamedTuple):
     """What flash attention has to know of the sequences of a batch.
 
     Attributes:
-        starts: [S + 1] int32, where each sequence's queries begin in the batch, and where the last one's end.
+        starts: [S + 1] int32, where each sequence's queries begin in the batch, and where the last
+            one's end.
         contexts: [S] int32, positions of each sequence.
         max_count: queries of a sequence at most.
         max_context: positions of a sequence at most.
@@ -73,7 +77,10 @@ class Lengths(NamedTuple):
 
 
 class VarlenAttention:
-    """Flash attention over the pages by block table. Written from torch's documentation; not yet run on a GPU."""
+    """Flash attention over the pages by block table.
+
+    Written from torch's documentation; not yet run on a GPU.
+    """
 
     def __init__(self, batch: Batch, pages: Pages, lengths: Lengths | None = None) -> None:
         """Attend for `batch`, whose lengths are its own unless tensors that hold them are given."""
@@ -110,7 +117,10 @@ class VarlenAttention:
         return cast("Tensor", found * share.t()[..., None].to(found.dtype))
 
     def arguments(self, layer: int, query: Tensor, scoring: Scoring) -> dict[str, Any]:
-        """What `varlen_attn` is called with: causal is the window (-1, 0), pages are [N, P, H, D]."""
+        """What `varlen_attn` is called with.
+
+        Causal is the window (-1, 0), pages are [N, P, H, D].
+        """
         return {
             "query": query.transpose(0, 1),
             "key": self._pages.keys[layer].permute(1, 2, 0, 3),
@@ -129,13 +139,19 @@ class VarlenAttention:
 
 @cache
 def reads_pages(
-    device: torch.device, dtype: torch.dtype, size: int, page_size: int, *, windowed: bool, sunk: bool
+    device: torch.device,
+    dtype: torch.dtype,
+    size: int,
+    page_size: int,
+    *,
+    windowed: bool,
+    sunk: bool,
 ) -> bool:
     """Whether flash attention on `device` reads pages by block table and agrees with `GatheredAttention`, on random input.
 
-    Block tables came to torch with FlashAttention-3 (pytorch/pytorch#175924), and not every kernel takes them, or small
-    pages. So the kernels that are active are tried first, then those that are installed beside torch ("FA3", "FA4"), of
-    which the first that agrees stays active.
+    Block tables came to torch with FlashAttention-3 (pytorch/pytorch#175924), and not every kernel
+    takes them, or small pages. So the kernels that are active are tried first, then those that are
+    installed beside torch ("FA3", "FA4"), of which the first that agrees stays active.
 
     Args:
         device: where the pages are.
@@ -164,7 +180,9 @@ def reads_pages(
             reasons.append(f"{name or 'as it is'}: results differ by {error:.3g}")
         if name is not None:
             restore_flash_attention_impl()
-    _logger.warning("flash attention does not read pages here, they are gathered: %s", "; ".join(reasons))
+    _logger.warning(
+        "flash attention does not read pages here, they are gathered: %s", "; ".join(reasons)
+    )
     return False
 
 

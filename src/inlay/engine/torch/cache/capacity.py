@@ -26,7 +26,9 @@ def num_pages(
     available: int,
     asked: int | None = None,
 ) -> int:
-    """Pages of `settings.block_size` positions: what was asked for, or what serves the settings within bounds.
+    """Pages of `settings.block_size` positions.
+
+    What was asked for, or what serves the settings within bounds.
 
     Args:
         settings: of the engine.
@@ -45,7 +47,9 @@ def num_pages(
         return sum(most_pages(window, length, chunk, settings.block_size) for window in windows)
 
     longest = most(max_model_len, settings.max_num_batched_tokens)
-    need = f"one sequence of {max_model_len} positions needs {longest * page_bytes} bytes of KV cache"
+    need = (
+        f"one sequence of {max_model_len} positions needs {longest * page_bytes} bytes of KV cache"
+    )
     if settings.kv_cache_memory_bytes is not None:
         pages = settings.kv_cache_memory_bytes // page_bytes
         if pages < longest:

@@ -18,7 +18,8 @@ class EngineLimits:
         max_num_batched_tokens: positions in one step.
         page_size: positions in a page, a multiple of `inlay.digest.BLOCK_SIZE`.
         num_pages: pages there are, for all page groups.
-        windows: of each page group, None where all positions are kept; `Core` takes them from its model.
+        windows: of each page group, None where all positions are kept; `Core` takes them from its
+            model.
     """
 
     max_model_len: int
@@ -57,18 +58,24 @@ class EngineLimits:
 
         Raises:
             ContextLengthError: prompt and output are longer than the model or the pages can take.
-            InvalidRequestError: nothing to start from, or a segment that may not be split is larger than a step.
+            InvalidRequestError: nothing to start from, or a segment that may not be split is larger
+                than a step.
         """
         prompt = len(request.prompt)
         if not prompt:
-            raise InvalidRequestError("a prompt needs at least one position, got none", param="prompt")
+            raise InvalidRequestError(
+                "a prompt needs at least one position, got none", param="prompt"
+            )
         total = prompt + request.sampling.max_tokens
         atomic = request.prompt.atomic_bounds()
         chunk = max((stop - start for start, stop in atomic), default=1)
         if total > self.max_model_len or self.most_pages(total, chunk) > self.num_pages:
             lengths = range(self.max_model_len + 1)
             limit = (
-                bisect_right(lengths, self.num_pages, key=lambda length: self.most_pages(length, chunk)) - 1
+                bisect_right(
+                    lengths, self.num_pages, key=lambda length: self.most_pages(length, chunk)
+                )
+                - 1
             )
             raise ContextLengthError(
                 f"the maximum context length is {limit} positions; got a prompt of {prompt} and "

@@ -1,10 +1,11 @@
 """Which layers share a page, and which pages a sequence holds of each group of layers.
 
-A layer with a sliding window needs the last `window` positions only, another layer all of them. So layers are divided into
-groups of one window each, and a sequence holds a run of pages in every group; in a group with a window the run loses its
-first pages as the sequence goes on. All groups have room for equally many layers, hence all pages are alike: any page
-serves any group, and memory goes to where it is needed, whatever the mix of long and short sequences. The idea is that of
-vLLM's hybrid KV cache manager and of Jenga (arXiv 2503.18292).
+A layer with a sliding window needs the last `window` positions only, another layer all of them. So
+layers are divided into groups of one window each, and a sequence holds a run of pages in every
+group; in a group with a window the run loses its first pages as the sequence goes on. All groups
+have room for equally many layers, hence all pages are alike: any page serves any group, and memory
+goes to where it is needed, whatever the mix of long and short sequences. The idea is that of vLLM's
+hybrid KV cache manager and of Jenga (arXiv 2503.18292).
 """
 
 from collections import Counter
@@ -15,14 +16,18 @@ MAX_GROUPS = 8
 """Groups at most: each has block tables of its own, which every step has to fill."""
 
 MAX_PLACES = 1.25
-"""Places for layers that all groups have together, per layer, at most: a sequence within its windows pays for the unused."""
+"""Places for layers that all groups have together, per layer, at most.
+
+A sequence within its windows pays for the unused.
+"""
 
 
 class PageGroup(NamedTuple):
     """Layers that keep the same positions in the same pages.
 
     Attributes:
-        window: a position sees itself and the `window - 1` before it, and no more is kept; None: all are.
+        window: a position sees itself and the `window - 1` before it, and no more is kept; None:
+            all are.
         layers: their numbers; the i-th has the i-th place of a page.
     """
 
@@ -38,8 +43,8 @@ def group_layers(windows: Sequence[int | None], max_model_len: int) -> tuple[Pag
         max_model_len: positions of the longest sequence.
 
     Returns:
-        Groups of one window each, or one group of all layers where windows save too little, within `MAX_GROUPS` and
-        `MAX_PLACES`.
+        Groups of one window each, or one group of all layers where windows save too little, within
+        `MAX_GROUPS` and `MAX_PLACES`.
     """
     kept = [window if window is not None and window < max_model_len else None for window in windows]
     kinds = Counter(kept)
@@ -56,7 +61,9 @@ def group_layers(windows: Sequence[int | None], max_model_len: int) -> tuple[Pag
     groups = []
     for window in sorted(kinds, key=lambda window: window or 0):
         layers = tuple(layer for layer, own in enumerate(kept) if own == window)
-        groups += [PageGroup(window, layers[first : first + best]) for first in range(0, len(layers), best)]
+        groups += [
+            PageGroup(window, layers[first : first + best]) for first in range(0, len(layers), best)
+        ]
     return tuple(groups)
 
 
@@ -79,4 +86,12 @@ def most_pages(window: int | None, length: int, chunk: int, page_size: int) -> i
     return min(every, (window - 1 + chunk + page_size - 2) // page_size + 1)
 
 
-__all__ = ["MAX_GROUPS", "MAX_PLACES", "PageGroup", "first_page", "group_layers", "most_pages", "pages_for"]
+__all__ = [
+    "MAX_GROUPS",
+    "MAX_PLACES",
+    "PageGroup",
+    "first_page",
+    "group_layers",
+    "most_pages",
+    "pages_for",
+]

@@ -7,8 +7,9 @@ from collections.abc import Callable
 class PrefixCache:
     """Digests of full, computed pages, in each page group. Knows nothing of sequences or tensors.
 
-    A page is in one of three conditions here: unknown (it has no digest), held (it has one and a sequence uses it), or
-    idle (it has one and nobody uses it). Only idle pages are evicted, least recently used first, whatever their group.
+    A page is in one of three conditions here: unknown (it has no digest), held (it has one and a
+    sequence uses it), or idle (it has one and nobody uses it). Only idle pages are evicted, least
+    recently used first, whatever their group.
 
     Args:
         num_groups: groups of layers.
@@ -17,7 +18,9 @@ class PrefixCache:
 
     __slots__ = ("_forgotten", "_idle", "_names", "_pages")
 
-    def __init__(self, num_groups: int = 1, forgotten: Callable[[bytes, int], None] | None = None) -> None:
+    def __init__(
+        self, num_groups: int = 1, forgotten: Callable[[bytes, int], None] | None = None
+    ) -> None:
         self._forgotten = forgotten
         self._pages: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
         self._names: dict[int, tuple[int, bytes]] = {}
@@ -39,7 +42,10 @@ class PrefixCache:
         return self._pages[group].get(digest)
 
     def insert(self, digest: bytes, page: int, group: int = 0) -> bool:
-        """Name a held page. False when the digest has a page there already: then `page` stays unknown."""
+        """Name a held page. False when the digest has a page there already.
+
+        Then `page` stays unknown.
+        """
         if digest in self._pages[group] or page in self._names:
             return False
         self._pages[group][digest] = page

@@ -7,7 +7,9 @@ from inlay.engine.torch.cache.prefix_cache import PrefixCache
 
 
 class PageRun:
-    """The pages that one sequence holds in one page group: those of page indices `first` up to `end`.
+    """The pages that one sequence holds in one page group.
+
+    Those of page indices `first` up to `end`.
 
     Index i holds positions from i * page size on. The table alone changes a run.
 
@@ -29,17 +31,28 @@ class PageRun:
 
     def since(self, index: int, stop: int | None = None) -> list[int]:
         """The pages held from page index `index` on, up to index `stop` if given."""
-        return self.pages[max(0, index - self.first) : None if stop is None else max(0, stop - self.first)]
+        return self.pages[
+            max(0, index - self.first) : None if stop is None else max(0, stop - self.first)
+        ]
 
 
 class PageTable:
     """Hands out pages by number, from 1 on, and counts who holds them.
 
-    Every page is exactly one of: free, used (at least one holder), idle (no holder, but in the prefix cache), dirty (no
-    holder, not to be handed out before it is scrubbed). Page 0 is the null page: it fills block tables where nobody looks.
+    Every page is exactly one of: free, used (at least one holder), idle (no holder, but in the
+    prefix cache), dirty (no holder, not to be handed out before it is scrubbed). Page 0 is the null
+    page: it fills block tables where nobody looks.
     """
 
-    __slots__ = ("_cache", "_dirty", "_free", "_invalidated", "_references", "_verified", "num_pages")
+    __slots__ = (
+        "_cache",
+        "_dirty",
+        "_free",
+        "_invalidated",
+        "_references",
+        "_verified",
+        "num_pages",
+    )
 
     def __init__(self, num_pages: int, cache: PrefixCache) -> None:
         self.num_pages = num_pages
@@ -109,7 +122,10 @@ class PageTable:
         run.pages.extend(pages)
 
     def advance(self, run: PageRun, first: int) -> None:
-        """Let go of the pages before page index `first`; the run starts there, if it has not started later."""
+        """Let go of the pages before page index `first`.
+
+        The run starts there, if it has not started later.
+        """
         if first > run.first:
             passed = first - run.first
             self._let_go(run.pages[:passed])
@@ -118,7 +134,8 @@ class PageTable:
 
     def release(self, runs: Sequence[PageRun]) -> None:
         """Empty the runs of a sequence. Pages that nobody else holds become idle, free or dirty."""
-        # Without the last positions of a window what came before is of no use, so of the windows the pages go first.
+        # Without the last positions of a window what came before is of no use, so of the windows
+        # the pages go first.
         for run in reversed(runs):
             self._let_go(run.pages)
             run.pages.clear()
@@ -130,12 +147,15 @@ class PageTable:
             self._verified[page] = True
 
     def invalidate(self, pages: Iterable[int], *, keep_verified: bool) -> None:
-        """Non-finite logits came out of these pages, held or idle: no digest may name what may hold bad keys or values.
+        """Non-finite logits came out of these pages, held or idle.
+
+        No digest may name what may hold bad keys or values.
 
         Args:
             pages: which.
-            keep_verified: leave those alone that gave finite logits before, or one bad prompt could empty the cache of the
-                prefix it shares with good ones. False for those that the failed step itself wrote to.
+            keep_verified: leave those alone that gave finite logits before, or one bad prompt could
+                empty the cache of the prefix it shares with good ones. False for those that the
+                failed step itself wrote to.
         """
         for page in pages:
             if keep_verified and self._verified[page]:
@@ -147,7 +167,10 @@ class PageTable:
                 self._dirty.append(page)
 
     def take_dirty(self) -> list[int]:
-        """The pages to scrub now; they are free from here on, so the caller scrubs them before it runs anything."""
+        """The pages to scrub now.
+
+        They are free from here on, so the caller scrubs them before it runs anything.
+        """
         pages, self._dirty = self._dirty, []
         self._free.extend(pages)
         return pages
@@ -161,7 +184,8 @@ class PageTable:
         return count
 
     def _let_go(self, pages: Sequence[int]) -> None:
-        # From the last to the first: a prefix must outlive what continues it, which is worth nothing without it.
+        # From the last to the first: a prefix must outlive what continues it, which is worth
+        # nothing without it.
         for page in reversed(pages):
             self._references[page] -= 1
             if self._references[page]:

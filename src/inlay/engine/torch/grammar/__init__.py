@@ -1,1 +1,4 @@
-"""What an output must match: compiled grammars, where an output stands in one, and the masks of a step."""
+"""What an output must match.
+
+Compiled grammars, where an output stands in one, and the masks of a step.
+"""

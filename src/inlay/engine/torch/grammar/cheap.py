@@ -69,7 +69,9 @@ def _properties(schema: Any) -> float:
         if key in _SCHEMAS:
             count += _properties(value)
         elif key in _NAMED and isinstance(value, dict):
-            count += sum(map(_properties, value.values())) + (len(value) if key == "properties" else 0)
+            count += sum(map(_properties, value.values())) + (
+                len(value) if key == "properties" else 0
+            )
         elif key == "anyOf" and isinstance(value, list):
             count += sum(map(_properties, value))
         elif key != "$ref" and key not in _NOTES | _VALUES:

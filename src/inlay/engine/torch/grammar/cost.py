@@ -150,7 +150,9 @@ def check_intersection(widths: Iterable[int]) -> int:
     wide = [width for width in widths if width > 1]
     product = math.prod(wide)
     if len(wide) > 1:
-        _check("expressions that must match together have", "states at once", product, MAX_INTERSECTION)
+        _check(
+            "expressions that must match together have", "states at once", product, MAX_INTERSECTION
+        )
     return product
 
 
@@ -169,7 +171,9 @@ def check_all(costs: Iterable[Cost]) -> None:
     """Raise `InvalidRequestError` when the expressions of one grammar are too large together."""
     whole = alternatives([*costs, Cost()])
     _check("all expressions together have", "states", whole.states, MAX_ALL * MAX_STATES)
-    _check("all expressions together have", "transitions", whole.transitions, MAX_ALL * MAX_TRANSITIONS)
+    _check(
+        "all expressions together have", "transitions", whole.transitions, MAX_ALL * MAX_TRANSITIONS
+    )
 
 
 def check_rules(alternatives: Mapping[str, int], uses: Mapping[str, int], symbols: int) -> None:

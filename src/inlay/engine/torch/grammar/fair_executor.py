@@ -64,9 +64,10 @@ class Task(Generic[T]):
 class FairExecutor(Generic[T]):
     """Runs jobs on threads, which nothing can interrupt. Safe to use from any thread.
 
-    Clients take turns, and none has more than its share running: one that asks for much, or for what takes long, delays its own. A
-    job for which several wait is done at the first turn of any of them. One that nobody waits for any more is never begun. The
-    threads give way to those that run the model.
+    Clients take turns, and none has more than its share running: one that asks for much, or for
+    what takes long, delays its own. A job for which several wait is done at the first turn of any
+    of them. One that nobody waits for any more is never begun. The threads give way to those that
+    run the model.
     """
 
     def __init__(self, threads: int, name: str, *, share: int = 1) -> None:
@@ -87,7 +88,10 @@ class FairExecutor(Generic[T]):
         self._threads.shutdown(wait=False)
 
     def submit(self, job: Task[T], client: Hashable) -> None:
-        """Have a client wait for a job, which gets into the client's line unless it has begun. Raises `OverloadedError` when closed."""
+        """Have a client wait for a job, which gets into the client's line unless it has begun.
+
+        Raises `OverloadedError` when closed.
+        """
         with self._lock:
             if self._closed:
                 raise OverloadedError("the engine is closing")
@@ -96,7 +100,10 @@ class FairExecutor(Generic[T]):
             self._begin()
 
     def unsubscribe(self, job: Task[T], client: Hashable) -> bool:
-        """A client who had joined waits no more. Whether nobody does: if it has not begun, it never will."""
+        """A client who had joined waits no more.
+
+        Whether nobody does: if it has not begun, it never will.
+        """
         with self._lock:
             if job.unsubscribe(client) and not job.begun:
                 self._queue.remove((job, client), client, 0)
@@ -131,7 +138,10 @@ class FairExecutor(Generic[T]):
 
 
 def yield_to_others() -> None:
-    """Have the calling thread give way to those that run the model; Linux has a niceness for each thread."""
+    """Have the calling thread give way to those that run the model.
+
+    Linux has a niceness for each thread.
+    """
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
 

@@ -1,4 +1,7 @@
-"""Grammars by what they say: compiled once, off the engine's loop and within limits, kept while they are used."""
+"""Grammars by what they say.
+
+Compiled once, off the engine's loop and within limits, kept while they are used.
+"""
 
 import threading
 from collections import OrderedDict
@@ -16,7 +19,13 @@ from inlay.engine.torch.grammar.matchers import PARAM, matcher_of, tokenizer_of
 from inlay.engine.torch.grammar.source import source_of
 from inlay.engine.torch.grammar.state import GrammarState
 from inlay.engine.torch.grammar.trial import Trial, TrialProcess
-from inlay.errors import DeadlineExceededError, EngineError, InlayError, InvalidRequestError, OverloadedError
+from inlay.errors import (
+    DeadlineExceededError,
+    EngineError,
+    InlayError,
+    InvalidRequestError,
+    OverloadedError,
+)
 from inlay.request import Grammar, GrammarKind
 
 KINDS: tuple[GrammarKind, ...] = ("json_schema", "json_object", "regex", "choice", "grammar")
@@ -29,7 +38,10 @@ MAX_KEPT_SOURCE = 4 * 1024 * 1024
 """Characters their sources may have together: what they take grows with them."""
 
 MAX_SECONDS = 30.0
-"""A request waits so long for its grammar; on an idle core the limits of a trial allow two, and nearly all take less than 0.1."""
+"""A request waits so long for its grammar.
+
+On an idle core the limits of a trial allow two, and nearly all take less than 0.1.
+"""
 
 _THREADS = 8
 """Trials at a time: one more than the clients that must ask for what takes long before anyone else waits for them."""
@@ -45,8 +57,8 @@ class Waiting:
     """A request's wait for the state of its grammar.
 
     Attributes:
-        state: to come. Its exception is an `InvalidRequestError` when the grammar is none, is too costly, or does not allow the output.
-            Cancel it to wait no more.
+        state: to come. Its exception is an `InvalidRequestError` when the grammar is none, is too
+            costly, or does not allow the output. Cancel it to wait no more.
         job: compiles the grammar.
     """
 
@@ -60,9 +72,10 @@ class Waiting:
 class Grammars:
     """Compiles grammars for one tokenizer. Safe to use from any thread.
 
-    All but those that are cheap by their count are compiled in a process of their own first, which ends at its limits, or when
-    nobody waits any more (`trial`). Only what has passed is compiled here, where nothing can be interrupted, and kept for those with
-    the same salt. Clients take turns (`FairExecutor`).
+    All but those that are cheap by their count are compiled in a process of their own first, which
+    ends at its limits, or when nobody waits any more (`trial`). Only what has passed is compiled
+    here, where nothing can be interrupted, and kept for those with the same salt. Clients take
+    turns (`FairExecutor`).
     """
 
     def __init__(self, path: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
@@ -140,7 +153,11 @@ class Grammars:
         return waiting
 
     def _start(
-        self, waiting: "Waiting", grammar: Grammar, stop_token_ids: tuple[int, ...], output: Sequence[int]
+        self,
+        waiting: "Waiting",
+        grammar: Grammar,
+        stop_token_ids: tuple[int, ...],
+        output: Sequence[int],
     ) -> None:
         if not waiting.state.set_running_or_notify_cancel():
             return

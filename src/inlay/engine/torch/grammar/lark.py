@@ -8,7 +8,13 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from inlay.engine.torch.grammar.cost import MAX_STATES, Cost, check_all, check_expression, check_rules
+from inlay.engine.torch.grammar.cost import (
+    MAX_STATES,
+    Cost,
+    check_all,
+    check_expression,
+    check_rules,
+)
 from inlay.engine.torch.grammar.regex import MAX_DEPTH, Tree, check_regex, counted
 from inlay.engine.torch.grammar.schemas import check_schema
 from inlay.errors import InvalidRequestError

@@ -9,7 +9,10 @@ from inlay.engine.torch.grammar.state import GrammarState, Mask
 from inlay.errors import InlayError
 
 GRACE = 0.05
-"""Seconds for which a step waits for masks, once a sequence: who was late once is never waited for again."""
+"""Seconds for which a step waits for masks, once a sequence.
+
+Who was late once is never waited for again.
+"""
 
 _THREADS = 4
 
@@ -40,7 +43,10 @@ _S = TypeVar("_S", bound=MaskedSequence)
 
 
 class Masks:
-    """Computes them; clients take turns. A grammar that takes long is left behind by the steps, and its thread ends when it ends."""
+    """Computes them; clients take turns.
+
+    A grammar that takes long is left behind by the steps, and its thread ends when it ends.
+    """
 
     def __init__(self) -> None:
         self._turns: FairExecutor[Mask | None] = FairExecutor(_THREADS, "inlay-mask", share=_SHARE)
@@ -61,7 +67,9 @@ class Masks:
             sequence.grammar.drop(self._turns, sequence.client)
 
     def late(self, sequences: Sequence[_S]) -> dict[_S, InlayError | None]:
-        """Those whose next token cannot be chosen in this step: why they must end, or None where they need more time.
+        """Those whose next token cannot be chosen in this step.
+
+        Why they must end, or None where they need more time.
 
         Args:
             sequences: those given to `prepare`.

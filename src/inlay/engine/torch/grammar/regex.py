@@ -2,7 +2,13 @@
 
 import re
 
-from inlay.engine.torch.grammar.cost import Cost, alternatives, check_expression, intersection, sequence
+from inlay.engine.torch.grammar.cost import (
+    Cost,
+    alternatives,
+    check_expression,
+    intersection,
+    sequence,
+)
 from inlay.errors import InvalidRequestError
 
 MAX_DEPTH = 64
@@ -108,7 +114,9 @@ def cost_of_regex(regex: str) -> Cost:
         character = regex[place]
         place += 1
         if character == "\\":
-            braced = regex[place : place + 1] in set("pPxuU") and regex[place + 1 : place + 2] == "{"
+            braced = (
+                regex[place : place + 1] in set("pPxuU") and regex[place + 1 : place + 2] == "{"
+            )
             end = regex.find("}", place) if braced else -1
             start, place = place - 1, end + 1 if end >= 0 else place + 1
             large.update(_large(regex[start:place]))

@@ -102,7 +102,9 @@ def _choices(node: dict[str, Any]) -> list[Any]:
 
 def _expressions(node: dict[str, Any]) -> Iterator[str]:
     """The regular expressions of one object of a schema."""
-    pattern, properties, own = (node.get(key) for key in ("pattern", "patternProperties", "x-guidance"))
+    pattern, properties, own = (
+        node.get(key) for key in ("pattern", "patternProperties", "x-guidance")
+    )
     if isinstance(pattern, str):
         yield pattern
     if isinstance(properties, dict):
@@ -145,7 +147,9 @@ class _Together:
             widths.append(_FORMAT_WIDTH)
         widths += [self.check(part, depth + 1) for part in _list(node.get("allOf"))]
         for key in ("anyOf", "oneOf"):
-            widths.append(max((self.check(part, depth + 1) for part in _list(node.get(key))), default=1))
+            widths.append(
+                max((self.check(part, depth + 1) for part in _list(node.get(key))), default=1)
+            )
         widths.append(self.check(_named(self._schema, node.get("$ref")), depth + 1))
         self._widths[id(node)] = min(check_intersection(widths), MAX_INTERSECTION)
         return self._widths[id(node)]
@@ -197,7 +201,9 @@ def _nodes(schema: Any) -> Iterator[dict[str, Any]]:
         ]
         if not level:
             return
-    raise InvalidRequestError(f"the schema is nested too deeply: at most {MAX_DEPTH} levels are allowed")
+    raise InvalidRequestError(
+        f"the schema is nested too deeply: at most {MAX_DEPTH} levels are allowed"
+    )
 
 
 def _divisor(value: int | float) -> int:

@@ -72,7 +72,11 @@ def _json(schema: Any) -> str:
         return str(
             LLMatcher.grammar_from_json_schema(
                 schema,
-                defaults={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
+                defaults={
+                    "whitespace_flexible": False,
+                    "item_separator": ", ",
+                    "key_separator": ": ",
+                },
             )
         )
     except ValueError as error:  # numbers of more than 64 bits
@@ -80,7 +84,11 @@ def _json(schema: Any) -> str:
 
 
 def _alternatives(choices: Any) -> str:
-    if not isinstance(choices, list) or not choices or not all(isinstance(item, str) for item in choices):
+    if (
+        not isinstance(choices, list)
+        or not choices
+        or not all(isinstance(item, str) for item in choices)
+    ):
         raise InvalidRequestError("choice must be a list of at least one string")
     return "(" + "|".join(_LITERAL.sub(r"\\\g<0>", item) for item in choices) + ")"
 

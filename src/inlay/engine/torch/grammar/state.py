@@ -1,4 +1,7 @@
-"""Where one output stands in its grammar, and which tokens may come next. A function of the grammar and the output alone."""
+"""Where one output stands in its grammar, and which tokens may come next.
+
+A function of the grammar and the output alone.
+"""
 
 import time
 from collections.abc import Hashable, Sequence
@@ -17,7 +20,11 @@ Mask = NDArray[np.uint32]
 """One bit an id, lowest first, in words of 32: whether it may come next."""
 
 MAX_SECONDS = 5.0
-"""For the mask of one token, once it is begun. Usual masks take 0.0002 s; the most costly ones the library's limits let pass took 0.1 where it was measured."""
+"""For the mask of one token, once it is begun.
+
+Usual masks take 0.0002 s; the most costly ones the library's limits let pass took 0.1 where it was
+measured.
+"""
 
 ALLOWANCE = 5.0
 """Seconds that all masks of a sequence may take on their threads, beside `A_TOKEN` for each."""
@@ -29,9 +36,10 @@ A_TOKEN = 0.002
 class GrammarState:
     """The matcher of one sequence, and how much of the sequence's output it has read.
 
-    Masks are computed on threads of their own, at which clients take turns: one that takes long delays its own sequence and
-    others of its client. Where several clients together take all threads, others wait until one is free and it is their turn.
-    Between `prepare` and the end of what it started nothing else may touch the state.
+    Masks are computed on threads of their own, at which clients take turns: one that takes long
+    delays its own sequence and others of its client. Where several clients together take all
+    threads, others wait until one is free and it is their turn. Between `prepare` and the end of
+    what it started nothing else may touch the state.
 
     Attributes:
         after: the grammar's.
@@ -61,7 +69,8 @@ class GrammarState:
         Args:
             matcher: fresh, and this state's own.
             grammar: which it was made of.
-            stop_token_ids: may be chosen wherever the grammar may end, as the model's end tokens may.
+            stop_token_ids: may be chosen wherever the grammar may end, as the model's end tokens
+                may.
             vocab_size: ids in a mask.
         """
         self.after = grammar.after
@@ -81,7 +90,8 @@ class GrammarState:
         """Take in what `output` has gained since the last call.
 
         Raises:
-            InvalidRequestError: it is not what the grammar allows, or the grammar is too costly to go on with.
+            InvalidRequestError: it is not what the grammar allows, or the grammar is too costly to
+                go on with.
         """
         new: list[int] = []
         for index in range(self._seen, len(output)):
@@ -97,7 +107,10 @@ class GrammarState:
         self._check()
 
     def mask(self) -> Mask | None:
-        """Which ids may come next; None when all may. Raises `InvalidRequestError` when the grammar is too costly."""
+        """Which ids may come next; None when all may.
+
+        Raises `InvalidRequestError` when the grammar is too costly.
+        """
         if self._start is None:
             return None
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
@@ -112,7 +125,9 @@ class GrammarState:
         """Nothing but the end may follow."""
         return self._start is not None and bool(self._matcher.is_stopped())
 
-    def prepare(self, output: Sequence[int], turns: FairExecutor[Mask | None], client: Hashable) -> None:
+    def prepare(
+        self, output: Sequence[int], turns: FairExecutor[Mask | None], client: Hashable
+    ) -> None:
         """Begin to compute the mask of what follows `output` when it is `client`'s turn, unless that was done before."""
         if self._old != len(output):
             self._old = len(output)
@@ -121,7 +136,10 @@ class GrammarState:
             turns.submit(self._job, client)
 
     def drop(self, turns: FairExecutor[Mask | None], client: Hashable) -> None:
-        """Compute no more of what `prepare` was given, unless it has begun. The sequence has ended."""
+        """Compute no more of what `prepare` was given, unless it has begun.
+
+        The sequence has ended.
+        """
         if self._job is not None:
             turns.unsubscribe(self._job, client)
             self._job = None
@@ -160,7 +178,10 @@ class GrammarState:
         return True
 
     def prepared(self) -> Mask | None:
-        """The mask, once it is `ready`. Raises what computing it raised: `InvalidRequestError` for a grammar that is too costly."""
+        """The mask, once it is `ready`.
+
+        Raises what computing it raised: `InvalidRequestError` for a grammar that is too costly.
+        """
         if self._job is None:
             raise RuntimeError("a mask is asked for that was not prepared")
         return self._job.done.result()

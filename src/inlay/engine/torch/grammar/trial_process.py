@@ -170,4 +170,6 @@ def _address_space() -> int:
 if __name__ == "__main__":
     os.nice(5)
     descriptor, path, ids = sys.argv[1:]
-    main(socket.socket(fileno=int(descriptor)), Path(path) if path else None, tuple(json.loads(ids)))
+    main(
+        socket.socket(fileno=int(descriptor)), Path(path) if path else None, tuple(json.loads(ids))
+    )

@@ -1,8 +1,8 @@
 """Compiles kernels once for this CPU and keeps the result in the user's cache directory.
 
-A C interface and `ctypes`, not a torch extension: it compiles in two seconds where torch's headers alone take half a
-minute, and a call costs two microseconds where the dispatcher costs five. OpenMP's library is the one torch has loaded, so
-both share one pool of threads.
+A C interface and `ctypes`, not a torch extension: it compiles in two seconds where torch's headers
+alone take half a minute, and a call costs two microseconds where the dispatcher costs five.
+OpenMP's library is the one torch has loaded, so both share one pool of threads.
 """
 
 import ctypes
@@ -38,7 +38,9 @@ def load(name: str) -> ctypes.CDLL | None:
     """
     compiler = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++", "c++")), None)
     if compiler is None:
-        _logger.info("there is no C++ compiler: what %s would do, torch's own operators do slower", name)
+        _logger.info(
+            "there is no C++ compiler: what %s would do, torch's own operators do slower", name
+        )
         return None
     try:
         source = _SOURCES / f"{name}.cpp"
@@ -59,7 +61,9 @@ def _directory() -> Path:
     Raises:
         OSError: it cannot be made, or others may write to it.
     """
-    directory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "inlay" / "kernels"
+    directory = (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "inlay" / "kernels"
+    )
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = directory.stat()
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
@@ -90,7 +94,9 @@ def _instructions() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+    return next(
+        (line for line in lines if line.startswith(("flags", "Features"))), platform.processor()
+    )
 
 
 def _compile(compiler: str, source: Path, path: Path) -> None:

@@ -54,7 +54,10 @@ _VECTOR_ROWS = 4
 """Rows up to which a packed product is computed without tiles."""
 
 _TILE_ROWS = 64
-"""Rows up to which tiles are faster than oneDNN: by a third for 8 and 32, a fifth for 64, a twentieth for 128."""
+"""Rows up to which tiles are faster than oneDNN.
+
+By a third for 8 and 32, a fifth for 64, a twentieth for 128.
+"""
 
 
 class Panels(NamedTuple):
@@ -92,13 +95,24 @@ class DecodeShape(NamedTuple):
 
 
 class Kernels:
-    """The compiled kernels. All tensors are on the CPU; `dtype` ones are float32 or bfloat16, all of one call alike."""
+    """The compiled kernels.
+
+    All tensors are on the CPU; `dtype` ones are float32 or bfloat16, all of one call alike.
+    """
 
     def __init__(self, library: ctypes.CDLL, products: ctypes.CDLL, adapters: ctypes.CDLL) -> None:
         self._decode = self._functions(library, "paged_decode", _pointer)
         self._prepare = self._functions(library, "prepare", _pointer)
         self._rms_norm = self._functions(
-            library, "rms_norm", _pointer, _pointer, _pointer, _number, _integer, _integer, ctypes.c_int32
+            library,
+            "rms_norm",
+            _pointer,
+            _pointer,
+            _pointer,
+            _number,
+            _integer,
+            _integer,
+            ctypes.c_int32,
         )
         self._silu = self._functions(
             library, "silu_and_multiply", _pointer, _pointer, _integer, _integer, ctypes.c_int32
@@ -158,7 +172,9 @@ class Kernels:
         threads = torch.get_num_threads()
         # Tasks enough for all threads to end at about the same time.
         splits = max(1, -(-4 * threads // (sequences * heads))) if threads > 1 else 1
-        workspace = torch.empty(sequences * heads * splits * group * (value_size + 2), dtype=torch.float32)
+        workspace = torch.empty(
+            sequences * heads * splits * group * (value_size + 2), dtype=torch.float32
+        )
         call = _PagedDecode(
             query.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(),
             shape.block_table.data_ptr(), shape.spans.data_ptr(), shape.rows.data_ptr(), shape.contexts.data_ptr(),
@@ -170,20 +186,31 @@ class Kernels:
         self._decode[query.dtype](ctypes.byref(call))
 
     def argmax(self, rows: Tensor) -> Tensor:
-        """The first greatest of each of `rows` [S, V], contiguous, NaN above all; [S] int64, as `Tensor.argmax`."""
+        """The first greatest of each of `rows` [S, V], contiguous, NaN above all.
+
+        [S] int64, as `Tensor.argmax`.
+        """
         out = torch.empty(len(rows), dtype=torch.int64)
-        self._argmax[rows.dtype](out.data_ptr(), rows.data_ptr(), *rows.shape, torch.get_num_threads())
+        self._argmax[rows.dtype](
+            out.data_ptr(), rows.data_ptr(), *rows.shape, torch.get_num_threads()
+        )
         return out
 
     def finite(self, rows: Tensor) -> Tensor:
         """Whether all of each of `rows` [S, V], contiguous, is finite; [S] bool."""
         out = torch.empty(len(rows), dtype=torch.bool)
-        self._finite[rows.dtype](out.data_ptr(), rows.data_ptr(), *rows.shape, torch.get_num_threads())
+        self._finite[rows.dtype](
+            out.data_ptr(), rows.data_ptr(), *rows.shape, torch.get_num_threads()
+        )
         return out
 
     def product_rows(self, panels: Panels) -> int:
         """Of how many rows with `panels` there is a `product` that is faster than oneDNN's."""
-        return _TILE_ROWS if self._tiles and panels.width == 32 and panels.inputs % 32 == 0 else _VECTOR_ROWS
+        return (
+            _TILE_ROWS
+            if self._tiles and panels.width == 32 and panels.inputs % 32 == 0
+            else _VECTOR_ROWS
+        )
 
     def product(self, x: Tensor, panels: Panels, bias: Tensor | None) -> Tensor:
         """The product of `x` [..., inputs], bfloat16, at most `product_rows` of them, with a packed weight: [..., outputs].
@@ -200,7 +227,13 @@ class Kernels:
         return out
 
     def adapt(
-        self, out: Tensor, x: Tensor, down: Tensor, ups: Sequence[Tensor], rows: Tensor, slots: Tensor
+        self,
+        out: Tensor,
+        x: Tensor,
+        down: Tensor,
+        ups: Sequence[Tensor],
+        rows: Tensor,
+        slots: Tensor,
     ) -> None:
         """Add to some rows of `out` [T, O], contiguous, what low-rank adapters make of the same rows of `x`.
 
@@ -241,7 +274,11 @@ class Kernels:
         size = gate_up.shape[-1] // 2
         out = gate_up.new_empty(*gate_up.shape[:-1], size)
         self._silu[gate_up.dtype](
-            out.data_ptr(), gate_up.data_ptr(), gate_up.numel() // (2 * size), size, torch.get_num_threads()
+            out.data_ptr(),
+            gate_up.data_ptr(),
+            gate_up.numel() // (2 * size),
+            size,
+            torch.get_num_threads(),
         )
         return out
 
@@ -263,7 +300,8 @@ class Kernels:
             projected: [T, (Q + 2 H) * D] contiguous: query, key and value heads of each position.
             cosine: [T, R], of the rotary embedding, R <= D; halves, as in transformers' Llama.
             sine: likewise.
-            norms: [D] float32 each, the weights of the query heads' and the key heads' norm; None for no norms.
+            norms: [D] float32 each, the weights of the query heads' and the key heads' norm; None
+                for no norms.
             eps: of the norms.
             slots: [stored] int64, of the first `stored` positions; the rest is padding.
             keys: [H, N, P, D] contiguous.

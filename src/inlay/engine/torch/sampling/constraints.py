@@ -1,9 +1,13 @@
-"""What may be chosen at all: logit biases, end tokens before their time, words that are not to be said, allowed ids, grammars.
+"""What may be chosen at all.
 
-Order and meaning are vLLM's, but for two things. Where a grammar leaves nothing but its end, the end is allowed although
-`min_tokens` is not reached. Where nothing at all is left the request fails, and says so.
+Logit biases, end tokens before their time, words that are not to be said, allowed ids, grammars.
 
-Suffixes of tensors: S sequences in the batch, K those of them with a list of what is allowed, V vocabulary.
+Order and meaning are vLLM's, but for two things. Where a grammar leaves nothing but its end, the
+end is allowed although `min_tokens` is not reached. Where nothing at all is left the request fails,
+and says so.
+
+Suffixes of tensors: S sequences in the batch, K those of them with a list of what is allowed, V
+vocabulary.
 """
 
 from collections.abc import Sequence, Set
@@ -39,11 +43,14 @@ class ConstrainedSequence(Protocol):
 
 
 class _Compiled:
-    """The constraints of one sequence as arrays, made once: a step looks at none of them one by one.
+    """The constraints of one sequence as arrays, made once.
+
+    A step looks at none of them one by one.
 
     Attributes:
         sequence: whose; held so that its `id()` is not used again while this is kept.
-        allowed: uint8, a bit for each id of the vocabulary, the lowest first; None when all may be chosen.
+        allowed: uint8, a bit for each id of the vocabulary, the lowest first; None when all may be
+            chosen.
     """
 
     __slots__ = ("_biased", "_biases", "_ends", "_lengths", "_words", "allowed", "sequence")
@@ -100,10 +107,18 @@ def _constrains(sampling: Sampling) -> bool:
 
 
 class Constraints:
-    """Applies them to the logits of a step. Keeps those of a sequence, as arrays, until `forget`."""
+    """Applies them to the logits of a step.
 
-    def __init__(self, vocab_size: int, eos_token_ids: tuple[int, ...], device: torch.device) -> None:
-        """For logits of width `vocab_size` on `device`; `eos_token_ids` are the model's own end tokens."""
+    Keeps those of a sequence, as arrays, until `forget`.
+    """
+
+    def __init__(
+        self, vocab_size: int, eos_token_ids: tuple[int, ...], device: torch.device
+    ) -> None:
+        """For logits of width `vocab_size` on `device`.
+
+        `eos_token_ids` are the model's own end tokens.
+        """
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._device = device
@@ -126,13 +141,17 @@ class Constraints:
         return compiled
 
     def apply(self, logits_SV: Tensor, sequences: Sequence[ConstrainedSequence]) -> Tensor:
-        """The logits with all constraints; -inf is what must not be chosen. A copy if anything changed.
+        """The logits with all constraints; -inf is what must not be chosen.
+
+        A copy if anything changed.
 
         Raises:
             InvalidRequestError: computing a grammar's mask had failed.
         """
         constrained_SV = self._added(logits_SV, sequences)
-        allowed = {row: mask for row, of in enumerate(sequences) if (mask := self._allowed(of)) is not None}
+        allowed = {
+            row: mask for row, of in enumerate(sequences) if (mask := self._allowed(of)) is not None
+        }
         if not allowed:
             return constrained_SV
         banned_KV = upload(torch.from_numpy(~np.stack(list(allowed.values()))), self._device)
@@ -146,7 +165,9 @@ class Constraints:
     def binds(self, sampling: Sampling) -> bool:
         """Whether nothing may be left to choose from."""
         return bool(
-            sampling.grammar is not None or sampling.bad_words or sampling.allowed_token_ids is not None
+            sampling.grammar is not None
+            or sampling.bad_words
+            or sampling.allowed_token_ids is not None
         )
 
     def _added(self, logits_SV: Tensor, sequences: Sequence[ConstrainedSequence]) -> Tensor:
@@ -164,7 +185,8 @@ class Constraints:
             upload(torch.from_numpy(np.concatenate(ids)), self._device),
         )
         added = upload(torch.from_numpy(np.concatenate(values)), self._device)
-        # Adding -inf bans a token whatever its bias; the sum is the same in any order of the cells but for rounding.
+        # Adding -inf bans a token whatever its bias; the sum is the same in any order of the cells
+        # but for rounding.
         return logits_SV.index_put(place, added, accumulate=True)
 
     def _allowed(self, sequence: ConstrainedSequence) -> NDArray[np.bool_] | None:

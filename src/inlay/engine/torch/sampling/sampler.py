@@ -1,18 +1,21 @@
 """Logits and samplings to token ids and logprobs.
 
-Order and meaning of the settings are vLLM's: what may be chosen at all (`constraints.py`); repetition, frequency and presence
-penalties; the end of a thinking whose budget is spent, which goes before all of these; greedy choice, or temperature, min_p,
-top_k, top_p and a draw. Logprobs are of the model's own distribution, before any of this.
+Order and meaning of the settings are vLLM's: what may be chosen at all (`constraints.py`);
+repetition, frequency and presence penalties; the end of a thinking whose budget is spent, which
+goes before all of these; greedy choice, or temperature, min_p, top_k, top_p and a draw. Logprobs
+are of the model's own distribution, before any of this.
 
-Three rules make a choice a pure function of (logits, settings, output so far, seed, output index), whoever the neighbours are and
-whichever worker resumes the sequence:
+Three rules make a choice a pure function of (logits, settings, output so far, seed, output index),
+whoever the neighbours are and whichever worker resumes the sequence:
 
-- all tokens are ranked by (logit, higher first; id, lower first), so ties never depend on a sort's whims;
+- all tokens are ranked by (logit, higher first; id, lower first), so ties never depend on a sort's
+  whims;
 - the one uniform number a choice needs is a hash of (seed, output index);
-- it is looked up in the cumulated probabilities in the order of ids, so that noise in the last bits of two logits, which may
-  swap their ranks, moves the outcome no further than the noise itself.
+- it is looked up in the cumulated probabilities in the order of ids, so that noise in the last bits
+  of two logits, which may swap their ranks, moves the outcome no further than the noise itself.
 
-Suffixes of tensors: S sequences in the batch, R those of them that need something, C candidates, V vocabulary.
+Suffixes of tensors: S sequences in the batch, R those of them that need something, C candidates, V
+vocabulary.
 """
 
 import struct
@@ -36,8 +39,11 @@ GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy, as in vLLM."""
 
 WIDTHS = (256, 4096, 32768)
-"""How many candidates are ranked at first, and then, before all of the vocabulary is: 256 nearly always settle a top_p, at a
-fiftieth of the cost of sorting 150,000."""
+"""How many candidates are ranked at first, and then, before all of the vocabulary is.
+
+256 nearly always settle a top_p, at a
+fiftieth of the cost of sorting 150,000.
+"""
 
 CDF_BLOCK = 512
 """Weights summed up at once when a uniform number is looked up."""
@@ -53,13 +59,16 @@ class SampledToken(NamedTuple):
 
 
 class SampledTokens(NamedTuple):
-    """What is chosen for the sequences of a step. The device knows it at once, the host when it reads it.
+    """What is chosen for the sequences of a step.
+
+    The device knows it at once, the host when it reads it.
 
     Attributes:
         ids: int64 (S,), on the device.
         bound: rows whose constraints may leave nothing, and the place of each in `told`.
         wanted: rows to numbers of tokens beside the chosen one that logprobs were asked of.
-        told: ids; logits of those that are not plainly the likeliest; what `Sampler._logprobs` found.
+        told: ids; logits of those that are not plainly the likeliest; what `Sampler._logprobs`
+            found.
     """
 
     ids: Tensor
@@ -100,8 +109,9 @@ def uniform(seed: int, index: int) -> float:
 def ranked(values_RV: Tensor, count: int) -> Tensor:
     """Ids (R, count) of the highest ranking, best first; `count` is at least 1, no value is NaN.
 
-    `topk` alone leaves open which of equal values it takes, and sorting everything is slow. The `count`-th largest of the
-    maxima of blocks is no larger than the `count`-th largest value; what reaches it is little more than `count` and is sorted.
+    `topk` alone leaves open which of equal values it takes, and sorting everything is slow. The
+    `count`-th largest of the maxima of blocks is no larger than the `count`-th largest value; what
+    reaches it is little more than `count` and is sorted.
     """
     num_rows, size = values_RV.shape
     if values_RV.device.type != "cpu":
@@ -117,14 +127,20 @@ def ranked(values_RV: Tensor, count: int) -> Tensor:
     places = torch.arange(len(ids), device=ids.device) - (counts_R.cumsum(0) - counts_R)[rows]
     shape = (num_rows, int(counts_R.max()))
     found_RN = ids.new_zeros(shape).index_put((rows, places), ids)
-    values_RN = values_RV.new_full(shape, -torch.inf).index_put((rows, places), values_RV[rows, ids])
+    values_RN = values_RV.new_full(shape, -torch.inf).index_put(
+        (rows, places), values_RV[rows, ids]
+    )
     order_RC = values_RN.sort(dim=-1, descending=True, stable=True).indices[:, :count]
     return found_RN.gather(1, order_RC)
 
 
 def ranked_by_key(values_RV: Tensor, count: int) -> Tensor:
-    """As `ranked`, without looking at the data: the ranks as integers, of which no two are equal."""
-    # Without -0.0, which equals 0.0 and has other bits; of negative floats the larger has the smaller bits.
+    """As `ranked`, without looking at the data.
+
+    The ranks as integers, of which no two are equal.
+    """
+    # Without -0.0, which equals 0.0 and has other bits; of negative floats the larger has the
+    # smaller bits.
     bits_RV = (values_RV + 0.0).view(torch.int32)
     order_RV = torch.where(bits_RV < 0, bits_RV ^ 0x7FFFFFFF, bits_RV).to(torch.int64)
     ids_V = torch.arange(values_RV.shape[1], device=values_RV.device)
@@ -140,13 +156,19 @@ def _penalises(sampling: Sampling) -> bool:
 
 
 def _float32(values: Any) -> np.ndarray:
-    """Settings as float32, those beyond its range as its largest: infinity would make NaN of what is banned."""
+    """Settings as float32, those beyond its range as its largest.
+
+    Infinity would make NaN of what is banned.
+    """
     largest = np.finfo(np.float32).max
     return np.clip(np.asarray(values, dtype=np.float64), -largest, largest).astype(np.float32)
 
 
 def _argmax(values_SV: Tensor) -> Tensor:
-    """The most likely token of each row. torch's own search through a vocabulary takes a third of a decoding step on a CPU."""
+    """The most likely token of each row.
+
+    Torch's own search through a vocabulary takes a third of a decoding step on a CPU.
+    """
     native = kernels() if values_SV.device.type == "cpu" and values_SV.is_contiguous() else None
     if native is None or not native.serve(values_SV.dtype):
         return values_SV.argmax(dim=-1)
@@ -177,7 +199,9 @@ class Sampler:
     Keeps tallies, constraints and what is spent of thinking budgets until `forget`.
     """
 
-    def __init__(self, vocab_size: int, eos_token_ids: tuple[int, ...], device: torch.device) -> None:
+    def __init__(
+        self, vocab_size: int, eos_token_ids: tuple[int, ...], device: torch.device
+    ) -> None:
         """Nothing is kept yet.
 
         Args:
@@ -194,11 +218,13 @@ class Sampler:
     def draw(self, logits_SV: Tensor, sequences: Sequence[SampledSequence]) -> SampledTokens:
         """Choose the next token of each sequence. `logits_SV` is left as it is.
 
-        A row whose largest logit is not finite (all are -inf, or one is NaN) gets the token `argmax` names. Waits for the
-        device only where no bound on candidates is known beforehand: top_p or min_p without top_k.
+        A row whose largest logit is not finite (all are -inf, or one is NaN) gets the token
+        `argmax` names. Waits for the device only where no bound on candidates is known beforehand:
+        top_p or min_p without top_k.
 
         Args:
-            logits_SV: (S, V), float32 or the model's dtype; computed with in float32 where more than the largest is asked for.
+            logits_SV: (S, V), float32 or the model's dtype; computed with in float32 where more
+                than the largest is asked for.
             sequences: S, in the order of the rows.
         """
         others = [row for row, sequence in enumerate(sequences) if not _is_plain(sequence)]
@@ -218,7 +244,9 @@ class Sampler:
             ids_S = _argmax(logits_SV)
             ids_S[rows_R] = ids_R
         bound = {
-            row: place for place, row in enumerate(others) if self._constraints.binds(chosen[place].sampling)
+            row: place
+            for place, row in enumerate(others)
+            if self._constraints.binds(chosen[place].sampling)
         }
         # What is chosen from a row whose constraints leave nothing has a logit of -inf too.
         best_R = processed_RV.gather(1, ids_R[:, None])[:, 0] if bound else ids_R
@@ -232,7 +260,9 @@ class Sampler:
                     named[place] = sampling.logprob_token_ids
                     wanted[place] = len(named[place])
         told = Download(ids_S, best_R, *self._logprobs(logits_RV, ids_R, wanted, named))
-        return SampledTokens(ids_S, bound, {others[place]: count for place, count in wanted.items()}, told)
+        return SampledTokens(
+            ids_S, bound, {others[place]: count for place, count in wanted.items()}, told
+        )
 
     def _choose(self, processed_SV: Tensor, sequences: Sequence[SampledSequence]) -> Tensor:
         """Ids (S,): the likeliest, or drawn."""
@@ -308,7 +338,9 @@ class Sampler:
         rows_R = self._tensor(rows, torch.int64)
         return (values_SV if len(rows) == len(values_SV) else values_SV[rows_R]), rows_R
 
-    def _draw(self, values_RV: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]) -> Tensor:
+    def _draw(
+        self, values_RV: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]
+    ) -> Tensor:
         """Ids (R,) drawn after temperature, min_p, top_k and top_p."""
         temperatures = _float32([sampling.temperature for sampling in samplings])
         scaled_RV = values_RV / self._tensor(temperatures, torch.float32)[:, None]
@@ -329,7 +361,9 @@ class Sampler:
         cut = [row for row, sampling in enumerate(samplings) if self._truncates(sampling)]
         if cut:
             open_RV, open_R = self._rows(scaled_RV, cut)
-            bounds = TruncationParams.of([samplings[row] for row in cut], self._vocab_size, self._device)
+            bounds = TruncationParams.of(
+                [samplings[row] for row in cut], self._vocab_size, self._device
+            )
             ids_R[open_R] = self._draw_cut(open_RV, uniform_R[open_R], bounds)
         return torch.where(finite_R, ids_R, best_R)
 
@@ -349,7 +383,11 @@ class Sampler:
             ids_R[open_R] = by_id_RC.gather(1, places_R[:, None])[:, 0]
             if count >= bounds.widest or bool(settled_R.all()):
                 break
-            open_R, values_RV, bounds = open_R[~settled_R], values_RV[~settled_R], bounds.select(~settled_R)
+            open_R, values_RV, bounds = (
+                open_R[~settled_R],
+                values_RV[~settled_R],
+                bounds.select(~settled_R),
+            )
         return ids_R
 
     def _logprobs(
@@ -359,7 +397,9 @@ class Sampler:
         wanted: Mapping[int, int],
         named: Mapping[int, tuple[int, ...]],
     ) -> tuple[Tensor, ...]:
-        """Of the distribution in `logits_SV`: of what is chosen (R,), and ids and logprobs (R, C) of others; none for no rows.
+        """Of the distribution in `logits_SV`.
+
+        Of what is chosen (R,), and ids and logprobs (R, C) of others; none for no rows.
 
         Args:
             logits_SV: of the model.
@@ -385,10 +425,12 @@ class Sampler:
 
 
 def inverse_cdf(weights_RC: Tensor, uniform_R: Tensor) -> Tensor:
-    """Indices (R,) where the cumulated weights first exceed the uniform share of their sum; never one of weight zero.
+    """Indices (R,) where the cumulated weights first exceed the uniform share of their sum.
 
-    In two steps, blocks and then the weights of one block, since cumulating a whole vocabulary in float64 costs more than
-    all the rest of a draw.
+    Never one of weight zero.
+
+    In two steps, blocks and then the weights of one block, since cumulating a whole vocabulary in
+    float64 costs more than all the rest of a draw.
     """
     num_rows, size = weights_RC.shape
     blocks = size // CDF_BLOCK
@@ -411,7 +453,10 @@ def inverse_cdf(weights_RC: Tensor, uniform_R: Tensor) -> Tensor:
 
 
 def _below(values: Tensor, limits: Tensor) -> Tensor:
-    """`values`, lowered where rounding has brought them to their limit: nothing cumulated exceeds that."""
+    """`values`, lowered where rounding has brought them to their limit.
+
+    Nothing cumulated exceeds that.
+    """
     return torch.minimum(values, torch.nextafter(limits, torch.zeros_like(limits)))
 
 
@@ -435,10 +480,13 @@ class TruncationParams(NamedTuple):
     uncut: bool
 
     @classmethod
-    def of(cls, samplings: Sequence[Sampling], vocab_size: int, device: torch.device) -> "TruncationParams":
+    def of(
+        cls, samplings: Sequence[Sampling], vocab_size: int, device: torch.device
+    ) -> "TruncationParams":
         """The bounds `samplings` set."""
         top_k = [
-            min(sampling.top_k, vocab_size) if sampling.top_k > 0 else vocab_size for sampling in samplings
+            min(sampling.top_k, vocab_size) if sampling.top_k > 0 else vocab_size
+            for sampling in samplings
         ]
         top_p = [sampling.top_p for sampling in samplings]
         min_p = [sampling.min_p for sampling in samplings]
@@ -449,7 +497,8 @@ class TruncationParams(NamedTuple):
             vocab_size,
             max(top_k),
             any(
-                sampling.min_p <= 0 and k == vocab_size for sampling, k in zip(samplings, top_k, strict=True)
+                sampling.min_p <= 0 and k == vocab_size
+                for sampling, k in zip(samplings, top_k, strict=True)
             ),
         )
 
@@ -467,7 +516,8 @@ class TruncationParams(NamedTuple):
             candidates_RC: the highest ranking ids, best first.
 
         Returns:
-            float64 (R, C), zero for what is cut off, and bool (R,): False where more candidates are needed to tell.
+            float64 (R, C), zero for what is cut off, and bool (R,): False where more candidates are
+            needed to tell.
         """
         count = candidates_RC.shape[1]
         values_RC = scaled_RV.gather(1, candidates_RC).to(torch.float64)
@@ -479,7 +529,8 @@ class TruncationParams(NamedTuple):
         whole = count == self.vocab_size
         known_R = (self.top_k_R <= count) | (likely_R < count) | whole
 
-        # What top_p is a share of: the weights that min_p and top_k leave, or, where they leave all, all of them.
+        # What top_p is a share of: the weights that min_p and top_k leave, or, where they leave
+        # all, all of them.
         uncut_R = (self.top_k_R == self.vocab_size) & (self.min_p_R <= 0)
         total_R = cumulated_RC.gather(1, kept_R[:, None] - 1)[:, 0]
         if self.uncut:

@@ -69,7 +69,10 @@ class Thinking:
         self._seen = 0
 
     def forced(self) -> int | None:
-        """The id that must come next, or None where any may. Costs are those of what is new in the output."""
+        """The id that must come next, or None where any may.
+
+        Costs are those of what is new in the output.
+        """
         budget, output = self._budget, self.sequence.output
         for length in range(self._seen + 1, len(output) + 1):
             if self._spent is None:

@@ -21,7 +21,9 @@ class CountedSequence(Protocol):
 
 
 class TokenCounts:
-    """Which ids a sequence has had, and how often in its output: arrays of distinct ids that grow with it.
+    """Which ids a sequence has had, and how often in its output.
+
+    Arrays of distinct ids that grow with it.
 
     Attributes:
         sequence: whose; held so that its `id()` is not used again while the tally is kept.

@@ -1,12 +1,16 @@
-"""Checkpoints in block-scaled fp8, as DeepSeek-V3 and R1 are published: dequantised as they are read.
+"""Checkpoints in block-scaled fp8, as DeepSeek-V3 and R1 are published.
 
-A weight W [R, C] lies there as float8_e4m3fn, and beside it `NAME_scale_inv` [ceil(R / 128), ceil(C / 128)]: the value of W[i, j]
-is its fp8 value times scale_inv[i // 128, j // 128]; blocks at the edges are cut off. The layout is described in
+Dequantised as they are read.
+
+A weight W [R, C] lies there as float8_e4m3fn, and beside it `NAME_scale_inv` [ceil(R / 128), ceil(C
+/ 128)]: the value of W[i, j] is its fp8 value times scale_inv[i // 128, j // 128]; blocks at the
+edges are cut off. The layout is described in
 https://github.com/deepseek-ai/DeepSeek-V3/blob/main/README_WEIGHTS.md.
 
-Nothing here needs fp8 products, so it runs on any device, and takes the memory of a checkpoint in the dtype that is computed in.
-Activations are not quantised: results are nearer to the exact ones than those of fp8 kernels, and not the same.
-transformers would dequantise too, but only weights whose blocks are all of one size: R1's `kv_a_proj_with_mqa` has 576 rows.
+Nothing here needs fp8 products, so it runs on any device, and takes the memory of a checkpoint in
+the dtype that is computed in. Activations are not quantised: results are nearer to the exact ones
+than those of fp8 kernels, and not the same. transformers would dequantise too, but only weights
+whose blocks are all of one size: R1's `kv_a_proj_with_mqa` has 576 rows.
 """
 
 from collections.abc import Iterator, Mapping
@@ -39,11 +43,17 @@ def block_of(config: Mapping[str, Any]) -> Block | None:
     if not quantised:
         return None
     if not isinstance(quantised, dict):
-        raise InvalidRequestError(f"config.json: quantization_config is {quantised!r}, not an object")
+        raise InvalidRequestError(
+            f"config.json: quantization_config is {quantised!r}, not an object"
+        )
     method, block = quantised.get("quant_method", "unknown"), quantised.get("weight_block_size")
     if method != "fp8":
         said = str(method)
-    elif not isinstance(block, list) or len(block) != 2 or not all(type(n) is int and n > 0 for n in block):
+    elif (
+        not isinstance(block, list)
+        or len(block) != 2
+        or not all(type(n) is int and n > 0 for n in block)
+    ):
         said = f"fp8, weight_block_size {block}"
     elif quantised.get("fmt", "e4m3") != "e4m3":
         said = f"fp8, fmt {quantised['fmt']}"
@@ -56,7 +66,9 @@ def block_of(config: Mapping[str, Any]) -> Block | None:
 
 
 def check_has_scales(directory: Path) -> None:
-    """Refuse fp8 weights of which the configuration says nothing: they would be read without their scales.
+    """Refuse fp8 weights of which the configuration says nothing.
+
+    They would be read without their scales.
 
     Raises:
         InvalidRequestError: there is one; names it.
@@ -69,8 +81,12 @@ def check_has_scales(directory: Path) -> None:
 
 
 @contextmanager
-def dequantised(directory: Path, block: Block, leave_out: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    """What `from_pretrained` takes as `state_dict`: every tensor is read, and dequantised, when it is asked for.
+def dequantised(
+    directory: Path, block: Block, leave_out: tuple[str, ...]
+) -> Iterator[dict[str, Any]]:
+    """What `from_pretrained` takes as `state_dict`.
+
+    Every tensor is read, and dequantised, when it is asked for.
 
     Args:
         directory: of the checkpoint.

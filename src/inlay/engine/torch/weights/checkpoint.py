@@ -1,4 +1,7 @@
-"""From a directory to a transformers model on a device: of which dtype, with all its weights, by safetensors and no code of its own."""
+"""From a directory to a transformers model on a device.
+
+Of which dtype, with all its weights, by safetensors and no code of its own.
+"""
 
 import logging
 from collections.abc import Iterator
@@ -35,8 +38,8 @@ def load(
         spared: what names of weights begin with that may be missing; nothing unless given.
 
     Raises:
-        InvalidRequestError: it cannot be read, its weights are quantised in a way that is not served, or some are missing or of
-            another shape; says which.
+        InvalidRequestError: it cannot be read, its weights are quantised in a way that is not
+            served, or some are missing or of another shape; says which.
     """
     transformers_logging.disable_progress_bar()
     check_tensors(directory)
@@ -56,25 +59,33 @@ def load(
     names = map(str, [*info["missing_keys"], *info["mismatched_keys"]])
     lacking = sorted(name for name in names if not (spared and name.startswith(spared)))
     if lacking:
-        raise InvalidRequestError(f"{directory} lacks weights of the model: {', '.join(lacking[:8])}")
+        raise InvalidRequestError(
+            f"{directory} lacks weights of the model: {', '.join(lacking[:8])}"
+        )
     loaded: nn.Module = model.requires_grad_(False).eval()
     return loaded
 
 
 @contextmanager
 def _weights(directory: Path) -> Iterator[dict[str, Any]]:
-    """Where transformers is to take the weights from: the directory, or what is made of it as it is read."""
+    """Where transformers is to take the weights from.
+
+    The directory, or what is made of it as it is read.
+    """
     config = config_of(directory)
     layers, block = next_token_layers(config), block_of(config)
     if layers and any(tensor.name.startswith(layers) for tensor in stored_tensors(directory)):
         _logger.info(
-            "multi-token prediction is not used: %s* of the checkpoint are left out", "*, ".join(layers)
+            "multi-token prediction is not used: %s* of the checkpoint are left out",
+            "*, ".join(layers),
         )
     if block is None:
         check_has_scales(directory)
         yield {"pretrained_model_name_or_path": directory}
         return
-    _logger.info("the weights are fp8 in blocks of %d x %d: each is dequantised as it is read", *block)
+    _logger.info(
+        "the weights are fp8 in blocks of %d x %d: each is dequantised as it is read", *block
+    )
     parsed = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     del parsed.quantization_config
     with dequantised(directory, block, layers) as state_dict:
@@ -92,10 +103,19 @@ def device_of(name: str) -> torch.device:
 
 
 def dtype_of(name: str, config: dict[str, Any], device: torch.device) -> torch.dtype:
-    """The dtype a setting names for a checkpoint on a device. Raises `InvalidRequestError` where it does not run there."""
+    """The dtype a setting names for a checkpoint on a device.
+
+    Raises `InvalidRequestError` where it does not run there.
+    """
     chosen = dtype_name(name, config, on_cpu=device.type == "cpu")
-    if name == "auto" and chosen == "float32" and config.get("dtype", config.get("torch_dtype")) == "float16":
-        _logger.warning("the checkpoint is float16, which a CPU does not compute: running in float32")
+    if (
+        name == "auto"
+        and chosen == "float32"
+        and config.get("dtype", config.get("torch_dtype")) == "float16"
+    ):
+        _logger.warning(
+            "the checkpoint is float16, which a CPU does not compute: running in float32"
+        )
     dtype: torch.dtype = getattr(torch, chosen)
     return dtype
 

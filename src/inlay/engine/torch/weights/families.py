@@ -1,8 +1,8 @@
 """The models this engine serves, and what a configuration may ask of it.
 
-Rows alone would be silently wrong for some models (per-layer inputs from token ids, features added at inner layers), and
-some attention options would be silently dropped. Hence an allow-list: what is not on it is refused before it is loaded.
-`docs/models.md` is its table for readers.
+Rows alone would be silently wrong for some models (per-layer inputs from token ids, features added
+at inner layers), and some attention options would be silently dropped. Hence an allow-list: what is
+not on it is refused before it is loaded. `docs/models.md` is its table for readers.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     from inlay.engine.torch.attention.layers import LayerShape
 
 _STATIC_ROPES = ("default", "linear", "llama3", "yarn")
-"""Rotary embeddings whose angles depend on the position alone. The others look at the longest position in the call,
-which in a packed batch belongs to somebody else."""
+"""Rotary embeddings whose angles depend on the position alone.
+
+The others look at the longest position in the call,
+which in a packed batch belongs to somebody else.
+"""
 
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -30,8 +33,10 @@ class Family:
     Attributes:
         model_type: as `config.json` names it.
         architecture: the causal language model's class in transformers.
-        fused: projections of one parent module that take the same input, so that one product serves them all.
-        float32_scores: attention scores reach hundreds, where bfloat16 no longer tells neighbours apart.
+        fused: projections of one parent module that take the same input, so that one product serves
+            them all.
+        float32_scores: attention scores reach hundreds, where bfloat16 no longer tells neighbours
+            apart.
         refuses_rows: why embeddings cannot be prompts of it, or None.
     """
 
@@ -71,7 +76,9 @@ FAMILIES: dict[str, Family] = {
 }
 
 _PER_LAYER = "its layers take further embeddings of the token ids, which rows do not have"
-_DEEPSTACK = "its inner layers take visual features beside the rows, and its positions have three dimensions"
+_DEEPSTACK = (
+    "its inner layers take visual features beside the rows, and its positions have three dimensions"
+)
 _MROPE = "its positions have three dimensions, of which rows say nothing"
 _STATE = "its layers keep a state instead of keys and values, which pages do not hold"
 _TOWER = "its checkpoint holds an image tower too; those of the language model alone are served"
@@ -126,7 +133,9 @@ def family_of(config: Mapping[str, Any]) -> Family:
                 f"models of type {model_type!r} do not generate text; "
                 "--task embed serves their embeddings, --task score their classification heads"
             )
-        raise InvalidRequestError(f"the torch engine does not serve models of type {model_type!r}; {served}")
+        raise InvalidRequestError(
+            f"the torch engine does not serve models of type {model_type!r}; {served}"
+        )
     architectures = config.get("architectures") or [family.architecture]
     if family.architecture not in architectures:
         raise InvalidRequestError(
@@ -161,7 +170,9 @@ def context_length(asked: int | None, config: Mapping[str, Any]) -> int:
     if not isinstance(own, int):
         raise InvalidRequestError("config.json does not say max_position_embeddings")
     if asked is not None and asked > own:
-        raise InvalidRequestError(f"max_model_len is {asked}; the model's maximum context length is {own}")
+        raise InvalidRequestError(
+            f"max_model_len is {asked}; the model's maximum context length is {own}"
+        )
     return own if asked is None else asked
 
 
@@ -173,7 +184,8 @@ def check_positions(config: Any, max_model_len: int) -> None:
         max_model_len: positions a sequence may have.
 
     Raises:
-        InvalidRequestError: rotary embeddings that depend on what else is in the batch, or layers of an unknown type.
+        InvalidRequestError: rotary embeddings that depend on what else is in the batch, or layers
+            of an unknown type.
     """
     for rope in _ropes(config.rope_parameters or {}):
         kind = rope.get("rope_type", "default")

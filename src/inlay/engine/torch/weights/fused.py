@@ -1,7 +1,8 @@
 """Attention and gated layers of the Llama kind in a few passes over their data, for a CPU with native kernels.
 
-In transformers such a layer is some forty operations on small tensors, each of which costs more to start than to run when
-few positions are computed. Here it is a product, a kernel, attention, a product.
+In transformers such a layer is some forty operations on small tensors, each of which costs more to
+start than to run when few positions are computed. Here it is a product, a kernel, attention, a
+product.
 """
 
 from collections.abc import Sequence
@@ -50,7 +51,12 @@ class FusedAttention(nn.Module):
         """As transformers' module: [1, T, C] to [1, T, C]."""
         cosine, sine = position_embeddings
         projection = Projection(
-            self._project(hidden_states)[0], cosine[0], sine[0], self._norms, self._eps, self._query_heads
+            self._project(hidden_states)[0],
+            cosine[0],
+            sine[0],
+            self._norms,
+            self._eps,
+            self._query_heads,
         )
         found = paged.attend_projected(self._layer, projection, self._scoring)
         return self._out(found.flatten(1)[None]), None

@@ -2,12 +2,14 @@
 
 Three swaps, each checked against what it replaces before it is used:
 - projections of the same input become one product (query, key, value; gate, up);
-- on a CPU, weights are laid out once for oneDNN (`mkldnn::_reorder_linear_weight`, `mkldnn::_linear_pointwise`), where
-  `F.linear` lays them out again at every call. These operators are private to torch: if they are missing or disagree with
-  `F.linear`, that is used instead. Products of a few rows in bfloat16 read that layout themselves, where there are native
-  kernels and theirs agree with oneDNN's;
-- root-mean-square norms, in transformers two casts and six operations over whole activations, become one native pass, or
-  a reduction and two operations where there are no native kernels. `F.rms_norm` is no faster on a CPU than what it would replace.
+- on a CPU, weights are laid out once for oneDNN (`mkldnn::_reorder_linear_weight`,
+  `mkldnn::_linear_pointwise`), where `F.linear` lays them out again at every call. These operators
+  are private to torch: if they are missing or disagree with `F.linear`, that is used instead.
+  Products of a few rows in bfloat16 read that layout themselves, where there are native kernels and
+  theirs agree with oneDNN's;
+- root-mean-square norms, in transformers two casts and six operations over whole activations,
+  become one native pass, or a reduction and two operations where there are no native kernels.
+  `F.rms_norm` is no faster on a CPU than what it would replace.
 """
 
 import logging
@@ -31,11 +33,15 @@ _PANEL_WIDTHS = (32, 64)
 
 _LEAST_ROWS = 4
 """Positions a step computes at least on a CPU where oneDNN does its products, the missing ones padded: oneDNN reads weights at
-17 GB/s for products of one row and 14 for two, but 20 for three to six, of 34 a core can read on an AMD machine."""
+17 GB/s for products of one row and 14 for two, but 20 for three to six, of 34 a core can read on an
+AMD machine.
+"""
 
 
 class PackedLinear(nn.Module):
-    """A linear layer for inference whose weight is held in oneDNN's own layout. The given weight is not kept.
+    """A linear layer for inference whose weight is held in oneDNN's own layout.
+
+    The given weight is not kept.
 
     Attributes:
         nbytes: of the packed weight.
@@ -100,7 +106,8 @@ class PackedLinear(nn.Module):
             return self._kernels.product(x, panels, self._bias)
         end, algorithm = self._end
         return cast(
-            "Tensor", torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, end, [], algorithm)
+            "Tensor",
+            torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, end, [], algorithm),
         )
 
 
@@ -133,7 +140,9 @@ class RMSNorm(nn.Module):
         self._kernels = kernels
         self.eps = eps
         self.weight = nn.Parameter(weight.detach().float(), requires_grad=False)
-        self._offset = nn.Parameter(weight.new_tensor(eps, dtype=torch.float32), requires_grad=False)
+        self._offset = nn.Parameter(
+            weight.new_tensor(eps, dtype=torch.float32), requires_grad=False
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., size] to the same."""
@@ -147,8 +156,8 @@ class RMSNorm(nn.Module):
 class _Fused:
     """One product for several projections of the same input.
 
-    The parts are called one after another by a module that does not know of this, so the first computes for all and the
-    others take theirs. One forward pass at a time.
+    The parts are called one after another by a module that does not know of this, so the first
+    computes for all and the others take theirs. One forward pass at a time.
     """
 
     def __init__(self, linear: nn.Module, sizes: Sequence[int]) -> None:
@@ -205,7 +214,9 @@ def packs(dtype: torch.dtype) -> bool:
             x = torch.randn(shape, generator=generator).to(dtype)
             error = _differ(linear(x), F.linear(x, weight, bias))
             if not error <= _TOLERANCE[dtype]:
-                _logger.warning("packed linears differ by %.3g in %s and are not used", error, dtype)
+                _logger.warning(
+                    "packed linears differ by %.3g in %s and are not used", error, dtype
+                )
                 return False
     except (AttributeError, RuntimeError) as error:
         _logger.warning("packed linears are not available in %s: %s", dtype, error)
@@ -213,11 +224,13 @@ def packs(dtype: torch.dtype) -> bool:
     return True
 
 
-def accelerate(model: nn.Module, fused: Sequence[Sequence[str]], bank: LoraBank | None = None) -> None:
+def accelerate(
+    model: nn.Module, fused: Sequence[Sequence[str]], bank: LoraBank | None = None
+) -> None:
     """Swap the linears and norms of `model` in place.
 
-    A linear whose weight another module shares (a head tied to the embedding table) is packed beside it; every other
-    original weight is dropped as soon as its replacement exists.
+    A linear whose weight another module shares (a head tied to the embedding table) is packed
+    beside it; every other original weight is dropped as soon as its replacement exists.
 
     Args:
         model: on its device, in its final dtype.
@@ -236,7 +249,9 @@ def accelerate(model: nn.Module, fused: Sequence[Sequence[str]], bank: LoraBank 
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear):
                 setattr(
-                    parent, name, swap.linear(path, [name], child.weight, child.bias, [child.out_features])
+                    parent,
+                    name,
+                    swap.linear(path, [name], child.weight, child.bias, [child.out_features]),
                 )
             elif (norm := _faster_norm(child, native)) is not None:
                 setattr(parent, name, norm)
@@ -249,23 +264,39 @@ def least_rows(model: nn.Module) -> int:
 
 
 class _Swap(NamedTuple):
-    """How a linear is replaced: `pack` its weight or not, with room for adapters where there is a `bank`, by which kernels."""
+    """How a linear is replaced.
+
+    `pack` its weight or not, with room for adapters where there is a `bank`, by which kernels.
+    """
 
     pack: bool
     bank: LoraBank | None
     native: Kernels | None
 
     def linear(
-        self, path: str, names: Sequence[str], weight: Tensor, bias: Tensor | None, sizes: Sequence[int]
+        self,
+        path: str,
+        names: Sequence[str],
+        weight: Tensor,
+        bias: Tensor | None,
+        sizes: Sequence[int],
     ) -> nn.Module:
         """One product for the modules `names` of the parent at `path`, with `sizes` outputs."""
-        linear = PackedLinear(weight, bias, kernels=self.native) if self.pack else PlainLinear(weight, bias)
+        linear = (
+            PackedLinear(weight, bias, kernels=self.native)
+            if self.pack
+            else PlainLinear(weight, bias)
+        )
         # The head is not in the body; an expert sees some of the positions only.
         if self.bank is None or not path or "experts" in path.split("."):
             return linear
-        return self.bank.adapt(linear, weight, [f"{path}.{name}" for name in names], sizes, self.native)
+        return self.bank.adapt(
+            linear, weight, [f"{path}.{name}" for name in names], sizes, self.native
+        )
 
-    def fuse(self, path: str, parent: nn.Module, names: Sequence[str], linears: Sequence[nn.Linear]) -> None:
+    def fuse(
+        self, path: str, parent: nn.Module, names: Sequence[str], linears: Sequence[nn.Linear]
+    ) -> None:
         """Put one product into the place of several."""
         weight = torch.cat([linear.weight.detach() for linear in linears])
         biases: list[Tensor | None] = [linear.bias for linear in linears]
@@ -284,13 +315,20 @@ class _Swap(NamedTuple):
 
 
 def _faster_norm(module: nn.Module, native: Kernels | None) -> RMSNorm | None:
-    """The replacement of a root-mean-square norm; None where `module` is none, or some other kind of it.
+    """The replacement of a root-mean-square norm.
 
-    Some families multiply by the weight, some by one more than it: what agrees with `module` on random input is taken.
+    None where `module` is none, or some other kind of it.
+
+    Some families multiply by the weight, some by one more than it: what agrees with `module` on
+    random input is taken.
     """
     weight = getattr(module, "weight", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    if not type(module).__name__.endswith("RMSNorm") or not isinstance(weight, Tensor) or eps is None:
+    if (
+        not type(module).__name__.endswith("RMSNorm")
+        or not isinstance(weight, Tensor)
+        or eps is None
+    ):
         return None
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(3, weight.shape[0], generator=generator).to(weight)

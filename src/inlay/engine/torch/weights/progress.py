@@ -1,4 +1,7 @@
-"""Progress of loading weights, told in lines of log: they are read alike on a terminal and in a file."""
+"""Progress of loading weights, told in lines of log.
+
+They are read alike on a terminal and in a file.
+"""
 
 import logging
 import time
@@ -25,7 +28,8 @@ class Progress:
 
     Args:
         sizes: bytes of each tensor, by its name in the checkpoint.
-        tell: takes a line; called at most every `SECONDS`, and at the end where it was called before.
+        tell: takes a line; called at most every `SECONDS`, and at the end where it was called
+            before.
         clock: in seconds.
     """
 
@@ -40,7 +44,10 @@ class Progress:
         self._clock = clock
 
     def over(self, items: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        """The items of `items`, one for each parameter that is loaded; the time between two is its loading."""
+        """The items of `items`, one for each parameter that is loaded.
+
+        The time between two is its loading.
+        """
         total = sum(self._sizes.values())
         known = {name: self._sizes[name] for name in items if name in self._sizes}
         # Some are made of several tensors of other names: they share what is left.
@@ -65,7 +72,9 @@ class Progress:
 @contextmanager
 def told(directory: Path) -> Iterator[None]:
     """Within it, transformers' loading of the weights in `directory` is logged."""
-    progress = Progress({tensor.name: tensor.nbytes for tensor in stored_tensors(directory)}, _logger.info)
+    progress = Progress(
+        {tensor.name: tensor.nbytes for tensor in stored_tensors(directory)}, _logger.info
+    )
 
     def hook(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kwargs.get("desc") != _LOADING or not args:
