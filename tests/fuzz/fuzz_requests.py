@@ -217,7 +217,7 @@ def _arrived(lift: Any, body: bytes, room: Any) -> Any:
     if len(body) < lift.RUN:
         step = 4096
     told = [0]
-    cutting = lift.Lift(len(body) if how & 128 else None, room, told.append)
+    cutting = lift.Base64Extractor(len(body) if how & 128 else None, room, told.append)
     cutting.feed(body[:first])
     for start in range(first, len(body), step):
         cutting.feed(body[start : start + step])
@@ -250,7 +250,7 @@ def _turned(attributes: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
 def outcome(target: str, body: bytes) -> tuple[str, Any]:
     """What becomes of `body`.
 
-    "works" and those for an engine as bytes, or an error's name and what its client sees.
+    "requests" and those for an engine as bytes, or an error's name and what its client sees.
     """
     routes = _routes()
     try:
@@ -263,13 +263,13 @@ def outcome(target: str, body: bytes) -> tuple[str, Any]:
     least = 0 if getattr(call.request, "only_echoes", False) else 1
     requests = []
     for choice in call.generation.choices:
-        length = len(choice.work.prompt)
+        length = len(choice.request.prompt)
         assert length > 0
-        assert least <= choice.work.sampling.max_tokens <= most - length
-        header, buffers = frames.encode(msgspec.structs.replace(choice.work, id="w"))
+        assert least <= choice.request.sampling.max_tokens <= most - length
+        header, buffers = frames.encode(msgspec.structs.replace(choice.request, id="w"))
         requests.append((header, [bytes(buffer.view) for buffer in buffers]))
     assert requests
-    return "works", requests
+    return "requests", requests
 
 
 def check(target: str, body: bytes) -> bool:
@@ -290,7 +290,7 @@ def check(target: str, body: bytes) -> bool:
             routes.lift.RUN = 1 << 60
             full = outcome(target, body)
             assert lifted == full, (lifted, full)
-    return lifted[0] == "works"
+    return lifted[0] == "requests"
 
 
 def bodies(target: str) -> dict[str, bytes]:
