@@ -1,8 +1,8 @@
-"""Where an adapter may come from: addresses, and the list of what they may begin with.
+"""Addresses of adapters, and the list of prefixes they must begin with.
 
-Whoever may load an adapter may have this machine ask another for a file. So an address is taken
-only if it lies below one on the list, has nothing in it that two programs may read differently, and
-a redirection is held to the same.
+A client that may load an adapter can make this machine send requests to others (SSRF). So an
+address must lie below an allowed prefix and must not contain anything that two programs could
+read differently. Redirects follow the same rules.
 """
 
 import re
@@ -22,13 +22,13 @@ _hub_name = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 
 
 class Address(NamedTuple):
-    """One address, taken apart.
+    """A parsed address.
 
     Attributes:
         scheme: one of `SCHEMES`.
-        host: lower case, with its port; of s3 the bucket, of hf the owner; empty for a file.
-        path: begins with a slash; for a file as it was given.
-        query: what follows the path in a redirection, or "".
+        host: lower case, with its port; for s3 the bucket, for hf the owner; empty for a file.
+        path: begins with a slash; for a file, as given.
+        query: query of a redirect target, or "".
     """
 
     scheme: str
@@ -45,24 +45,24 @@ class Address(NamedTuple):
         return f"{self.scheme}://{self.host}{self.path}"
 
     def joined(self, name: str) -> "Address":
-        """Of the file `name` below it."""
+        """Return the address of the file `name` in this directory."""
         return self._replace(path=f"{self.path.rstrip('/')}/{name}", query="")
 
     @property
     def segments(self) -> tuple[str, ...]:
-        """Of the path."""
+        """Non-empty parts of the path."""
         return tuple(part for part in self.path.split("/") if part)
 
 
 def parse(text: str, *, redirected: bool = False) -> Address:
-    """An address in words, or the path of a local directory.
+    """Parse an address, or the path of a local directory.
 
     Args:
-        text: as it was given.
-        redirected: a server named it, and it may have a query.
+        text: as given by the client.
+        redirected: a server named this address; it may then have a query.
 
     Raises:
-        InvalidRequestError: not an address, or one that may be read in two ways.
+        InvalidRequestError: not an address, or an ambiguous one.
     """
     if not text or len(text) > _MAX or not text.isprintable():
         raise InvalidRequestError(
@@ -74,7 +74,8 @@ def parse(text: str, *, redirected: bool = False) -> Address:
     scheme = scheme.lower()
     if scheme not in SCHEMES:
         raise InvalidRequestError(
-            f"an adapter comes from {', '.join(f'{known}://' for known in SCHEMES)}; got {text[:80]!r}"
+            f"an adapter comes from {', '.join(f'{known}://' for known in SCHEMES)}; got "
+            f"{text[:80]!r}"
         )
     if scheme == "file":
         if not rest.startswith("/"):
@@ -106,12 +107,12 @@ def parse(text: str, *, redirected: bool = False) -> Address:
 
 
 def is_hub_name(text: str) -> bool:
-    """Whether `text` is written as a model's name on the hub, owner/name."""
+    """Return True if `text` has the form of a model name on the hub, owner/name."""
     return _hub_name.fullmatch(text) is not None
 
 
 class AllowedSources:
-    """What addresses may begin with.
+    """Allowed prefixes of addresses.
 
     Args:
         prefixes: addresses of directories, hosts or owners.
@@ -124,15 +125,16 @@ class AllowedSources:
         self._prefixes = [parse(prefix) for prefix in prefixes]
 
     def check(self, address: Address) -> None:
-        """Raise `InvalidRequestError` unless `address` lies below one of the prefixes."""
+        """Raise `InvalidRequestError` unless `address` lies below an allowed prefix."""
         if not any(_below(address, prefix) for prefix in self._prefixes):
             allowed = ", ".join(prefix.shown for prefix in self._prefixes) or "none"
             raise InvalidRequestError(
-                f"adapters may not come from {address.shown}; allowed are addresses below: {allowed} (--allowed-lora-sources)"
+                f"adapters may not come from {address.shown}; allowed are addresses below: "
+                f"{allowed} (--allowed-lora-sources)"
             )
 
     def allow_scheme(self, scheme: str) -> bool:
-        """Whether any address of a scheme may be allowed."""
+        """Return True if some address of this scheme could be allowed."""
         return any(prefix.scheme == scheme for prefix in self._prefixes)
 
 
@@ -140,7 +142,7 @@ def _below(address: Address, prefix: Address) -> bool:
     if address.scheme != prefix.scheme or address.host != prefix.host:
         return False
     if address.scheme == "file":
-        # Where it leads, not what it is called.
+        # Compare resolved paths: symbolic links may lead elsewhere.
         return Path(address.path).resolve().is_relative_to(Path(prefix.path).resolve())
     return address.segments[: len(prefix.segments)] == prefix.segments
 

@@ -1,6 +1,6 @@
-"""Adapters that were fetched, kept on disk by what they are.
+"""Content-addressed disk cache of fetched adapters.
 
-Whole or not at all, and within a number of bytes.
+Entries are complete or absent, and the total size is bounded.
 """
 
 import fcntl
@@ -18,28 +18,28 @@ _STALE = 24 * 3600.0
 
 
 class Lease(NamedTuple):
-    """A directory that stays where it is until the lease is closed.
+    """A directory that is not evicted until the lease is closed.
 
     Attributes:
-        directory: of an adapter.
-        lock: open file that holds it, or -1 where nothing does.
+        directory: directory of the adapter.
+        lock: open file that holds the lock, or -1 for none.
     """
 
     directory: Path
     lock: int = -1
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the lease."""
         if self.lock >= 0:
             os.close(self.lock)
 
 
 class AdapterCache:
-    """Directories named by their content, below one that several processes may share.
+    """Directories named by their content, in a parent that several processes may share.
 
     Args:
-        directory: made if need be; None for one of its own, which goes with `close`.
-        max_bytes: of all entries nobody holds a lease of; the least recently used go first.
+        directory: created if missing; None for a temporary one, removed by `close`.
+        max_bytes: total size of entries without a lease; the least recently used are evicted.
     """
 
     def __init__(self, directory: Path | None, max_bytes: int) -> None:
@@ -56,7 +56,7 @@ class AdapterCache:
 
     @contextmanager
     def incoming(self) -> Iterator[Path]:
-        """A new directory to fetch into; what is left of it afterwards goes."""
+        """Yield a new directory to fetch into; remove it afterwards if it was not added."""
         path = Path(tempfile.mkdtemp(prefix=_INCOMING, dir=self._root))
         try:
             yield path
@@ -64,7 +64,7 @@ class AdapterCache:
             shutil.rmtree(path, ignore_errors=True)
 
     def find(self, name: str) -> Lease | None:
-        """A lease of the entry `name`, or None."""
+        """Lease the entry `name`; None if it does not exist."""
         path = self._root / name
         try:
             lock = os.open(path / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
@@ -75,21 +75,21 @@ class AdapterCache:
             kept = (path / _LOCK).stat().st_ino == os.fstat(lock).st_ino
         except FileNotFoundError:
             kept = False
-        if not kept:  # it went before it could be held
+        if not kept:  # evicted before the lock was taken
             os.close(lock)
             return None
         os.utime(path)
         return Lease(path, lock)
 
     def add(self, incoming: Path, name: str) -> Lease:
-        """Make an entry of what was fetched; a lease of it, or of the same that came first."""
+        """Add a fetched directory as an entry; return a lease of it, or of an equal earlier one."""
         (incoming / _LOCK).touch()
         with suppress(OSError):
-            # Fails where there is one already: a directory is not renamed onto one with files.
+            # Fails if the entry exists: rename does not replace a non-empty directory.
             incoming.rename(self._root / name)
         lease = self.find(name)
         if lease is None:
-            raise OSError(f"{self._root / name} could not be made")
+            raise OSError(f"{self._root / name} could not be created")
         self._evict()
         return lease
 
@@ -113,7 +113,7 @@ class AdapterCache:
                 total -= size
 
     def _remove(self, path: Path) -> bool:
-        """Whether the entry went; it stays while anybody holds a lease."""
+        """Remove an entry without leases. Returns True if it was removed."""
         try:
             lock = os.open(path / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -131,7 +131,7 @@ class AdapterCache:
             os.close(lock)
 
     def close(self) -> None:
-        """Remove a directory of its own."""
+        """Remove the directory if it is temporary."""
         if self._own and self._path is not None:
             shutil.rmtree(self._path, ignore_errors=True)
 

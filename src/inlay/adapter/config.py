@@ -1,6 +1,6 @@
-"""What an `adapter_config.json` asks for, as far as inlay does it.
+"""Parsing of `adapter_config.json`: the supported part of PEFT's configuration.
 
-Whatever would change the result and is not done is refused.
+Settings that would change the result and are not supported are refused.
 
 The fields are those of PEFT 0.21 (`LoraConfig`, `PromptTuningConfig`).
 """
@@ -19,14 +19,16 @@ _MAX_PATTERNS, _MAX_PATTERN = 4096, 512
 
 _HARMLESS = frozenset(
     {
-        "arrow_config", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "eva_config", "exclude_modules",
-        "fan_in_fan_out", "inference_mode", "init_lora_weights", "kasa_config", "layers_pattern", "layers_to_transform",
-        "loftq_config", "lora_alpha", "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core", "peft_type",
-        "peft_version", "qalora_group_size", "r", "rank_pattern", "alpha_pattern", "revision", "runtime_config",
-        "target_modules", "task_type", "use_rslora", "velora_config", "monteclora_config", "ensure_weight_tying",
+        "arrow_config", "auto_mapping", "base_model_name_or_path", "bias", "corda_config",
+        "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights",
+        "kasa_config", "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha",
+        "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core", "peft_type",
+        "peft_version", "qalora_group_size", "r", "rank_pattern", "alpha_pattern", "revision",
+        "runtime_config", "target_modules", "task_type", "use_rslora", "velora_config",
+        "monteclora_config", "ensure_weight_tying",
     }
 )  # fmt: skip
-"""Fields of a LoRA that are read, or that only matter while it is trained."""
+"""Fields of a LoRA config that are read, or that matter only during training."""
 
 _REFUSED = {
     "alora_invocation_tokens": "activated LoRA",
@@ -39,24 +41,24 @@ _REFUSED = {
     "use_dora": "DoRA",
     "use_qalora": "QALoRA",
 }
-"""Fields of a LoRA that change what it computes in a way inlay does not do."""
+"""Fields of a LoRA config that change its result in unsupported ways."""
 
 _PLAIN_INITS = frozenset({"gaussian", "eva", "orthogonal", "mica", "lora_ga", "true", "false"})
-"""Of the named ways to begin a LoRA those that leave the base model's weights as they are."""
+"""Named initialisations that leave the base model's weights unchanged."""
 
 _pattern = re.compile(r"[\w.^$|()\[\]\\-]+")
-"""A pattern of module names without repetition, so that nobody's pattern takes long to match."""
+"""Module name patterns without repetition: matching cannot take long (ReDoS)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoraConfig:
-    """How the matrices of a LoRA are to be read.
+    """Ranks and scales of a LoRA's matrices.
 
     Attributes:
-        rank: where `ranks` say nothing else.
-        alpha: where `alphas` say nothing else.
-        rank_stabilised: the scale is alpha by the root of the rank, not by the rank.
-        ranks: pattern of module names to the rank there; the first that matches counts.
+        rank: rank of modules that match none of `ranks`.
+        alpha: alpha of modules that match none of `alphas`.
+        rank_stabilised: the scale is alpha / sqrt(rank) instead of alpha / rank.
+        ranks: (module name pattern, rank); the first match counts.
         alphas: the same for alpha.
     """
 
@@ -72,11 +74,11 @@ class LoraConfig:
         return max([self.rank, *(rank for _, rank in self.ranks)])
 
     def rank_of(self, module: str) -> int:
-        """Of the matrices of `module`."""
+        """Return the rank of a module's matrices."""
         return int(_first(self.ranks, module, self.rank))
 
     def scale_of(self, module: str) -> float:
-        """What the product of the matrices of `module` is multiplied by."""
+        """Return the factor of the product of a module's matrices."""
         rank = self.rank_of(module)
         alpha = _first(self.alphas, module, self.alpha)
         return alpha / (math.sqrt(rank) if self.rank_stabilised else rank)
@@ -84,17 +86,17 @@ class LoraConfig:
 
 @dataclass(frozen=True, slots=True)
 class PromptConfig:
-    """Trained rows that stand before every prompt."""
+    """Shape of a prompt-tuning adapter: embedding vectors put before every prompt."""
 
     num_positions: int
     hidden_size: int
 
 
 def parse_config(raw: bytes | bytearray) -> LoraConfig | PromptConfig:
-    """What the text of an `adapter_config.json` says.
+    """Parse the text of an `adapter_config.json`.
 
     Raises:
-        InvalidRequestError: not such a file, or it asks for what inlay does not do.
+        InvalidRequestError: not such a file, or it needs an unsupported feature.
     """
     try:
         config = json.loads(raw)
@@ -128,16 +130,17 @@ def _lora(config: Mapping[str, Any]) -> LoraConfig:
     init = config.get("init_lora_weights", True)
     if isinstance(init, str) and init.lower() not in _PLAIN_INITS:
         raise InvalidRequestError(
-            f"the adapter was begun with init_lora_weights {_shown(init)}, which changes the base model's weights; convert it to "
-            "a plain LoRA (path_initial_model_for_weight_conversion in PEFT)"
+            f"the adapter was begun with init_lora_weights {_shown(init)}, which changes the base "
+            "model's weights; convert it to a plain LoRA "
+            "(path_initial_model_for_weight_conversion in PEFT)"
         )
     unknown = sorted(
         name for name in config if name not in _HARMLESS and name not in _REFUSED and config[name]
     )
     if unknown:
         raise InvalidRequestError(
-            f"the adapter sets {_shown(unknown[0])}, of which is not known what it changes; remove it from adapter_config.json if it "
-            "changes nothing"
+            f"the adapter sets {_shown(unknown[0])}, of which is not known what it changes; remove "
+            "it from adapter_config.json if it changes nothing"
         )
     return LoraConfig(
         rank=_whole(config.get("r"), "r"),
@@ -173,8 +176,8 @@ def _patterns(config: Mapping[str, Any], name: str) -> list[tuple[re.Pattern[str
     for key, value in given.items():
         if len(key) > _MAX_PATTERN or not _pattern.fullmatch(key):
             raise InvalidRequestError(
-                f"{name} has the pattern {_shown(key)}; a pattern has at most {_MAX_PATTERN} letters, digits and ._^$|()[]\\-, and "
-                "repeats nothing"
+                f"{name} has the pattern {_shown(key)}; a pattern has at most {_MAX_PATTERN} "
+                "letters, digits and ._^$|()[]\\-, and repeats nothing"
             )
         try:
             # As PEFT's get_pattern_key.

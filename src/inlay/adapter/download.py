@@ -1,4 +1,4 @@
-"""Files over HTTP, with bounds: how large, how long, and where a redirection may lead."""
+"""HTTP downloads with limits on size, time and redirects."""
 
 import hashlib
 import http.client
@@ -14,17 +14,17 @@ from inlay.adapter.address import AllowedSources, parse
 from inlay.errors import InlayError, InvalidRequestError, NotFoundError
 
 SECONDS = 600.0
-"""What one file may take in all."""
+"""Time limit of one file."""
 
 SILENCE = 30.0
-"""Seconds a server may say nothing."""
+"""Seconds without data after which a download fails."""
 
 _CHUNK = 256 * 1024
 _GONE = frozenset({404, 410})
 
 
 class _Redirections(urllib.request.HTTPRedirectHandler):
-    """Follows a redirection only to where an address may lead, and takes no headers along."""
+    """Follow redirects to allowed addresses only, without the original headers."""
 
     max_redirections = 5
 
@@ -40,10 +40,11 @@ class _Redirections(urllib.request.HTTPRedirectHandler):
         headers: Message,
         newurl: str,
     ) -> urllib.request.Request | None:
-        """The next request. Raises `InvalidRequestError` for one that may not be made."""
+        """Return the next request. Raises `InvalidRequestError` if the target is not allowed."""
         if self._allowed is None:
             raise InvalidRequestError(
-                f"{_shown(req.full_url)} was answered with a redirection, which is not followed here"
+                f"{_shown(req.full_url)} was answered with a redirection, which is not followed "
+                "here"
             )
         address = parse(newurl, redirected=True)
         self._allowed.check(address)
@@ -61,22 +62,21 @@ def download(
     allowed: AllowedSources | None,
     headers: Mapping[str, str] | None = None,
 ) -> str:
-    """Write what is at `url` to a new file; its SHA-256 in hex.
+    """Write the content of `url` to a new file; return its SHA-256 in hex.
 
     Args:
-        url: http or https, allowed.
-        target: the file, which must not exist.
-        max_bytes: of it.
-        allowed: where a redirection may lead; None where none is followed.
-        headers: of the request.
+        url: http or https, already checked.
+        target: path of the file; must not exist.
+        max_bytes: size limit of the file.
+        allowed: allowed redirect targets; None to follow no redirects.
+        headers: request headers.
 
     Raises:
-        NotFoundError: nothing is there.
-        InvalidRequestError: too large, too slow, redirected elsewhere, or the server does not
-            answer with the file.
+        NotFoundError: the server answered 404 or 410.
+        InvalidRequestError: too large, too slow, redirected elsewhere, or any other failure.
     """
     opener = urllib.request.OpenerDirector()
-    # Only these: what `build_opener` makes also reads local files.
+    # Not `build_opener`: its openers also read local files.
     for handler in (
         urllib.request.ProxyHandler(),
         urllib.request.HTTPHandler(),
@@ -121,7 +121,8 @@ def _write(
             size += len(piece)
             if size > max_bytes:
                 raise InvalidRequestError(
-                    f"{_shown(url)} has more than the {max_bytes} bytes that are allowed (--max-lora-bytes)"
+                    f"{_shown(url)} has more than the {max_bytes} bytes that are allowed "
+                    "(--max-lora-bytes)"
                 )
             if time.monotonic() > ends:
                 raise InvalidRequestError(f"{_shown(url)} took longer than {SECONDS:g} s")

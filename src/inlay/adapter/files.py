@@ -1,10 +1,9 @@
-"""An adapter's directory: its configuration, and the tensors of its one safetensors file.
+"""An adapter's directory: its configuration and the tensors of its one safetensors file.
 
 Nothing is ever unpickled.
 
-Whoever wrote the files may lie in them, so shapes are held against bytes before anything is
-allocated, nothing is mapped (a file that shrinks would end the process), and every number is looked
-at once.
+The files are untrusted. Shapes are checked against file sizes before any allocation, nothing is
+memory-mapped (a file that shrinks would crash the process), and every number is checked once.
 """
 
 import os
@@ -39,12 +38,12 @@ _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat
 
 @dataclass(frozen=True, slots=True)
 class LoraPair:
-    """The two matrices of one module.
+    """The two matrices of one module's LoRA.
 
     Attributes:
-        down: [rank, inputs], which PEFT calls A.
-        up: [outputs, rank], which it calls B.
-        scale: of their product.
+        down: [rank, inputs], A in PEFT.
+        up: [outputs, rank], B in PEFT.
+        scale: factor of their product.
     """
 
     down: StoredTensor
@@ -57,8 +56,8 @@ class LoraFiles:
     """A LoRA on disk.
 
     Attributes:
-        modules: by the name its author's model gives a module.
-        rank: the largest there is.
+        modules: matrices by module name in the original model.
+        rank: largest rank of any module.
     """
 
     directory: Path
@@ -72,7 +71,7 @@ class LoraFiles:
 
     @property
     def tensors(self) -> Iterator[StoredTensor]:
-        """All of them."""
+        """All tensors of the adapter."""
         for pair in self.modules.values():
             yield pair.down
             yield pair.up
@@ -80,7 +79,7 @@ class LoraFiles:
 
 @dataclass(frozen=True, slots=True)
 class PromptFiles:
-    """Trained rows on disk: `rows` is [num_positions, hidden size]."""
+    """Prompt-tuning embeddings on disk: `rows` is [num_positions, hidden size]."""
 
     directory: Path
     config: PromptConfig
@@ -88,7 +87,7 @@ class PromptFiles:
 
     @property
     def tensors(self) -> Iterator[StoredTensor]:
-        """The one there is."""
+        """The adapter's one tensor."""
         yield self.rows
 
 
@@ -96,15 +95,15 @@ AdapterFiles: TypeAlias = LoraFiles | PromptFiles
 
 
 def open_adapter(directory: Path, *, max_bytes: int = 2**40) -> AdapterFiles:
-    """What is in an adapter's directory; of its numbers nothing is read yet.
+    """Open an adapter's directory and check its structure; tensor data is not read yet.
 
     Args:
-        directory: as PEFT writes it.
-        max_bytes: of its two files together.
+        directory: in PEFT's layout.
+        max_bytes: limit for both files together.
 
     Raises:
-        NotFoundError: no adapter there.
-        InvalidRequestError: files that are not an adapter inlay can run; says why.
+        NotFoundError: no adapter in `directory`.
+        InvalidRequestError: the files are not an adapter inlay can run; the message says why.
     """
     config_size = _size(directory, CONFIG)
     if config_size > MAX_CONFIG_BYTES:
@@ -116,12 +115,14 @@ def open_adapter(directory: Path, *, max_bytes: int = 2**40) -> AdapterFiles:
         pickled = next((name for name in _PICKLED if (directory / name).exists()), None)
         if pickled is not None:
             raise InvalidRequestError(
-                f"the adapter's weights are in {pickled}, which is pickled and may run code; save it with safe_serialization=True"
+                f"the adapter's weights are in {pickled}, which is pickled and may run code; save "
+                "it with safe_serialization=True"
             )
     size = _size(directory, WEIGHTS)
     if config_size + size > max_bytes:
         raise InvalidRequestError(
-            f"the adapter has {config_size + size} bytes; allowed: at most {max_bytes} (--max-lora-bytes)"
+            f"the adapter has {config_size + size} bytes; allowed: at most {max_bytes} "
+            "(--max-lora-bytes)"
         )
     tensors = _tensors(directory / WEIGHTS)
     if isinstance(config, LoraConfig):
@@ -130,7 +131,7 @@ def open_adapter(directory: Path, *, max_bytes: int = 2**40) -> AdapterFiles:
 
 
 def content_id(files: AdapterFiles) -> str:
-    """32 hex digits: BLAKE3 of the bytes of both files. Reads them."""
+    """Return the BLAKE3 of both files' bytes as 32 hex digits. Reads the files."""
     hasher = blake3()
     for name in (CONFIG, WEIGHTS):
         size = _size(files.directory, name)
@@ -142,42 +143,44 @@ def content_id(files: AdapterFiles) -> str:
 
 
 def check_finite(files: AdapterFiles) -> None:
-    """Read every number of an adapter. Raises `InvalidRequestError` for one that is not finite."""
+    """Read all numbers. Raises `InvalidRequestError` if one is not finite."""
     for tensor in files.tensors:
         if (
             prod(tensor.shape)
             and largest_magnitude(_bits(tensor)) >= NON_FINITE[_DTYPES[tensor.dtype]]
         ):
             raise InvalidRequestError(
-                f"the adapter's tensor {quoted(tensor.name)} must be finite, and holds NaN or infinity"
+                f"the adapter's tensor {quoted(tensor.name)} must be finite, and holds NaN or "
+                "infinity"
             )
 
 
 def check_fits(files: LoraFiles, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Hold a LoRA against the weights of a model.
+    """Check a LoRA against the shapes of a model's weights.
 
-    A module whose weight has another name is not looked at.
+    Modules without a weight of that name in the model are ignored.
 
     Args:
-        files: of the adapter.
-        shapes: (outputs, inputs) of each module of the model that is known, by its name.
+        files: files of the adapter.
+        shapes: (outputs, inputs) of each known module of the model, by name.
 
     Raises:
-        InvalidRequestError: made for a model with other sizes.
+        InvalidRequestError: the adapter was made for a model with other sizes.
     """
     for name, pair in files.modules.items():
         shape = shapes.get(name)
         if shape is not None and shape != (pair.up.shape[0], pair.down.shape[1]):
             raise InvalidRequestError(
-                f"the adapter was made for another model: {name} has {shape[1]} inputs and {shape[0]} outputs here, the adapter "
-                f"takes {pair.down.shape[1]} and gives {pair.up.shape[0]}"
+                f"the adapter was made for another model: {name} has {shape[1]} inputs and "
+                f"{shape[0]} outputs here, the adapter takes {pair.down.shape[1]} and gives "
+                f"{pair.up.shape[0]}"
             )
 
 
 def shapes_of(model: Path) -> dict[str, tuple[int, ...]]:
-    """(outputs, inputs) of each linear module that a model's checkpoint has a weight of.
+    """Return (outputs, inputs) of each linear module in a model's checkpoint.
 
-    None where it cannot be read here.
+    None if the checkpoint cannot be read.
     """
     try:
         stored = [tensor for tensor in stored_tensors(model) if tensor.name.endswith(".weight")]
@@ -191,15 +194,15 @@ def shapes_of(model: Path) -> dict[str, tuple[int, ...]]:
 
 
 def elements(tensor: StoredTensor) -> npt.NDArray[Any]:
-    """The numbers of a tensor `open_adapter` has found, of its shape (bfloat16 by `ml_dtypes`).
+    """Read a tensor found by `open_adapter`, in its shape (bfloat16 through `ml_dtypes`).
 
-    Memory of its own.
+    The array owns its memory.
     """
     return _bits(tensor).view(NUMPY_DTYPES[_DTYPES[tensor.dtype]]).reshape(tensor.shape)
 
 
 def dtype_of(tensor: StoredTensor) -> str:
-    """The dtype of such a tensor, one of `inlay.prompt.DTYPE_SIZES`."""
+    """Return the dtype of such a tensor, one of `inlay.prompt.DTYPE_SIZES`."""
     return _DTYPES[tensor.dtype]
 
 
@@ -209,7 +212,7 @@ def _bits(tensor: StoredTensor) -> npt.NDArray[Any]:
 
 
 def _opened(path: Path) -> Any:
-    """The file, which is a regular one: a pipe would be waited for, a device has no end."""
+    """Open a regular file: reading a pipe could block, and a device has no end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -218,9 +221,9 @@ def _opened(path: Path) -> Any:
 
 
 def _read(path: Path, offset: int, size: int) -> bytearray:
-    """Writable memory of its own with `size` bytes of a file.
+    """Read `size` bytes of a file into new writable memory.
 
-    Raises `InvalidRequestError` when it has become shorter.
+    Raises `InvalidRequestError` if the file has become shorter.
     """
     data = bytearray(size)
     view, done = memoryview(data), 0
@@ -249,15 +252,18 @@ def _tensors(file: Path) -> dict[str, StoredTensor]:
     for tensor in tensors_in(file, MAX_HEADER_BYTES):
         if tensor.dtype not in _DTYPES:
             raise InvalidRequestError(
-                f"the adapter's tensor {quoted(tensor.name)} is {quoted(tensor.dtype)}; allowed: {', '.join(_DTYPES)}"
+                f"the adapter's tensor {quoted(tensor.name)} is {quoted(tensor.dtype)}; allowed: "
+                f"{', '.join(_DTYPES)}"
             )
         if len(tensor.shape) != 2 or min(tensor.shape) < 1:
             raise InvalidRequestError(
-                f"the adapter's tensor {quoted(tensor.name)} has shape {tensor.shape}; a matrix is needed"
+                f"the adapter's tensor {quoted(tensor.name)} has shape {tensor.shape}; a matrix is "
+                "needed"
             )
         if prod(tensor.shape) * DTYPE_SIZES[_DTYPES[tensor.dtype]] != tensor.nbytes:
             raise InvalidRequestError(
-                f"the adapter's tensor {quoted(tensor.name)} of shape {tensor.shape} has {tensor.nbytes} bytes"
+                f"the adapter's tensor {quoted(tensor.name)} of shape {tensor.shape} has "
+                f"{tensor.nbytes} bytes"
             )
         found[tensor.name] = tensor
     if not found:
@@ -280,7 +286,8 @@ def _pairs(config: LoraConfig, tensors: Mapping[str, StoredTensor]) -> dict[str,
             and name.removesuffix(_UP) + _DOWN in tensors
         ):
             raise InvalidRequestError(
-                f"the adapter's tensor {quoted(name)} is none of a LoRA of linear layers ({_PREFIX}*{_DOWN} and *{_UP})"
+                f"the adapter's tensor {quoted(name)} is none of a LoRA of linear layers "
+                f"({_PREFIX}*{_DOWN} and *{_UP})"
             )
     return pairs
 
@@ -289,7 +296,8 @@ def _pair(config: LoraConfig, module: str, down: StoredTensor, up: StoredTensor)
     rank = config.rank_of(module)
     if down.shape[0] != rank or up.shape[1] != rank:
         raise InvalidRequestError(
-            f"the adapter's matrices of {quoted(module)} have shapes {down.shape} and {up.shape}; {CONFIG} says rank {rank}"
+            f"the adapter's matrices of {quoted(module)} have shapes {down.shape} and {up.shape}; "
+            f"{CONFIG} says rank {rank}"
         )
     return LoraPair(down, up, config.scale_of(module))
 
@@ -298,10 +306,12 @@ def _rows_of(config: PromptConfig, tensors: Mapping[str, StoredTensor]) -> Store
     rows = tensors.get(_ROWS)
     if rows is None or len(tensors) != 1:
         raise InvalidRequestError(
-            f"the rows of a prompt-tuning adapter are one tensor, {_ROWS}; it has {quoted(', '.join(sorted(tensors)))}"
+            f"the rows of a prompt-tuning adapter are one tensor, {_ROWS}; it has "
+            f"{quoted(', '.join(sorted(tensors)))}"
         )
     if rows.shape != (config.num_positions, config.hidden_size):
         raise InvalidRequestError(
-            f"the adapter's rows have shape {rows.shape}; {CONFIG} says {(config.num_positions, config.hidden_size)}"
+            f"the adapter's rows have shape {rows.shape}; {CONFIG} says "
+            f"{(config.num_positions, config.hidden_size)}"
         )
     return rows

@@ -1,4 +1,4 @@
-"""Adapters on the hub, by its own client and in its own cache."""
+"""Adapters from the Hugging Face hub, through its own client and cache."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,28 +14,29 @@ from inlay.tensors.hub import asking_hub
 
 
 def from_hub(where: Address, max_bytes: int) -> Path:
-    """The directory of an adapter on the hub, in the hub's own cache.
+    """Download an adapter from the hub; return its directory in the hub's cache.
 
-    Under `HF_HUB_OFFLINE` from there alone.
+    With `HF_HUB_OFFLINE`, only the cache is used.
 
     Args:
         where: hf://owner/name[@revision][/directory].
-        max_bytes: of its weights.
+        max_bytes: size limit of its weights.
 
     Raises:
         NotFoundError: no adapter there.
-        InvalidRequestError: it cannot be had, or is too large.
+        InvalidRequestError: it cannot be downloaded, or is too large.
     """
     name, at, revision = (where.segments or ("",))[0].partition("@")
     if not name or (at and not revision):
         raise InvalidRequestError(
-            f"the address of an adapter on the hub is hf://owner/name[@revision][/directory], got {where}"
+            "the address of an adapter on the hub is hf://owner/name[@revision][/directory], got "
+            f"{where}"
         )
     repo, below = f"{where.host}/{name}", where.segments[1:]
     try:
         with asking_hub(repo):
             config = _hub_file(repo, "/".join((*below, CONFIG)), revision or None, MAX_CONFIG_BYTES)
-            # Of the same revision, whatever came between.
+            # Use the revision of the config for all files, even if the branch moves meanwhile.
             snapshot = config.parents[len(below)].name
             weights = _hub_file(repo, "/".join((*below, WEIGHTS)), snapshot, max_bytes)
     except InvalidRequestError as error:
@@ -58,7 +59,7 @@ def _check_hub_size(size_of: Callable[[], int | None], file: str, max_bytes: int
     try:
         size = size_of()
     except OfflineModeIsEnabled:
-        return  # its size is looked at once it is opened
+        return  # the size is checked when the file is opened
     if size is not None and size > max_bytes:
         raise InvalidRequestError(
             f"{file} has {size} bytes; allowed: at most {max_bytes} (--max-lora-bytes)"

@@ -1,4 +1,4 @@
-"""From the address of an adapter to its checked files on this machine."""
+"""Fetch and check adapters: from an address to files on this machine."""
 
 import hashlib
 import os
@@ -27,12 +27,12 @@ _CHUNK = 1024 * 1024
 
 
 class Opened(NamedTuple):
-    """An adapter that may be loaded: its files have been checked, and stay until `close`.
+    """A checked adapter. Its files are not evicted until `close`.
 
     Attributes:
-        files: what is in them.
-        content_id: digest of their bytes, 32 hex digits.
-        lease: keeps them.
+        files: the opened files.
+        content_id: digest of the files' bytes, 32 hex digits.
+        lease: lock on the cache entry.
     """
 
     files: AdapterFiles
@@ -40,21 +40,21 @@ class Opened(NamedTuple):
     lease: Lease
 
     def close(self) -> None:
-        """The files are no longer needed."""
+        """Release the files."""
         self.lease.close()
 
 
 class AdapterLibrary:
-    """Fetches and checks adapters. `open` blocks: it is for a thread of its own.
+    """Fetches and checks adapters. `open` blocks: call it in a thread.
 
     Args:
-        allowed: what addresses may begin with.
-        cache_dir: where fetched ones are kept; None for a temporary directory.
-        cache_bytes: of them at most.
-        max_bytes: of one adapter.
+        allowed: prefixes of allowed addresses.
+        cache_dir: directory of fetched adapters; None for a temporary one.
+        cache_bytes: size limit of the cache.
+        max_bytes: size limit of one adapter.
 
     Raises:
-        InvalidRequestError: one of `allowed` is not an address.
+        InvalidRequestError: an entry of `allowed` is not an address.
     """
 
     def __init__(
@@ -65,19 +65,21 @@ class AdapterLibrary:
         self._max_bytes = max_bytes
 
     def open(self, address: str, sha256: str | None = None) -> Opened:
-        """The adapter at an address.
+        """Fetch and check the adapter at an address.
 
         A directory, file://, https://, s3://bucket/prefix, hf://owner/name[@revision][/directory].
 
         Args:
-            address: as a client says it; a name on the hub will do where no directory is called so
-                and hf:// is allowed.
-            sha256: of its weights' file, in hex, which is held against it.
+            address: as given by the client; owner/name means the hub if no such directory exists
+                and
+                hf:// is allowed.
+            sha256: expected digest of the weights file, in hex.
 
         Raises:
             NotFoundError: no adapter there.
-            InvalidRequestError: not allowed, not to be had, too large, not what the checksum says,
-                or not an adapter.
+            InvalidRequestError: not allowed, cannot be fetched, too large, wrong checksum, or not
+                an
+                adapter.
         """
         if sha256 is not None and (
             len(sha256) != 64 or not set(sha256) <= set("0123456789abcdefABCDEF")
@@ -96,7 +98,7 @@ class AdapterLibrary:
             raise
 
     def close(self) -> None:
-        """Remove what is temporary."""
+        """Remove temporary files."""
         self._cache.close()
 
     def _where(self, address: str) -> Address:
@@ -112,7 +114,7 @@ class AdapterLibrary:
         if where.scheme == "file":
             return self._local(Path(where.path), sha256)
         if where.scheme == "hf":
-            # Its client takes longer to import than all else here.
+            # Imported late: the hub's client is slow to import.
             from inlay.adapter.hub import from_hub
 
             directory = from_hub(where, self._max_bytes)
@@ -122,7 +124,7 @@ class AdapterLibrary:
 
     def _local(self, directory: Path, sha256: str | None) -> Lease:
         for name in (CONFIG, WEIGHTS):
-            # A link may lead out of what is allowed.
+            # A symbolic link may lead outside the allowed directories.
             self._allowed.check(Address("file", "", str(directory / name)))
         if sha256 is not None:
             open_adapter(directory, max_bytes=self._max_bytes)
@@ -140,7 +142,7 @@ class AdapterLibrary:
                     return lease
             found = fetch(where.joined(WEIGHTS), incoming / WEIGHTS, self._max_bytes)
             _hold(found, sha256)
-            # Checked before it is kept: what is in the cache is an adapter.
+            # Check before adding: the cache holds valid adapters only.
             check_finite(open_adapter(incoming, max_bytes=self._max_bytes))
             return self._cache.add(incoming, f"{found}-{config}")
 

@@ -1,9 +1,9 @@
-"""Requests for objects in S3 and what speaks like it, signed with AWS Signature Version 4.
+"""Requests for objects in S3 or a compatible store, signed with AWS Signature Version 4.
 
 https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv.html. Keys, region and endpoint come
-from the environment, by the names AWS's own tools use: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
+from the environment variables of the AWS tools: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
 AWS_SESSION_TOKEN, AWS_REGION or AWS_DEFAULT_REGION, AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL.
-Without keys requests are not signed, as for public buckets.
+Without keys, requests are not signed (public buckets).
 """
 
 import hashlib
@@ -21,17 +21,17 @@ _EMPTY = hashlib.sha256(b"").hexdigest()
 def request_of(
     address: Address, environment: Mapping[str, str], now: datetime | None = None
 ) -> tuple[str, dict[str, str]]:
-    """URL and headers of the request for an object.
+    """Return URL and headers of the request for an object.
 
     Args:
         address: s3://bucket/key.
-        environment: as of the process.
-        now: when it is sent, UTC.
+        environment: environment variables of the process.
+        now: signing time, UTC.
     """
     region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or "us-east-1"
     endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
     if endpoint:
-        # What speaks like S3 rarely has a host name for each bucket.
+        # Compatible stores rarely have a host name for each bucket.
         base, path = endpoint.rstrip("/"), f"/{address.host}{address.path}"
     else:
         base, path = f"https://{address.host}.s3.{region}.amazonaws.com", address.path

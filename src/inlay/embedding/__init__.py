@@ -1,4 +1,8 @@
-"""What embeddings out need besides an engine.
+"""Embedding support outside the engines: a model's vector configuration and a result cache.
 
-How a model says it wants to be used, and a cache of results. No torch.
+`EmbeddingConfig` (`config.py`) reads sentence-transformers' files: pooling, Dense layers,
+normalisation and prompts; anything else is refused. `ResultCache` (`cache.py`) keeps results by
+digest within a memory limit and never computes the same result twice at a time. The frontend owns
+the cache: a hit costs no message and no worker, and any worker's result serves all requests.
+No torch.
 """

@@ -1,10 +1,10 @@
-"""Results by what they were computed from.
+"""Result cache by digest of the inputs.
 
-Kept up to a number of bytes, and never computed twice at a time.
+Bounded in bytes; a result that is being computed is not computed again.
 
-A result is a bundle of named arrays: the vector of a text, or what an encoder makes of an image.
-Keys are digests that hold all a result depends on and, where tenants share nothing, whose it is:
-then neither a hit nor a wait tells one what another asked.
+A result is a bundle of named arrays: the embedding of a text, or an encoder's output for an image.
+Keys are digests of everything a result depends on, and of the tenant where tenants must not share:
+then neither a hit nor a wait reveals what another tenant asked.
 """
 
 import asyncio
@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 Bundle: TypeAlias = Mapping[str, npt.NDArray[Any]]
-"""Named arrays that belong together. Those a cache holds may not be written to."""
+"""Named arrays that belong together. Cached arrays are read-only."""
 
 _ENTRY_BYTES = 2 * sys.getsizeof(0) + 96
-"""What a place in an ordered dictionary takes beside key and value.
+"""Size of an ordered dictionary's entry beside key and value.
 
 Measured with CPython 3.11 to 3.13, rounded up.
 """
@@ -29,7 +29,7 @@ Measured with CPython 3.11 to 3.13, rounded up.
 class _Flight:
     """A result that is being computed.
 
-    `done` tells its bundle, or None when whoever computed it has given up.
+    `done` resolves to the bundle, or to None if its computation was abandoned.
     """
 
     __slots__ = ("done",)
@@ -39,20 +39,20 @@ class _Flight:
 
 
 class ResultCache:
-    """The least recently used results go first. For one event loop.
+    """LRU cache of results. For one event loop.
 
     Args:
-        limit: bytes of results kept, with what keeping them takes; 0 keeps none, and equal ones in
-            flight are still computed once.
+        limit: maximal bytes of cached results, overhead included; 0 caches nothing, but equal keys
+            are still computed once at a time.
 
     Attributes:
-        limit: likewise.
-        bytes: those kept now.
-        hits: results that were there.
-        joined: results that somebody else was computing already.
+        limit: as above.
+        bytes: current size.
+        hits: results found in the cache.
+        joined: results that were already being computed for another caller.
         misses: results that were computed.
-        evictions: results that went for others.
-        refused: results that are larger than the limit.
+        evictions: results evicted for newer ones.
+        refused: results larger than the limit.
     """
 
     def __init__(self, limit: int) -> None:
@@ -63,22 +63,22 @@ class ResultCache:
         self._flights: dict[bytes, _Flight] = {}
 
     def __len__(self) -> int:
-        """Results kept."""
+        """Number of cached results."""
         return len(self._kept)
 
     async def fetch(
         self, keys: Sequence[bytes], compute: Callable[[Sequence[int]], Awaitable[Sequence[Bundle]]]
     ) -> list[Bundle]:
-        """The result of each key.
+        """Return the result of each key.
 
         Args:
-            keys: equal ones have one result.
-            compute: given indices into `keys`, no two of equal keys, the results of those. It is
-                called for what is neither kept nor being computed, and again for what others have
-                given up: an error is of its own caller, and nobody else hears of it.
+            keys: digests; equal keys share one result.
+            compute: takes indices into `keys` (distinct keys) and returns their results. Called for
+                keys that are neither cached nor being computed, and again for those that another
+                caller abandoned: an error reaches only the caller whose computation failed.
 
         Raises:
-            BaseException: what `compute` raised, `asyncio.CancelledError` included.
+            BaseException: any error of `compute`, `asyncio.CancelledError` included.
         """
         found: dict[bytes, Bundle] = {}
         places = {key: index for index, key in reversed(list(enumerate(keys)))}
@@ -97,7 +97,7 @@ class ResultCache:
             if mine:
                 found |= await self._lead(mine, [places[key] for key in mine], compute)
             for key, flight in theirs:
-                # Shielded: whoever stops waiting must not take the result from the others.
+                # Shielded: a cancelled waiter must not cancel the result for the others.
                 bundle = await asyncio.shield(flight.done)
                 if bundle is not None:
                     self.joined += 1
@@ -144,13 +144,13 @@ class ResultCache:
 
 
 def size_of(key: bytes, bundle: Bundle) -> int:
-    """Bytes of memory that keeping `bundle` under `key` takes, its arrays' own memory included."""
+    """Return the bytes that caching `bundle` under `key` takes, array memory included."""
     arrays = sum(sys.getsizeof(array) for array in bundle.values())
     return sys.getsizeof(key) + sys.getsizeof(bundle) + arrays + _ENTRY_BYTES
 
 
 def _owned(bundle: Bundle) -> Bundle:
-    """`bundle` with arrays of their own memory: a view of a batch would keep all of the batch."""
+    """Copy arrays that are views: a view of a batch would keep the whole batch in memory."""
     owned = {}
     for name, array in bundle.items():
         own = np.array(array, copy=True) if array.base is not None else array

@@ -1,9 +1,9 @@
-"""How a model directory says its vectors are made.
+"""Vector configuration of a model directory: pooling, Dense layers, normalisation, prompts.
 
-Sentence-transformers' files, which every embedding server reads.
+Read from sentence-transformers' files, as other embedding servers do.
 
-`modules.json` lists the steps after each other: a Transformer, a Pooling, any number of Dense
-layers, and Normalize. What is not one of these would be silently left out, so it is refused.
+`modules.json` lists the modules in order: a Transformer, a Pooling, any number of Dense layers, and
+Normalize. Other modules are refused, as ignoring them would change the vectors.
 """
 
 import json
@@ -16,7 +16,7 @@ from inlay.errors import InvalidRequestError
 PoolingMode: TypeAlias = Literal[
     "cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"
 ]
-"""In sentence-transformers' words and order."""
+"""Names and order of sentence-transformers."""
 
 POOLING_MODES: tuple[PoolingMode, ...] = get_args(PoolingMode)
 
@@ -30,7 +30,7 @@ _FLAGS: dict[str, PoolingMode] = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""How files from before sentence-transformers 5.2 say it."""
+"""Field names before sentence-transformers 5.2."""
 
 ACTIVATIONS = {
     "torch.nn.modules.linear.Identity": "identity",
@@ -40,7 +40,7 @@ ACTIVATIONS = {
     "torch.nn.modules.activation.SiLU": "silu",
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
 }
-"""What a Dense layer, or the score of a pair, may end with, by torch's name."""
+"""Supported activations of a Dense layer or a pair's score, by torch class name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,10 @@ class DenseConfig:
     """One Dense layer.
 
     Attributes:
-        directory: where its weights are.
-        in_features: elements it takes.
-        out_features: elements it gives.
-        bias: whether it adds one.
+        directory: directory of its weights.
+        in_features: input size.
+        out_features: output size.
+        bias: True if the layer has one.
         activation: one of the values of `ACTIVATIONS`.
     """
 
@@ -64,19 +64,18 @@ class DenseConfig:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingConfig:
-    """How vectors are made of hidden states.
+    """Steps from hidden states to vectors.
 
     Attributes:
-        directory: where transformer and tokenizer are.
-        pooling: what is taken of the hidden states, one after another; None where the model does
-            not say.
-        dense: the layers after it.
-        normalize: whether vectors have length 1.
-        max_length: positions of a text, special tokens included; None where only the transformer
-            says.
-        lower_case: texts are lowered before they are tokenized.
-        prompts: what is put before a text, by name.
-        default_prompt: name of the one for those who name none.
+        directory: directory of transformer and tokenizer.
+        pooling: modes whose results are concatenated; None if the model does not say.
+        dense: Dense layers after pooling.
+        normalize: True if vectors have length 1.
+        max_length: maximal positions of a text, special tokens included; None if only the
+            transformer limits it.
+        lower_case: lower-case texts before tokenizing.
+        prompts: prefixes of texts, by name.
+        default_prompt: name of the prefix for requests that name none.
     """
 
     directory: Path
@@ -92,10 +91,10 @@ class EmbeddingConfig:
     def read(cls, directory: Path) -> "EmbeddingConfig":
         """Read the files of `directory`.
 
-        One without `modules.json` is a bare transformer, whose vectors get length 1.
+        Without `modules.json` the model is a bare transformer, whose vectors are normalised.
 
         Raises:
-            InvalidRequestError: it wants what is not served, or a file is damaged.
+            InvalidRequestError: an unsupported module or setting, or a damaged file.
         """
         modules = _json(directory / "modules.json", [])
         if not isinstance(modules, list):
@@ -127,7 +126,7 @@ class EmbeddingConfig:
 
 
 def _max_length(settings: dict[str, Any], tokenizer: dict[str, Any]) -> int | None:
-    """The model's own word, else its tokenizer's, which says 1e30 where it knows none."""
+    """Return the model's limit, else its tokenizer's (1e30 there means none)."""
     length = settings.get("max_seq_length") or tokenizer.get("model_max_length")
     return int(length) if length is not None and length < _ENDLESS else None
 
@@ -152,8 +151,8 @@ def _check_order(kinds: list[str], directory: Path) -> None:
     middle = kinds[2:-1] if kinds[-1] == "Normalize" else kinds[2:]
     if kinds[:2] != ["Transformer", "Pooling"] or any(kind != "Dense" for kind in middle):
         raise InvalidRequestError(
-            f"{directory} is made of {', '.join(kinds)}; served are Transformer, Pooling, any number of Dense, and Normalize, in "
-            "this order"
+            f"{directory} is made of {', '.join(kinds)}; served are Transformer, Pooling, any "
+            "number of Dense, and Normalize, in this order"
         )
 
 
@@ -193,9 +192,9 @@ def _dense(directory: Path) -> DenseConfig:
 
 
 def activation_of(name: object, directory: Path) -> str:
-    """What a file of `directory` calls by torch's name.
+    """Look up an activation by its torch class name in a file of `directory`.
 
-    Raises `InvalidRequestError` for one that is not served.
+    Raises `InvalidRequestError` if it is not supported.
     """
     found = ACTIVATIONS.get(name) if isinstance(name, str) else None
     if found is None:
