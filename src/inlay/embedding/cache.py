@@ -42,7 +42,7 @@ class ResultCache:
     """LRU cache of results. For one event loop.
 
     Args:
-        limit: maximal bytes of cached results, overhead included; 0 caches nothing, but equal keys
+        limit: maximum bytes of cached results, overhead included; 0 caches nothing, but equal keys
             are still computed once at a time.
 
     Attributes:

@@ -71,7 +71,7 @@ class EmbeddingConfig:
         pooling: modes whose results are concatenated; None if the model does not say.
         dense: Dense layers after pooling.
         normalize: True if vectors have length 1.
-        max_length: maximal positions of a text, special tokens included; None if only the
+        max_length: maximum number of positions of a text, special tokens included; None if only the
             transformer limits it.
         lower_case: lower-case texts before tokenizing.
         prompts: prefixes of texts, by name.

@@ -1,6 +1,22 @@
-"""What runs a model: one package or module an engine, all behind `inlay.engine.api.Engine`.
+"""Engines: everything that runs a model, one package or module each.
 
-Importing this imports no engine: each brings its heavy libraries only where it is created.
+All implement the protocols of `api.py` (`GenerateEngine`, `EmbeddingEngine`, `AdapterEngine`,
+`SleepingEngine`). Importing this package imports no engine; each loads its heavy libraries when it
+is created.
+
+`settings.py` is the one declaration of a worker's engine flags. `create` chooses the engine:
+`torch` (built in), `embed` (embeddings and scores with transformers), `vllm`, `sglang`, and
+`echo.py` (no model, for tests). Shared by all: `admission.py` (checks of requests before they cost
+anything), `task.py` (the task of `--task auto`), `weights.py` (model files and their identity),
+`ranks.py` (data-parallel ranks: each is a worker process of its own, so that a router knows whose
+cache a prompt is in).
+
+KV cache events exist in two forms. For others they are vLLM's own events over ZeroMQ
+(`kv_events.py`, `kv_publisher.py`, `kv_subscriber.py`, `kv_events_config.py`): blocks are named by
+digests of their digests under a separate key, and token ids are left out unless
+`--kv-events-token-ids` is given. For routers they are blocks of the routing chain: the torch engine
+names its pages by it, and `kv_chain.py` translates vLLM's events into it. Events never block an
+engine: overflowing batches are dropped, and the missing sequence number shows it.
 """
 
 from collections.abc import Mapping
@@ -18,10 +34,10 @@ _VLLM_ALONE = ("kv_transfer_config", "connector")
 
 
 def check(settings: EngineSettings) -> None:
-    """Say what the engine cannot do with `settings`, before a process is started and a model loaded for it.
+    """Refuse unsupported `settings` before a process is started or a model is loaded.
 
     Raises:
-        InvalidRequestError: they ask for what another engine has, or contradict themselves.
+        InvalidRequestError: the settings belong to another engine, or contradict each other.
     """
     check_ranks(settings)
     if settings.engine == "vllm":
@@ -39,28 +55,31 @@ def check(settings: EngineSettings) -> None:
             "; --mem-fraction-static after -- is its own" if settings.engine == "sglang" else ""
         )
         raise InvalidRequestError(
-            f"--gpu-memory-utilization is for the torch and vllm engines, not for {settings.engine}{instead}",
+            "--gpu-memory-utilization is for the torch and vllm engines, not for "
+            f"{settings.engine}{instead}",
             param="gpu_memory_utilization",
         )
     if settings.engine != "sglang" and settings.engine_arguments:
         raise InvalidRequestError(
-            f"--engine-arguments is for the vllm and sglang engines; the {settings.engine} engine takes none",
+            f"--engine-arguments is for the vllm and sglang engines; the {settings.engine} engine "
+            "takes none",
             param="engine_arguments",
         )
     for name in _VLLM_ALONE:
         if getattr(settings, name):
             raise InvalidRequestError(
-                f"--{name.replace('_', '-')} is for the vllm engine; the {settings.engine} engine takes none",
+                f"--{name.replace('_', '-')} is for the vllm engine; the {settings.engine} engine "
+                "takes none",
                 param=name,
             )
 
 
 def create(settings: EngineSettings, secret: Secret) -> Engine:
-    """The engine `settings` names, not started; the task that is `auto` is chosen here.
+    """Create the engine that `settings` names, not started; `--task auto` is resolved here.
 
     Raises:
-        InvalidRequestError: the settings ask for what the engine cannot do, it is not installed, or
-            there is no model.
+        InvalidRequestError: unsupported settings, an engine that is not installed, or no such
+            model.
     """
     from inlay.engine.task import with_task
 
@@ -73,7 +92,8 @@ def create(settings: EngineSettings, secret: Secret) -> Engine:
     if settings.engine == "vllm":
         _need(
             "vllm",
-            "vLLM is not installed in this environment; --engine-python names the Python of one where it is",
+            "vLLM is not installed in this environment; --engine-python names the Python of one "
+            "where it is",
         )
         if settings.task != "generate":
             from inlay.engine.embed.engine import EmbedEngine
@@ -99,7 +119,8 @@ def create(settings: EngineSettings, secret: Secret) -> Engine:
 def _sglang(settings: EngineSettings, secret: Secret) -> Engine:
     _need(
         "sglang",
-        "SGLang is not installed in this environment; --engine-python names the Python of one where it is",
+        "SGLang is not installed in this environment; --engine-python names the Python of one "
+        "where it is",
     )
     if settings.task != "generate":
         from inlay.engine.embed.engine import EmbedEngine
@@ -112,7 +133,7 @@ def _sglang(settings: EngineSettings, secret: Secret) -> Engine:
 
 
 def _need(module: str, otherwise: str) -> None:
-    """Import `module`. Raises `InvalidRequestError` with `otherwise` where it is not installed."""
+    """Import `module`. Raises `InvalidRequestError` with `otherwise` if it is not installed."""
     try:
         import_module(module)
     except ModuleNotFoundError as error:
@@ -122,7 +143,7 @@ def _need(module: str, otherwise: str) -> None:
 
 
 def environment(settings: EngineSettings, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables the engine's process must be started with, beside those it inherits."""
+    """Return the environment variables to add to those the engine's process inherits."""
     if settings.engine == "echo":
         return {}
     if settings.engine == "vllm":

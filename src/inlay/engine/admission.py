@@ -1,7 +1,4 @@
-"""What is refused before it costs anything.
-
-Requests that could never run here, or would fail in the middle of a step.
-"""
+"""Checks of a request before it is queued: it must be able to run in this engine."""
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
@@ -14,22 +11,22 @@ from inlay.request import GrammarKind, Request, Sampling
 
 
 class LengthLimits(Protocol):
-    """How much fits into an engine."""
+    """Length limits of an engine."""
 
     def check(self, request: Request) -> None:
-        """Raise `ContextLengthError` or another `InvalidRequestError` where `request` never could."""
+        """Raise `ContextLengthError` or another `InvalidRequestError` if it can never run."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptAdmission:
-    """The facts a prompt is held against.
+    """Checks of a prompt.
 
     Attributes:
-        vocab_size: ids are below it.
-        hidden_size: elements of a row.
-        dtype: of rows, by torch's name.
-        refuses_rows: why the model takes no rows, or None.
+        vocab_size: valid token ids are 0 to vocab_size - 1.
+        hidden_size: elements of an embedding vector.
+        dtype: dtype of embedding vectors, by torch's name.
+        refuses_rows: why the model takes no embedding vectors, or None.
     """
 
     vocab_size: int
@@ -38,9 +35,9 @@ class PromptAdmission:
     refuses_rows: str | None
 
     def check_prompt(self, prompt: Prompt, param: str = "prompt") -> None:
-        """Raise `InvalidRequestError` where a position of `prompt` is none of the model's.
+        """Raise `InvalidRequestError` if the model cannot read a position of `prompt`.
 
-        `param` is what clients call it.
+        `param` is the parameter's name in the API.
         """
         for segment in prompt.segments:
             if isinstance(segment, Tokens):
@@ -55,7 +52,8 @@ class PromptAdmission:
             raise EmbeddingsError(f"this model takes no embeddings as prompt: {self.refuses_rows}")
         if rows.shape[1] != self.hidden_size:
             raise EmbeddingsError(
-                f"the size of tensor must match the model's hidden size of {self.hidden_size}, got {rows.shape[1]}"
+                f"the size of tensor must match the model's hidden size of {self.hidden_size}, got "
+                f"{rows.shape[1]}"
             )
         if rows.dtype != self.dtype:
             raise EmbeddingsError(
@@ -78,15 +76,15 @@ class PromptAdmission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission(PromptAdmission):
-    """The facts a request is held against.
+    """Checks of a generation request.
 
-    One bad work must never fail the step it shares with others.
+    An invalid request must not fail the step it would share with others.
 
     Attributes:
-        bounds: what fits.
-        max_logprobs: alternatives a token.
-        grammars: the kinds of grammar an output can be held to.
-        adapters: names of those a request may be for now.
+        bounds: length limits.
+        max_logprobs: maximum number of alternatives per token.
+        grammars: supported kinds of grammars.
+        adapters: names of the loaded adapters.
     """
 
     bounds: LengthLimits
@@ -98,7 +96,7 @@ class Admission(PromptAdmission):
     def of(
         cls, card: ModelCard, bounds: LengthLimits, *, adapters: Container[str] = ()
     ) -> "Admission":
-        """What `card` says of an engine into which `bounds` fits."""
+        """Build the checks from an engine's metadata and its length limits."""
         return cls(
             bounds=bounds,
             vocab_size=card.vocab_size,
@@ -114,10 +112,10 @@ class Admission(PromptAdmission):
         """Return if `request` can run.
 
         Raises:
-            ContextLengthError: too long, alone or with its output.
-            EmbeddingsError: rows this model does not take.
-            NotFoundError: no such adapter.
-            InvalidRequestError: anything else that cannot be served.
+            ContextLengthError: the prompt is too long, alone or with its output.
+            EmbeddingsError: embedding vectors this model does not take.
+            NotFoundError: the adapter is not loaded.
+            InvalidRequestError: any other reason the request cannot be served.
         """
         if request.adapter is not None and request.adapter not in self.adapters:
             raise NotFoundError(f"the adapter {request.adapter!r} does not exist", param="model")
@@ -127,7 +125,8 @@ class Admission(PromptAdmission):
         sampling = request.sampling
         if len(request.prior_output) > sampling.max_tokens:
             raise InvalidRequestError(
-                f"the earlier output has {len(request.prior_output)} tokens, and max_tokens is {sampling.max_tokens}",
+                f"the earlier output has {len(request.prior_output)} tokens, and max_tokens is "
+                f"{sampling.max_tokens}",
                 param="max_tokens",
             )
         self._check_sampling(sampling)
@@ -151,7 +150,7 @@ class Admission(PromptAdmission):
             )
 
     def _check_sampling(self, sampling: Sampling) -> None:
-        """Refuse settings that name tokens the model does not have."""
+        """Refuse settings with token ids outside the vocabulary."""
         allowed = sampling.allowed_token_ids
         if allowed is not None and not allowed:
             raise InvalidRequestError(
@@ -170,7 +169,8 @@ class Admission(PromptAdmission):
             wrong = [id_ for id_ in ids if not 0 <= id_ < self.vocab_size]
             if wrong:
                 raise InvalidRequestError(
-                    f"{name} names token id {wrong[0]}; the model's ids are 0 to {self.vocab_size - 1}",
+                    f"{name} names token id {wrong[0]}; the model's ids are 0 to "
+                    f"{self.vocab_size - 1}",
                     param=name,
                 )
         if thinking is not None and not (thinking.start and thinking.end):

@@ -9,43 +9,43 @@ from inlay.request import EmbedRequest, Emit, EmitEmbedOutput, Request
 
 
 class Engine(Protocol):
-    """What every engine is, whatever it can do; `GenerateEngine` and the others say that.
+    """Interface of every engine. `GenerateEngine` and the other protocols add its tasks.
 
-    Every method is called on the event loop of the worker, none of them may block it.
+    All methods are called on the worker's event loop and must not block it.
     """
 
     @property
     def card(self) -> ModelCard:
-        """What it serves; known once it is started."""
+        """Metadata of the served model; available once the engine is started."""
         ...
 
     async def start(self) -> None:
-        """Load the model and be ready.
+        """Load the model; return when requests can run.
 
-        Raises `EngineError` or `InvalidRequestError` (a model it refuses).
+        Raises `EngineError`, or `InvalidRequestError` for a model that is not supported.
         """
         ...
 
     async def close(self) -> None:
-        """Abort everything and free all memory."""
+        """Abort all requests and free all memory."""
         ...
 
     def abort(self, request_id: str) -> None:
         """Stop a request and free its memory within one step. Unknown ids are ignored.
 
-        Emits a last output, "abort".
+        Its last output has the finish reason "abort".
         """
         ...
 
     async def probe(self) -> float:
-        """Run one real token through the model; the seconds it took.
+        """Run one token through the model; return the seconds it took.
 
-        Raises `EngineError` when it cannot.
+        Raises `EngineError` if that fails.
         """
         ...
 
     def stats(self) -> Stats:
-        """The counters now."""
+        """Return the current counters."""
         ...
 
 
@@ -54,7 +54,9 @@ class GenerateEngine(Engine, Protocol):
     """An engine of `Task.GENERATE`."""
 
     def generate(self, request: Request, emit: Emit) -> None:
-        """Admit `request`. Its outputs go to `emit` in order of offset, the last with a finish reason.
+        """Admit `request`.
+
+        `emit` gets its outputs in order of offset, the last with a finish reason.
 
         Raises:
             InvalidRequestError: it can never run here; nothing was admitted.
@@ -62,66 +64,65 @@ class GenerateEngine(Engine, Protocol):
         ...
 
     async def reset_prefix_cache(self) -> int:
-        """Forget every cached block no running request uses; the number forgotten."""
+        """Evict every cached block that no running request uses; return their number."""
         ...
 
 
 @runtime_checkable
 class FailingEngine(Protocol):
-    """An engine that knows when it has failed for good.
+    """An engine that can fail permanently.
 
-    Every request has ended with an error, and its worker is to end too.
+    Every request then ends with an error, and the worker must exit.
     """
 
     async def failed(self) -> EngineError:
-        """Return why, once it has."""
+        """Wait for the permanent failure and return it."""
         ...
 
 
 @runtime_checkable
 class AdapterEngine(Protocol):
-    """An engine whose adapters come and go.
+    """An engine that loads and unloads adapters at run time.
 
-    Who may load what, and when one may go, its worker decides.
+    Its worker decides which adapters are loaded, and unloads only unused ones.
     """
 
     async def load_adapter(self, adapter: Adapter, directory: str) -> None:
-        """Make `adapter`, whose checked files are in `directory`, usable by requests that name it.
+        """Make the adapter in `directory` (checked files) usable by requests that name it.
 
-        All or nothing. `max_cpu_loras` and one more have room.
+        All or nothing. There is room for `max_cpu_loras` adapters and one more.
 
-        Raises `InvalidRequestError` where it does not fit the model, or there is no room for one
-        more.
+        Raises `InvalidRequestError` if it does not fit the model or there is no room.
         """
         ...
 
     async def unload_adapter(self, name: str) -> None:
-        """Free an adapter no request uses any more."""
+        """Free an adapter that no request uses."""
         ...
 
 
 @runtime_checkable
 class SleepingEngine(Protocol):
-    """An engine that can give its memory back while nobody needs it.
+    """An engine that can release its memory while idle.
 
-    No request is under way when it is told to.
+    Called only while no request is running.
     """
 
     def check_sleep(self, level: int) -> None:
-        """Raise `InvalidRequestError` for a level it cannot sleep at, before any request is ended for it."""
+        """Raise `InvalidRequestError` if the engine does not support sleeping at `level`."""
         ...
 
     async def sleep(self, level: int) -> None:
-        """Give back the memory of the cache and, level 1: keep the weights aside; level 2.
+        """Release memory: of the KV cache and the weights.
 
-        Forget them.
+        Level 1 keeps a copy of the weights in host memory, level 2 does not.
         """
         ...
 
     async def wake_up(self, tags: Sequence[str]) -> bool:
-        """Take back what `tags` name, "weights" and "kv_cache"; none means all.
+        """Restore the parts in `tags`, "weights" and "kv_cache"; none means all.
 
-        Whether it is wholly awake.
+        Returns True if the engine is fully awake.
         """
         ...
 
@@ -131,10 +132,10 @@ class EmbeddingEngine(Protocol):
     """An engine of `Task.EMBED` or `Task.SCORE`."""
 
     def embed(self, request: EmbedRequest, emit: EmitEmbedOutput) -> None:
-        """Admit `request`. Exactly one answer goes to `emit`, also after `Engine.abort`.
+        """Admit `request`. `emit` gets exactly one output, also after `Engine.abort`.
 
         Raises:
             InvalidRequestError: it can never run here; nothing was admitted.
-            OverloadedError: too much is waiting already.
+            OverloadedError: too many positions are queued.
         """
         ...

@@ -1,8 +1,8 @@
-"""An engine without a model: it answers with the prompt's own tokens, at no cost.
+"""An engine without a model: it repeats the prompt's tokens at no cost.
 
-For measuring and testing everything that is not the engine, with a real model directory's tokenizer
-and sizes. A row, which has no token, is answered with an id drawn from its digest, so that equal
-prompts get equal answers here too. The embedding of a prompt is noise drawn from that answer.
+For measurements and tests of everything but the engine, with a real model directory's tokenizer
+and sizes. An embedding vector, which has no token, is answered with an id drawn from its digest:
+equal prompts get equal outputs. Embeddings are noise seeded by that output.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class _Running:
 class EchoEngine:
     """`inlay.engine.api.Engine` that repeats the prompt.
 
-    One token for every request under way each turn of the loop.
+    Each turn of the event loop emits one token for every running request.
     """
 
     def __init__(self, settings: EngineSettings, secret: Secret) -> None:
@@ -63,7 +63,7 @@ class EchoEngine:
 
     @property
     def card(self) -> ModelCard:
-        """What it serves."""
+        """Metadata of the served model."""
         if self._card is None:
             raise InvalidRequestError("the engine is not started")
         return self._card
@@ -71,7 +71,7 @@ class EchoEngine:
     async def start(self) -> None:
         """Read the model directory's configuration.
 
-        Raises `InvalidRequestError` when there is none.
+        Raises `InvalidRequestError` if there is none.
         """
         path = Path(self._settings.model)
         try:
@@ -106,21 +106,21 @@ class EchoEngine:
         )
 
     async def close(self) -> None:
-        """Abort everything."""
+        """Abort all requests."""
         for request_id in list(self._running):
             self.abort(request_id)
         if self._stepping is not None:
             self._stepping.cancel()
 
     def generate(self, request: Request, emit: Emit) -> None:
-        """Admit `request`. Raises `ContextLengthError` when it does not fit, `InvalidRequestError` for an empty prompt."""
+        """Admit `request`. Raises `InvalidRequestError` if its prompt is empty or too long."""
         length, limit = len(request.prompt), self.card.limits.max_model_len
         if not length:
             raise InvalidRequestError("the prompt has no positions", param="prompt")
         if length + request.sampling.max_tokens > limit:
             raise ContextLengthError(
-                f"This model's maximum context length is {limit} tokens; the prompt has {length} and "
-                f"{request.sampling.max_tokens} more were asked for."
+                f"This model's maximum context length is {limit} tokens; the prompt has {length} "
+                f"and {request.sampling.max_tokens} more were asked for."
             )
         told = _told(request)
         if not request.sampling.max_tokens:
@@ -137,19 +137,20 @@ class EchoEngine:
             return
         ids = cycle(_answer(request.prompt, self._secret, self.card.vocab_size))
         skipped = len(request.prior_output)
-        next(islice(ids, skipped, skipped), None)  # a resumed answer goes on where it stopped
+        next(islice(ids, skipped, skipped), None)  # skip what an earlier attempt has sent
         deadline = None if request.deadline is None else time.monotonic() + request.deadline
         self._running[request.id] = _Running(request, emit, ids, skipped, deadline)
         self._prompted += length
         self._schedule()
 
     def embed(self, request: EmbedRequest, emit: EmitEmbedOutput) -> None:
-        """Answer `request` at once. Raises `ContextLengthError` when a prompt does not fit."""
+        """Answer `request` at once. Raises `ContextLengthError` if a prompt is too long."""
         limit, size = self.card.limits.max_model_len, self.card.hidden_size
         longest = max(map(len, request.prompts), default=0)
         if longest > limit:
             raise ContextLengthError(
-                f"This model's maximum context length is {limit} tokens; the longest input has {longest}.",
+                f"This model's maximum context length is {limit} tokens; the longest input has "
+                f"{longest}.",
                 param="input",
             )
         answers = (
@@ -222,23 +223,23 @@ class EchoEngine:
         )
 
     def abort(self, request_id: str) -> None:
-        """Stop a request; its last output says "abort"."""
+        """Stop a request; its last output has the finish reason "abort"."""
         running = self._running.get(request_id)
         if running is not None:
             self._end(running)
 
     async def reset_prefix_cache(self) -> int:
-        """There is none."""
+        """Do nothing: there is no cache."""
         return 0
 
     async def probe(self) -> float:
-        """The seconds one turn of the loop took."""
+        """Return the seconds that one turn of the event loop took."""
         start = time.perf_counter()
         await asyncio.sleep(0)
         return time.perf_counter() - start
 
     def stats(self) -> Stats:
-        """The counters now."""
+        """Return the current counters."""
         return Stats(
             running=len(self._running),
             prompt_tokens=self._prompted,
@@ -249,7 +250,7 @@ class EchoEngine:
 
 
 def _alternatives(id_: int, sampling: Sampling) -> tuple[tuple[int, float], ...]:
-    """Logprobs of an output that is certain: 0 for the chosen token."""
+    """Return the logprobs of an output that is certain: 0 for the chosen token."""
     if sampling.logprob_token_ids:
         return tuple(
             (named, 0.0 if named == id_ else -9999.0) for named in sampling.logprob_token_ids
@@ -258,7 +259,7 @@ def _alternatives(id_: int, sampling: Sampling) -> tuple[tuple[int, float], ...]
 
 
 def _told(request: Request) -> PromptLogprobs | None:
-    """Every token of a prompt is certain here."""
+    """Return prompt logprobs in which every token is certain."""
     if request.sampling.prompt_logprobs is None:
         return None
     ids = array("i", request.prompt.token_ids()[1:])

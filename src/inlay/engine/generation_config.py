@@ -1,4 +1,4 @@
-"""What a model's `generation_config.json` says of ending and of sampling."""
+"""End tokens and sampling defaults from a model's `generation_config.json`."""
 
 import json
 from pathlib import Path
@@ -16,9 +16,9 @@ _SAMPLING_FIELDS: dict[str, type[int] | type[float]] = {
 
 
 def generation_config(directory: Path) -> dict[str, Any]:
-    """The file of a model directory, empty where there is none.
+    """Read the file of a model directory; empty if there is none.
 
-    Raises `InvalidRequestError` where it is not JSON.
+    Raises `InvalidRequestError` if it is not JSON.
     """
     path = directory / "generation_config.json"
     if not path.is_file():
@@ -31,7 +31,7 @@ def generation_config(directory: Path) -> dict[str, Any]:
 
 
 def eos_token_ids(generation: dict[str, Any], of_config: int | list[int] | None) -> tuple[int, ...]:
-    """The model's own end tokens; `of_config` is what its `config.json` names."""
+    """Return the model's end tokens; `of_config` are those named by its `config.json`."""
     found = generation.get("eos_token_id", of_config)
     if found is None:
         return ()
@@ -39,9 +39,9 @@ def eos_token_ids(generation: dict[str, Any], of_config: int | list[int] | None)
 
 
 def default_sampling(generation: dict[str, Any]) -> dict[str, float | int]:
-    """What the generation config says of sampling.
+    """Return the sampling defaults of the generation config.
 
-    It counts only where that config samples at all.
+    Empty unless that config enables sampling.
     """
     if not generation.get("do_sample", False):
         return {}

@@ -1,13 +1,14 @@
-"""vLLM's own events in blocks of the routing chain.
+"""Translation of vLLM's KV events into blocks of the routing chain.
 
-An event names blocks by hashes that only vLLM can make, and says what made them: the ids of their
-tokens, what is before them, and extra keys. That is all the routing chain is made of, but for rows:
-of these an event has a digest of vLLM's, SHA-256 of a block's embeddings with zeros in the place of
-tokens. So whoever admits a prompt with rows notes it here first, and the digests of its rows are
-found again by the digests of its blocks.
+An event names blocks by hashes that only vLLM can compute, and lists their inputs: token ids, the
+parent block, and extra keys. The routing chain is computed from the same inputs, except for
+embedding vectors: of these an event has only vLLM's digest, SHA-256 of a block's embeddings with
+zeros for tokens. So prompts with embedding vectors are noted here when they are admitted, and the
+digests of their vectors are looked up by the digests of their blocks.
 
-What cannot be translated (media, rows nobody noted, a page that is no multiple of a block) is not
-told, nor is what follows it.
+Blocks that cannot be translated (media, vectors that were not noted, pages that are no multiple of
+a
+block) are left out, and so is everything that follows them.
 """
 
 import hashlib
@@ -31,44 +32,43 @@ from inlay.routing import Cleared, KvEvent, Removed, Stored, keys_of
 log = logging.getLogger(__name__)
 
 _MOST_NOTED = 1 << 16
-"""Blocks with rows that are remembered until an event tells of them.
+"""Maximum number of remembered blocks with embedding vectors.
 
-Of the oldest an event is not understood any more.
+Events for older ones cannot be translated.
 """
 
 _MARK_SIZE = 1 + ROW_DIGEST_SIZE
 
 _PASSED_BY = ("sliding", "chunked", "mamba", "cross", "encoder")
-"""Kinds of groups of layers that do not keep all positions."""
+"""Kinds of layer groups that do not keep all positions."""
 
 
 class _Block(NamedTuple):
-    """Attributes: the last digest of the chain up to its end, and the routing keys of its blocks."""
+    """Attributes: the chain's digest at the block's end, and the routing keys of its blocks."""
 
     digest: bytes
     keys: bytes
 
 
 NotedBlock: TypeAlias = tuple[bytes, bytes]
-"""vLLM's digest of a block's embeddings, and for each position 1 and the digest of its row, or zeros for a token."""
+"""vLLM's digest of a block's embeddings; per position 1 and its vector's digest, or zeros."""
 
 
 def blocks_of(
     prompt: Prompt, secret: Secret, block_size: int, embeds: memoryview
 ) -> list[NotedBlock]:
-    """The blocks of a prompt with rows. Reads all embeddings once; from any thread.
+    """Compute the blocks of a prompt with embedding vectors. Thread-safe; reads all embeddings.
 
     Args:
-        prompt: in the model's activation dtype, with the earlier output of a request that is
-            resumed.
-        secret: of the namespace.
+        prompt: in the model's activation dtype, with the earlier output of a resumed request.
+        secret: secret of the namespace.
         block_size: positions of the engine's pages.
-        embeds: bytes of what the engine is given for all positions: rows, and zeros in the place of
+        embeds: bytes of the engine's input for all positions: embedding vectors, and zeros for
             tokens.
     """
     row_bytes = len(embeds) // len(prompt)
     known = b"".join(_marks(segment, secret) for segment in prompt.segments)
-    # What follows the prompt has no embeddings at all.
+    # Positions after the prompt have no embeddings at all.
     found = [(hashlib.sha256().digest(), b"")]
     for start in range(0, len(prompt), block_size):
         stop = min(start + block_size, len(prompt))
@@ -90,12 +90,12 @@ def _marks(segment: Segment, secret: Secret) -> bytes:
 class KvChain:
     """Translates the events of one engine.
 
-    Holds a few dozen bytes for each block the engine has cached.
+    Needs a few dozen bytes for each block the engine has cached.
 
     Args:
-        card: the engine's.
-        secret: of the namespace.
-        adapter: the content id of an adapter by its name at the engine; None where it is not known.
+        card: metadata of the engine.
+        secret: secret of the namespace.
+        adapter: content id of an adapter by its name in the engine; None if unknown.
     """
 
     def __init__(
@@ -110,11 +110,11 @@ class KvChain:
         self._noted: OrderedDict[bytes, bytes] = OrderedDict()
 
     def __len__(self) -> int:
-        """Blocks of the engine that are known."""
+        """Number of the engine's blocks that are known."""
         return len(self._blocks)
 
     def note(self, found: Iterable[NotedBlock]) -> None:
-        """Remember the blocks of a prompt with rows that the engine is given, as `blocks_of` finds them."""
+        """Remember the blocks of a prompt with embedding vectors, as returned by `blocks_of`."""
         for name, known in found:
             self._noted[name] = known
             self._noted.move_to_end(name)
@@ -122,14 +122,14 @@ class KvChain:
             self._noted.popitem(last=False)
 
     def forget(self) -> None:
-        """Events are missing.
+        """Reset after missed events.
 
-        What the engine has cached is not known any more, nor what continues it.
+        All known blocks are dropped, and blocks that continue them cannot be translated.
         """
         self._blocks.clear()
 
     def read(self, batch: EventBatch) -> tuple[KvEvent, ...]:
-        """What a batch says of the routing chain, in order."""
+        """Translate a batch into events of the routing chain, in order."""
         found: list[KvEvent] = []
         for event in batch.events:
             if isinstance(event, AllBlocksCleared):
@@ -140,7 +140,7 @@ class KvChain:
                 or event.ownership is not None
                 or event.locality == "REMOTE"
             ):
-                # Another tier than the memory the engine computes in.
+                # A cache tier other than the engine's own memory.
                 continue
             elif isinstance(event, BlockRemoved):
                 if event.group_idx in (None, self._group):
@@ -153,9 +153,9 @@ class KvChain:
         return tuple(found)
 
     def _is_ours(self, event: BlockStored) -> bool:
-        """Whether an event is of the group of layers that is followed.
+        """Return True if an event is of the layer group that is followed.
 
-        The first that keeps all positions.
+        That is the first group that keeps all positions.
         """
         if not self._grouped and not (event.kv_cache_spec_kind or "").startswith(_PASSED_BY):
             self._group, self._grouped = event.group_idx, True
@@ -208,7 +208,7 @@ class KvChain:
         return _Block(root, b"")
 
     def _chained(self, parent: _Block, ids: Sequence[int], rows: bytes) -> _Block:
-        """A page after `parent`: rows where `rows` has their digests, tokens elsewhere."""
+        """Append a page to `parent`: vectors where `rows` has digests, tokens elsewhere."""
         chain = Chain(parent.digest, self._secret)
         for index, id_ in enumerate(ids):
             mark = rows[index * _MARK_SIZE : (index + 1) * _MARK_SIZE]
@@ -220,9 +220,9 @@ class KvChain:
 
 
 def _rows_of(extra: Sequence[object] | None) -> bytes | None:
-    """VLLM's digest of a block's embeddings, empty where it has none.
+    """Return vLLM's digest of a block's embeddings, empty if it has none.
 
-    None where the block is of something else too.
+    None if the block also depends on something else.
     """
     keys = extra or ()
     if not all(isinstance(key, (str, bytes)) for key in keys):

@@ -1,8 +1,8 @@
-"""What an engine says of the blocks it has cached: the events of vLLM 0.32, field for field.
+"""Events of an engine's cached blocks: those of vLLM 0.32, field for field.
 
 A message is (topic, sequence number as 8 bytes, big endian, `EventBatch` as msgpack). Structs are
 maps with their type's name as tag, but for the batch, which is an array; defaults are left out.
-Whoever reads must expect fields that are not known here.
+Readers must ignore unknown fields.
 """
 
 from collections.abc import Callable
@@ -13,41 +13,41 @@ import msgspec
 from inlay.routing import KvEvent
 
 BlockHash: TypeAlias = bytes | int
-"""Names a block and all that is before it.
+"""Identifies a block and everything before it.
 
-VLLM's are bytes, or the last 64 bits of them where it is told so.
+In vLLM bytes, or their last 64 bits if so configured.
 """
 
 ExtraKeys: TypeAlias = tuple[Any, ...] | None
-"""What but tokens a block's hash depends on, in this order.
+"""Inputs of a block's hash beside tokens, in this order.
 
-The name of its LoRA, (identifier, offset) of each multimodal item, the
-cache salt of its prompt (in the first block alone), SHA-256 of its embeddings.
+Name of its LoRA; (identifier, offset) of each multimodal item; cache salt (first block only);
+SHA-256 of its embeddings.
 """
 
 SEQUENCE_SIZE = 8
 END_OF_REPLAY = (-1).to_bytes(SEQUENCE_SIZE, "big", signed=True)
-"""In place of a sequence number: all that was kept has been sent again."""
+"""End marker in place of a sequence number: everything in the buffer has been sent again."""
 
 
 class BlockStored(msgspec.Struct, omit_defaults=True, tag=True, frozen=True):
-    """Blocks are cached now, each the continuation of the one before.
+    """Blocks were added to the cache, each the continuation of the one before.
 
     Attributes:
-        block_hashes: theirs, in order.
-        parent_block_hash: of what is before the first; None at the start of a prompt.
-        token_ids: of all their positions, or none where the publisher keeps them to itself; 0 where
-            a row stands.
+        block_hashes: hashes of the blocks, in order.
+        parent_block_hash: hash of the block before the first; None at the start of a prompt.
+        token_ids: ids of all their positions, 0 for an embedding vector; empty if the publisher
+            does not disclose them.
         block_size: positions of a block.
-        lora_id: vLLM's number of the LoRA; not used any more.
+        lora_id: vLLM's number of the LoRA; deprecated.
         medium: "GPU", "CPU" or another place.
         lora_name: None for the model alone.
         extra_keys: one entry a block; None where no block has any.
-        group_idx: which group of layers.
-        kv_cache_spec_kind: what the group is, such as "full_attention" or "sliding_window".
-        kv_cache_spec_sliding_window: its window.
-        locality: "LOCAL" or "REMOTE"; None says nothing.
-        ownership: which tier beside the engine's own memory.
+        group_idx: index of the layer group.
+        kv_cache_spec_kind: kind of the group, such as "full_attention" or "sliding_window".
+        kv_cache_spec_sliding_window: window of the group.
+        locality: "LOCAL" or "REMOTE"; None if unspecified.
+        ownership: cache tier beside the engine's own memory.
         session_id: of the request that stored it.
     """
 
@@ -68,7 +68,7 @@ class BlockStored(msgspec.Struct, omit_defaults=True, tag=True, frozen=True):
 
 
 class BlockRemoved(msgspec.Struct, omit_defaults=True, tag=True, frozen=True):
-    """Blocks are cached no more. Attributes are those of `BlockStored`."""
+    """Blocks were removed from the cache. Attributes as in `BlockStored`."""
 
     block_hashes: list[BlockHash]
     medium: str | None
@@ -78,19 +78,19 @@ class BlockRemoved(msgspec.Struct, omit_defaults=True, tag=True, frozen=True):
 
 
 class AllBlocksCleared(msgspec.Struct, omit_defaults=True, tag=True, frozen=True):
-    """Nothing is cached any more."""
+    """The cache was cleared."""
 
 
 Event: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
-    """What happened in one step of an engine.
+    """Events of one step of an engine.
 
     Attributes:
         ts: seconds since the epoch.
         events: in order.
-        data_parallel_rank: of the engine.
+        data_parallel_rank: rank of the engine.
     """
 
     ts: float
@@ -99,22 +99,22 @@ class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tru
 
 
 encode = msgspec.msgpack.Encoder().encode
-"""Bytes of an `EventBatch`."""
+"""Encode an `EventBatch`."""
 
 decode = msgspec.msgpack.Decoder(EventBatch).decode
-"""An `EventBatch` of bytes; raises `msgspec.DecodeError`."""
+"""Decode an `EventBatch`; raises `msgspec.DecodeError`."""
 
 
 @runtime_checkable
 class BlockEventSource(Protocol):
-    """An engine that can tell in blocks of the routing chain what it has cached."""
+    """An engine that reports its cached blocks as blocks of the routing chain."""
 
     def watch_blocks(self, tell: Callable[[tuple[KvEvent, ...]], None]) -> bool:
-        """From now on call `tell` with what changes, in order, on the event loop.
+        """Call `tell` with every change from now on, in order, on the event loop.
 
-        Once, before the first request.
+        May be called once, before the first request.
 
-        False where it will not, as it was started.
+        Returns False if the engine's settings do not allow it.
         """
         ...
 

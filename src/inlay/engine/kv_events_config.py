@@ -1,4 +1,4 @@
-"""`--kv-events-config`: where an engine publishes what its cache gains and loses.
+"""`--kv-events-config`: the endpoints on which an engine publishes KV cache events.
 
 Keys and defaults are vLLM's.
 """
@@ -16,7 +16,7 @@ _MOST_PORT = 65535
 
 
 class KvEventsConfig(BaseModel):
-    """Where to publish."""
+    """Publishing settings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -31,19 +31,19 @@ class KvEventsConfig(BaseModel):
 
     @property
     def publishes(self) -> bool:
-        """Whether there is anything to publish to."""
+        """True if there is an endpoint to publish on."""
         return self.enable_kv_cache_events and self.publisher != "null"
 
     @classmethod
     def parse(cls, text: str | None, *, ranks: int = 1) -> "KvEventsConfig":
-        """The configuration that a flag's JSON says.
+        """Parse the flag's JSON.
 
         Args:
-            text: an object; None for nothing.
-            ranks: data-parallel ranks, of which each has its own ports.
+            text: a JSON object; None for the defaults.
+            ranks: number of data-parallel ranks, each with its own ports.
 
         Raises:
-            InvalidRequestError: not such an object, or endpoints that cannot be used.
+            InvalidRequestError: not such an object, or unusable endpoints.
         """
         try:
             found = cls.model_validate({} if text is None else json.loads(text))
@@ -60,15 +60,15 @@ class KvEventsConfig(BaseModel):
         return found
 
     def endpoints(self, rank: int) -> tuple[str, str | None]:
-        """Where rank `rank` publishes and replays.
+        """Return the publish and replay endpoints of a rank.
 
-        Raises `InvalidRequestError` for what is no endpoint.
+        Raises `InvalidRequestError` for an invalid endpoint.
         """
         replay = None if self.replay_endpoint is None else endpoint_of(self.replay_endpoint, rank)
         return endpoint_of(self.endpoint, rank), replay
 
     def check(self, ranks: int) -> None:
-        """Refuse endpoints that cannot be used by `ranks` ranks beside one another.
+        """Check that `ranks` ranks can use the endpoints without conflicts.
 
         Raises `InvalidRequestError`.
         """
@@ -81,19 +81,20 @@ class KvEventsConfig(BaseModel):
                     continue
                 if address in taken:
                     raise InvalidRequestError(
-                        f"{PARAM}: {name} of rank {rank} is {address}, which is {taken[address]} already",
+                        f"{PARAM}: {name} of rank {rank} is {address}, which is {taken[address]} "
+                        "already",
                         param=PARAM,
                     )
                 taken[address] = f"the {name} of rank {rank}"
 
 
 def endpoint_of(endpoint: str, rank: int) -> str:
-    """The endpoint of a rank: ports count up from that of rank 0, names in a process get a suffix.
+    """Return a rank's endpoint: TCP ports count up from rank 0's, other names get a suffix.
 
-    Both as in vLLM.
+    As in vLLM.
 
     Raises:
-        InvalidRequestError: no endpoint of ZeroMQ, or a port beyond the last.
+        InvalidRequestError: not a ZeroMQ endpoint, or a port above the last.
     """
     scheme, _, rest = endpoint.partition("://")
     if scheme in ("inproc", "ipc") and rest:
@@ -101,7 +102,8 @@ def endpoint_of(endpoint: str, rank: int) -> str:
     host, _, port = rest.rpartition(":")
     if scheme != "tcp" or not host or not port.isascii() or not port.isdigit():
         raise InvalidRequestError(
-            f"{PARAM}: an endpoint is tcp://HOST:PORT, ipc://PATH or inproc://NAME, got {endpoint[:80]!r}",
+            f"{PARAM}: an endpoint is tcp://HOST:PORT, ipc://PATH or inproc://NAME, got "
+            f"{endpoint[:80]!r}",
             param=PARAM,
         )
     number = int(port) and int(port) + rank

@@ -1,9 +1,9 @@
 """Cache events over ZeroMQ, as vLLM publishes them.
 
-PUB, and a ROUTER that sends again what a subscriber has missed.
+A PUB socket, and a ROUTER socket that replays what a subscriber missed.
 
-What happens in the engine is never held up: what nobody takes is dropped, here as in the sockets. A
-number that is missing tells a subscriber of it.
+Publishing never blocks the engine: batches that overflow a queue or a socket are dropped, and
+subscribers notice the missing sequence number.
 """
 
 import logging
@@ -21,19 +21,19 @@ log = logging.getLogger(__name__)
 
 
 class KvPublisher:
-    """Publishes batches from one thread on another of its own.
+    """Publishes batches that one thread hands over, on a thread of its own.
 
     Attributes:
-        endpoint: bound or connected to, with the port the system chose for 0.
+        endpoint: bound or connected address, with the actual port for port 0.
         replay_endpoint: likewise, or None.
-        dropped: batches nobody will see, as too many were waiting.
+        dropped: number of batches dropped because the queue was full.
     """
 
     def __init__(self, config: KvEventsConfig, rank: int = 0) -> None:
-        """Bind, or connect where the endpoint names a host, as vLLM does.
+        """Bind, or connect if the endpoint names a host, as vLLM does.
 
         Args:
-            config: `publishes`.
+            config: `publishes` must be true.
             rank: data-parallel rank.
 
         Raises:
@@ -51,7 +51,7 @@ class KvPublisher:
         self._replays.set_hwm(config.hwm)
         self._taken = self._context.socket(zmq.PULL)
         self._given = self._context.socket(zmq.PUSH)
-        # Of the two ends each keeps half; one message at least.
+        # The limit is split between the two ends; each holds at least one message.
         for end in (self._taken, self._given):
             end.set_hwm(max(1, config.max_queue_size // 2))
             end.setsockopt(zmq.LINGER, 0)
@@ -71,7 +71,7 @@ class KvPublisher:
         self._thread.start()
 
     def publish(self, ts: float, events: Sequence[Event]) -> None:
-        """Hand over what happened in one step. Never blocks; called from one thread."""
+        """Queue the events of one step. Never blocks; call from one thread."""
         number = self._next.to_bytes(SEQUENCE_SIZE, "big")
         self._next += 1
         try:
@@ -86,7 +86,7 @@ class KvPublisher:
             self.dropped += 1
 
     def close(self) -> None:
-        """Publish what was handed over, and end. From the thread that publishes."""
+        """Publish the queued batches and stop. Call from the thread that publishes."""
         self._given.setsockopt(zmq.LINGER, 1000)
         try:
             self._given.send_multipart((b"",), zmq.NOBLOCK)
@@ -114,9 +114,9 @@ class KvPublisher:
                 self._replay(self._replays.recv_multipart())
 
     def _replay(self, request: Sequence[bytes]) -> None:
-        """Send again what is kept from a number on.
+        """Send buffered batches again, from a given sequence number on.
 
-        Whoever reads too slowly loses messages, and nobody waits.
+        A subscriber that reads too slowly loses messages; nothing waits for it.
         """
         if len(request) != 3 or len(request[2]) != SEQUENCE_SIZE:
             log.warning(

@@ -1,6 +1,6 @@
-"""Reads what a `KvPublisher`, or vLLM's, publishes.
+"""Subscriber to the events of a `KvPublisher` or of vLLM.
 
-In order, with gaps filled from its replay, or told where that cannot be.
+Delivers batches in order and fills gaps from the publisher's replay, or reports them as lost.
 """
 
 import logging
@@ -19,15 +19,14 @@ _LOOK_SECONDS = 0.1
 
 
 class KvSubscriber:
-    """One thread that follows one publisher.
+    """A thread that follows one publisher.
 
     Args:
-        endpoint: where it publishes; "*" stands for this machine.
-        replay_endpoint: where it sends again what was missed, if it does.
-        topic: what it publishes under.
+        endpoint: its publish address; "*" means this machine.
+        replay_endpoint: its replay address, if any.
+        topic: topic to subscribe to.
         take: called with every batch, in order.
-        lost: called where batches are missing for good: whoever keeps a view of the cache begins
-            anew.
+        lost: called if batches are lost for good: a view of the cache must be rebuilt.
     """
 
     def __init__(
@@ -44,7 +43,7 @@ class KvSubscriber:
         self._next = 0
         self._closing = threading.Event()
         self._context = zmq.Context()
-        # Of this context's sockets; those to addresses of IPv4 do as before.
+        # Default of this context's sockets; IPv4 addresses still work.
         self._context.setsockopt(zmq.IPV6, 1)
         self._replay_endpoint = None if replay_endpoint is None else _reached(replay_endpoint)
         self._events = self._context.socket(zmq.SUB)
@@ -66,7 +65,7 @@ class KvSubscriber:
             _, number, payload = self._events.recv_multipart()
             sequence = int.from_bytes(number, "big")
             if sequence < self._next - 1 and sequence == 0:
-                # The publisher was started again.
+                # The publisher was restarted.
                 self._next = 0
                 self._lost()
             if sequence > self._next:
@@ -75,7 +74,7 @@ class KvSubscriber:
                 self._deliver(sequence, payload)
 
     def _catch_up(self, until: int) -> None:
-        """Ask for the batches from the next on that come before number `until`."""
+        """Request the batches from the next expected one up to number `until`."""
         if self._replay_endpoint is not None:
             with self._context.socket(zmq.DEALER) as asked:
                 asked.setsockopt(zmq.LINGER, 0)
@@ -111,7 +110,7 @@ class KvSubscriber:
 
 
 def _reached(endpoint: str) -> str:
-    """Where a publisher that waits at all addresses is met on this machine."""
+    """Replace a publisher's wildcard address by an address of this machine."""
     return endpoint.replace("*", "127.0.0.1").replace("//[::]:", "//[::1]:")
 
 

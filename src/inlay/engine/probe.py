@@ -1,4 +1,4 @@
-"""Whether an engine still answers: one token through the model, before everybody else's."""
+"""Probe of an engine: one token through the model, before all other requests."""
 
 import asyncio
 import time
@@ -16,10 +16,10 @@ _numbers = count()
 
 
 async def probe(engine: GenerateEngine) -> float:
-    """Run one token through the model; the seconds it took.
+    """Run one token through the model; return the seconds it took.
 
     Raises:
-        EngineError: the engine has failed, or failed now.
+        EngineError: the engine has failed.
     """
     started = time.monotonic()
     done: asyncio.Future[Output] = asyncio.get_running_loop().create_future()

@@ -1,8 +1,9 @@
-"""Data-parallel ranks, each an engine of its own in a process of its own. No torch.
+"""Data-parallel ranks: one engine in one process each. No torch.
 
-So each is a target of its own to routers, with its own events and metrics. vLLM runs the ranks of
-dense models independently of one another too; those of a mixture of experts step together, and find
-one another as vLLM's ranks behind an external balancer do.
+To routers each rank is a target of its own, with its own events and metrics. vLLM also runs the
+ranks
+of dense models independently; those of a mixture of experts step together, and find each other as
+vLLM's ranks behind an external load balancer do.
 """
 
 import re
@@ -16,7 +17,7 @@ from inlay.engine.torch import threads
 from inlay.errors import InvalidRequestError
 
 _EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
-"""What configurations call the number of experts; vLLM looks at the same."""
+"""Names of the number of experts in model configurations, as in vLLM."""
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _SHORT = {
@@ -38,25 +39,25 @@ _FIELDS = {
     "--data-parallel-rank": "data_parallel_rank",
 }
 _DEVICES = ("--tensor-parallel-size", "--pipeline-parallel-size", "--prefill-context-parallel-size")
-"""vLLM's processes of one rank, each with a device, are the product of these."""
+"""vLLM flags whose product is the number of processes, one device each, of one rank."""
 
 _OTHERWISE = (
     *("--data-parallel-size-local", "--data-parallel-start-rank", "--data-parallel-hybrid-lb"),
     *("--data-parallel-external-lb", "--data-parallel-multi-port-external-lb"),
 )
-"""How else vLLM's own server spreads ranks over processes."""
+"""Other vLLM flags that distribute ranks over processes."""
 
 _ATTACHED = re.compile(r"(-[a-z]+)([0-9]+)", re.ASCII)
-"""A short flag and its number in one word, which vLLM's parser takes."""
+"""A short flag with its number attached, which vLLM's parser accepts."""
 
 
 @dataclass(frozen=True)
 class Rank:
-    """One of them.
+    """One data-parallel rank.
 
     Attributes:
-        settings: of its engine.
-        environment: variables its process is started with, beside all others.
+        settings: settings of its engine.
+        environment: variables to add to its process's environment.
     """
 
     settings: EngineSettings
@@ -64,10 +65,11 @@ class Rank:
 
 
 def with_ranks(engine: EngineSettings) -> EngineSettings:
-    """The settings with what vLLM's words say of ranks in inlay's own, as it is not vLLM that starts them.
+    """Move vLLM's own rank flags into the settings: inlay starts the ranks, not vLLM.
 
     Raises:
-        InvalidRequestError: a word without a number, both said, or ranks spread in another way.
+        InvalidRequestError: a flag without a number, conflicting flags, or another way of
+            distributing ranks.
     """
     said: dict[str, int] = {}
     kept: list[str] = []
@@ -76,8 +78,9 @@ def with_ranks(engine: EngineSettings) -> EngineSettings:
         flag, shown, value = _split(word)
         if flag in _OTHERWISE:
             raise InvalidRequestError(
-                f"{shown}: each data-parallel rank runs as an engine of its own here; --data-parallel-size says how many there are, "
-                "--data-parallel-rank which of them alone to run"
+                f"{shown}: each data-parallel rank runs as an engine of its own here; "
+                "--data-parallel-size says how many there are, --data-parallel-rank which of them "
+                "alone to run"
             )
         if flag in _FIELDS:
             said[_FIELDS[flag]] = _number(shown, next(words, "") if value is None else value)
@@ -93,9 +96,9 @@ def with_ranks(engine: EngineSettings) -> EngineSettings:
 
 
 def _split(word: str) -> tuple[str, str, str | None]:
-    """A word's flag in its long form, the flag as it is written, and the value in the same word.
+    """Return an argument's flag in long form, as written, and its attached value.
 
-    None where the next word is it.
+    The value is None if the next argument holds it.
     """
     flag, equals, value = word.partition("=")
     attached = _ATTACHED.fullmatch(word)
@@ -112,29 +115,31 @@ def _number(flag: str, value: str) -> int:
 
 
 def check_ranks(engine: EngineSettings) -> None:
-    """Raise `InvalidRequestError` where there is no such rank."""
+    """Raise `InvalidRequestError` if the rank does not exist."""
     size, rank = engine.data_parallel_size, engine.data_parallel_rank
     if size < 1:
         raise InvalidRequestError(f"--data-parallel-size must be at least 1, got {size}")
     if rank is not None and rank >= size:
         raise InvalidRequestError(
-            f"--data-parallel-rank {rank}: with --data-parallel-size {size} ranks are 0 to {size - 1}",
+            f"--data-parallel-rank {rank}: with --data-parallel-size {size} ranks are 0 to "
+            f"{size - 1}",
             param="data_parallel_rank",
         )
 
 
 def ranks_of(engine: EngineSettings, inherited: Mapping[str, str]) -> list[Rank]:
-    """The ranks that are to be started here: all, or the one that is named.
+    """Return the ranks to start in this process: all, or the one that is named.
 
-    Several share what the machine has: each gets its part of the cores, where nobody said how many,
-    and devices of its own.
+    Several ranks share the machine: each gets a part of the cores, unless a number of threads is
+        set, and
+    devices of its own.
 
     Args:
-        engine: checked.
+        engine: checked settings.
         inherited: environment of this process.
 
     Raises:
-        InvalidRequestError: there are fewer devices than ranks need.
+        InvalidRequestError: fewer devices than the ranks need.
     """
     size = engine.data_parallel_size
     if size == 1 or engine.data_parallel_rank is not None:
@@ -160,8 +165,8 @@ def _devices(engine: EngineSettings, rank: int, inherited: Mapping[str, str]) ->
         names = [name for name in given.split(",") if name]
         if names and len(names) < each * engine.data_parallel_size:
             raise InvalidRequestError(
-                f"{engine.data_parallel_size} ranks of {each} need {each * engine.data_parallel_size} devices; "
-                f"{_VISIBLE} names {len(names)}",
+                f"{engine.data_parallel_size} ranks of {each} need "
+                f"{each * engine.data_parallel_size} devices; {_VISIBLE} names {len(names)}",
                 param="data_parallel_size",
             )
     return {_VISIBLE: ",".join(names[rank * each : (rank + 1) * each])}
@@ -178,12 +183,11 @@ def _devices_each(words: Sequence[str]) -> int:
 
 
 def has_experts(directory: Path) -> bool:
-    """Whether a model is a mixture of experts.
+    """Return True if a model is a mixture of experts.
 
-    Raises `InvalidRequestError` for what is no model.
+    Raises `InvalidRequestError` if `directory` holds no model.
     """
-    # Here, as every command imports this module for its settings, and the readers of models take
-    # long to import.
+    # Imported late: every command imports this module, and the model readers are slow to import.
     from inlay.tensors.table import config_of
 
     config = config_of(directory)
@@ -192,7 +196,7 @@ def has_experts(directory: Path) -> bool:
 
 
 def tied(engine: EngineSettings) -> bool:
-    """Whether ranks step together, so that none can go on without the others."""
+    """Return True if ranks step together, so that none can run without the others."""
     if engine.engine != "vllm" or engine.data_parallel_size == 1:
         return False
     from inlay.tensors.hub import local_directory

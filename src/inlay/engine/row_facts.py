@@ -1,4 +1,4 @@
-"""What a card says of rows as prompts, for engines that are others'."""
+"""Metadata about embedding vectors as prompts, for vLLM and SGLang."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,9 +8,9 @@ from inlay.errors import InvalidRequestError
 from inlay.tensors.table import EmbeddingTable
 
 _HALF_BOUND = 1024.0
-"""Largest absolute value of a row for a float16 model.
+"""Largest absolute value of an embedding vector for a float16 model.
 
-Its residual stream adds up to 64 of that size before it overflows.
+Its residual stream adds up to 64 values of that size without overflow.
 """
 
 _TIMES_TABLE = 100
@@ -18,13 +18,13 @@ _TIMES_TABLE = 100
 
 @dataclass(frozen=True, slots=True)
 class RowFacts:
-    """Rows of one model.
+    """Properties of one model's embedding vectors.
 
     Attributes:
-        refused: why there may be none, or None.
-        table_id: of the embedding table, "" where it cannot be read.
+        refused: why they are refused, or None.
+        table_id: identity of the embedding table, "" if it cannot be read.
         abs_max: the table's largest absolute value.
-        bound: a row's, or None for any.
+        bound: largest allowed absolute value, or None for any.
     """
 
     refused: str | None
@@ -36,13 +36,13 @@ class RowFacts:
 def row_facts(
     settings: EngineSettings, directory: Path, dtype: str, refused: str | None
 ) -> RowFacts:
-    """The facts of the model in `directory`.
+    """Return the properties of the model in `directory`.
 
     Args:
-        settings: they may bound rows.
-        directory: with the embedding table.
-        dtype: of activations, by torch's name.
-        refused: why the engine takes no rows of this model, or None.
+        settings: may set the bound.
+        directory: directory with the embedding table.
+        dtype: dtype of activations, by torch's name.
+        refused: why the engine refuses embedding vectors for this model, or None.
     """
     table_id, abs_max = "", 0.0
     try:

@@ -1,7 +1,4 @@
-"""Settings every engine understands.
-
-The flags, environment variables and config keys of a worker.
-"""
+"""Settings of all engines: a worker's flags, environment variables and config keys."""
 
 import os.path
 from pathlib import Path
@@ -17,13 +14,13 @@ DtypeName = Annotated[
     Literal["auto", "half", "float16", "bfloat16", "float", "float32"],
     AfterValidator(lambda name: _SYNONYMS.get(name, name)),
 ]
-"""As vLLM has them; half becomes float16, and float float32."""
+"""As in vLLM; half means float16, and float means float32."""
 
 
 class EngineSettings(BaseModel):
-    """What is served and how much of the machine it may use.
+    """The served model, and the resources an engine may use.
 
-    Names are vLLM's where vLLM has one.
+    Names are vLLM's where vLLM has the same setting.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -31,55 +28,60 @@ class EngineSettings(BaseModel):
     model: str = Field(description="Directory of a model, or its name on the hub.")
     engine: Literal["torch", "vllm", "sglang", "echo"] = Field(
         default="torch",
-        description="What runs the model: the built-in engine, vLLM, or SGLang; echo runs none: it repeats the prompt, to measure "
-        "everything else.",
+        description="Engine that runs the model: the built-in one, vLLM, or SGLang. echo runs no "
+        "model and repeats the prompt, to measure everything else.",
     )
     engine_python: Path | None = Field(
         default=None,
-        description="Python of the environment the engine is installed in, where that is not inlay's own; it needs not have "
-        "inlay, which it is lent.",
+        description="Python of the environment the engine is installed in, if it is not inlay's "
+        "own; inlay is made importable there.",
     )
     engine_arguments: list[str] = Field(
         default=[],
-        description="Words for vLLM's or SGLang's own command line, as after --; in a file they are easier to give.",
+        description="Arguments of vLLM's or SGLang's own command line, as after --; for use in "
+        "configuration files.",
     )
     kv_transfer_config: str | None = Field(
         default=None,
-        description="How vLLM moves keys and values between machines and caches; its own JSON.",
+        description="vLLM's JSON configuration for KV transfer between machines and caches.",
     )
     connector: list[Literal["lmcache", "nixl", "kvbm", "pd", "none"]] = Field(
         default=[],
-        description="Short for kv_transfer_config: where vLLM keeps or moves keys and values; what it stands for is printed.",
+        description="Short form of kv_transfer_config: vLLM's KV connectors; the resulting "
+        "configuration is printed.",
     )
     task: Literal["auto", "generate", "embed", "score"] = Field(
         default="auto",
-        description="What the model is asked for: text, embeddings of texts, or what a classification head makes of them: "
-        "scores of pairs, classes of texts. auto is what the model's files say.",
+        description="Task of the model: generate text, embed texts, or score pairs and classify "
+        "texts with a classification head. auto is derived from the model's files.",
     )
     served_model_name: list[str] = Field(
         default=[],
-        description="Names clients may use; the first is shown. The last part of the model's directory, or its name on the hub, unless set.",
+        description="Model names for clients; the first is the displayed one. Unless set, the "
+        "last part of the model's directory, or its name on the hub.",
     )
     revision: str | None = Field(default=None, description="Revision of a hub model.")
     dtype: DtypeName = Field(
         default="auto",
-        description="Activation dtype; auto takes the checkpoint's, half is float16, float is float32.",
+        description="Activation dtype; auto takes the checkpoint's, half is float16, float is "
+        "float32.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        default="auto", description="Where the model runs."
+        default="auto", description="Device the model runs on."
     )
     max_model_len: int | None = Field(
         default=None,
         ge=16,
-        description="Longest prompt and output together, in positions; the model's own unless set.",
+        description="Maximum length of prompt and output together, in positions; unless set, the "
+        "model's own.",
     )
     max_num_seqs: int = Field(
-        default=64, ge=1, le=4096, description="Sequences in one step at most."
+        default=64, ge=1, le=4096, description="Maximum number of sequences in one step."
     )
     max_num_batched_tokens: int = Field(
         default=2048,
         ge=16,
-        description="Positions computed in one step at most; longer prompts are chunked.",
+        description="Maximum number of positions computed in one step; longer prompts are chunked.",
     )
     block_size: int = Field(
         default=16, ge=16, multiple_of=16, description="Positions in a page of the KV cache."
@@ -87,154 +89,169 @@ class EngineSettings(BaseModel):
     kv_cache_memory_bytes: int | None = Field(
         default=None,
         ge=1,
-        description="Size of the KV cache; what max_num_seqs short prompts or one full context need, within a quarter of free memory, unless set.",
+        description="Size of the KV cache. Unless set, enough for max_num_seqs short prompts or "
+        "one full context, within a quarter of free memory.",
     )
     gpu_memory_utilization: float | None = Field(
         default=None,
         gt=0,
         le=1,
-        description="Share of a GPU's memory that weights and KV cache take together, where kv_cache_memory_bytes does not say the size "
-        "of the cache; what a step computes with needs some beside it.",
+        description="Share of a GPU's memory for weights and KV cache together, if "
+        "kv_cache_memory_bytes is not set; leave some for the activations of a step.",
     )
     enable_prefix_caching: bool = Field(
         default=True, description="Reuse the keys and values of equal prefixes."
     )
     enforce_eager: bool = Field(
-        default=False, description="Do not capture decoding as CUDA graphs, which only a GPU does."
+        default=False, description="Do not capture decoding as CUDA graphs (GPU only)."
     )
     async_scheduling: bool | None = Field(
         default=None,
-        description="Launch a step before the results of the last are read; on a GPU only unless set.",
+        description="Launch a step before the results of the last are read; unless set, on a GPU "
+        "only.",
     )
     kv_events_config: str | None = Field(
         default=None,
-        description="Where to publish what the KV cache gains and loses, as JSON with vLLM's keys: enable_kv_cache_events, publisher "
-        "(zmq, null), endpoint, replay_endpoint, buffer_steps, hwm, max_queue_size, topic.",
+        description="Endpoints to publish KV cache events on, as JSON with vLLM's keys: "
+        "enable_kv_cache_events, publisher (zmq, null), endpoint, replay_endpoint, buffer_steps, "
+        "hwm, max_queue_size, topic.",
     )
     kv_events_token_ids: bool = Field(
         default=False,
-        description="Publish the token ids of cached blocks, which tell what users wrote; keyed digests alone unless set.",
+        description="Publish the token ids of cached blocks, which disclose users' texts; unless "
+        "set, keyed digests only.",
     )
     max_logprobs: int = Field(
-        default=20, ge=0, le=1000, description="Alternatives a token that logprobs may ask for."
+        default=20,
+        ge=0,
+        le=1000,
+        description="Maximum number of alternatives per token that logprobs may ask for.",
     )
     max_prompt_embeds_abs: float | None = Field(
         default=None,
         gt=0,
-        description="Largest absolute value in a row; 100 times the embedding table's largest unless set.",
+        description="Largest allowed absolute value in an embedding vector; unless set, 100 times "
+        "the embedding table's largest.",
     )
     num_threads: int | None = Field(
         default=None,
         ge=1,
-        description="CPU threads of the engine; the cores less one, at least one, unless set.",
+        description="CPU threads of the engine; unless set, the number of cores less one, at "
+        "least one.",
     )
     data_parallel_size: int = Field(
         default=1,
         ge=1,
         le=1024,
-        description="Data-parallel ranks: engines of the same model, each in a process of its own, among which requests are routed.",
+        description="Number of data-parallel ranks: engines of the same model, each in a process "
+        "of its own, among which requests are routed.",
     )
     data_parallel_rank: int | None = Field(
         default=None,
         ge=0,
-        description="Run this rank alone; the others run elsewhere. All unless set.",
+        description="Run this rank only; the others run elsewhere. Unless set, all.",
     )
     enable_lora: bool = Field(
-        default=False, description="Make room for LoRA adapters in the model."
+        default=False, description="Reserve room for LoRA adapters in the model."
     )
     max_loras: int = Field(
-        default=8, ge=1, le=1024, description="LoRA adapters in one step at most."
+        default=8, ge=1, le=1024, description="Maximum number of LoRA adapters in one step."
     )
     max_cpu_loras: int | None = Field(
         default=None,
         ge=1,
         le=65536,
-        description="Adapters loaded at a time at most; they are kept in CPU memory, and copied into the model in turns. 64, or "
-        "max_loras where that is more, unless set; with vLLM max_loras.",
+        description="Maximum number of loaded adapters; they are kept in CPU memory, and copied "
+        "into the model in turns. Unless set, 64, or max_loras if that is more; with vLLM "
+        "max_loras.",
     )
     max_lora_rank: int = Field(
-        default=16, ge=1, le=512, description="Rank of a LoRA adapter at most."
+        default=16, ge=1, le=512, description="Maximum rank of a LoRA adapter."
     )
     lora_modules: list[str] = Field(
         default=[],
-        description='Adapters loaded at the start: name=path, or {"name": ..., "path": ...} as JSON; a path may be an address '
-        "that allowed_lora_sources allows.",
+        description='Adapters to load at the start: name=path, or {"name": ..., "path": ...} as '
+        "JSON; a path may be an address that allowed_lora_sources allows.",
     )
     allowed_lora_sources: list[str] = Field(
         default=["file:///"],
-        description="What addresses of adapters may begin with: file:///directory/, https://host/path/, s3://bucket/prefix/, "
-        "hf://owner/. Any local directory unless set.",
+        description="Allowed prefixes of adapters' addresses: file:///directory/, "
+        "https://host/path/, s3://bucket/prefix/, hf://owner/. Unless set, any local directory.",
     )
     lora_cache_dir: Path | None = Field(
         default=None,
-        description="Directory for adapters that are fetched; a temporary one unless set.",
+        description="Directory for fetched adapters; unless set, a temporary one.",
     )
     lora_cache_bytes: int = Field(
         default=10 * 1024**3,
         ge=1024**2,
-        description="Bytes of adapters kept in lora_cache_dir at most; the least recently used go first.",
+        description="Maximum size of lora_cache_dir in bytes; the least recently used adapters "
+        "are evicted.",
     )
     max_lora_bytes: int = Field(
-        default=2 * 1024**3, ge=1024, description="Bytes of one adapter's files at most."
+        default=2 * 1024**3, ge=1024, description="Maximum size of one adapter's files in bytes."
     )
     lora_drain_timeout: float = Field(
         default=30.0,
         ge=0,
-        description="Seconds running requests get to end when their adapter is unloaded; then they are aborted.",
+        description="Seconds that running requests may take to end when their adapter is "
+        "unloaded; then they are aborted.",
     )
     pooling: Literal["auto", PoolingMode] = Field(
         default="auto",
-        description="What an embedding is made of; auto is what the model says, else the mean of an encoder's states or the last of a "
-        "decoder's.",
+        description="Pooling of hidden states to an embedding. auto is the model's own, else the "
+        "mean for encoders and the last state for decoders.",
     )
     matryoshka_dimensions: list[int] = Field(
         default=[],
-        description="The numbers of elements that requests may shorten embeddings to, for models trained for it whose config.json does "
-        "not say so.",
+        description="Dimensions that requests may shorten embeddings to, for models trained for "
+        "it whose config.json does not say so.",
     )
     float32_matmul_precision: Literal["highest", "high"] = Field(
         default="highest",
-        description="How exact products of float32 are, as in torch: highest keeps all 24 bits, high about 16 where that is faster, "
-        "which it is for embeddings and scores of BERT's kind on a CPU with AMX.",
+        description="Precision of float32 products, as in torch: highest keeps all 24 bits, high "
+        "about 16 where that is faster: embeddings and scores of BERT-like models on a CPU with "
+        "AMX.",
     )
     max_num_queued_tokens: int = Field(
         default=1_000_000,
         ge=1,
-        description="Positions that may wait to be embedded; more are refused with 503.",
+        description="Maximum number of positions queued for embedding; more are refused with 503.",
     )
     enable_sleep_mode: bool = Field(
         default=False,
-        description="Let admins put the worker to sleep, in which it gives its memory back, and wake it.",
+        description="Let admins put the worker to sleep, which releases its memory, and wake it.",
     )
     health_probe_interval: float = Field(
         default=30.0,
         ge=0,
-        description="Seconds between requests that a worker makes to its own engine, the first before it is ready; 0 makes none.",
+        description="Seconds between a worker's probe requests to its own engine, the first "
+        "before it is ready; 0 disables them.",
     )
     health_probe_timeout: float = Field(
         default=60.0,
         gt=0,
-        description="Seconds after which an engine that has not answered such a request is stuck.",
+        description="Seconds without an answer to a probe after which the engine counts as stuck.",
     )
 
     @property
     def cpu_loras(self) -> int:
-        """Adapters loaded at a time at most."""
+        """Maximum number of loaded adapters."""
         if self.max_cpu_loras is not None:
             return self.max_cpu_loras
         return self.max_loras if self.engine == "vllm" else max(64, self.max_loras)
 
     @property
     def step_loras(self) -> int:
-        """LoRA adapters in one step at most."""
+        """Maximum number of LoRA adapters in one step."""
         return min(self.max_loras, self.cpu_loras)
 
     @property
     def names(self) -> list[str]:
-        """The names clients may use, the one that is shown first."""
+        """Names clients may use; the first is the displayed one."""
         if self.served_model_name:
             return self.served_model_name
         path = Path(self.model).expanduser()
-        # A link is called what its owner called it, not what it points to.
-        last = Path(os.path.abspath(path)).name if path.is_dir() else ""  # noqa: PTH100 (`resolve` follows links)
+        # Keep the name of a symbolic link, not of its target.
+        last = Path(os.path.abspath(path)).name if path.is_dir() else ""  # noqa: PTH100
         return [last or self.model]

@@ -1,4 +1,4 @@
-"""Which dtype a checkpoint is stored in, for engines whose own "auto" means something else."""
+"""The dtype a checkpoint is stored in, for engines with another meaning of "auto"."""
 
 from pathlib import Path
 
@@ -7,9 +7,11 @@ from inlay.tensors.table import config_of
 
 
 def dtype_name(settings: EngineSettings, directory: Path) -> str:
-    """What is asked for, and for "auto" the checkpoint's own.
+    """Return the requested dtype; for "auto", the checkpoint's own.
 
-    VLLM's and SGLang's would halve float32. "auto" where it says nothing simple.
+    vLLM's and SGLang's "auto" would turn float32 into half precision. Returns "auto" if the
+    checkpoint
+    names no single dtype.
     """
     if settings.dtype != "auto":
         return settings.dtype

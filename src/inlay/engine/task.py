@@ -1,4 +1,4 @@
-"""The task of a model that was started without `--task`, by what its files say."""
+"""Choice of the task for `--task auto`, from the model's files."""
 
 import logging
 from collections.abc import Mapping
@@ -32,18 +32,18 @@ _FILES = ("config.json", "modules.json")
 
 
 def with_task(settings: EngineSettings) -> EngineSettings:
-    """`settings` with the task named: `auto` is what the model's files say, and the log says which.
+    """Return `settings` with the task resolved: `auto` is derived from the files, and logged.
 
     Raises:
-        InvalidRequestError: neither a directory nor a hub model that can be had, or it has no
+        InvalidRequestError: neither a directory nor an available hub model, or it has no
             config.json.
     """
     if settings.task != "auto":
         return settings
     task: ChosenTask = "generate"
-    # The echo engine runs no model: it repeats prompts whatever the files are.
+    # The echo engine runs no model: the files do not matter.
     if settings.engine != "echo":
-        # It brings the hub's client, and `task_of` is asked before anything is loaded.
+        # Imported late: it loads the hub's client.
         from inlay.engine.weights import directory_of
 
         task, because = task_of(directory_of(settings.model, settings.revision, _FILES))
@@ -53,7 +53,7 @@ def with_task(settings: EngineSettings) -> EngineSettings:
 
 
 def task_of(directory: Path) -> tuple[ChosenTask, str]:
-    """The task a model was made for, and what says so."""
+    """Return the task a model was made for, and the reason."""
     if (directory / "modules.json").is_file():
         return "embed", "the model has modules.json of sentence-transformers"
     return _of_architecture(config_of(directory))

@@ -1,4 +1,4 @@
-"""Where a model's files are, and what identifies them."""
+"""Location and identity of a model's files."""
 
 import json
 import os
@@ -16,9 +16,9 @@ _FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 _VOLATILE = frozenset(
     {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"}
 )
-"""Fields of a configuration that change without the model changing.
+"""Configuration fields that may change without changing the model.
 
-The dtype is part of every digest beside this id.
+Digests contain the dtype separately.
 """
 
 _BLOCK = 4096
@@ -26,14 +26,15 @@ _BLOCKS = 4
 
 
 def directory_of(model: str, revision: str | None, files: Sequence[str] = _FILES) -> Path:
-    """The local directory of a model.
+    """Return the local directory of a model.
 
-    Itself, or a hub snapshot (from the cache alone under `HF_HUB_OFFLINE`).
+    A directory is returned as it is; a hub name gives its snapshot (cache only under
+    `HF_HUB_OFFLINE`).
 
-    Of a snapshot only `files`, names or patterns, are fetched.
+    Only `files` (names or patterns) of a snapshot are fetched.
 
     Raises:
-        InvalidRequestError: neither a directory nor a hub model that can be had.
+        InvalidRequestError: neither a directory nor an available hub model.
     """
     local = local_directory(model)
     if local is not None:
@@ -43,9 +44,9 @@ def directory_of(model: str, revision: str | None, files: Sequence[str] = _FILES
 
 
 def weights_id(directory: Path) -> str:
-    """32 hex digits: BLAKE3 of the configuration, and of name, dtype, shape and sampled blocks of every tensor.
+    """Return 32 hex digits: BLAKE3 of the configuration and of samples of every tensor.
 
-    How the tensors are spread over files does not count.
+    Of a tensor: name, dtype, shape and sampled blocks. Its file does not count.
     """
     config = {key: value for key, value in config_of(directory).items() if key not in _VOLATILE}
     hasher = blake3(json.dumps(config, sort_keys=True, separators=(",", ":")).encode())

@@ -1,11 +1,10 @@
 """Attention over sequences laid end to end, behind transformers' attention interface.
 
-Everything else in a transformer treats each position by itself, so a batch needs no padding outside
-attention. In it, sequences of about the same length are attended together: those of equal length
-where they lie, others after a copy that pads them to the longest of their group. Several short
-products then become one, and little is computed for nothing.
+All other layers treat each position independently, so only attention would need padding. Sequences
+of about the same length are attended together: equal lengths in place, others after a copy that
+pads them to the longest of their group. Short products merge, and little work is wasted.
 
-A forward pass gets its `PackedAttention` as a keyword argument, which transformers hands to every
+A forward pass gets its `PackedAttention` as a keyword argument, which transformers passes to every
 attention layer.
 """
 
@@ -23,13 +22,13 @@ from inlay.engine.torch.attention.options import check_options
 from inlay.errors import EngineError
 
 IMPLEMENTATION = "inlay_packed"
-"""The name transformers knows this attention by."""
+"""Name of this attention in transformers."""
 
 _ALIKE = 0.8
-"""A group's shortest sequence has at least this part of the longest one's length."""
+"""Minimal ratio of the shortest to the longest length in a group."""
 
 _ALONE = 32
-"""Positions from which on sequences are padded to no other's length."""
+"""Sequences at least this long are not padded to another's length."""
 
 _WITHOUT_EFFECT = frozenset(
     {
@@ -42,22 +41,22 @@ _WITHOUT_EFFECT = frozenset(
         "use_cache",
     }
 )
-"""Keyword arguments of attention layers that do not change the result here."""
+"""Keyword arguments of attention layers that have no effect on the result here."""
 
 
 class _Group(NamedTuple):
     """Sequences that are attended together.
 
     Attributes:
-        start: its first position in the batch.
-        stop: the position after its last.
-        sequences: how many.
-        longest: positions of the longest.
-        gather: [sequences * longest], positions of the batch; padding repeats a sequence's own
-            first one, so that what is not finite stays within its sequence. None where all are
+        start: first position in the batch.
+        stop: position after the last.
+        sequences: number of sequences.
+        longest: length of the longest.
+        gather: [sequences * longest], positions in the batch; padding repeats the sequence's own
+            first position, so that non-finite values stay within their sequence. None if all are
             equally long.
-        scatter: [stop - start], where in the padded result each position's is.
-        keys: bool [sequences, 1, 1, longest], false where a key is padding; None where all are
+        scatter: [stop - start], index of each position in the padded result.
+        keys: bool [sequences, 1, 1, longest], false for keys that are padding; None if all are
             equally long.
     """
 
@@ -71,11 +70,11 @@ class _Group(NamedTuple):
 
 
 class PackedAttention:
-    """Attention for one batch.
+    """Attention of one batch.
 
     Args:
-        lengths: of the sequences, in the batch's order: descending, or they are grouped badly.
-        device: of the batch.
+        lengths: lengths of the sequences in batch order; should be descending, for good groups.
+        device: device of the batch.
 
     Attributes:
         lengths: as given.
@@ -92,7 +91,7 @@ class PackedAttention:
         lengths = self.lengths
         start = 0
         while start < len(lengths):
-            # What is long is worth a product of its own, and no copy.
+            # A long sequence is efficient alone, and padding it would cost a copy.
             least = lengths[start] * (1 if lengths[start] >= _ALONE else _ALIKE)
             stop = next((n for n in range(start, len(lengths)) if lengths[n] < least), len(lengths))
             first = groups[-1].stop if groups else 0
@@ -110,15 +109,15 @@ class PackedAttention:
         causal: bool,
         window: int | None,
     ) -> Tensor:
-        """Each sequence's positions attend to its own.
+        """Attend within each sequence.
 
         Args:
             query: [Q, T, D].
             key: [H, T, D]; Q is a multiple of H.
             value: [H, T, E].
             scaling: factor of the scores.
-            causal: positions after one are not seen.
-            window: a position sees those less than so many away; None for all.
+            causal: each position sees only itself and earlier ones.
+            window: a position sees those at a distance below `window`; None for all.
 
         Returns:
             [T, Q, E].
@@ -133,7 +132,7 @@ class PackedAttention:
                 near = self._window(longest, window, causal=causal)
                 mask = near if mask is None or causal else mask & near
             elif causal:
-                # Padding comes after what is real, which does not look there.
+                # Padding is at the end, where causal attention does not look.
                 mask = None
             states = F.scaled_dot_product_attention(
                 queries,
@@ -152,7 +151,7 @@ class PackedAttention:
         return out
 
     def _window(self, length: int, window: int, *, causal: bool) -> Tensor:
-        """Booleans [length, length], true where a row's position sees a column's."""
+        """Return booleans [length, length], true where the row's position sees the column's."""
         found = self._windows.get((length, window))
         if found is None:
             places = torch.arange(length, device=self._device)
@@ -185,7 +184,7 @@ def _group(lengths: Sequence[int], start: int, device: torch.device) -> _Group:
 
 
 def _taken(tensor: Tensor, group: _Group) -> Tensor:
-    """A group's part of [T, N, D] as [sequences, N, longest, D]."""
+    """Return a group's part of [T, N, D] as [sequences, N, longest, D]."""
     part = tensor[group.start : group.stop] if group.gather is None else tensor[group.gather]
     return part.reshape(group.sequences, group.longest, *tensor.shape[1:]).transpose(1, 2)
 
@@ -201,12 +200,14 @@ def _packed_attention(
     packed: PackedAttention | None = None,
     **options: object,
 ) -> tuple[Tensor, None]:
-    """What transformers calls: query [1, Q, T, D], key [1, H, T, D], value [1, H, T, E].
+    """Attention function for transformers.
+
+    Query [1, Q, T, D], key [1, H, T, D], value [1, H, T, E].
 
     Returns [1, T, Q, E].
 
     Raises:
-        EngineError: an option that would change the result and is not honoured here.
+        EngineError: an unsupported option that would change the result.
     """
     if packed is None:
         raise EngineError(f"{IMPLEMENTATION} attention runs inside the embedding engine only")

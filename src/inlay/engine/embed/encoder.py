@@ -1,4 +1,4 @@
-"""A transformers model that turns a batch of prompts into vectors or logits, without padding."""
+"""A transformers model that computes vectors or logits for a batch of prompts, without padding."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -32,19 +32,19 @@ class Encoder:
     """A loaded model.
 
     Attributes:
-        path: local directory of its tokenizer.
-        dtype: of activations and weights.
-        device: where it is.
-        vocab_size: ids are below it.
-        hidden_size: elements of a row.
-        max_model_len: positions a prompt may have.
-        card: what clients may ask of its vectors.
-        weights_id: identity of all that makes a vector, 32 hex digits.
-        embedding_table_id: identity of the input embedding table, 32 hex digits; "" where rows are
-            refused.
+        path: local directory of the tokenizer.
+        dtype: dtype of activations and weights.
+        device: device of the model.
+        vocab_size: valid token ids are 0 to vocab_size - 1.
+        hidden_size: elements of an embedding vector.
+        max_model_len: maximum number of positions of a prompt.
+        card: description of its vectors for clients.
+        weights_id: identity of everything that determines a vector, 32 hex digits.
+        embedding_table_id: identity of the input embedding table, 32 hex digits; "" if embedding
+            vectors are refused.
         embedding_abs_max: the table's largest absolute value, after the model's own scale.
-        refuses_rows: why embeddings cannot be prompts, or None.
-        scores: whether it gives logits of pairs, not vectors.
+        refuses_rows: why embedding vectors cannot be prompts, or None.
+        scores: True if it computes logits of pairs instead of vectors.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class Encoder:
         *,
         scores: bool,
     ) -> None:
-        """Take over a transformers model; use `load`.
+        """Wrap a transformers model; use `load`.
 
         Raises:
-            InvalidRequestError: it does not fit together, or settings ask for what it cannot do.
+            InvalidRequestError: unsupported settings, or inconsistent files.
         """
         base = model.base_model
         self._tiled = _tiled(base, settings) if family.tiled else None
@@ -70,7 +70,7 @@ class Encoder:
         self._head = _head_of(model) if scores else None
         self._pooler = getattr(base, "pooler", None) if scores else None
         if hasattr(base, "pooler"):
-            # It would read the first position of a batch, and only a head needs it.
+            # It would read the batch's first position; only a head needs it.
             base.pooler = None
         self._embed = base.get_input_embeddings()
         self._family = family
@@ -101,11 +101,12 @@ class Encoder:
 
     @classmethod
     def load(cls, settings: EngineSettings) -> "Encoder":
-        """Load what `settings` names, and set the number of CPU threads.
+        """Load the model that `settings` names, and set the number of CPU threads.
 
         Raises:
-            InvalidRequestError: the model, its dtype here, or a longer context than it has, is
-                refused; says what is allowed.
+            InvalidRequestError: an unsupported model, dtype or context length; the message says
+                what
+                is allowed.
         """
         directory = directory_of(settings.model, settings.revision)
         config = EmbeddingConfig.read(directory)
@@ -121,19 +122,18 @@ class Encoder:
             config.directory,
             dtype=dtype_of(settings.dtype, stored, device),
             attn_implementation=IMPLEMENTATION,
-            # A pooler is not used here, and many checkpoints lack it.
+            # The pooler is not used here, and many checkpoints lack it.
             spared="" if scores else "pooler.",
         ).to(device)
         return cls(model, family, config, settings, scores=scores)
 
     def vectors(self, prompts: Sequence[Prompt], second_from: Sequence[int] = ()) -> Tensor:
-        """What the model makes of each prompt: float32 [S, size], on the host.
+        """Compute the vector or logits of each prompt: float32 [S, size], on the host.
 
         Args:
-            prompts: of at least one position each; their order is free, but those of about the same
-                length should be neighbours.
-            second_from: of each that is a pair, where its second text begins; empty where they are
-                no pairs.
+            prompts: at least one position each, in any order; neighbours of similar length are
+                faster.
+            second_from: start of each pair's second text; empty if the prompts are not pairs.
         """
         lengths = [len(prompt) for prompt in prompts]
         with torch.inference_mode():
@@ -149,7 +149,7 @@ class Encoder:
     def _hidden(
         self, prompts: Sequence[Prompt], lengths: Sequence[int], second_from: Sequence[int]
     ) -> Tensor:
-        """The last hidden states of all positions [T, C]."""
+        """Compute the last hidden states of all positions [T, C]."""
         counts = np.asarray(lengths)
         ends = counts.cumsum()
         positions = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
@@ -174,9 +174,9 @@ class Encoder:
         return torch.from_numpy(values)[None].to(self.device)
 
     def _inputs(self, prompts: Sequence[Prompt]) -> Tensor:
-        """The embeddings of all positions [T, C].
+        """Compute the embeddings of all positions [T, C].
 
-        Tokens by look-up (with the model's own scale), rows by copy.
+        Tokens by look-up (with the model's own scale), embedding vectors by copy.
         """
         ids: list[Sequence[int]] = []
         rows: list[tuple[int, Rows]] = []
@@ -194,14 +194,14 @@ class Encoder:
             torch.tensor(list(chain.from_iterable(ids)), device=self.device)
         )
         for start, segment in rows:
-            # Copied: torch takes only memory that may be written.
+            # Copied, as torch accepts writable memory only.
             values = torch.frombuffer(bytearray(segment.data.view), dtype=self.dtype)
             embeds[start : start + len(segment)] = values.view(segment.shape).to(self.device)
         return embeds
 
 
 def _tiled(base: Any, settings: EngineSettings) -> TiledBody | None:
-    """A model of BERT's kind whose layers run over a CPU's tiles from now on, or None where they do not."""
+    """Run a BERT-like model's layers on a CPU's tile registers; None if that is not possible."""
     if (
         base.device.type != "cpu"
         or base.dtype not in (torch.float32, torch.bfloat16)
@@ -214,7 +214,7 @@ def _tiled(base: Any, settings: EngineSettings) -> TiledBody | None:
 
 
 class _Given(nn.Module):
-    """Stands where a model's body stands, and gives what it was given."""
+    """Stand-in for a model's body that returns its input."""
 
     def forward(
         self, *_: Any, given: BaseModelOutputWithPooling, **__: Any
@@ -223,13 +223,12 @@ class _Given(nn.Module):
 
 
 def _head_of(model: Any) -> Callable[[BaseModelOutputWithPooling], Tensor]:
-    """`model` without its body: what the body gives to logits."""
+    """Return the function from the body's output to logits, without the body."""
     head = copy.copy(model)
     head._modules = {**model._modules, model.base_model_prefix: _Given()}
 
     def logits(given: BaseModelOutputWithPooling) -> Tensor:
-        # The states stand for the input as well, on which such models insist and of which they take
-        # the batch's size.
+        # The states also serve as the required input, from which such models take the batch size.
         found: Tensor = head(inputs_embeds=given.last_hidden_state, given=given).logits
         return found
 

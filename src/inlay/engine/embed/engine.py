@@ -1,7 +1,4 @@
-"""The embedding engine.
-
-Batches across requests, made into vectors by a `EmbeddingModel`, answers on the event loop.
-"""
+"""The embedding engine: batches prompts of many requests for an `EmbeddingModel`."""
 
 import asyncio
 import itertools
@@ -35,16 +32,16 @@ from inlay.request import EmbedOutput, EmbedRequest, EmitEmbedOutput, Task
 log = logging.getLogger(__name__)
 
 RETRY_AFTER = 1.0
-"""Seconds after which to ask again when too much waits."""
+"""Seconds after which a client may retry when the queue is full."""
 
 
 @dataclass(slots=True)
 class _Receiver:
-    """A request under way.
+    """A running request.
 
     Attributes:
-        rows: float32 [prompts, size], filled as batches end; empty until the first does.
-        left: prompts that are not computed yet.
+        rows: float32 [prompts, size], filled batch by batch; empty until the first batch ends.
+        left: number of prompts that are not computed yet.
     """
 
     request: EmbedRequest
@@ -69,11 +66,10 @@ class _Receiver:
 
 
 class EmbedEngine:
-    """A model that makes vectors, or scores pairs.
+    """A model that computes vectors of texts, or scores of pairs.
 
-    The event loop owns all that waits; the model is given a few batches at a time and gives back
-    their vectors. When it fails, the requests of that batch end with an error and the next batch is
-    tried.
+    The event loop owns the queue. The model gets a few batches at a time and returns their vectors.
+    If a batch fails, its requests end with an error and the next batch is tried.
     """
 
     def __init__(self, settings: EngineSettings, model: EmbeddingModel) -> None:
@@ -94,7 +90,7 @@ class EmbedEngine:
 
     @property
     def card(self) -> ModelCard:
-        """What it serves. Raises `EngineError` before it is started."""
+        """Metadata of the served model. Raises `EngineError` before the start."""
         return self._ready.card
 
     @property
@@ -107,7 +103,7 @@ class EmbedEngine:
         """Load the model.
 
         Raises:
-            InvalidRequestError: a model or settings it refuses.
+            InvalidRequestError: an unsupported model or setting.
             EngineError: it was started before, or the model did not start.
         """
         if self._loaded is not None:
@@ -122,7 +118,7 @@ class EmbedEngine:
         )
 
     async def close(self) -> None:
-        """End every request with an error and let go of the model."""
+        """End every request with an error and release the model."""
         self._closing = True
         for request_id in tuple(self._receivers):
             self.abort(request_id)
@@ -130,9 +126,9 @@ class EmbedEngine:
         await self._model.close()
 
     async def failed(self) -> EngineError:
-        """Return why, once the model has failed for good.
+        """Wait for a permanent failure of the model and return it.
 
-        Every request ends with an error first.
+        All requests end with an error first.
         """
         error = await self._model.failed()
         for receiver in tuple(self._receivers.values()):
@@ -145,17 +141,18 @@ class EmbedEngine:
         Raises:
             InvalidRequestError: it can never run here.
             EngineError: the engine is not started.
-            OverloadedError: too much is waiting, or the engine is closing.
+            OverloadedError: the queue is full, or the engine is closing.
         """
         if self._closing:
             raise OverloadedError("the engine is closing")
         if request.id in self._receivers:
-            raise InvalidRequestError(f"a work with id {request.id!r} is under way")
+            raise InvalidRequestError(f"a request with id {request.id!r} is under way")
         self._check(request)
         most = self._settings.max_num_queued_tokens
         if self._queue.positions and self._queue.positions + request.positions > most:
             raise OverloadedError(
-                f"{self._queue.positions} positions wait to be embedded; {request.positions} more would pass the limit of {most}",
+                f"{self._queue.positions} positions wait to be embedded; {request.positions} more "
+                f"would pass the limit of {most}",
                 retry_after=RETRY_AFTER,
             )
         expires = None if request.deadline is None else time.monotonic() + request.deadline
@@ -164,7 +161,7 @@ class EmbedEngine:
             request.id, [len(prompt) for prompt in request.prompts], priority=request.priority
         )
         if self._next is None:
-            # Soon, not now: requests that come together share a batch.
+            # Deferred, so that requests that arrive together share a batch.
             self._next = asyncio.get_running_loop().call_soon(self._start_batches)
 
     def _check(self, request: EmbedRequest) -> None:
@@ -175,31 +172,32 @@ class EmbedEngine:
                 f"adapter {request.adapter!r} does not exist: this engine has none", param="model"
             )
         if not request.prompts:
-            raise InvalidRequestError("a work has one prompt at least", param="input")
+            raise InvalidRequestError("a request has one prompt at least", param="input")
         if len(request.second_from) not in (0, len(request.prompts)):
             raise InvalidRequestError(
-                "either all prompts of a work are pairs or none is", param="input"
+                "either all prompts of a request are pairs or none is", param="input"
             )
         limit = self.card.limits.max_model_len
         for prompt in request.prompts:
             if not 0 < len(prompt) <= limit:
                 raise ContextLengthError(
-                    f"This model's maximum context length is {limit} tokens; an input has {len(prompt)}, and one at least is needed.",
+                    f"This model's maximum context length is {limit} tokens; an input has "
+                    f"{len(prompt)}, and one at least is needed.",
                     param="input",
                 )
             self._admission.check_prompt(prompt, "input")
 
     def abort(self, request_id: str) -> None:
-        """End a request; what a batch already computes of it is dropped."""
+        """End a request; results of batches that are being computed are dropped."""
         receiver = self._receivers.get(request_id)
         if receiver is not None:
             self._end(receiver, receiver.lost(EngineError("the work was aborted")))
 
     async def probe(self) -> float:
-        """Run one token through the model, before all that waits, and time it.
+        """Run one token through the model before all queued prompts; return the seconds it took.
 
         Raises:
-            EngineError: the engine is not running, or failed now.
+            EngineError: the engine is not running, or failed.
         """
         started = time.monotonic()
         done: asyncio.Future[EmbedOutput] = asyncio.get_running_loop().create_future()
@@ -219,7 +217,7 @@ class EmbedEngine:
         return time.monotonic() - started
 
     def stats(self) -> Stats:
-        """The counters now."""
+        """Return the current counters."""
         return Stats(
             running=self._running,
             waiting=len(self._queue),
@@ -237,10 +235,10 @@ class EmbedEngine:
         try:
             receiver.emit(answer)
         except Exception:
-            log.exception("the receiver of work %s failed", receiver.request.id)
+            log.exception("the receiver of request %s failed", receiver.request.id)
 
     def _start_batches(self) -> None:
-        """Give the model as many batches as it takes, of what waits."""
+        """Give the model as many queued batches as it takes."""
         self._next = None
         self._expire()
         while len(self._batches) < self._ready.batches and (batch := self._queue.next_batch()):
@@ -291,7 +289,7 @@ class EmbedEngine:
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
-        """While the model has this batch; the time of several at once counts once."""
+        """Mark the model as busy with this batch; overlapping batches count their time once."""
         if not self._computing:
             self._busy_since = time.monotonic()
         self._computing += 1
@@ -320,14 +318,16 @@ class EmbedEngine:
     def _take(
         self, receiver: _Receiver, indices: list[int], vectors: npt.NDArray[np.float32]
     ) -> None:
-        """Some of a request's vectors have come."""
+        """Store some of a request's vectors."""
         finite = np.isfinite(vectors).all(axis=1)
         if not finite.all():
             wrong = indices[int(np.argmin(finite))]
             self._end(
                 receiver,
                 receiver.lost(
-                    EngineError(f"the model's output for input {wrong} of the work is not finite")
+                    EngineError(
+                        f"the model's output for input {wrong} of the request is not finite"
+                    )
                 ),
             )
             return

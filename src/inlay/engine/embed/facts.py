@@ -1,6 +1,6 @@
-"""What is true of a model that makes vectors, whichever engine runs it.
+"""Properties of an embedding model that do not depend on the engine that runs it.
 
-Its pooling, its length, its card, its identity.
+Pooling, maximum length, metadata and identity.
 """
 
 import logging
@@ -23,26 +23,27 @@ _SCORES = "ForSequenceClassification"
 
 
 def check_task(stored: Mapping[str, Any], family: Family | None, task: str) -> None:
-    """Hold a checkpoint's `config.json` against what is asked of it.
+    """Check a checkpoint's `config.json` against the requested task.
 
     Raises:
-        InvalidRequestError: a cross-encoder is to make embeddings, or something else is to score.
+        InvalidRequestError: embeddings of a cross-encoder, or scores of anything else.
     """
     names = [str(name) for name in stored.get("architectures") or ()]
     classifies = any(name.endswith(_SCORES) for name in names)
     if task == "score" and not (classifies and (family is None or family.scores)):
         raise InvalidRequestError(
-            f"the checkpoint holds {', '.join(names) or 'no known head'}; --task score serves classification heads: encoders "
-            f"whose architecture ends with {_SCORES}"
+            f"the checkpoint holds {', '.join(names) or 'no known head'}; --task score serves "
+            f"classification heads: encoders whose architecture ends with {_SCORES}"
         )
     if task != "score" and classifies:
         raise InvalidRequestError(
-            f"the checkpoint holds {', '.join(names)}, which scores or classifies and makes no embeddings: start it with --task score"
+            f"the checkpoint holds {', '.join(names)}, which scores or classifies and makes no "
+            "embeddings: start it with --task score"
         )
 
 
 def first_position(family: Family, config: Any) -> int:
-    """The id of a prompt's first position; `config` is transformers' own."""
+    """Return the position id of a prompt's first token; `config` is transformers' own."""
     if family.position_offset is not None:
         return family.position_offset
     first: int = config.pad_token_id + 1
@@ -50,9 +51,9 @@ def first_position(family: Family, config: Any) -> int:
 
 
 def max_model_len(asked: int | None, config: EmbeddingConfig, model: Any, first: int) -> int:
-    """Positions a prompt may have; `model` is transformers' configuration.
+    """Return the maximum number of positions of a prompt; `model` is transformers' configuration.
 
-    Raises `InvalidRequestError` where more are `asked`.
+    Raises `InvalidRequestError` if more are `asked`.
     """
     own = int(model.max_position_embeddings) - first
     if asked is not None and asked > own:
@@ -65,10 +66,10 @@ def max_model_len(asked: int | None, config: EmbeddingConfig, model: Any, first:
 def pooling_modes(
     settings: EngineSettings, config: EmbeddingConfig, family: Family | None
 ) -> tuple[PoolingMode, ...]:
-    """What vectors are made of.
+    """Return the pooling modes whose results are concatenated.
 
     Raises:
-        InvalidRequestError: nobody says, and the model is of no `family` that is known.
+        InvalidRequestError: neither settings nor files name one, and the `family` is unknown.
     """
     if settings.task == "score":
         return ("cls",)
@@ -89,16 +90,16 @@ def pooling_modes(
 def card_of(
     settings: EngineSettings, config: EmbeddingConfig, model: Any, modes: Sequence[PoolingMode]
 ) -> EmbeddingCard:
-    """What clients may ask of its vectors, or of its scores.
+    """Describe the model's vectors or scores for clients.
 
     Args:
-        settings: the task, and dimensions vectors may be shortened to.
-        config: as sentence-transformers' files say.
+        settings: the task, and the dimensions that vectors may be shortened to.
+        config: configuration from sentence-transformers' files.
         model: transformers' configuration.
-        modes: what vectors are made of.
+        modes: pooling modes.
 
     Raises:
-        InvalidRequestError: dimensions that vectors do not have.
+        InvalidRequestError: dimensions larger than the vectors.
     """
     if settings.task == "score":
         return _scoring_card(model)
@@ -120,7 +121,7 @@ def card_of(
 
 
 def _scoring_card(config: Any) -> EmbeddingCard:
-    """The labels, and the activation that follows the logits."""
+    """Describe a scoring model: its labels, and the activation after its logits."""
     size = int(config.num_labels)
     names = {int(index): str(name) for index, name in (config.id2label or {}).items()}
     labels = tuple(names[index] for index in range(size)) if set(range(size)) <= set(names) else ()
@@ -133,13 +134,14 @@ _BY_PROBLEM = {"regression": "identity", "multi_label_classification": "sigmoid"
 
 
 def _activation(config: Any, labels: int) -> str:
-    """As vLLM's `get_act_fn`.
+    """Choose the activation after the logits, as vLLM's `get_act_fn` does.
 
-    By the kind of problem, else what sentence-transformers' `CrossEncoder` reads, else
+    By the kind of problem, else the activation that sentence-transformers' `CrossEncoder` reads,
+    else
     probabilities.
 
     Raises:
-        InvalidRequestError: the model names one that is not served.
+        InvalidRequestError: the model names an unsupported one.
     """
     probabilities = "sigmoid" if labels == 1 else "softmax"
     problem = getattr(config, "problem_type", None)
@@ -155,16 +157,17 @@ def _activation(config: Any, labels: int) -> str:
     found = activation_of(named, Path(config.name_or_path))
     if found not in ("identity", "sigmoid", "tanh"):
         raise InvalidRequestError(
-            f"the model's scores end with {named}, which is not served; served: Identity, Sigmoid, Softmax, Tanh"
+            f"the model's scores end with {named}, which is not served; served: Identity, Sigmoid, "
+            "Softmax, Tanh"
         )
     # As in vLLM, a sigmoid of several labels is their softmax.
     return probabilities if found == "sigmoid" else found
 
 
 def identity(config: EmbeddingConfig, modes: Sequence[PoolingMode], *, unit: bool = False) -> str:
-    """32 hex digits: of all that makes a vector.
+    """Return 32 hex digits that identify everything that determines a vector.
 
-    `unit` where it leaves the engine with length 1, whatever the model says.
+    `unit` if the engine normalises vectors whatever the model says.
     """
     hasher = blake3(weights_id(config.directory).encode())
     hasher.update(",".join(modes).encode())

@@ -1,6 +1,6 @@
-"""The models that make vectors here, and the facts of each.
+"""Supported embedding and scoring models, and the properties of each family.
 
-All others are refused with the reason.
+All other models are refused with the reason.
 """
 
 from collections.abc import Mapping
@@ -14,19 +14,18 @@ _LLAMA = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Facts about one kind of model.
+    """Properties of one kind of model.
 
     Attributes:
-        causal: a position sees only itself and those before it; then the last one has seen the
-            whole text.
-        position_offset: how far the first position's id is from 0; None for one more than the
-            padding token's.
-        token_types: whether the two texts of a pair are told apart.
-        fused: projections of one parent module that take the same input.
-        tiled: whether its `encoder` is of BERT's kind, which `TiledEncoder` computes.
-        gelu: module and attribute of a GELU, and the attribute of the linear before it, which can
-            apply it.
-        scores: whether a sequence classification head is served.
+        causal: a position sees only itself and earlier ones; the last one has then seen the whole
+            text.
+        position_offset: id of the first position; None for the padding token's id plus one.
+        token_types: True if the two texts of a pair have different token types.
+        fused: projections of one parent module with the same input.
+        tiled: True if its `encoder` is BERT-like, so that `TiledEncoder` can compute it.
+        gelu: module and attribute of a GELU, and the attribute of the linear before it, into which
+            it can be fused.
+        scores: True if its sequence classification head is supported.
     """
 
     causal: bool = False
@@ -57,29 +56,31 @@ FAMILIES: dict[str, Family] = {
 }
 
 REFUSED: dict[str, str] = {
-    "mpnet": "its attention adds a bias for each pair of positions, which packed attention does not do",
+    "mpnet": "its attention adds a bias for each pair of positions, which packed attention does "
+    "not do",
     "deberta-v2": "its attention adds terms for each distance, which packed attention does not do",
     "t5": "its attention adds a bias for each distance, which packed attention does not do",
 }
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """The family of a model's `config.json`.
+    """Return the family of a model's `config.json`.
 
     Raises:
-        InvalidRequestError: the model is not served; says what is.
+        InvalidRequestError: unsupported model; the message lists the supported ones.
     """
     model_type = config.get("model_type")
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
         reason = f": {REFUSED[model_type]}" if model_type in REFUSED else ""
         raise InvalidRequestError(
-            f"the torch engine makes no vectors with models of type {model_type!r}{reason}; it does with "
-            f"{', '.join(sorted(FAMILIES))}"
+            f"the torch engine makes no vectors with models of type {model_type!r}{reason}; it "
+            f"does with {', '.join(sorted(FAMILIES))}"
         )
     if config.get("quantization_config"):
         raise InvalidRequestError(
-            "the checkpoint is quantised; the torch engine serves float32, bfloat16 and float16 weights"
+            "the checkpoint is quantised; the torch engine serves float32, bfloat16 and float16 "
+            "weights"
         )
     kind = config.get("position_embedding_type") or "absolute"
     if kind != "absolute":

@@ -1,4 +1,4 @@
-"""GELUs that are applied in the product before them, on a CPU, where that is the same."""
+"""GELU fused into the linear layer before it, on a CPU."""
 
 import logging
 from typing import Any
@@ -15,11 +15,12 @@ _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
 def fuse_gelu(model: nn.Module, place: tuple[str, str, str]) -> None:
-    """Swap linear and GELU of every module of a kind for one product, where both together give what they gave apart.
+    """Fuse linear and GELU in every module of one class, where the result is the same.
 
     Args:
         model: on its device, in its final dtype.
-        place: how the module's class name ends, the attribute of its GELU, and the attribute of the
+        place: suffix of the module's class name, the attribute of its GELU, and the attribute of
+            the
             linear before it.
     """
     ending, activation, linear = place
@@ -38,9 +39,9 @@ def fuse_gelu(model: nn.Module, place: tuple[str, str, str]) -> None:
 
 
 def _fused(linear: nn.Linear, activation: Any) -> PackedLinear | None:
-    """The one product, or None where it disagrees.
+    """Return the fused product, or None if its result differs.
 
-    The activation is another, or there is no such product here.
+    It differs for other activations, and is missing in some builds of torch.
     """
     weight = linear.weight
     x = torch.randn(5, weight.shape[1], generator=torch.Generator().manual_seed(1)).to(weight.dtype)

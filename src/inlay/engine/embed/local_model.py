@@ -1,7 +1,4 @@
-"""A transformers model in this process as a `EmbeddingModel`.
-
-A thread computes, the event loop waits.
-"""
+"""A transformers model in this process as an `EmbeddingModel`: a thread computes."""
 
 import asyncio
 import logging
@@ -38,38 +35,38 @@ class LocalModel:
         self._thread = _Thread()
 
     async def start(self) -> LoadedEmbeddingModel:
-        """Load the model. Raises `InvalidRequestError` where it, or a setting, is refused."""
+        """Load the model. Raises `InvalidRequestError` if it, or a setting, is not supported."""
         encoder = self._encoder = await self._thread.run(partial(Encoder.load, self._settings))
         return LoadedEmbeddingModel(
             _card(self._settings, encoder, self._secret), self._settings.max_num_batched_tokens
         )
 
     async def vectors(self, batch: Sequence[EmbedInput]) -> npt.NDArray[np.float32]:
-        """What comes of each prompt: [len(batch), size]."""
+        """Compute the vector of each prompt: [len(batch), size]."""
         if self._encoder is None:
             raise EngineError("the engine is not started")
         return await self._thread.run(partial(_vectors, self._encoder, batch))
 
     async def failed(self) -> EngineError:
-        """Never return: what fails in this process ends a batch, or the process."""
+        """Never return: an error in this process ends one batch, or the process."""
         never: asyncio.Future[EngineError] = asyncio.get_running_loop().create_future()
         return await never
 
     async def close(self) -> None:
-        """Stop the thread and let go of the model."""
+        """Stop the thread and release the model."""
         await asyncio.to_thread(self._thread.close)
         self._encoder = None
 
 
 class _Thread:
-    """One thread that computes for the event loop, a thing at a time."""
+    """One thread that runs calls of the event loop, one at a time."""
 
     def __init__(self) -> None:
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     async def run(self, work: Callable[[], T]) -> T:
-        """What `request` returns or raises, computed in the thread."""
+        """Call `work` in the thread; return its result or raise its error."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
 
@@ -86,7 +83,7 @@ class _Thread:
             failure: Exception | None = None
             try:
                 result = work()
-            except Exception as error:  # handed on: raised where it is awaited
+            except Exception as error:  # raised again where it is awaited
                 failure = error
             try:
                 loop.call_soon_threadsafe(settle, result, failure)
@@ -104,7 +101,7 @@ class _Thread:
             work()
 
     def close(self) -> None:
-        """End the thread; nothing is being computed."""
+        """End the thread. Nothing may be running in it."""
         if self._thread is not None:
             self._work.put(None)
             self._thread.join()

@@ -1,9 +1,9 @@
-"""From hidden states to vectors.
+"""Pooling and Dense layers: hidden states to vectors.
 
-Pooling, and the Dense layers after it, in float32 whatever the model computes in.
+Computed in float32, whatever the model's dtype is.
 
-Each mode reads a sequence's own positions only: a vector does not depend on what else is in the
-batch. Formulas are those of sentence-transformers' `Pooling` and `Dense`.
+Each mode reads one sequence's positions only: a vector does not depend on the rest of its batch.
+The formulas are those of sentence-transformers' `Pooling` and `Dense`.
 """
 
 from collections.abc import Sequence
@@ -27,12 +27,12 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 def pool(hidden: Tensor, lengths: Sequence[int], modes: Sequence[PoolingMode]) -> Tensor:
-    """One vector a sequence: float32 [S, C times the number of modes].
+    """Pool each sequence to one vector: float32 [S, C times the number of modes].
 
     Args:
-        hidden: [T, C], the sequences' positions end to end.
+        hidden: [T, C], the sequences laid end to end.
         lengths: [S], at least 1 each.
-        modes: what is taken; the results follow each other.
+        modes: pooling modes, whose results are concatenated.
     """
     counts = torch.tensor(lengths, device=hidden.device)
     ends = counts.cumsum(0)
@@ -63,8 +63,8 @@ class Dense(nn.Module):
         """Read its weights.
 
         Raises:
-            InvalidRequestError: there are none in safetensors, or they are not what its
-                configuration says.
+            InvalidRequestError: its weights are not in safetensors, or do not match its
+                configuration.
         """
         super().__init__()
         self._linear = nn.Linear(config.in_features, config.out_features, bias=config.bias)
@@ -94,14 +94,15 @@ def _weights(path: Path) -> dict[str, Tensor]:
 
 
 def dense_layers(configs: Sequence[DenseConfig], size: int) -> nn.Sequential:
-    """The layers after the pooling, which gives `size` elements.
+    """Build the layers after pooling, whose vectors have `size` elements.
 
-    Raises `InvalidRequestError` where they do not fit.
+    Raises `InvalidRequestError` if their sizes do not match.
     """
     for config in configs:
         if config.in_features != size:
             raise InvalidRequestError(
-                f"{config.directory} takes {config.in_features} elements; before it there are {size}"
+                f"{config.directory} takes {config.in_features} elements; before it there are "
+                f"{size}"
             )
         size = config.out_features
     return nn.Sequential(*map(Dense, configs))

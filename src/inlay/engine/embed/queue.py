@@ -1,9 +1,10 @@
-"""What waits to be embedded, and what of it goes into the next batch. Pure Python.
+"""Queue of prompts to embed, and the choice of the next batch. Pure Python.
 
-A batch holds whole prompts, up to a budget of positions. Where several requests wait, half of it
-belongs to the first of them, by priority and then by age, and half to those with the fewest
-positions left: a few texts are not behind the thousands that came before them, and the thousands
-never stand still. The first and the least of the others put in one prompt at least, however long.
+A batch holds whole prompts, up to a budget of positions. When several requests wait, half of it
+goes to the first of them, by priority and then by age, and half to those with the fewest positions
+left: a small request does not wait for thousands of earlier texts, and a large one always
+progresses. The first request, and the smallest of the others, add at least one prompt each, however
+long.
 """
 
 from collections.abc import Sequence
@@ -15,9 +16,9 @@ class Item:
     """One prompt of a request.
 
     Attributes:
-        request_id: whose.
-        index: its place among the request's prompts.
-        length: positions.
+        request_id: id of the request.
+        index: index among the request's prompts.
+        length: positions of the prompt.
     """
 
     request_id: str
@@ -38,13 +39,13 @@ class _Waiting:
 
 
 class BatchQueue:
-    """Requests whose prompts wait.
+    """Requests with prompts that wait for a batch.
 
     Args:
         budget: positions of a batch.
 
     Attributes:
-        positions: those of all that wait.
+        positions: total of all waiting prompts.
     """
 
     def __init__(self, budget: int) -> None:
@@ -54,23 +55,23 @@ class BatchQueue:
         self.positions = 0
 
     def __len__(self) -> int:
-        """Prompts that wait."""
+        """Number of waiting prompts."""
         return sum(len(waiting.items) for waiting in self._requests.values())
 
     def add(self, request_id: str, lengths: Sequence[int], *, priority: int = 0) -> None:
-        """Let the prompts of a request wait, one at least; lower `priority` is sooner."""
+        """Queue the prompts of a request, at least one; lower `priority` runs sooner."""
         self._came += 1
         waiting = self._requests[request_id] = _Waiting(request_id, lengths, (priority, self._came))
         self.positions += waiting.positions
 
     def remove(self, request_id: str) -> None:
-        """Forget what is left of a request. Unknown ids are ignored."""
+        """Drop the waiting prompts of a request. Unknown ids are ignored."""
         waiting = self._requests.pop(request_id, None)
         if waiting is not None:
             self.positions -= waiting.positions
 
     def next_batch(self) -> list[Item]:
-        """Take the next batch, the longest prompts first; empty when nothing waits."""
+        """Take the next batch, the longest prompts first; empty if nothing waits."""
         if not self._requests:
             return []
         first = min(self._requests.values(), key=lambda waiting: waiting.order)
@@ -94,7 +95,11 @@ class BatchQueue:
         return batch
 
     def _take(self, waiting: _Waiting, batch: list[Item], room: int, *, must: bool = False) -> int:
-        """Move the longest prompts of a request that fit into `room` positions to `batch`, with `must` one at least; the room left."""
+        """Move prompts of a request, longest first, into `batch` while they fit.
+
+        `room` is the number of positions left. With `must`, at least one is moved. Returns the room
+        left.
+        """
         while waiting.items and (must or waiting.items[-1][0] <= room):
             length, index = waiting.items.pop()
             batch.append(Item(waiting.id, index, length))

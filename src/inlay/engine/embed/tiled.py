@@ -1,7 +1,7 @@
-"""Encoders of BERT's kind in native loops over a CPU's tile registers (AMX), all layers in one call.
+"""BERT-like encoders on a CPU's tile registers (AMX), all layers in one native call.
 
-oneDNN's products of a batch of this size reach half of what tiles do, and between products
-everything goes through memory again.
+For batches of this size, oneDNN's products reach half the throughput of the tiles, and every
+product's input and output pass through memory.
 """
 
 import ctypes
@@ -21,13 +21,13 @@ from inlay.errors import EngineError
 _logger = logging.getLogger(__name__)
 
 Parts = Literal[1, 2, 3]
-"""How many bfloat16 stand for an element of a product.
+"""Number of bfloat16 values that represent one element in a product.
 
-One, two for about 16 bits, or three for a float32's 24.
+One; two for about 16 bits; or three for a float32's 24.
 """
 
 _TOLERANCE: Mapping[Parts, float] = {1: 1e-1, 2: 1e-3, 3: 1e-4}
-"""The greatest difference from torch's own layers on random input, of the greatest state."""
+"""Largest allowed difference from torch's layers on random input, relative to the largest state."""
 
 _pointer = ctypes.c_void_p
 
@@ -58,7 +58,7 @@ class _Encode(ctypes.Structure):
 
 
 class LayerSizes(NamedTuple):
-    """Sizes that all layers share."""
+    """Sizes shared by all layers."""
 
     hidden: int
     inner: int
@@ -77,9 +77,9 @@ class TiledEncoder(nn.Module):
         library: ctypes.CDLL,
         first_norm: nn.LayerNorm | None = None,
     ) -> None:
-        """Pack the weights of `encoder`, which are not kept.
+        """Pack the weights of `encoder`; it can be dropped afterwards.
 
-        `first_norm` is what states go through before it.
+        `first_norm` is applied before its first layer.
         """
         super().__init__()
         self._shape = shape
@@ -122,21 +122,22 @@ class TiledEncoder(nn.Module):
         return found
 
     def _kept(self, tensor: Tensor) -> int:
-        """The address of a copy of `tensor` that lives as long as this."""
+        """Copy `tensor` for the lifetime of this object; return its address."""
         own = tensor.detach().clone().contiguous()
         self._tensors.append(own)
         return own.data_ptr()
 
     def forward(self, hidden_states: Tensor, packed: PackedAttention) -> Tensor:
-        """States [1, T, C] to float32 [1, T, C]; what goes in may be written over."""
+        """Compute [1, T, C] to float32 [1, T, C]; the input may be overwritten."""
         states = hidden_states[0].float().contiguous()
         starts = np.concatenate(([0], np.cumsum(packed.lengths, dtype=np.int64)))
         if starts[-1] != len(states):
             raise EngineError(f"{len(states)} positions were given for sequences of {starts[-1]}")
         shape = self._shape
         call = _Encode(
-            ctypes.addressof(self._layers), *self._first_norm, starts.ctypes.data, states.data_ptr(), None, len(self._layers), len(packed.lengths),
-            shape.hidden, shape.inner, shape.heads, shape.eps, torch.get_num_threads(),
+            ctypes.addressof(self._layers), *self._first_norm, starts.ctypes.data,
+            states.data_ptr(), None, len(self._layers), len(packed.lengths), shape.hidden,
+            shape.inner, shape.heads, shape.eps, torch.get_num_threads(),
         )  # fmt: skip
         needed = self._bytes(ctypes.byref(call))
         if len(self._workspace) < needed:
@@ -147,9 +148,9 @@ class TiledEncoder(nn.Module):
 
 
 def _packed(weight: Tensor, parts: Parts) -> Tensor:
-    """`weight` [out, in] as `encoder.cpp` wants it, flat.
+    """Return `weight` [out, in] flat, in the layout of `encoder.cpp`.
 
-    Bfloat16 for tiles, or float32 of which it makes several parts itself.
+    Bfloat16 for tiles, or float32, which the kernel splits itself.
     """
     outside, inside = weight.shape
     if parts > 1:
@@ -160,21 +161,21 @@ def _packed(weight: Tensor, parts: Parts) -> Tensor:
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled loops, or None where they cannot be had or the system keeps tiles from this process."""
+    """Return the compiled library, or None if it, or the tiles, are not available."""
     found = load("encoder")
     return None if found is None or found.inlay_tiles() < 0 else found
 
 
 def tiles_serve() -> bool:
-    """Whether this CPU has tiles. Without, the loops compute the same, slowly."""
+    """Return True if this CPU has tiles; without them the loops are correct but slow."""
     found = library()
     return found is not None and bool(found.inlay_tiles())
 
 
 class TiledBody:
-    """A model of BERT's kind whose layers run over tiles.
+    """A BERT-like model whose layers run on tiles.
 
-    Its own forward, without what that does for other uses.
+    Has its own forward pass, without branches for other uses.
     """
 
     def __init__(self, base: Any, encoder: TiledEncoder) -> None:
@@ -190,7 +191,7 @@ class TiledBody:
         packed: PackedAttention,
         token_type_ids: Tensor | None = None,
     ) -> Tensor:
-        """The last states, float32 [1, T, C], of embeddings [1, T, C or what is projected to it], which may be written over."""
+        """Compute the last states, float32 [1, T, C], of embeddings [1, T, E], in place."""
         embeddings = self._embeddings
         states = inputs_embeds + embeddings.position_embeddings(position_ids)
         types = embeddings.token_type_embeddings
@@ -202,13 +203,13 @@ class TiledBody:
 
 
 def tile(base: Any, parts: Parts) -> TiledBody | None:
-    """Swap the `encoder` of a model of BERT's kind for loops over tiles, where both give the same.
+    """Replace the `encoder` of a BERT-like model by native loops if the results agree.
 
-    None where that was not done.
+    Returns None if it was not replaced.
 
     Args:
         base: on a CPU, in its final dtype, with `PackedAttention` as its attention.
-        parts: what stands for an element of a product.
+        parts: number of bfloat16 values for an element of a product.
     """
     loops = library()
     shape = None if loops is None else _shape(base)
@@ -237,7 +238,7 @@ def tile(base: Any, parts: Parts) -> TiledBody | None:
 
 
 def _shape(base: Any) -> LayerSizes | None:
-    """Sizes of a model's layers, or None where the loops do not compute them."""
+    """Return the sizes of a model's layers, or None if the loops do not support them."""
     config = base.config
     hidden, inner, heads = config.hidden_size, config.intermediate_size, config.num_attention_heads
     size = hidden // heads

@@ -1,4 +1,4 @@
-"""What makes the vectors of an `EmbedEngine`: a model in this process, or another engine."""
+"""Interface of a model that computes vectors for `EmbedEngine`: local, or another engine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from inlay.prompt import Prompt
 
 @dataclass(frozen=True, slots=True)
 class EmbedInput:
-    """One prompt that is to become a vector; it was held against the card.
+    """One prompt to embed, already checked.
 
     Attributes:
-        prompt: of at least one position.
-        second_from: where its second text begins; its length where it is no pair.
-        salt: separates caches: the tenant.
+        prompt: at least one position.
+        second_from: start of its second text; the prompt's length if it is not a pair.
+        salt: separates the caches of tenants.
     """
 
     prompt: Prompt
@@ -29,12 +29,12 @@ class EmbedInput:
 
 @dataclass(frozen=True, slots=True)
 class LoadedEmbeddingModel:
-    """A model that is ready.
+    """A loaded model.
 
     Attributes:
-        card: what is announced.
+        card: metadata to announce.
         budget: positions of a batch.
-        batches: how many are given to it at a time.
+        batches: maximum number of batches at a time.
     """
 
     card: ModelCard
@@ -43,28 +43,28 @@ class LoadedEmbeddingModel:
 
 
 class EmbeddingModel(Protocol):
-    """Makes vectors, a batch at a time.
+    """Computes vectors, one batch at a time.
 
-    Every method is called on the event loop and does not block it.
+    All methods are called on the event loop and must not block it.
     """
 
     async def start(self) -> LoadedEmbeddingModel:
-        """Load it. Raises `InvalidRequestError` (a model or settings it refuses) or `EngineError`."""
+        """Load the model. Raises `InvalidRequestError` (unsupported) or `EngineError`."""
         ...
 
     async def vectors(self, batch: Sequence[EmbedInput]) -> npt.NDArray[np.float32]:
-        """What comes of each prompt: [len(batch), size], not normalised.
+        """Compute the vector of each prompt: [len(batch), size], not normalised.
 
-        Of a scoring model, logits. What it raises ends the batch.
+        Logits, if it is a scoring model. An error fails the batch.
         """
         ...
 
     async def failed(self) -> EngineError:
-        """Return why, once it has failed for good; never, where it cannot."""
+        """Wait for a permanent failure and return it; never returns if there is none."""
         ...
 
     async def close(self) -> None:
-        """Let go of the model. No batch is under way."""
+        """Release the model. No batch is running."""
         ...
 
 
