@@ -329,6 +329,14 @@ def test_a_frontend_says_that_nats_does_not_answer_before_it_gives_its_workers_u
         health = httpx.get(frontend.url + "/health", timeout=END_SECONDS)
         assert health.status_code == 503
         assert "NATS" in health.json()["missing"]
+        # A completion waits for NATS until the workers are given up; then it says why.
+        body = {"prompt": "x", "max_tokens": 1}
+        completion = httpx.post(frontend.url + "/v1/completions", json=body, timeout=END_SECONDS)
+        assert completion.status_code == 503
+        assert "NATS" in completion.json()["error"]["message"]
+        refused = httpx.post(frontend.url + "/v1/completions", json=body, timeout=END_SECONDS)
+        assert refused.status_code == 503
+        assert "is ready: NATS has not answered for" in refused.json()["error"]["message"]
         server.kill()
         server.start()
         while httpx.get(frontend.url + "/ready", timeout=END_SECONDS).status_code != 200:

@@ -233,3 +233,31 @@ def test_stop_strings_are_held_once_however_many_choices_look_for_them(
         next(answer.iter_lines())
         assert StopStrings.size(stops) <= budget.used < 1.1 * StopStrings.size(stops)
     until(lambda: budget.used == 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param", "expected", "got"),
+    [
+        ("chat/completions", {"logprobs": 0}, "logprobs", "bool", "int"),
+        ("chat/completions", {"stream": 1}, "stream", "bool", "int"),
+        (
+            "chat/completions",
+            {"stream": True, "stream_options": {"include_usage": "yes"}},
+            "stream_options.include_usage",
+            "bool",
+            "str",
+        ),
+        ("completions", {"max_tokens": "5"}, "max_tokens", "int", "str"),
+        ("completions", {"logprobs": True}, "logprobs", "int", "bool"),
+        ("completions", {"temperature": "0.5"}, "temperature", "float", "str"),
+    ],
+)
+def test_a_value_of_another_json_type_is_refused_with_the_type_that_is_allowed(
+    plain_url: str, path: str, fields: dict[str, Any], param: str, expected: str, got: str
+) -> None:
+    prompt = {"messages": [{"role": "user", "content": "x"}], "prompt": "x"}
+    answer = httpx.post(f"{plain_url}/v1/{path}", json={**prompt, **fields})
+    found = error(answer)
+    assert (answer.status_code, found["param"]) == (400, param)
+    assert f"expected `{expected}" in found["message"]
+    assert f"got `{got}`" in found["message"]

@@ -254,7 +254,10 @@ def test_a_model_that_embeds_generates_nothing_and_the_other_way_round(
     refused(
         post(url, "/v1/completions", prompt="x", max_tokens=1), "model", "does not generate text"
     )
-    refused(post(plain_url, input="x"), "model", "--task embed")
+    answer = post(plain_url, input="x")
+    refused(answer, "model", "generates text, and makes no embeddings: use POST /v1/completions")
+    assert "--task embed" in answer.json()["error"]["message"]
+    assert "was started with" not in answer.json()["error"]["message"]
 
 
 def test_many_texts_come_in_order_through_many_batches(url: str) -> None:

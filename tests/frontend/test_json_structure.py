@@ -194,6 +194,18 @@ def test_json_beyond_its_limit_is_refused_before_it_is_parsed(
     assert f"over the limit of {LIMIT} bytes" in answer.json()["error"]["message"]
 
 
+def test_base64_that_is_no_tensor_data_counts_as_text_and_the_error_says_so(llama: Fleet) -> None:
+    url = llama.serve(max_json_bytes=LIMIT)
+    body = {"prompt": "A" * 2 * LIMIT, "max_tokens": 1}
+    answer = httpx.post(url + "/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 413
+    message = answer.json()["error"]["message"]
+    size = int(message.split("the body has ")[1].split(" bytes")[0])
+    assert 2 * LIMIT <= size <= 2 * LIMIT + 100
+    assert f"over the limit of {LIMIT} bytes" in message
+    assert "other base64 is text" in message
+
+
 @pytest.mark.parametrize(
     ("fields", "says"),
     [({"max_tokens": 1}, "--enable-prompt-embeds"), ({"max_tokens": "one"}, "max_tokens")],

@@ -116,6 +116,42 @@ def test_a_request_is_one_line_of_counts_and_times(told: Told) -> None:
     assert (line["status"], line["error"]) == (400, "invalid_request_error")
 
 
+def test_a_stream_cut_by_ctrl_c_is_logged_with_the_error_its_client_got(tmp_path: Path) -> None:
+    port = free_port()
+    words = [
+        *("serve", str(tiny("llama")), "--engine", "echo", "--max-model-len", "5000000"),
+        *("--port", str(port), "--drain-timeout", "1", "--log-format", "json"),
+    ]
+    path = tmp_path / "stderr"
+    with path.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "inlay.cli", *words],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stderr=file,
+            stdin=subprocess.DEVNULL,
+        )
+    url = f"http://127.0.0.1:{port}"
+    deadline = time.monotonic() + START_SECONDS
+    while not _ready(url):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    body = {"prompt": "It is", "max_tokens": 4_000_000, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", url + "/v1/completions", json=body, timeout=180) as stream:
+        lines = stream.iter_text()
+        text = next(lines)
+        process.send_signal(signal.SIGINT)
+        for more in lines:
+            text = text[-4096:] + more
+    process.wait(30)
+    event = json.loads(text.split("\n\n")[-3].removeprefix("data: "))
+    logged = [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")]
+    (line,) = [line for line in logged if line.get("route") == "/v1/completions"]
+    assert line["status"] == 200
+    assert line["stream_error"] == event["error"]["type"] == "overloaded_error"
+    assert "error" not in line
+
+
 def test_a_request_is_a_tree_of_spans_from_http_to_the_engine(told: Told) -> None:
     told.collector.bodies.clear()
     assert told.ask(TRACE, prompt=SECRET_WORDS + " every night", ignore_eos=True).status_code == 200

@@ -52,7 +52,10 @@ def _fields(call: Call, route: str, status: int, error: BaseException | None) ->
         fields |= call.times.told()
     fields["ms"] = round((time.perf_counter() - call.began) * 1000, 3)
     kind = _kind(error)
-    return fields if kind is None else fields | {"error": kind}
+    if kind is None:
+        return fields
+    # After the first event `status` is 200 whatever follows: the client got the error as an event.
+    return fields | {"error" if error is not call.failed else "stream_error": kind}
 
 
 def _kind(error: BaseException | None) -> str | None:

@@ -1,4 +1,4 @@
-"""Which routes a model serves, by the task it was started for."""
+"""Routes of each task, and the check that a model serves a route."""
 
 from inlay.card import ModelCard
 from inlay.errors import InvalidRequestError
@@ -11,7 +11,12 @@ ROUTES: dict[Task, tuple[str, ...]] = {
 }
 """The routes of each task, the usual one first."""
 
-_CANNOT = {
+_DOES = {
+    Task.GENERATE: "generates text",
+    Task.EMBED: "makes embeddings",
+    Task.SCORE: "scores or classifies",
+}
+_DOES_NOT = {
     Task.GENERATE: "does not generate text",
     Task.EMBED: "makes no embeddings",
     Task.SCORE: "has no classification head",
@@ -27,10 +32,11 @@ def check_task(card: ModelCard, *tasks: Task) -> None:
     if set(tasks) & set(card.tasks):
         return
     served = sorted(card.tasks)
+    does = " and ".join(_DOES[task] for task in served)
     routes = list(dict.fromkeys(route for task in served for route in ROUTES[task]))
     raise InvalidRequestError(
-        f"The model `{card.name}` {_CANNOT[tasks[0]]}: it was started with --task {' and '.join(served)}, "
-        f"for POST {', '.join(routes)}. This route needs --task {' or '.join(tasks)}.",
+        f"The model `{card.name}` {does}, and {_DOES_NOT[tasks[0]]}: use POST {', '.join(routes)}. "
+        f"This route needs a model served with --task {' or '.join(tasks)}.",
         param="model",
     )
 

@@ -74,7 +74,7 @@ class Router:
         self._secret = secret
         self._clock = clock
         self._fleet = Fleet(plane, settings, random or Random(), clock)
-        self._catalog = Catalog(self._fleet.workers, plane.unavailable)
+        self._catalog = Catalog(self._fleet.workers, self._reasons)
         self._waiting: AdmissionQueue[_Line, list[_Placed]] = AdmissionQueue(
             settings, _cancel, clock
         )
@@ -139,6 +139,17 @@ class Router:
     def unreachable(self) -> str | None:
         """As `inlay.transport.api.Reaches`; None where the plane is never cut off."""
         return self._plane.unreachable() if isinstance(self._plane, Reaches) else None
+
+    def _reasons(self) -> Mapping[str, str]:
+        """Reasons why workers are not ready, by worker; those of the plane go first."""
+        cut_off = self.unreachable()
+        return self.unavailable() if cut_off is None else {"NATS": cut_off}
+
+    def _no_worker(self, name: str) -> OverloadedError:
+        """The error of a request for a model none of whose workers is ready."""
+        cut_off = self.unreachable()
+        reason = "" if cut_off is None else f": {cut_off}"
+        return OverloadedError(f"No worker of the model `{name}` is ready{reason}.", retry_after=1)
 
     def unready(self) -> OverloadedError:
         """The error where no worker is ready; it says what is known of why."""
@@ -261,9 +272,7 @@ class Router:
         keys = None if chain is None else chain()
         placed = self._place(pool, [request], keys, None, 0, only=[worker.id for worker in workers])
         if placed is None:
-            raise OverloadedError(
-                f"No worker of the model `{workers[0].card.name}` is ready.", retry_after=1
-            )
+            raise self._no_worker(workers[0].card.name)
         return placed[0].sent
 
     async def embed(self, name: str, request: EmbedRequest) -> EmbedOutput:
@@ -313,7 +322,7 @@ class Router:
             raise OverloadedError(f"The model `{name}` is asleep.", retry_after=ASLEEP_RETRY_AFTER)
         if adapter is not None and len(pool) and not pool.has_adapter(adapter):
             raise self._catalog.unknown(adapter)
-        raise OverloadedError(f"No worker of the model `{name}` is ready.", retry_after=1)
+        raise self._no_worker(name)
 
     async def _keys(self, pool: Pool, request: Request) -> Keys | None:
         """The blocks of a prompt, where it matters what is cached where."""

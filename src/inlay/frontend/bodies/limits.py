@@ -82,5 +82,7 @@ class EmbedsLimits:
         """Raise `BodyTooLargeError` when a request may not have `num_bytes` of JSON, its long base64 strings not counted."""
         if num_bytes > self._max_json:
             raise BodyTooLargeError(
-                f"the JSON of the body, without base64 strings of 64 KB and more, is over the limit of {self._max_json} bytes"
+                f"the body has {num_bytes} bytes of JSON text or more, which is over the limit of "
+                f"{self._max_json} bytes. Only strings of tensor data in base64 (`prompt_embeds`, "
+                "`data`) of 64 KB or more do not count; other base64 is text"
             )
