@@ -16,8 +16,8 @@ import pytest
 
 from inlay import demo
 from inlay.cli import demo as demo_command
-from inlay.cli.console import Console
 from inlay.cli.demo import inputs_shown, question_shown
+from inlay.cli.process import Console
 from inlay.cli.settings import DemoSettings
 from tests.serving import free_port
 

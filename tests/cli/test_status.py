@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from inlay.cli.console import Console
+from inlay.cli.process import Console
 from inlay.cli.settings import StatusSettings
 from inlay.cli.status import _show
 from inlay.engine.echo import EchoEngine

@@ -15,9 +15,10 @@ from inlay.router.policies import (
     RoundRobin,
     View,
     Weights,
+    hash_of,
     policy_of,
+    rendezvous_hash,
 )
-from inlay.router.rendezvous import hash_of, rendezvous_hash
 from inlay.router.settings import RouterSettings
 
 WEIGHTS = Weights(1, 1)

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from inlay import demo
-from inlay.cli.console import Console
+from inlay.cli.process import Console
 from inlay.cli.serve import Running, run_host
 from inlay.cli.settings import DemoSettings, ServeSettings
 from inlay.client import PromptEmbedder, load

@@ -9,8 +9,8 @@ import numpy as np
 import pybase64
 
 from inlay.cli.command import UsageError
-from inlay.cli.console import Console
 from inlay.cli.files import opening, read
+from inlay.cli.process import Console
 from inlay.cli.settings import EncodeSettings
 from inlay.client import EmbeddedPrompt, PromptEmbedder
 from inlay.errors import EmbeddingsError

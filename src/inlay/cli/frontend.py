@@ -4,8 +4,7 @@ import sys
 from contextlib import AsyncExitStack
 
 import inlay
-from inlay.cli.console import Console
-from inlay.cli.loop import run_until_signal
+from inlay.cli.process import Console, run_until_signal
 from inlay.cli.settings import FleetFrontendSettings
 from inlay.digest import Secret
 from inlay.frontend import build_app

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from inlay.cli.console import Console
 from inlay.cli.files import read
+from inlay.cli.process import Console
 from inlay.cli.settings import InspectSettings
 from inlay.client import EmbeddedPrompt, Neighbour, PromptEmbedder, loads, nearest
 from inlay.client.prompts import Array

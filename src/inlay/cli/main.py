@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 import inlay
 from inlay.cli.command import Command, FileError, UsageError
 from inlay.cli.commands import COMMANDS, known_variables
-from inlay.cli.console import Console
+from inlay.cli.process import EXIT_INTERRUPTED, Console
 from inlay.cli.reading import parse, read
 from inlay.cli.scrub_argv import scrub_argv
-from inlay.cli.signals import EXIT_INTERRUPTED
 from inlay.cli.usage import overview, usage
 from inlay.errors import InlayError
 

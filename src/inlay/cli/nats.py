@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from inlay.cli.console import Console
 from inlay.cli.nats_access import public_key, says_who, wants_key
+from inlay.cli.process import Console
 from inlay.cli.settings import NatsServerSettings
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.frontend.address import check_address

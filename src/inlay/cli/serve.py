@@ -12,12 +12,10 @@ from urllib.parse import urlsplit
 
 import inlay
 from inlay.card import EmbeddingCard, ModelCard
-from inlay.cli.console import Console
 from inlay.cli.engine_args import with_engine_args
-from inlay.cli.loop import run_until_signal
 from inlay.cli.model_directory import check_model
+from inlay.cli.process import Console, on_signals, run_until_signal
 from inlay.cli.settings import ServeSettings
-from inlay.cli.signals import on_signals
 from inlay.digest import Secret
 from inlay.engine import check as check_engine
 from inlay.engine.ranks import Rank, ranks_of, tied

@@ -10,9 +10,8 @@ from typing import Any
 import uvloop
 
 from inlay import liveness
-from inlay.cli.console import Console
+from inlay.cli.process import Console, on_signals
 from inlay.cli.settings import StatusSettings
-from inlay.cli.signals import on_signals
 from inlay.transport.nats.frontend import NatsPlane
 from inlay.transport.nats.link import Link
 from inlay.transport.nats.member import Member

@@ -4,8 +4,8 @@ import sys
 
 import msgspec
 
-from inlay.cli.console import Console
 from inlay.cli.files import read
+from inlay.cli.process import Console
 from inlay.cli.settings import UploadSettings
 from inlay.client import Uploader
 from inlay.client.prompts import container

@@ -1,13 +1,43 @@
-"""Which worker gets a request."""
+"""Choice of a worker for each request, queueing while all are full, and resuming.
+
+`Router` is all that a frontend sees: the models that are served, `send` for requests of one prompt
+(they go to one worker together), `embed` for vectors. It knows workers only through
+`inlay.transport.api.Plane`.
+
+    catalog.py          Catalog, ServedModel   names to models and adapters
+    fleet.py            Fleet                  the pools, as the workers are now
+    pool.py             Pool                   workers that can serve each other's requests
+    member.py           PoolMember             one worker of a pool: its load and its cache
+    kv_index.py         KvIndex                block keys to sets of workers, over key_table.py
+    policies.py         Policy                 round-robin, least-loaded, power-of-two, kv; sessions
+    admission_queue.py  AdmissionQueue         requests that wait, fair among clients
+    tracked_stream.py   LoadReservation        the load a request adds to its worker until it ends
+    cache_tracker.py    CacheTracker           KV events of workers, numbered, with snapshots
+    peers.py            Peers                  loads that frontends of a fleet send each other
+    resume.py           ResumingStream         one request over as many attempts as it needs
+
+Invariants:
+
+- A pool is one model, one set of weights, one dtype. Routing and resuming never leave it.
+- A choice costs a few operations on arrays, whatever the number of workers. No frontend asks
+  another anything while a request waits: each sends four times a second the changes of its load,
+  everything every 5 s, and everything at once when a new frontend appears.
+- An attempt ends with `OverloadedError` when its worker is gone, refused or gave the request up.
+  The next has the output so far as `prior_output` and goes to a worker of the same engine and
+  engine version whose card says that the features in use continue exactly, or up to rounding in
+  16 bits. Attempts are bounded; invalid requests are not retried; a request without output yet may
+  start anew at any worker of the pool.
+- A client below its share of a full worker's places goes on to that worker's engine all the same.
+"""
 
 from typing import TYPE_CHECKING
 
 from inlay.lazy import exported
 
 if TYPE_CHECKING:
-    from inlay.router.model import ServedModel
+    from inlay.router.catalog import ServedModel
     from inlay.router.router import Router
 
 __all__ = ["Router", "ServedModel"]
 
-__getattr__ = exported(__name__, {"Router": "router", "ServedModel": "model"})
+__getattr__ = exported(__name__, {"Router": "router", "ServedModel": "catalog"})

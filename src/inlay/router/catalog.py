@@ -1,15 +1,42 @@
-"""Which models there are, by whatever name."""
+"""Models and adapters by the names that clients use."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from inlay.card import Adapter, ModelCard
 from inlay.errors import NotFoundError, OverloadedError
-from inlay.router.model import ServedModel, content_of
-from inlay.router.pool import PoolKey
+from inlay.router.pool import PoolKey, content_of
 from inlay.transport.api import Worker
 
 _NAMED = 5
 """Names of served models at most in the error of one that is not."""
+
+
+class ServedModel(NamedTuple):
+    """A model, or one of its adapters, that a client named.
+
+    Attributes:
+        card: of the model.
+        adapter: that was named, or None.
+    """
+
+    card: ModelCard
+    adapter: Adapter | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name in responses."""
+        return self.card.name if self.adapter is None else self.adapter.name
+
+    @property
+    def positions_before(self) -> int:
+        """Positions that stand before every prompt; they count as the prompt's."""
+        return 0 if self.adapter is None else self.adapter.num_positions
+
+    @property
+    def max_len(self) -> int:
+        """Positions of a client's prompt and its output together."""
+        return self.card.limits.max_model_len - self.positions_before
 
 
 class Catalog:

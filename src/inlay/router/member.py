@@ -6,7 +6,7 @@ from inlay.card import ModelCard
 from inlay.digest import BLOCK_SIZE
 from inlay.router.key_table import Keys
 from inlay.router.kv_index import KvIndex
-from inlay.router.rendezvous import hash_of
+from inlay.router.policies import hash_of
 from inlay.routing import WorkerLoad
 from inlay.transport.api import Worker
 

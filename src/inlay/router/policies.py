@@ -1,6 +1,7 @@
-"""How one of several workers is chosen.
+"""Choice of one of several workers: by policy, or by session.
 
-All policies look at the same view, and none of them at anything else.
+All policies look at the same `View` and at nothing else. Requests of one session go to one worker,
+which all frontends compute alike without a message (rendezvous hashing).
 """
 
 from collections.abc import Callable
@@ -9,11 +10,16 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from blake3 import blake3
 
 from inlay.router.settings import RouterSettings
 
 Positions: TypeAlias = npt.NDArray[np.int64]
 Costs: TypeAlias = npt.NDArray[np.float64]
+Hashes: TypeAlias = npt.NDArray[np.uint64]
+
+_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+"""Multipliers of the finisher of splitmix64."""
 
 
 class Weights(NamedTuple):
@@ -159,3 +165,30 @@ def policy_of(settings: RouterSettings, random: Random) -> Callable[[], Policy]:
             return lambda: PowerOfTwo(random, weights)
         case "kv":
             return lambda: Kv(random, weights)
+
+
+def hash_of(name: str) -> np.uint64:
+    """64 bits of a name, the same everywhere."""
+    return np.uint64(int.from_bytes(blake3(name.encode()).digest(8), "little"))
+
+
+def rendezvous_hash(session: str, workers: Hashes, requests: Positions, slack: float) -> int:
+    """Index of a session's worker: the first in the session's order that is not overloaded.
+
+    The order is rendezvous hashing (Thaler, Ravishankar 1998): when a worker comes or goes only the
+    sessions move that go to it or were with it. The bound is that of consistent hashing with
+    bounded loads (Mirrokni, Thorup, Zadimoghaddam 2018): the average with this request, times 1 +
+    `slack`.
+
+    Args:
+        session: whatever names it.
+        workers: `hash_of` each worker's id; at least one.
+        requests: running at each.
+        slack: at least 0.
+    """
+    mixed = workers ^ hash_of(session)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX[0]
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX[1]
+    mixed ^= mixed >> np.uint64(31)
+    most = np.ceil((1 + slack) * (requests.sum() + 1) / len(requests))
+    return int(np.argmax(np.where(requests < most, mixed, 0)))

@@ -18,9 +18,7 @@ from inlay.prompt import Prompt
 from inlay.router.key_table import Keys
 from inlay.router.kv_index import KvIndex
 from inlay.router.member import PoolMember
-from inlay.router.model import content_of
-from inlay.router.policies import Policy, Positions, View
-from inlay.router.rendezvous import Hashes, rendezvous_hash
+from inlay.router.policies import Hashes, Policy, Positions, View, rendezvous_hash
 from inlay.router.settings import RouterSettings
 from inlay.routing import WorkerLoad
 from inlay.transport.api import Worker
@@ -37,6 +35,11 @@ class PoolKey(NamedTuple):
     def of(cls, card: ModelCard) -> "PoolKey":
         """Of the pool that a card's worker belongs to."""
         return cls(card.name, card.weights_id, card.dtype)
+
+
+def content_of(card: ModelCard, adapter: str) -> str | None:
+    """Content id of the adapter of this name at the worker with this card, or None."""
+    return next((known.content_id for known in card.adapters if known.name == adapter), None)
 
 
 class Chosen(NamedTuple):

@@ -14,16 +14,14 @@ from inlay.digest import BLOCK_SIZE, Secret
 from inlay.errors import DeadlineExceededError, OverloadedError
 from inlay.request import EmbedOutput, EmbedRequest, Request
 from inlay.router.admission_queue import AdmissionQueue
-from inlay.router.catalog import Catalog
+from inlay.router.catalog import Catalog, ServedModel
 from inlay.router.fleet import Fleet
 from inlay.router.key_table import Keys
 from inlay.router.kv_index import keys_of
 from inlay.router.member import PoolMember
-from inlay.router.model import ServedModel
 from inlay.router.pool import Pool
 from inlay.router.resume import ResumingStream, Sent
 from inlay.router.settings import RouterSettings
-from inlay.router.stats import RouterStats
 from inlay.router.tracked_stream import LoadReservation, TrackedStream
 from inlay.routing import WorkerLoad, routing_chain
 from inlay.transport.api import Plane, Reaches, Stream, Worker
@@ -45,6 +43,30 @@ class _Placed(NamedTuple):
 
     request: Request
     sent: Sent
+
+
+class RouterStats:
+    """Counters of one router, by the name of the model.
+
+    Attributes:
+        decisions: requests sent, by (model, True for a further attempt).
+        looked_up: blocks of prompts that were looked up in the index of workers' caches.
+        hits: blocks of these that the chosen worker had, as far as was known.
+    """
+
+    def __init__(self) -> None:
+        self.decisions: Counter[tuple[str, bool]] = Counter()
+        self.looked_up: Counter[str] = Counter()
+        self.hits: Counter[str] = Counter()
+
+    def add_decision(self, model: str, requests: int, *, further: bool) -> None:
+        """Count requests of one prompt that were sent."""
+        self.decisions[model, further] += requests
+
+    def add_lookup(self, model: str, blocks: int, hits: int) -> None:
+        """Count the blocks of one lookup."""
+        self.looked_up[model] += blocks
+        self.hits[model] += hits
 
 
 class Router:

@@ -49,6 +49,46 @@ class StoredPrompt(msgspec.Struct, frozen=True, kw_only=True):
     pinned: bool
 
 
+class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Contents of a store, and counters since it was opened.
+
+    Attributes:
+        count: prompts, in any tier.
+        pinned: of these, pinned.
+        memory_bytes: held in memory.
+        disk_bytes: held in files.
+        hits: uses answered from memory.
+        loads: uses that had to read a file.
+        misses: ids that were not found, those of other tenants included.
+        evictions: prompts removed to make room.
+        expirations: prompts removed because nobody used them.
+        spills: files written.
+        refused_files: files removed because they were torn, changed, or written under another
+            secret.
+        locked_files: files left alone at the start: encrypted with another key.
+        disk_errors: reads, writes and removals that failed; prompts they concerned are in memory
+            only.
+        fetches: uses that had to fetch from a fleet's storage.
+        shared_bytes: held in a fleet's storage, by all tenants.
+    """
+
+    count: int
+    pinned: int
+    memory_bytes: int
+    disk_bytes: int
+    hits: int
+    loads: int
+    misses: int
+    evictions: int
+    expirations: int
+    spills: int
+    refused_files: int
+    locked_files: int
+    disk_errors: int
+    fetches: int = 0
+    shared_bytes: int = 0
+
+
 class Target(msgspec.Struct, frozen=True, kw_only=True):
     """The model that rows are wanted for.
 

@@ -18,7 +18,7 @@ from inlay import liveness
 from inlay.digest import Secret
 from inlay.errors import BodyTooLargeError, NotFoundError, OverloadedError
 from inlay.prompt import Buffer, Rows
-from inlay.store.entry import Description, Entry, StoredPrompt, Target, cost
+from inlay.store.entry import Description, Entry, StoredPrompt, StoreStats, Target, cost
 from inlay.store.file_format import DamagedFileError, FileFormat, LockedFileError
 from inlay.store.index import LONGEST_WAIT
 from inlay.store.names import Key, Names
@@ -39,7 +39,7 @@ from inlay.store.shared import (
     room,
 )
 from inlay.store.single_flight import AsyncSingleFlight
-from inlay.store.store import PromptStore, StoreStats, missing
+from inlay.store.store import PromptStore, missing
 from inlay.tensors import Tensor, prompts_of
 
 _log = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from typing import ParamSpec, Protocol, TypeVar
 
 from inlay.pace import mark_background
 from inlay.prompt import Buffer, Rows
-from inlay.store.entry import StoredPrompt, Target
-from inlay.store.store import PromptStore, StoreStats
+from inlay.store.entry import StoredPrompt, StoreStats, Target
+from inlay.store.store import PromptStore
 from inlay.tensors import Tensor
 
 P = ParamSpec("P")

@@ -20,7 +20,16 @@ from inlay.errors import (
 from inlay.prompt import Buffer, Rows
 from inlay.store.directory import Directory
 from inlay.store.disk import DiskTier
-from inlay.store.entry import PAGE, Description, Entry, StoredPrompt, Target, cost, views
+from inlay.store.entry import (
+    PAGE,
+    Description,
+    Entry,
+    StoredPrompt,
+    StoreStats,
+    Target,
+    cost,
+    views,
+)
 from inlay.store.file_format import FileFormat
 from inlay.store.index import Limits, StoreIndex
 from inlay.store.names import Key, Names
@@ -28,46 +37,6 @@ from inlay.store.sealing import Sealer
 from inlay.store.single_flight import SingleFlight
 from inlay.tensors import Tensor, prompts_of, to_rows
 from inlay.tensors.tensor import quoted
-
-
-class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What a store holds, and counters since it was opened.
-
-    Attributes:
-        count: prompts, in any tier.
-        pinned: of these, pinned.
-        memory_bytes: held in memory.
-        disk_bytes: held in files.
-        hits: uses answered from memory.
-        loads: uses that had to read a file.
-        misses: ids that were not found, those of other tenants included.
-        evictions: prompts that went to make room.
-        expirations: prompts that went because nobody used them.
-        spills: files written.
-        refused_files: files removed because they were torn, changed, or written under another
-            secret.
-        locked_files: files left alone at the start, as they are sealed with another key.
-        disk_errors: reads, writes and removals that failed; prompts they concerned are in memory
-            only.
-        fetches: uses that had to fetch from what a fleet shares.
-        shared_bytes: held there, by all.
-    """
-
-    count: int
-    pinned: int
-    memory_bytes: int
-    disk_bytes: int
-    hits: int
-    loads: int
-    misses: int
-    evictions: int
-    expirations: int
-    spills: int
-    refused_files: int
-    locked_files: int
-    disk_errors: int
-    fetches: int = 0
-    shared_bytes: int = 0
 
 
 class PromptStore:

@@ -1,6 +1,6 @@
-"""What a process tells those who run it: lines of log, and spans.
+"""Logs and OpenTelemetry spans of a process.
 
-Neither ever holds what a prompt or an answer says.
+Neither ever contains text, tokens or embeddings of a prompt or an answer.
 """
 
 from inlay.telemetry.logs import configure

@@ -1,9 +1,15 @@
-"""Embeddings in files.
+"""Embeddings in files: one checked reader for three formats, casts, checks and writers. No torch.
 
-One checked reader for three formats, casts, checks, and the writers clients use. No torch.
+    read(data, *, limits: ReadLimits) -> Tensor
+        bytes of a file by torch.save, safetensors or numpy to one checked, contiguous tensor
+    prompts_of(tensor, *, max_prompts) -> list[Tensor]
+        (n, h), (1, n, h) or (b, n, h) to two-dimensional ones
+    to_rows(tensor, *, hidden_size, dtype, max_abs, table_id) -> Rows
+        cast, with finite values, magnitude and embedding table checked; no digests
+    write(array, format, *, table_id=None) -> bytes
 
-Reading is a security boundary: container bytes come from strangers, so nothing here executes,
-inflates or trusts a length before it is checked against what is really there.
+Reading is a security boundary: the bytes come from strangers. Nothing here executes, inflates or
+trusts a length before it is checked against the bytes that are really there.
 """
 
 from inlay.tensors.reader import read

@@ -1,0 +1,92 @@
+"""The process of a command: its output streams, its signals and its event loop."""
+
+import signal
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, TextIO
+
+# asyncio and uvloop are imported where they are used: `default_sigint` must be in force before
+# anything that takes long to import.
+
+EXIT_INTERRUPTED: Final = 130
+"""Exit status by which shells know a command that SIGINT ended."""
+
+
+@dataclass(frozen=True)
+class Console:
+    """Standard output for results, standard error for progress and errors.
+
+    Output that a program may parse goes to `stdout` alone.
+    """
+
+    stdout: TextIO
+    stderr: TextIO
+
+    def out(self, text: str) -> None:
+        """Write `text`, a result, as it is."""
+        self.stdout.write(text)
+        self.stdout.flush()
+
+    def line(self, text: str) -> None:
+        """Write one line of progress or error, whatever line breaks `text` has."""
+        self.stderr.write(" ".join(text.split()) + "\n")
+        self.stderr.flush()
+
+
+@contextmanager
+def default_sigint() -> Iterator[None]:
+    """Within it Ctrl-C ends the process at once, without a `KeyboardInterrupt`."""
+    handler = signal.getsignal(signal.SIGINT)
+    if (
+        handler is not signal.default_int_handler
+        or threading.current_thread() is not threading.main_thread()
+    ):
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def on_signals(act: Callable[[], object]) -> None:
+    """Have SIGINT and SIGTERM call `act` on the running event loop.
+
+    SIGINT too: a shell starts background jobs with it ignored, and then asyncio leaves it so.
+    """
+    import asyncio
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, act)
+
+
+def run_until_signal(main: Coroutine[Any, Any, None]) -> int:
+    """Run `main` in a new event loop; the first SIGINT or SIGTERM cancels it.
+
+    `main` may replace that by calling `on_signals` itself.
+
+    Returns:
+        0, or `EXIT_INTERRUPTED` where it was cancelled.
+    """
+    import asyncio
+
+    import uvloop
+
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_cancelled_by_signals(main))
+    except asyncio.CancelledError:
+        return EXIT_INTERRUPTED
+    return 0
+
+
+async def _cancelled_by_signals(main: Coroutine[Any, Any, None]) -> None:
+    import asyncio
+
+    task = asyncio.current_task()
+    if task is not None:
+        on_signals(task.cancel)
+    await main
