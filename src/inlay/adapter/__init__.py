@@ -7,8 +7,8 @@ directories, `download.py` (HTTP), `s3.py` and `hub.py`; `cache.py` keeps fetche
 (`files.py`) finds config and tensors and checks shapes against file sizes; `content_id`,
 `check_finite` and `check_fits` complete the checks.
 
-Invariants: nothing is unpickled or memory-mapped, no allocation is larger than a checked file,
-and only checked files enter the cache. Loading, draining and unloading are the worker's
+Invariants: nothing is unpickled or memory-mapped, no allocation is larger than a checked file, and
+only checked files enter the cache. Loading, draining and unloading are the worker's
 (`inlay.worker.adapters`).
 """
 

@@ -1,8 +1,8 @@
 """Addresses of adapters, and the list of prefixes they must begin with.
 
 A client that may load an adapter can make this machine send requests to others (SSRF). So an
-address must lie below an allowed prefix and must not contain anything that two programs could
-read differently. Redirects follow the same rules.
+address must lie below an allowed prefix and must not contain anything that two programs could read
+differently. Redirects follow the same rules.
 """
 
 import re

@@ -71,15 +71,13 @@ class AdapterLibrary:
 
         Args:
             address: as given by the client; owner/name means the hub if no such directory exists
-                and
-                hf:// is allowed.
+                and hf:// is allowed.
             sha256: expected digest of the weights file, in hex.
 
         Raises:
             NotFoundError: no adapter there.
             InvalidRequestError: not allowed, cannot be fetched, too large, wrong checksum, or not
-                an
-                adapter.
+                an adapter.
         """
         if sha256 is not None and (
             len(sha256) != 64 or not set(sha256) <= set("0123456789abcdefABCDEF")

@@ -3,6 +3,6 @@
 `EmbeddingConfig` (`config.py`) reads sentence-transformers' files: pooling, Dense layers,
 normalisation and prompts; anything else is refused. `ResultCache` (`cache.py`) keeps results by
 digest within a memory limit and never computes the same result twice at a time. The frontend owns
-the cache: a hit costs no message and no worker, and any worker's result serves all requests.
-No torch.
+the cache: a hit costs no message and no worker, and any worker's result serves all requests. No
+torch.
 """

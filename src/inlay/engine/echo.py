@@ -1,8 +1,8 @@
 """An engine without a model: it repeats the prompt's tokens at no cost.
 
-For measurements and tests of everything but the engine, with a real model directory's tokenizer
-and sizes. An embedding vector, which has no token, is answered with an id drawn from its digest:
-equal prompts get equal outputs. Embeddings are noise seeded by that output.
+For measurements and tests of everything but the engine, with a real model directory's tokenizer and
+sizes. An embedding vector, which has no token, is answered with an id drawn from its digest: equal
+prompts get equal outputs. Embeddings are noise seeded by that output.
 """
 
 import asyncio
@@ -122,7 +122,7 @@ class EchoEngine:
                 f"This model's maximum context length is {limit} tokens; the prompt has {length} "
                 f"and {request.sampling.max_tokens} more were asked for."
             )
-        told = _told(request)
+        prompt_logprobs = _prompt_logprobs(request)
         if not request.sampling.max_tokens:
             emit(
                 Output(
@@ -131,7 +131,7 @@ class EchoEngine:
                     0,
                     finish_reason="length",
                     usage=Usage(length, 0),
-                    prompt_logprobs=told,
+                    prompt_logprobs=prompt_logprobs,
                 )
             )
             return
@@ -204,7 +204,9 @@ class EchoEngine:
                 ("stop" if stops else "length") if ended else None,
                 id_ if stops else None,
                 Usage(len(request.prompt), running.emitted) if first or ended else None,
-                prompt_logprobs=_told(request) if first and not request.prior_output else None,
+                prompt_logprobs=_prompt_logprobs(request)
+                if first and not request.prior_output
+                else None,
             )
         )
 
@@ -258,7 +260,7 @@ def _alternatives(id_: int, sampling: Sampling) -> tuple[tuple[int, float], ...]
     return ((id_, 0.0),) if sampling.logprobs else ()
 
 
-def _told(request: Request) -> PromptLogprobs | None:
+def _prompt_logprobs(request: Request) -> PromptLogprobs | None:
     """Return prompt logprobs in which every token is certain."""
     if request.sampling.prompt_logprobs is None:
         return None

@@ -7,8 +7,7 @@ zeros for tokens. So prompts with embedding vectors are noted here when they are
 digests of their vectors are looked up by the digests of their blocks.
 
 Blocks that cannot be translated (media, vectors that were not noted, pages that are no multiple of
-a
-block) are left out, and so is everything that follows them.
+a block) are left out, and so is everything that follows them.
 """
 
 import hashlib

@@ -1,9 +1,8 @@
 """Data-parallel ranks: one engine in one process each. No torch.
 
 To routers each rank is a target of its own, with its own events and metrics. vLLM also runs the
-ranks
-of dense models independently; those of a mixture of experts step together, and find each other as
-vLLM's ranks behind an external load balancer do.
+ranks of dense models independently; those of a mixture of experts step together, and find each
+other as vLLM's ranks behind an external load balancer do.
 """
 
 import re

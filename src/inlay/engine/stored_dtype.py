@@ -10,8 +10,7 @@ def dtype_name(settings: EngineSettings, directory: Path) -> str:
     """Return the requested dtype; for "auto", the checkpoint's own.
 
     vLLM's and SGLang's "auto" would turn float32 into half precision. Returns "auto" if the
-    checkpoint
-    names no single dtype.
+    checkpoint names no single dtype.
     """
     if settings.dtype != "auto":
         return settings.dtype

@@ -76,7 +76,7 @@ async def test_a_receiver_that_raises_harms_no_other(
     engine.generate(make_request("broken", prompt(1)), broken)
     (found,) = await run(engine, make_request("whole", prompt(2)))
     assert len(found.output) == 8
-    assert "the receiver of work broken failed" in caplog.text
+    assert "the receiver of request broken failed" in caplog.text
 
 
 async def test_nothing_more_is_computed_for_a_receiver_that_has_missed_something(

@@ -154,7 +154,7 @@ async def test_it_does_not_sleep_while_a_request_runs(engine: TorchEngine) -> No
     running = make_request("running", prompt(), 300)
     receiver = Receiver(running)
     engine.generate(running, receiver)
-    with pytest.raises(EngineError, match="1 works are under way"):
+    with pytest.raises(EngineError, match="1 requests are under way"):
         await engine.sleep(1)
     engine.abort("running")
 

@@ -105,8 +105,7 @@ class Encoder:
 
         Raises:
             InvalidRequestError: an unsupported model, dtype or context length; the message says
-                what
-                is allowed.
+                what is allowed.
         """
         directory = directory_of(settings.model, settings.revision)
         config = EmbeddingConfig.read(directory)

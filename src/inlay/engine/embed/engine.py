@@ -191,7 +191,7 @@ class EmbedEngine:
         """End a request; results of batches that are being computed are dropped."""
         receiver = self._receivers.get(request_id)
         if receiver is not None:
-            self._end(receiver, receiver.lost(EngineError("the work was aborted")))
+            self._end(receiver, receiver.lost(EngineError("the request was aborted")))
 
     async def probe(self) -> float:
         """Run one token through the model before all queued prompts; return the seconds it took.

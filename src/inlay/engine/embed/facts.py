@@ -137,8 +137,7 @@ def _activation(config: Any, labels: int) -> str:
     """Choose the activation after the logits, as vLLM's `get_act_fn` does.
 
     By the kind of problem, else the activation that sentence-transformers' `CrossEncoder` reads,
-    else
-    probabilities.
+    else probabilities.
 
     Raises:
         InvalidRequestError: the model names an unsupported one.

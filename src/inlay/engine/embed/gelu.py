@@ -20,8 +20,7 @@ def fuse_gelu(model: nn.Module, place: tuple[str, str, str]) -> None:
     Args:
         model: on its device, in its final dtype.
         place: suffix of the module's class name, the attribute of its GELU, and the attribute of
-            the
-            linear before it.
+            the linear before it.
     """
     ending, activation, linear = place
     first = next(model.parameters())

@@ -1,10 +1,10 @@
-"""Turns of adapters, where more are asked for than a step has room for. Pure Python.
+"""Choice of the LoRA adapters of a step, if more are wanted than a step can hold. Pure Python.
 
-A step computes with at most `max_loras` adapters. Sequences of the others rest: they keep their
-pages, and are not planned. An adapter that is chosen stays for `TURN` steps while there is anything
-to compute with it, so that adapters are not copied in at every step; then it gives way to the one
-that has rested longest. So how long an adapter rests depends on the number of adapters that are
-asked for, and not on how long the others' outputs are.
+A step computes with at most `max_loras` adapters. Sequences of the other adapters rest: they keep
+their pages and are not scheduled. A chosen adapter stays for `TURN` steps while it has something to
+compute, so that adapters are not copied in at every step; then it yields to the one that has rested
+longest. So the length of a rest depends on the number of wanted adapters, and not on the length of
+the others' outputs.
 """
 
 from collections.abc import Iterable
@@ -13,34 +13,34 @@ from collections.abc import Sequence as Run
 from inlay.engine.torch.sequence import Sequence
 
 TURN = 16
-"""Steps that an adapter stays while others rest."""
+"""Steps an adapter stays while others rest."""
 
 STARVED = 4 * TURN
-"""Steps of rest after which an adapter goes before those of better priority."""
+"""Steps of rest after which an adapter precedes those of better priority."""
 
 
 class AdapterTurns:
     """Chooses the adapters of each step.
 
     Args:
-        max_loras: adapters in one step, at least 1; None where there is no bound.
+        max_loras: maximum number of adapters in one step, at least 1; None for no limit.
     """
 
     def __init__(self, max_loras: int | None) -> None:
         self._max_loras = max_loras
         self._steps: dict[str, int] = {}
-        """Adapters of the last step, and for how many steps in a row each was chosen."""
+        """Adapters of the last step, with the number of consecutive steps each was chosen."""
         self._rests: dict[str, int] = {}
-        """The others that were asked for, and for how many steps in a row each has rested."""
+        """Other wanted adapters, with the number of consecutive steps each has rested."""
 
     def choose(self, sequences: Iterable[Sequence]) -> frozenset[str]:
         """Choose the adapters of the next step.
 
         Args:
-            sequences: all that are running.
+            sequences: all running sequences.
 
         Returns:
-            The adapters whose sequences rest.
+            The adapters whose sequences rest in this step.
         """
         if self._max_loras is None:
             return frozenset()
@@ -54,9 +54,9 @@ class AdapterTurns:
         return self._divide(sorted(orders, key=lambda name: self._rank(name, orders[name])))
 
     def give(self, name: str) -> frozenset[str]:
-        """Give `name` a place in the step last chosen for, in the place of another.
+        """Add `name` to the step just chosen, in the place of another adapter.
 
-        The adapters that rest now.
+        Returns the adapters that now rest.
         """
         others = (other for other in (*self._steps, *self._rests) if other != name)
         return self._divide([name, *others])
@@ -68,7 +68,7 @@ class AdapterTurns:
         return frozenset(resting)
 
     def _rank(self, name: str, order: tuple[int, int]) -> tuple[int, int, int, int, int]:
-        """Sorts by: rested for too long, priority, in its turn, how long it has rested, arrival."""
+        """Sort key: starved, priority, in its turn, length of rest, arrival."""
         priority, arrival = order
         rests, steps = self._rests.get(name, 0), self._steps.get(name)
         if steps is None:

@@ -1,7 +1,4 @@
-"""The adapters of an engine.
-
-By name, which of them are in the model's slots, and what their content is.
-"""
+"""The loaded LoRA adapters of an engine: host copies, and those in the model's slots."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,11 +15,11 @@ from inlay.tensors.table import StoredTensor
 
 
 class Kept(NamedTuple):
-    """An adapter in the host's memory.
+    """An adapter in host memory.
 
     Attributes:
-        content_id: digest of its content; what was computed with it is cached under that.
-        lows: by module.
+        content_id: digest of its content; part of the digests of everything computed with it.
+        lows: matrices by module name.
     """
 
     content_id: str
@@ -30,15 +27,15 @@ class Kept(NamedTuple):
 
 
 class LoraAdapters:
-    """The LoRA adapters of an engine.
+    """The loaded LoRA adapters of an engine.
 
-    All are kept in the host's memory; those of a step are copied into the model's slots.
+    All are kept in host memory; those of a step are copied into the model's slots.
 
-    Changed in the engine's thread, between steps; which there are may be asked in any.
+    Changed in the engine's thread only, between steps; lookups are safe in any thread.
 
     Args:
-        bank: the slots, None where adapters are off.
-        max_cpu_loras: adapters that are kept at most, but for one that takes another's place.
+        bank: the model's slots; None if adapters are disabled.
+        max_cpu_loras: maximum number of adapters; one more may be loaded to replace another.
     """
 
     def __init__(self, bank: LoraBank | None, max_cpu_loras: int) -> None:
@@ -46,49 +43,50 @@ class LoraAdapters:
         self._max_cpu_loras = max_cpu_loras
         self._kept: dict[str, Kept] = {}
         self._slots: dict[str, int] = {}
-        """Of those in the model, the least recently used first."""
+        """Slots of the adapters in the model, the least recently used first."""
 
     def __contains__(self, name: object) -> bool:
         return name in self._kept
 
     def content_id(self, name: str | None) -> str | None:
-        """The content of an adapter, None for none. Raises `NotFoundError`."""
+        """Return the content id of an adapter, None for none. Raises `NotFoundError`."""
         return None if name is None else self._of(name).content_id
 
     def put(self, name: str, content_id: str, lows: Mapping[str, LowRankPair]) -> None:
-        """Keep one more, and copy it into the model where a slot is free; all or nothing.
+        """Add an adapter, and copy it into the model if a slot is free; all or nothing.
 
         Raises:
-            InvalidRequestError: there is one of that name, or no room.
-            EngineError: it could not be put into the model.
+            InvalidRequestError: the name is taken, or there is no room.
+            EngineError: it could not be copied into the model.
         """
         bank = bank_of(self._bank)
         if name in self._kept:
             raise InvalidRequestError(f"the adapter {name!r} is there already")
         if len(self._kept) > self._max_cpu_loras:
             raise InvalidRequestError(
-                f"{len(self._kept)} adapters are loaded, and there is room for no more (--max-cpu-loras and one to take another's place)"
+                f"{len(self._kept)} adapters are loaded, and there is room for no more "
+                "(--max-cpu-loras and one to take another's place)"
             )
         if bank.free:
             self._slots[name] = bank.put(lows)
         self._kept[name] = Kept(content_id, lows)
 
     def remove(self, name: str) -> None:
-        """Let go of one that no sequence uses. Raises `NotFoundError`."""
+        """Free an adapter that no sequence uses. Raises `NotFoundError`."""
         self._of(name)
         if name in self._slots:
             bank_of(self._bank).remove(self._slots.pop(name))
         del self._kept[name]
 
     def place(self, names: Iterable[str | None]) -> dict[str | None, int]:
-        """Have the adapters of a step in the model; the slot of each name, `BASE` for None.
+        """Copy the adapters of a step into the model; return the slot of each, `BASE` for None.
 
         Args:
-            names: of at most as many adapters as there are slots.
+            names: names of adapters, at most as many as there are slots.
 
         Raises:
-            NotFoundError: one is not there.
-            EngineError: one could not be put into the model.
+            NotFoundError: an adapter is not loaded.
+            EngineError: one could not be copied into the model.
         """
         wanted = dict.fromkeys(name for name in names if name is not None)
         for name in wanted:
@@ -111,7 +109,7 @@ class LoraAdapters:
 
 
 def bank_of(bank: LoraBank | None) -> LoraBank:
-    """The room for adapters. Raises `InvalidRequestError` where there is none."""
+    """Return the bank. Raises `InvalidRequestError` if adapters are disabled."""
     if bank is None:
         raise InvalidRequestError("LoRA adapters are off; start the worker with --enable-lora")
     return bank
@@ -120,18 +118,18 @@ def bank_of(bank: LoraBank | None) -> LoraBank:
 def read_lows(
     directory: str, bank: LoraBank, dtype: torch.dtype, *, pinned: bool = False
 ) -> dict[str, LowRankPair]:
-    """A LoRA's matrices for each linear, in host memory.
+    """Read a LoRA's matrices for each linear layer into host memory.
 
     Args:
-        directory: of the files.
-        bank: the slots it is to fit into.
-        dtype: of the model.
-        pinned: in memory that a GPU copies from at once.
+        directory: directory of the adapter's files.
+        bank: the slots it must fit into.
+        dtype: dtype of the model.
+        pinned: use pinned memory, for asynchronous copies to a GPU.
 
     Raises:
-        InvalidRequestError: not a LoRA, of too large a rank, for modules this model does not have
-            or cannot adapt, or too large for the model's dtype.
-        NotFoundError: the files are gone.
+        InvalidRequestError: not a LoRA, its rank is too large, its modules are not in this model or
+            cannot be adapted, or its values overflow the model's dtype.
+        NotFoundError: the files do not exist any more.
     """
     files = open_adapter(Path(directory))
     if not isinstance(files, LoraFiles):
@@ -144,8 +142,9 @@ def read_lows(
     unknown = sorted(set(files.modules) - set(shapes))
     if unknown:
         raise InvalidRequestError(
-            f"the adapter is for {len(unknown)} modules that this model does not have, or that are not adapted here: {unknown[0][:80]}; "
-            f"adapted are linear layers such as {', '.join(sorted({name.rpartition('.')[2] for name in shapes}))}, not the embedding "
+            f"the adapter is for {len(unknown)} modules that this model does not have, or that are "
+            f"not adapted here: {unknown[0][:80]}; adapted are linear layers such as "
+            f"{', '.join(sorted({name.rpartition('.')[2] for name in shapes}))}, not the embedding "
             "table, the head or experts"
         )
     check_fits(files, shapes)
@@ -164,7 +163,7 @@ def _low(name: str, pair: LoraPair, dtype: torch.dtype, pinned: bool) -> LowRank
 
 
 def _tensor(stored: StoredTensor) -> Tensor:
-    """Its elements; bfloat16 and others by their bits, as numpy does not know them all."""
+    """Return a tensor's elements; by their bits, as numpy lacks bfloat16 and others."""
     array = elements(stored)
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view("<i2")).view(torch.bfloat16)

@@ -1,4 +1,4 @@
-"""A plan as tensors: the positions of one step, packed one span after another.
+"""A scheduled step as tensors: the positions of all chunks, packed one after another.
 
 Shapes: T positions in the step, S spans, R rows among the positions, C hidden size, N page groups.
 """
@@ -25,18 +25,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BatchItem:
-    """Positions [start, start + count) of one sequence, to be computed.
+    """Positions [start, start + count) of one sequence to compute.
 
     Attributes:
-        segments: (first absolute position, part) over exactly those positions, in order.
+        segments: (first absolute position, part) over exactly these positions, in order.
         start: first position.
-        count: how many, at least one.
-        pages: the sequence's pages in each page group, covering what positions from `start` on see,
-            and their own.
-        samples: whether the last position's logits are wanted.
-        adapter: slot of the adapter the positions go through, or `lora.BASE`.
-        pending: whether the last position's token is only known to the device; the segments end
-            before it.
+        count: number of positions, at least one.
+        pages: the sequence's pages in each page group, covering these positions and those they see.
+        samples: True if the last position's logits are needed.
+        adapter: slot of the adapter for these positions, or `lora.BASE`.
+        pending: True if only the device knows the last position's token; the segments end before
+            it.
     """
 
     segments: Iterable[tuple[int, Segment]]
@@ -52,20 +51,19 @@ class Batch(NamedTuple):
     """The input of one forward pass.
 
     Attributes:
-        token_ids: [T] int64; 0 where a row stands.
-        row_index: [R] int64, the positions in the batch that are rows.
-        row_values: [R, C], in the model's dtype; [0, 0] without rows.
+        token_ids: [T] int64; 0 for an embedding vector.
+        row_index: [R] int64, indices of the embedding vectors in the batch.
+        row_values: [R, C], in the model's dtype; [0, 0] without embedding vectors.
         positions: [T] int64, absolute in each sequence.
-        slots: [N, T] int64, where keys and values go: page number * page size + offset.
-        sampled: [number of spans that sample] int64, positions in the batch whose logits are
-            wanted.
-        pending: [number of pending sequences] int64, positions in the batch whose tokens only the
+        slots: [N, T] int64, where keys and values are stored: page number * page size + offset.
+        sampled: [number of spans that sample] int64, indices in the batch whose logits are needed.
+        pending: [number of pending sequences] int64, indices in the batch whose tokens only the
             device knows; 0 in `token_ids`.
-        block_table: [N, S, longest] int32, page numbers of each sequence; 0, the null page, where
-            it has none.
+        block_table: [N, S, longest] int32, page numbers of each sequence; padded with 0, the null
+            page.
         counts: positions of each span.
-        contexts: positions of each sequence up to and with the span's last.
-        adapters: slot of each span's adapter, or `lora.BASE`; empty where no span has one.
+        contexts: number of positions of each sequence up to the end of its span.
+        adapters: slot of each span's adapter, or `lora.BASE`; empty if no span has one.
     """
 
     token_ids: Tensor
@@ -82,7 +80,7 @@ class Batch(NamedTuple):
 
     @classmethod
     def of(cls, spans: "Iterable[ScheduledChunk]", page_size: int) -> "Batch":
-        """The batch of a scheduler's plan; raises as `pack` does."""
+        """Build the batch of a scheduled step; raises as `pack` does."""
         return cls.pack(
             (
                 BatchItem(
@@ -101,11 +99,11 @@ class Batch(NamedTuple):
 
     @classmethod
     def pack(cls, stretches: Iterable[BatchItem], page_size: int) -> "Batch":
-        """Pack stretches of sequences, in order, on the host.
+        """Pack spans of sequences, in order, on the host.
 
         Raises:
-            EngineError: a segment this engine cannot embed, rows of different dtypes, or pages that
-                do not cover a stretch.
+            EngineError: an unsupported segment, embedding vectors of different dtypes, or pages
+                that do not cover a span.
         """
         stretches = list(stretches)
         total = sum(stretch.count for stretch in stretches)
@@ -163,9 +161,9 @@ class Batch(NamedTuple):
         )
 
     def to(self, device: torch.device) -> "Batch":
-        """The batch on `device`.
+        """Copy the batch to `device`.
 
-        Copies to CUDA are made from pinned memory, so that nobody waits for them.
+        Copies to CUDA are from pinned memory and do not block.
         """
         if self.token_ids.device == device:
             return self
@@ -185,9 +183,9 @@ class Batch(NamedTuple):
 
 
 def _rows(rows: list[tuple[int, Rows]]) -> tuple[Tensor, Tensor]:
-    """The rows' positions in the batch [R] and their values [R, C].
+    """Return the indices of embedding vectors in the batch [R] and their values [R, C].
 
-    The one copy from client memory is here.
+    This is the only copy from client memory.
     """
     if not rows:
         return torch.empty(0, dtype=torch.int64), torch.empty(0, 0)

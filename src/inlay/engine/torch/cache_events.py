@@ -1,7 +1,4 @@
-"""What the prefix cache gains and loses, told to whoever wants to know.
-
-In vLLM's events, and in blocks of the routing chain.
-"""
+"""Events of the prefix cache: as vLLM's KV events, and as blocks of the routing chain."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -20,14 +17,14 @@ from inlay.routing import Cleared, KvEvent, Removed, Stored, keys_of
 
 
 class Publisher(Protocol):
-    """Takes vLLM's events."""
+    """Publishes vLLM's events."""
 
     def publish(self, ts: float, events: Sequence[Event]) -> None:
-        """What happened in one step, at so many seconds since the epoch. Does not block."""
+        """Publish the events of one step, with the seconds since the epoch. Does not block."""
         ...
 
     def close(self) -> None:
-        """Nothing more will happen."""
+        """Stop publishing."""
         ...
 
 
@@ -36,7 +33,7 @@ Tell = Callable[[tuple[KvEvent, ...]], None]
 
 @dataclass(slots=True)
 class _BlocksStored:
-    """Pages of one sequence, in order, now known in one group."""
+    """Pages of one sequence, in order, that were added to a group's cache."""
 
     group: int
     parent: bytes | None
@@ -48,7 +45,7 @@ class _BlocksStored:
 
 @dataclass(slots=True)
 class _BlocksRemoved:
-    """Pages that one group knows no more."""
+    """Pages that were removed from a group's cache."""
 
     group: int
     digests: list[bytes] = field(default_factory=list)
@@ -56,22 +53,22 @@ class _BlocksRemoved:
 
 
 class CacheEvents:
-    """Notes changes as they happen, and tells them when it is asked to.
+    """Collects changes of the prefix cache and reports them on `flush`.
 
-    Used from one thread at a time.
+    Used by one thread at a time.
 
-    With several groups of layers a block of the routing chain counts as cached while its page is in
-    the first group that keeps all positions, or else in the first.
+    With several page groups, a block of the routing chain counts as cached while its page is in the
+    first group that keeps all positions, or else in the first group.
 
     Attributes:
-        tell: takes changes in blocks of the routing chain, if anybody does.
-        publisher: of vLLM's events, once they are opened, if anybody asked for them.
+        tell: receives changes as blocks of the routing chain; None if unused.
+        publisher: publisher of vLLM's events; None if unused.
     """
 
     def __init__(self, settings: EngineSettings, secret: Secret) -> None:
-        """Nobody listens yet.
+        """Create it without receivers.
 
-        What is published names blocks by digests of their digests, which tell nobody else anything.
+        Published blocks are named by digests of their digests, which disclose nothing.
         """
         self.tell: Tell | None = None
         self.publisher: Publisher | None = None
@@ -86,13 +83,13 @@ class CacheEvents:
         self._changes: list[_BlocksStored | _BlocksRemoved] = []
 
     def open(self) -> None:
-        """Publish from now on, if the settings say so.
+        """Start publishing if the settings enable it.
 
-        Raises `InvalidRequestError` for what they cannot say.
+        Raises `InvalidRequestError` for invalid settings.
         """
         config = KvEventsConfig.parse(self._config, ranks=self._ranks)
         if config.publishes:
-            # A library of its own, which whoever publishes nothing need not load.
+            # Imported late: ZeroMQ is needed for publishing only.
             from inlay.engine.kv_publisher import KvPublisher
 
             self.publisher = KvPublisher(config, self._rank)
@@ -102,12 +99,12 @@ class CacheEvents:
         return self.tell is not None or self.publisher is not None
 
     def begin(self, windows: Sequence[int | None]) -> None:
-        """A cache begins, empty. `windows` are those of its groups."""
+        """Start with an empty cache whose page groups have these `windows`."""
         self._windows = tuple(windows)
         self._routed = self._windows.index(None) if None in self._windows else 0
 
     def stored(self, sequence: Computed, index: int, group: int) -> None:
-        """Page `index` of `sequence` has a digest in `group` now."""
+        """Record that page `index` of `sequence` now has a digest in `group`."""
         if not self._heard:
             return
         digest = sequence.page_digest(index, self._page_size)
@@ -136,7 +133,7 @@ class CacheEvents:
             last.keys += keys
 
     def removed(self, digest: bytes, group: int) -> None:
-        """No page of `group` has `digest` any more."""
+        """Record that no page of `group` has `digest` any more."""
         if not self._heard:
             return
         last = self._changes[-1] if self._changes else None
@@ -148,7 +145,7 @@ class CacheEvents:
             last.keys += self._keys.pop(digest, b"")
 
     def flush(self) -> None:
-        """Tell what has changed since the last call."""
+        """Report the changes since the last call."""
         changes, self._changes = self._changes, []
         if not changes:
             return
@@ -165,7 +162,7 @@ class CacheEvents:
             self.publisher.publish(time.time(), [self._published(change) for change in changes])
 
     def end(self) -> None:
-        """The cache is gone, with all that was in it."""
+        """Report that the whole cache is gone."""
         self.flush()
         self._keys.clear()
         if self.tell is not None:
@@ -174,7 +171,7 @@ class CacheEvents:
             self.publisher.publish(time.time(), [AllBlocksCleared()])
 
     def close(self) -> None:
-        """Publish nothing more."""
+        """Stop publishing."""
         if self.publisher is not None:
             self.publisher.close()
 

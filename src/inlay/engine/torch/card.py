@@ -1,4 +1,4 @@
-"""What a torch engine says of itself."""
+"""Worker metadata of a torch engine."""
 
 from inlay import __version__
 from inlay.card import Exactness, Limits, ModelCard
@@ -10,7 +10,7 @@ from inlay.request import Task
 
 
 def card_of(settings: EngineSettings, core: Core, secret: Secret) -> ModelCard:
-    """The card of an engine around `core`."""
+    """Return the metadata of an engine around `core`."""
     model, bounds = core.model, core.bounds
     names = settings.names
     max_abs = settings.max_prompt_embeds_abs

@@ -1,6 +1,6 @@
-"""Checks of settings that need neither torch nor the weights.
+"""Early checks of settings, without torch and without the weights.
 
-They cost milliseconds, before a model is loaded.
+They take milliseconds and run before a model is loaded.
 """
 
 import ctypes
@@ -20,15 +20,15 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 
 def check_settings(settings: EngineSettings, directory: Path | None) -> None:
-    """Refuse what the torch engine would refuse once torch is loaded.
+    """Refuse settings that the torch engine would refuse later.
 
     Args:
-        settings: of the engine.
-        directory: of the model, None where it is not on this machine yet.
+        settings: settings of the engine.
+        directory: directory of the model, None if it is not on this machine yet.
 
     Raises:
-        InvalidRequestError: a device this machine does not have, or a model, dtype or context
-            length that is not served.
+        InvalidRequestError: a device this machine does not have, or an unsupported model, dtype or
+            context length.
     """
     # Another interpreter may have another torch.
     lacks = cuda_lack() if settings.engine_python is None else None
@@ -50,7 +50,7 @@ def check_settings(settings: EngineSettings, directory: Path | None) -> None:
 
 
 def refuse_gpu_settings(settings: EngineSettings, *, on_cpu: bool) -> None:
-    """Raise `InvalidRequestError` where a setting is for a GPU and the model runs on a CPU."""
+    """Raise `InvalidRequestError` if a setting needs a GPU and the model runs on a CPU."""
     if settings.gpu_memory_utilization is not None and on_cpu:
         raise InvalidRequestError(
             "--gpu-memory-utilization is a share of a GPU's memory, and the model runs on a CPU: "
@@ -60,15 +60,15 @@ def refuse_gpu_settings(settings: EngineSettings, *, on_cpu: bool) -> None:
 
 
 def dtype_name(name: str, config: Mapping[str, Any], *, on_cpu: bool) -> str:
-    """The dtype that a setting names for a checkpoint, by torch's name.
+    """Return the dtype for a setting and a checkpoint, by torch's name.
 
     Args:
-        name: the setting.
+        name: value of the setting.
         config: the model's `config.json`.
-        on_cpu: whether the model runs on a CPU.
+        on_cpu: True if the model runs on a CPU.
 
     Raises:
-        InvalidRequestError: it does not run there.
+        InvalidRequestError: the dtype is not supported there.
     """
     stored = str(config.get("dtype") or config.get("torch_dtype") or "float32")
     chosen = stored if name == "auto" else name
@@ -84,9 +84,9 @@ def dtype_name(name: str, config: Mapping[str, Any], *, on_cpu: bool) -> str:
 
 
 def cuda_lack() -> str | None:
-    """Why this machine cannot run a model on a GPU by this environment's torch.
+    """Return the reason why this environment's torch cannot use a GPU here.
 
-    None where it seems to, or has no torch.
+    None if it seems to work, or if torch is not installed.
     """
     spec = find_spec("torch")
     places = None if spec is None else spec.submodule_search_locations

@@ -1,13 +1,13 @@
-"""Decoding by captured graphs.
+"""Decode steps as captured CUDA graphs.
 
-On CUDA a step of one token for each sequence is launched at once, look-up, body and head.
+A step with one token per sequence is launched at once: look-up, body and head.
 
-A graph always reads and writes the same memory, so there is one for each of a few numbers of
-sequences, and a step takes the smallest that holds it. Its inputs lie in one tensor, which is
-filled on the host and copied. Missing sequences are padding: each is at position 0 of the last
-page, which no sequence is ever given, and sees itself alone.
+A graph always uses the same memory, so there is one graph for each of a few numbers of sequences,
+and a step takes the smallest that fits. Its inputs are in one tensor, which is filled on the host
+and copied. Missing sequences are padding: each has position 0 of the last page, which no sequence
+is ever given, and sees only itself.
 
-How a function becomes a graph is given from outside. What runs it as it is makes all of this run on
+The capture function is injected. One that runs the function directly makes all of this testable on
 a CPU.
 
 Shapes: B sequences of a graph, W pages of the longest sequence, N page groups, C hidden size.
@@ -33,33 +33,34 @@ from inlay.errors import EngineError
 _logger = logging.getLogger(__name__)
 
 MOST_SEQUENCES = 512
-"""Sequences of the largest graph at most: beyond, launching a step costs little of it."""
+"""Maximum number of sequences of a graph: beyond, launch overhead is small."""
 
 
 class Capture(Protocol):
-    """Makes a graph of a function."""
+    """Captures a function as a graph."""
 
     def __call__(self, function: Callable[[], None], /) -> Callable[[], None]:
-        """What does the same as `function` does now, on the same memory."""
+        """Return a function that repeats what `function` does now, on the same memory."""
         ...
 
 
 class CudaCapture:
     """CUDA graphs that share one pool of memory: only one of them runs at a time.
 
-    Not yet run on a GPU.
+    Not run on a GPU yet.
     """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, function: Callable[[], None], /) -> Callable[[], None]:
-        """Run `function` twice beside the current stream, as torch asks for, then capture it.
+        """Warm up `function` twice on a side stream, as torch requires, then capture it.
 
         Raises:
             EngineError: CUDA could not capture it.
         """
-        aside, current = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        current = torch.cuda.current_stream()
         aside.wait_stream(current)
         try:
             with torch.cuda.stream(aside):
@@ -72,21 +73,22 @@ class CudaCapture:
                 function()
         except RuntimeError as error:
             raise EngineError(
-                f"decoding could not be captured as a CUDA graph: {error}; --enforce-eager does without"
+                f"decoding could not be captured as a CUDA graph: {error}; --enforce-eager does "
+                "without"
             ) from error
         replay: Callable[[], None] = graph.replay
         return replay
 
 
 class _Inputs(NamedTuple):
-    """What a graph reads, views of one int64 tensor.
+    """Inputs of a graph: views of one int64 tensor.
 
     Attributes:
-        memory: all of it.
+        memory: the whole tensor.
         token_ids: [B] int64.
         positions: [B] int64.
         slots: [N, B] int64.
-        contexts: [B] int32, positions of each sequence up to and with this one.
+        contexts: [B] int32, number of positions of each sequence including this one.
         block_table: [N, B, W] int32.
     """
 
@@ -101,7 +103,7 @@ class _Inputs(NamedTuple):
     def of(
         cls, device: torch.device, size: int, groups: int, width: int, *, pinned: bool = False
     ) -> "_Inputs":
-        """Zeros for `size` sequences."""
+        """Return zeros for `size` sequences."""
         pairs = -(-size // 2), -(-groups * size * width // 2)
         sizes = [size, size, groups * size, *pairs]
         memory = torch.zeros(sum(sizes), dtype=torch.int64, device=device, pin_memory=pinned)
@@ -120,8 +122,8 @@ class _Graph(NamedTuple):
     """One captured step.
 
     Attributes:
-        inputs: what it reads.
-        replay: computes.
+        inputs: its inputs.
+        replay: runs it.
     """
 
     inputs: _Inputs
@@ -129,13 +131,12 @@ class _Graph(NamedTuple):
 
 
 class _FlashOnly:
-    """Flash attention, which never looks at what is in a tensor.
+    """Flash attention without any dependence on the data in tensors.
 
-    Other attention does, and cannot be captured.
+    Other implementations depend on it, and cannot be captured.
 
     Attributes:
-        kinds: (dtype, head size, whether with a window, whether with sinks) of the layers it was
-            asked for.
+        kinds: (dtype, head size, has a window, has sinks) of the layers it was called for.
     """
 
     def __init__(self, varlen: VarlenAttention) -> None:
@@ -145,9 +146,9 @@ class _FlashOnly:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
-        """As `PagedAttention.attend`.
+        """Attend as `PagedAttention.attend` does.
 
-        Raises `EngineError` for a layer that flash attention does not do.
+        Raises `EngineError` for a layer that flash attention does not support.
         """
         if not does(key, value, scoring):
             raise EngineError(f"layer {layer} asks for what flash attention does not do")
@@ -158,21 +159,21 @@ class _FlashOnly:
 
 
 class DecodeGraphs:
-    """The captured steps of one model over its pages.
+    """The captured decode steps of one model and its pages.
 
-    Their outputs are valid until the next step.
+    Outputs are valid until the next step.
     """
 
     def __init__(
         self, model: CausalModel, pages: Pages, bounds: EngineLimits, capture: Capture
     ) -> None:
-        """Capture, the largest first, so that the others find room in its memory.
+        """Capture, the largest first, so that smaller graphs reuse its memory.
 
         Args:
-            model: what decodes.
-            pages: its keys and values; the last page belongs to nobody else.
-            bounds: sequences of a step, and positions of a sequence, at most.
-            capture: what makes a graph.
+            model: the model.
+            pages: its keys and values; the last page must be unused by others.
+            bounds: maximum number of sequences in a step, and of positions in a sequence.
+            capture: captures a function.
 
         Raises:
             EngineError: capturing failed.
@@ -195,7 +196,7 @@ class DecodeGraphs:
     def of(
         cls, model: CausalModel, pages: Pages, bounds: EngineLimits, capture: Capture
     ) -> "DecodeGraphs | None":
-        """As the constructor; None, with the reason logged, for a model that cannot be captured."""
+        """Create them; None, with a log line, if the model cannot be captured."""
         reason = reason_unsupported(model, pages, bounds)
         if reason is not None:
             _logger.warning("decoding runs without graphs: %s", reason)
@@ -203,30 +204,29 @@ class DecodeGraphs:
         return cls(model, pages, bounds, capture)
 
     def fits(self, batch: Batch) -> bool:
-        """Whether there is a graph for `batch`.
+        """Return True if there is a graph for `batch`.
 
-        Tokens only, one of each sequence, all of which sample, without adapters.
+        It must have one token per sequence, all must sample, and none may use an adapter.
         """
         count = len(batch.token_ids)
         whole = len(batch.sampled) == len(batch.counts) == count <= len(self._hidden)
         return whole and not len(batch.row_index) and not batch.adapters
 
     def run(self, batch: Batch, chosen: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Compute a batch that `fits`.
+        """Compute a batch for which `fits` is true.
 
         Args:
-            batch: on the host.
-            chosen: [number of pending sequences] int64, on the device: their tokens; None where
-                nobody's are pending.
+            batch: batch on the host.
+            chosen: [number of pending sequences] int64, on the device: their tokens; None if no
+                token is pending.
 
         Returns:
-            As `CausalModel.hidden` and `CausalModel.logits`; memory that the next step overwrites.
+            As `CausalModel.hidden` and `CausalModel.logits`; the next step overwrites the memory.
         """
         count = len(batch.token_ids)
         size = min(size for size in self._graphs if size >= count)
         graph = self._graphs[size]
-        # New pinned memory for each step: torch keeps it from being used again before its copy is
-        # done.
+        # New pinned memory for each step: torch does not reuse it before its copy is done.
         graph.inputs.memory.copy_(self._filled(size, batch).memory, non_blocking=True)
         if chosen is not None:
             graph.inputs.token_ids.index_copy_(0, upload(batch.pending, chosen.device), chosen)
@@ -237,7 +237,7 @@ class DecodeGraphs:
         return _Inputs.of(self._model.device, size, len(self._model.page_groups), self._width)
 
     def _filled(self, size: int, batch: Batch | None) -> _Inputs:
-        """The inputs of `size` sequences on the host: those of `batch`, then padding."""
+        """Return the inputs of `size` sequences on the host: those of `batch`, then padding."""
         groups = len(self._model.page_groups)
         host = _Inputs.of(
             torch.device("cpu"), size, groups, self._width, pinned=self._model.device.type == "cuda"
@@ -256,7 +256,7 @@ class DecodeGraphs:
         return host
 
     def _step(self, inputs: _Inputs) -> Callable[[], None]:
-        """What computes `inputs` into the outputs."""
+        """Return the function that computes the outputs from `inputs`."""
         size = len(inputs.token_ids)
         batch, paged = _batch(inputs, self._pages, self._max_context)
 
@@ -270,14 +270,14 @@ class DecodeGraphs:
 
 
 def sizes(most: int) -> list[int]:
-    """Numbers of sequences there are graphs for: powers of two, and `most`."""
+    """Return the numbers of sequences to capture: powers of two, and `most`."""
     return [*(1 << power for power in range((most - 1).bit_length())), most]
 
 
 def reason_unsupported(model: CausalModel, pages: Pages, bounds: EngineLimits) -> str | None:
-    """Why decoding cannot be captured, or None.
+    """Return the reason why decoding cannot be captured, or None.
 
-    A step is rehearsed without any data: what depends on some fails there.
+    A step is rehearsed on meta tensors: code that depends on data fails there.
     """
     inputs = _Inputs.of(
         model.device, 2, len(model.page_groups), pages_for(bounds.max_model_len, pages.page_size)
@@ -296,7 +296,7 @@ def reason_unsupported(model: CausalModel, pages: Pages, bounds: EngineLimits) -
 
 
 def _batch(inputs: _Inputs, pages: Pages, max_context: int) -> tuple[Batch, _FlashOnly]:
-    """The batch that `inputs` are, and its attention."""
+    """Return the batch that views `inputs`, and its attention."""
     size = len(inputs.token_ids)
     device = inputs.memory.device
     batch = Batch(

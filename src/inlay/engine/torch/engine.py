@@ -1,7 +1,4 @@
-"""The `Engine` protocol over `Core`, which runs in a thread of its own.
-
-The event loop never waits for a step.
-"""
+"""`TorchEngine`: the engine protocols over `Core`, which runs in a thread of its own."""
 
 import asyncio
 import logging
@@ -49,10 +46,9 @@ _T = TypeVar("_T")
 class TorchEngine:
     """A transformers model with paged attention and continuous batching, in this process.
 
-    What is asked on the event loop is put into a mailbox; the engine's thread empties it between
-    steps. What a step yields goes back to the loop in one call. When a step fails as a whole, every
-    request ends with an error and the engine refuses all that follows: its worker has to be started
-    again.
+    Calls on the event loop queue commands, which the engine's thread executes between steps. The
+    outputs of a step return to the loop in one call. If a whole step fails, every request ends with
+    an error and the engine refuses all later ones: its worker must be restarted.
     """
 
     def __init__(self, settings: EngineSettings, secret: Secret) -> None:
@@ -82,16 +78,16 @@ class TorchEngine:
 
     @property
     def card(self) -> ModelCard:
-        """What it serves. Raises `EngineError` before it is started."""
+        """Metadata of the served model. Raises `EngineError` before the start."""
         if self._card is None:
             raise EngineError("the engine is not started")
         return self._card
 
     async def start(self) -> None:
-        """Load the model and make the pages.
+        """Load the model and allocate the pages.
 
         Raises:
-            InvalidRequestError: a model or settings it refuses.
+            InvalidRequestError: an unsupported model or setting.
             EngineError: the model could not be loaded, or does not fit.
         """
         if self._thread is not None:
@@ -109,12 +105,15 @@ class TorchEngine:
         await ready
 
     def watch_blocks(self, tell: Callable[[tuple[KvEvent, ...]], None]) -> bool:
-        """From now on call `tell` with what the prefix cache gains and loses, in order, on the event loop. Before the first request."""
+        """Call `tell` with every change of the prefix cache, in order, on the event loop.
+
+        May be called before the first request only.
+        """
         self._events.tell = lambda events: self._call(partial(tell, events))
         return True
 
     async def close(self) -> None:
-        """End every request with "abort", stop the thread and let go of the model."""
+        """End every request with "abort", stop the thread and release the model."""
         self._closing = True
         for request_id in tuple(self._waits):
             self.abort(request_id)
@@ -131,19 +130,19 @@ class TorchEngine:
             await asyncio.to_thread(self._thread.join)
 
     def check_sleep(self, level: int) -> None:
-        """It sleeps at every level."""
+        """Accept every level."""
 
     async def sleep(self, level: int) -> None:
-        """Give all memory of model and cache back.
+        """Release all memory of model and cache.
 
-        Level 1 keeps the weights in the host's memory where they were in a GPU's.
+        Level 1 keeps the weights of a GPU in host memory.
 
         Raises:
-            EngineError: it is not running, or requests are under way.
+            EngineError: the engine is not running, or it has requests.
         """
         if self._sleep_state is None:
             if self._receivers:
-                raise EngineError(f"{len(self._receivers)} works are under way")
+                raise EngineError(f"{len(self._receivers)} requests are under way")
             for name in self._held:
                 await self._ask(partial(Core.remove_adapter, name=name))
             await self._end()
@@ -157,14 +156,14 @@ class TorchEngine:
         await asyncio.to_thread(self._sleep_state.offload, [model], level)
 
     async def wake_up(self, tags: Sequence[str]) -> bool:
-        """Take back what `tags` name, all if none.
+        """Restore the parts in `tags`, all if none.
 
-        The cache is made when the weights are there too. Whether all is awake.
+        The cache is allocated once the weights are restored too. Returns True if fully awake.
 
         Raises:
-            InvalidRequestError: the checkpoint cannot be loaded any more, or is another; it sleeps
-                on.
-            EngineError: what it needs does not fit any more; it sleeps on.
+            InvalidRequestError: the checkpoint cannot be loaded any more, or has changed; the
+                engine stays asleep.
+            EngineError: there is not enough memory any more; the engine stays asleep.
         """
         if self._sleep_state is None:
             return True
@@ -198,7 +197,7 @@ class TorchEngine:
         if self._closing:
             raise OverloadedError("the engine is closing")
         if request.id in self._receivers:
-            raise InvalidRequestError(f"a work with id {request.id!r} is under way")
+            raise InvalidRequestError(f"a request with id {request.id!r} is under way")
         self._admission.check(request)
         receiver = self._receivers[request.id] = RequestReceiver(request, emit)
         expires = None if request.deadline is None else time.monotonic() + request.deadline
@@ -210,14 +209,14 @@ class TorchEngine:
     def _wait_for_grammar(
         self, receiver: RequestReceiver, grammar: Grammar, expires: float | None
     ) -> None:
-        """Admit a request once its grammar is compiled. Until then the core does not know it."""
+        """Admit a request when its grammar is compiled. Until then the core does not know it."""
         request = receiver.request
         if self._grammars is None or self._loop is None:
             raise EngineError("the engine is not started")
         loop = self._loop
 
         def compiled(future: "Future[GrammarState]") -> None:
-            with suppress(RuntimeError):  # the loop is gone, and whoever listened
+            with suppress(RuntimeError):  # the event loop is closed
                 loop.call_soon_threadsafe(arrived, future)
 
         def arrived(future: "Future[GrammarState]") -> None:
@@ -231,7 +230,7 @@ class TorchEngine:
             elif isinstance(cause, InlayError):
                 self._deliver([receiver.lost(cause)])
             else:
-                log.error("the grammar of work %s was not compiled", request.id, exc_info=cause)
+                log.error("the grammar of request %s was not compiled", request.id, exc_info=cause)
                 failed = EngineError(f"the grammar was not compiled: {type(cause).__name__}")
                 self._deliver([receiver.lost(failed)])
 
@@ -251,7 +250,7 @@ class TorchEngine:
         waiting.state.add_done_callback(compiled)
 
     def _stop_waiting(self, request_id: str) -> bool:
-        """Whether the request was waiting for its grammar."""
+        """Cancel the wait for a grammar. Returns True if the request was waiting for one."""
         timer, waiting = self._waits.pop(request_id, (None, None))
         if timer is None or waiting is None:
             return False
@@ -267,15 +266,15 @@ class TorchEngine:
             self._send(lambda core: core.abort(request_id))
 
     async def failed(self) -> EngineError:
-        """Return why, once a step has failed as a whole."""
+        """Wait until a step fails as a whole; return the error."""
         while self._failure is None:
             await self._failing.wait()
         return self._failure
 
     async def reset_prefix_cache(self) -> int:
-        """Forget every cached page no request uses; their number.
+        """Evict every cached page that no request uses; return their number.
 
-        Raises `EngineError` when the engine is not running.
+        Raises `EngineError` if the engine is not running.
         """
         return await self._ask(Core.reset_prefix_cache)
 
@@ -283,8 +282,8 @@ class TorchEngine:
         """Make a LoRA usable by requests that name it; all or nothing.
 
         Raises:
-            InvalidRequestError: adapters are off, there is no room, or this one does not fit the
-                model.
+            InvalidRequestError: adapters are disabled, there is no room, or this one does not fit
+                the model.
             EngineError: the engine is not running.
         """
         if self._model is None:
@@ -298,7 +297,10 @@ class TorchEngine:
         self._held[adapter.name] = adapter, directory
 
     async def unload_adapter(self, name: str) -> None:
-        """Free an adapter. Raises `NotFoundError` when it is not there, `EngineError` while a request uses it."""
+        """Free an adapter.
+
+        Raises `NotFoundError` if it is not loaded, `EngineError` if a request uses it.
+        """
         if self._sleep_state is None:
             await self._ask(lambda core: core.remove_adapter(name))
         self._held.pop(name, None)
@@ -309,9 +311,9 @@ class TorchEngine:
         return OverloadedError("the engine is asleep", retry_after=1)
 
     async def _ask(self, question: Callable[[Core], _T]) -> _T:
-        """What `question` finds between two steps.
+        """Call `question` between two steps and return its result.
 
-        Raises what it raises, or `EngineError` when the engine is not running.
+        Raises its error, or `EngineError` if the engine is not running.
         """
         if self._loop is None or self._failure is not None or self._closing:
             raise self._failure or EngineError("the engine is not running")
@@ -334,15 +336,15 @@ class TorchEngine:
             self._asked.discard(done)
 
     async def probe(self) -> float:
-        """Run one token through the model, before all waiting requests, and time it.
+        """Run one token through the model before all waiting requests; return the seconds it took.
 
         Raises:
-            EngineError: the engine has failed, or failed now.
+            EngineError: the engine has failed.
         """
         return await probe(self)
 
     def stats(self) -> Stats:
-        """The counters after the last step."""
+        """Return the counters after the last step."""
         return add_stats(self._before, self._stats)
 
     def _send(self, letter: Callable[[Core], Iterable[Output]]) -> None:
@@ -360,9 +362,8 @@ class TorchEngine:
             try:
                 receiver.emit(output)
             except Exception:
-                # What it missed it will never have: nothing more is computed for it, and its last
-                # output says so.
-                log.exception("the receiver of work %s failed", output.request_id)
+                # Its client misses this output for good, so the request ends with an error.
+                log.exception("the receiver of request %s failed", output.request_id)
                 if not ended:
                     self.abort(output.request_id)
 
@@ -394,7 +395,7 @@ class TorchEngine:
 
     def _turn(self, core: Core) -> None:
         self._wake.clear()
-        # Told before the step, which may fail and must not take them with it.
+        # Posted before the step: if the step fails, they must not be lost.
         self._post([*self._read(core), *core.expire(time.monotonic())])
         outputs = core.step()
         self._stats = core.stats()
@@ -410,12 +411,12 @@ class TorchEngine:
         return outputs
 
     def _fail(self, core: Core, error: EngineError) -> None:
-        """End all works with `error`, those in the mailbox too."""
+        """End all requests with `error`, those with queued commands too."""
         self._post(core.fail_all(error))
         self._call(partial(self._refuse, error))
 
     def _refuse(self, error: EngineError) -> None:
-        """On the event loop, after the last outputs: what the thread never saw ends as well."""
+        """On the event loop, after the last outputs: end requests the thread never saw."""
         self._failure = error
         self._failing.set()
         for request_id in tuple(self._waits):
@@ -434,7 +435,7 @@ class TorchEngine:
         try:
             self._loop.call_soon_threadsafe(function)
         except RuntimeError:
-            # The loop is gone without `close`: nobody is left to listen.
+            # The loop was closed without `close`: there is no receiver left.
             log.warning("the event loop closed while the engine was running")
             self._closing = True
 
@@ -490,12 +491,12 @@ class TorchEngine:
 def _admit(
     receiver: RequestReceiver, expires: float | None, grammar: GrammarState | None, core: Core
 ) -> Iterable[Output]:
-    """A failure to take one request is its own."""
+    """Admit one request; an error ends only this one."""
     try:
         return core.admit(receiver.request, expires, grammar)
     except Exception as error:
-        log.exception("work %s was not admitted", receiver.request.id)
-        return [receiver.lost(EngineError(f"the work was not admitted: {type(error).__name__}"))]
+        log.exception("request %s was not admitted", receiver.request.id)
+        return [receiver.lost(EngineError(f"the request was not admitted: {type(error).__name__}"))]
 
 
 def _resolve(future: "asyncio.Future[_T]", value: _T) -> None:

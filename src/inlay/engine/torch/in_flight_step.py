@@ -1,4 +1,4 @@
-"""A step under way: the device has been told what to do, and the host has not read what came of it."""
+"""A launched step whose results the host has not read yet."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Run
@@ -19,12 +19,12 @@ from inlay.request import PromptLogprobs
 
 
 class SpanResult(NamedTuple):
-    """What a step says of one of its spans.
+    """Result of one span of a step.
 
     Attributes:
-        good: whether all that was computed is finite.
-        scores: logprobs of its prompt, if it asked for any.
-        choice: the next token, or why there is none; None where none was to be chosen.
+        good: True if all computed values are finite.
+        scores: logprobs of its prompt, if requested.
+        choice: the next token, or the reason why there is none; None if nothing was sampled.
     """
 
     good: bool
@@ -33,16 +33,16 @@ class SpanResult(NamedTuple):
 
 
 class InFlightStep:
-    """What a step computes and chooses, on its way to the host.
+    """Results of a step on their way to the host.
 
-    Nothing here waits for the device but `read`.
+    Only `read` waits for the device.
 
     Attributes:
-        spans: of its plan.
-        sampling: those of them that yield a next token.
+        spans: spans of the step.
+        sampling: the spans that sample a next token.
         logits: [spans that sample, vocab_size], valid until the next step is launched.
-        retracted: spans of `sampling` nothing is chosen from yet.
-        failures: why nothing can be chosen from a span.
+        retracted: spans of `sampling` from which nothing is sampled yet.
+        failures: errors of spans from which nothing can be sampled.
     """
 
     __slots__ = (
@@ -63,13 +63,13 @@ class InFlightStep:
         logits: Tensor,
         scores: dict[ScheduledChunk, Scored],
     ) -> None:
-        """A step whose model is launched.
+        """Start with a step whose model is launched.
 
         Args:
-            spans: what it computes.
+            spans: spans of the step.
             hidden: [T, C], the states of all their positions in order.
             logits: [spans that sample, vocab_size].
-            scores: of prompts.
+            scores: logprobs of prompts.
         """
         self.chunks = spans
         self.sampling = [span for span in spans if span.samples]
@@ -81,20 +81,20 @@ class InFlightStep:
         self._drawn: list[tuple[Run[ScheduledChunk], SampledTokens]] = []
 
     def choose(self, spans: Run[ScheduledChunk], drawn: SampledTokens) -> None:
-        """What follows `spans` is chosen: their sequences have a pending token each."""
+        """Record the tokens sampled after `spans`: their sequences now have a pending token."""
         self._drawn.append((spans, drawn))
         for span in spans:
             span.sequence.has_pending_token = True
 
     def chosen(self, sequences: Iterable[Sequence]) -> Tensor:
-        """[N] int64, on the device: the tokens chosen for `sequences`, which may be unread."""
+        """Return [N] int64 on the device: the tokens sampled for `sequences`, perhaps unread."""
         spans = chain.from_iterable(spans for spans, _ in self._drawn)
         places = {span.sequence: place for place, span in enumerate(spans)}
         ids = torch.cat([drawn.ids for _, drawn in self._drawn])
         return ids[upload(torch.tensor([places[sequence] for sequence in sequences]), ids.device)]
 
     def read(self) -> dict[ScheduledChunk, SpanResult]:
-        """What came of each span. Waits for the device."""
+        """Return the result of each span. Waits for the device."""
         hidden, logits = (flags.tolist() for flags in self._finite.wait())
         states, sampled = iter(hidden), iter(logits)
         choices: dict[ScheduledChunk, SampledToken | InlayError] = dict(self.failures)
@@ -102,9 +102,8 @@ class InFlightStep:
             choices.update(zip(spans, drawn.read(), strict=True))
         found: dict[ScheduledChunk, SpanResult] = {}
         for span in self.chunks:
-            # A value that is not finite spoils the whole span, its tokens before that value too
-            # (zero times NaN is NaN), and others share the pages of tokens as soon as they are
-            # committed.
+            # One non-finite value invalidates the whole span, earlier tokens included (zero times
+            # NaN is NaN), as committed tokens may share their pages at once.
             good = [*islice(states, span.count), *islice(sampled, span.samples)]
             scores = None
             if span in self._scores:
@@ -115,7 +114,7 @@ class InFlightStep:
 
 
 def finite(rows: Tensor) -> Tensor:
-    """Bool [N]: whether all of each of the rows [N, W] is finite."""
+    """Return bool [N]: True for rows [N, W] that are wholly finite."""
     native = kernels() if rows.device.type == "cpu" and rows.is_contiguous() else None
     if native is not None and native.serve(rows.dtype):
         return native.finite(rows)

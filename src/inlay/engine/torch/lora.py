@@ -1,13 +1,14 @@
-"""Low-rank adapters: what is added to a linear layer's product for the positions that are for an adapter.
+"""LoRA: low-rank adapters added to a linear layer's output, per position.
 
 Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (2021): y += scale * (x A^T) B^T.
-Every linear has room for the same number of adapters, a slot each, padded to the largest rank that
-is allowed. A step computes with the slots from the first to the last that one of its positions is
-for: one product down to their ranks, in which whatever is not a position's own is set to zero, and
-one back up. A few positions on a CPU go through a native kernel, each with its own slot only.
-Without such positions nothing is computed and nothing is read.
+Every linear has the same number of adapter slots, padded to the maximum rank. A step uses the slots
+from the first to the last that its positions need: one product down to the ranks, in which the
+    values
+of other positions' slots are set to zero, and one product back up. For few positions on a CPU, a
+native kernel uses only each position's own slot. Without adapters in the batch nothing is computed
+or read.
 
-Shapes: T positions, S slots of a step, R largest rank, P parts of a fused linear, I inputs, O
+Shapes: T positions, S slots of a step, R maximum rank, P parts of a fused linear, I inputs, O
 outputs of a part.
 """
 
@@ -24,21 +25,21 @@ from inlay.engine.torch.native import Kernels
 from inlay.errors import EngineError
 
 NATIVE_POSITIONS = 32
-"""Positions up to which the native kernel is taken; from there on products win."""
+"""Maximum number of positions for the native kernel; beyond, products are faster."""
 
 BASE = -1
-"""The slot of positions that are for no adapter."""
+"""Slot of positions without an adapter."""
 
 
 class Selection(NamedTuple):
-    """Which slots a step computes with.
+    """The slots that a step computes with.
 
     Attributes:
-        first: of the slots.
-        stop: past the last.
-        foreign: [T, S] bool, True where a slot is not the position's own; None where all are.
-        rows: int32, the positions that are for an adapter, ordered by slot.
-        slots: int32, of each of `rows`.
+        first: first slot.
+        stop: slot after the last.
+        foreign: [T, S] bool, True for slots other than the position's own; None if there are none.
+        rows: int32, positions with an adapter, ordered by slot.
+        slots: int32, slot of each of `rows`.
     """
 
     first: int
@@ -51,19 +52,19 @@ class Selection(NamedTuple):
     def of(
         cls, slots: Sequence[int], counts: Sequence[int], rows: int, device: torch.device
     ) -> "Selection | None":
-        """The selection for a batch, or None where no position is for an adapter.
+        """Return the selection for a batch, or None if no position has an adapter.
 
         Args:
-            slots: of each span, or `BASE`; none at all where no span has one.
+            slots: slot of each span, or `BASE`; empty if no span has one.
             counts: positions of each span.
-            rows: positions, with those that are padding at the end.
-            device: of the model.
+            rows: number of positions, padding at the end included.
+            device: device of the model.
         """
         used = {slot for slot in slots if slot != BASE}
         if not used:
             return None
         first, stop = min(used), max(used) + 1
-        # Nobody looks at padding: it goes with the last span.
+        # Padding gets the slot of the last span; its result is not used.
         counts = [*counts[:-1], rows - sum(counts[:-1])]
         own = torch.tensor(list(slots)).repeat_interleave(torch.tensor(counts))
         order = own.argsort(stable=True)
@@ -78,7 +79,7 @@ class Selection(NamedTuple):
 class LowRankPair(NamedTuple):
     """One linear's matrices, scale included: `down` [r, I], `up` [r, O].
 
-    Model dtype, on the host.
+    In the model's dtype, on the host.
     """
 
     down: Tensor
@@ -86,7 +87,7 @@ class LowRankPair(NamedTuple):
 
 
 class AdaptedLinear(nn.Module):
-    """A linear, and what adapters add to it."""
+    """A linear layer with adapter slots."""
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class AdaptedLinear(nn.Module):
         sizes: Sequence[int],
         kernels: Kernels | None = None,
     ) -> None:
-        """Make room around `linear`, whose weight was `weight` [sum of sizes, I] and whose parts have `sizes` outputs."""
+        """Wrap `linear`, with the weight `weight` [sum of sizes, I] and parts of `sizes`."""
         super().__init__()
         self._kernels = kernels
         self._linear = linear
@@ -107,7 +108,7 @@ class AdaptedLinear(nn.Module):
         self._filled: set[int] = set()
 
     def shape(self, part: int) -> tuple[int, int]:
-        """(outputs, inputs) of a part."""
+        """Return (outputs, inputs) of a part."""
         return self._sizes[part], self._down.shape[-1]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -130,7 +131,7 @@ class AdaptedLinear(nn.Module):
         low = x @ self._down[slots].flatten(0, 2).T
         low = low.view(len(x), -1, len(self._sizes), self._bank.rank)
         if selection.foreign is not None:
-            # Set, not multiplied: what is not finite would survive that.
+            # Masked, not multiplied by zero: that would keep non-finite values.
             low.masked_fill_(selection.foreign[:, :, None, None], 0)
         first = 0
         for part, size in enumerate(self._sizes):
@@ -139,14 +140,14 @@ class AdaptedLinear(nn.Module):
             first += size
 
     def put(self, slot: int, part: int, low: LowRankPair) -> None:
-        """Fill a slot of a part that is empty."""
+        """Fill an empty slot of a part."""
         rank = len(low.down)
         self._down[slot, part, :rank].copy_(low.down, non_blocking=True)
         self._up[part][slot, :rank].copy_(low.up, non_blocking=True)
         self._filled.add(slot)
 
     def clear(self, slot: int) -> None:
-        """Empty a slot of all parts."""
+        """Empty a slot in all parts."""
         if slot in self._filled:
             self._down[slot].zero_()
             for up in self._up:
@@ -155,12 +156,12 @@ class AdaptedLinear(nn.Module):
 
 
 class LoraBank:
-    """The room for adapters in a model's linears, all of them together.
+    """The adapter slots of all linear layers of a model.
 
     Attributes:
-        slots: adapters there is room for.
-        rank: of an adapter at most.
-        selection: what the forward pass under way computes with, None for nothing.
+        slots: number of slots.
+        rank: maximum rank of an adapter.
+        selection: selection of the current forward pass, None for no adapter.
     """
 
     def __init__(self, slots: int, rank: int) -> None:
@@ -178,37 +179,37 @@ class LoraBank:
         sizes: Sequence[int],
         kernels: Kernels | None = None,
     ) -> nn.Module:
-        """What stands in the place of a linear.
+        """Return a linear with adapter slots in place of `linear`.
 
         Args:
             linear: computes the product with `weight`.
             weight: [sum of sizes, I].
-            names: of the modules whose product it is, as the model's author calls them, in order.
-            sizes: their outputs.
-            kernels: add what adapters do to a few positions.
+            names: original names of the modules in this product, in order.
+            sizes: outputs of each.
+            kernels: compute adapters for few positions.
         """
         adapted = AdaptedLinear(linear, self, weight, sizes, kernels)
         self._places |= {name: (adapted, part) for part, name in enumerate(names)}
         return adapted
 
     def shapes(self) -> Mapping[str, tuple[int, int]]:
-        """(outputs, inputs) of each module that may be adapted, by its name."""
+        """(outputs, inputs) of each adaptable module, by name."""
         return {name: adapted.shape(part) for name, (adapted, part) in self._places.items()}
 
     @property
     def free(self) -> int:
-        """Slots that are empty."""
+        """Number of empty slots."""
         return len(self._free)
 
     @torch.inference_mode()
     def put(self, lows: Mapping[str, LowRankPair]) -> int:
-        """Fill the first free slot; its number.
+        """Fill the first empty slot; return its number.
 
         Args:
-            lows: by module, of its shape and at most `rank`; the other modules stay as they are.
+            lows: matrices by module, of rank at most `rank`; other modules have no adapter.
 
         Raises:
-            EngineError: no slot is free, or a module is not there.
+            EngineError: no slot is empty, or a module does not exist.
         """
         if not self._free:
             raise EngineError(f"all {self.slots} slots for adapters are taken")
@@ -225,7 +226,7 @@ class LoraBank:
 
     @torch.inference_mode()
     def remove(self, slot: int) -> None:
-        """Empty a slot no sequence uses."""
+        """Empty a slot that no sequence uses."""
         self._clear(slot)
         self._free = sorted([*self._free, slot])
 
@@ -235,7 +236,7 @@ class LoraBank:
 
     @contextmanager
     def selected(self, selection: Selection | None) -> Iterator[None]:
-        """Within it, forward passes compute with `selection`."""
+        """Use `selection` for forward passes within this context."""
         self.selection = selection
         try:
             yield
@@ -244,9 +245,9 @@ class LoraBank:
 
 
 def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Zeros of the dtype and on the device of another tensor.
+    """Return zeros with the dtype and device of another tensor.
 
-    On a CPU they take memory only once they are written.
+    On a CPU, memory is not committed until it is written.
     """
     if like.device.type != "cpu":
         return torch.zeros(shape, dtype=like.dtype, device=like.device)

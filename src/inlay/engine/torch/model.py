@@ -1,4 +1,4 @@
-"""A transformers causal language model, fed embeddings only, over paged keys and values."""
+"""A transformers causal language model over paged keys and values, with embeddings as input."""
 
 import copy
 import logging
@@ -48,22 +48,22 @@ class CausalModel:
     """A loaded model.
 
     Attributes:
-        path: local directory it came from; tokenizer and chat template are there too.
-        dtype: of activations, weights, keys and values.
-        device: where it is.
-        vocab_size: logits a position.
-        hidden_size: elements of a row.
-        max_model_len: positions a sequence may have.
-        layers: what each attention layer keeps of a position, and for how long.
-        lora: room for adapters, or None.
-        page_groups: which layers share a page.
-        windows: of each page group, None where all positions are kept.
+        path: local directory of the model, with tokenizer and chat template.
+        dtype: dtype of activations, weights, keys and values.
+        device: device of the model.
+        vocab_size: width of the logits.
+        hidden_size: elements of an embedding vector.
+        max_model_len: maximum number of positions of a sequence.
+        layers: shape of each attention layer's keys and values.
+        lora: adapter slots, or None.
+        page_groups: layers that share pages.
+        windows: window of each page group, None for full attention.
         eos_token_ids: the model's own end tokens.
-        default_sampling: fields of `Sampling` its generation config sets.
+        default_sampling: fields of `Sampling` set by its generation config.
         weights_id: identity of configuration and weights, 32 hex digits.
         embedding_table_id: identity of the input embedding table, 32 hex digits.
         embedding_abs_max: the table's largest absolute value, after the model's own scale.
-        refuses_rows: why embeddings cannot be prompts, or None.
+        refuses_rows: why embedding vectors cannot be prompts, or None.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class CausalModel:
         max_model_len: int,
         lora: LoraBank | None = None,
     ) -> None:
-        """Take over a transformers model; use `load`.
+        """Wrap a transformers model; use `load`.
 
         Raises:
-            InvalidRequestError: its attention layers ask for what this engine does not do.
+            InvalidRequestError: its attention layers use an unsupported option.
         """
         accelerate(model, family.fused, lora)
         self.lora = lora
@@ -112,11 +112,11 @@ class CausalModel:
 
     @classmethod
     def load(cls, settings: EngineSettings) -> "CausalModel":
-        """Load what `settings` names, and set the number of CPU threads.
+        """Load the model that `settings` names, and set the number of CPU threads.
 
         Raises:
-            InvalidRequestError: the model, its dtype here, or a longer context than it has, is
-                refused; says what is allowed.
+            InvalidRequestError: an unsupported model, dtype or context length; the message says
+                what is allowed.
         """
         directory = directory_of(settings.model, settings.revision)
         config = config_of(directory)
@@ -146,7 +146,7 @@ class CausalModel:
         return cls(model, family, directory, max_model_len, lora)
 
     def page_bytes(self, page_size: int) -> int:
-        """Bytes of one page of `page_size` positions, over all its layers."""
+        """Return the bytes of one page of `page_size` positions, over all its layers."""
         group = max(self.page_groups, key=lambda group: len(group.layers))
         return (
             sum(self.layers[layer].elements for layer in group.layers)
@@ -155,7 +155,7 @@ class CausalModel:
         )
 
     def new_pages(self, num_pages: int, page_size: int) -> Pages:
-        """Room for `num_pages` pages besides the null page."""
+        """Allocate `num_pages` pages besides the null page."""
         return Pages(
             self.layers,
             self.page_groups,
@@ -166,32 +166,32 @@ class CausalModel:
         )
 
     def forget_workspace(self) -> None:
-        """Let go of the buffers of earlier steps."""
+        """Free the buffers of earlier steps."""
         self._workspace = Workspace()
 
     def forward(self, batch: Batch, pages: Pages) -> Tensor:
-        """`logits` of the positions that `batch` samples: float32 [spans that sample, vocab_size].
+        """Compute the logits of sampled positions: float32 [spans that sample, vocab_size].
 
         Raises as `hidden`.
         """
         batch = batch.to(self.device)
-        # A copy made outside: what inference mode makes may not be changed in place elsewhere.
+        # Copied outside: tensors of inference mode may not be changed in place elsewhere.
         return self.logits(self.hidden(batch, pages)[batch.sampled]).to(torch.float32, copy=True)
 
     def hidden(self, batch: Batch, pages: Pages, paged: PagedAttention | None = None) -> Tensor:
-        """Compute a batch: its keys and values go to `pages`.
+        """Compute a batch and store its keys and values in `pages`.
 
         Args:
-            batch: on the model's device.
-            pages: where keys and values are.
-            paged: attention for this batch over these pages, unless it is to be the fastest for the
+            batch: batch on the model's device.
+            pages: pages of keys and values.
+            paged: attention for this batch over these pages; unless given, the fastest one for the
                 device.
 
         Returns:
             The last hidden states [T, C], after the last norm, in the model's dtype.
 
         Raises:
-            EngineError: rows that are not (R, hidden size) in the model's dtype.
+            EngineError: embedding vectors that are not (R, hidden size) in the model's dtype.
         """
         with torch.inference_mode():
             if paged is None:
@@ -209,26 +209,26 @@ class CausalModel:
         return states[: len(batch.positions)]
 
     def _adapted(self, batch: Batch, padding: int) -> AbstractContextManager[None]:
-        """Within it, the positions of `batch` go through their adapters."""
+        """Select the adapters of `batch` within this context."""
         if self.lora is None:
             return nullcontext()
         rows = len(batch.positions) + padding
         return self.lora.selected(Selection.of(batch.adapters, batch.counts, rows, self.device))
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """What the model's head makes of some of the `hidden` states of a batch.
+        """Compute the logits of some `hidden` states of a batch.
 
         Args:
             hidden: [N, C].
-            out: float32 [N, vocab_size], where to put them; new memory unless given.
+            out: float32 [N, vocab_size], output buffer; allocated unless given.
 
         Returns:
-            [N, vocab_size], in the model's dtype, or float32 where its head says so and there are
-            any.
+            [N, vocab_size], in the model's dtype, or in float32 if the head computes in it and N >
+            0.
         """
         with torch.inference_mode():
             if not len(hidden):
-                # A step that samples nothing, within a long prompt, need not read the head's
+                # A step that samples nothing (a chunk of a long prompt) need not read the head's
                 # weights for its padding.
                 return hidden.new_empty(0, self.vocab_size) if out is None else out
             padding = max(0, self._least_rows - len(hidden))
@@ -238,13 +238,13 @@ class CausalModel:
         return logits[: len(hidden)] if out is None else out.copy_(logits[: len(hidden)])
 
     def rehearse(self, batch: Batch, pages: Pages, paged: PagedAttention) -> None:
-        """Go through `forward` without any data: nothing is computed, and nothing changes.
+        """Run `forward` on meta tensors: nothing is computed, and nothing changes.
 
         Raises:
-            RuntimeError: it depends on data (routing that loops over experts does), so it could not
-                be captured.
+            RuntimeError: it depends on data (as routing loops over experts do) and cannot be
+                captured.
         """
-        # Some modules keep what they compute, and must not keep what has no data.
+        # Some modules cache values, and must not cache meta tensors.
         kept = [(module, _copied(vars(module))) for module in self._model.modules()]
         try:
             with FakeTensorMode(allow_non_fake_inputs=True), torch.inference_mode():
@@ -255,9 +255,9 @@ class CausalModel:
                 vars(module).update(attributes)
 
     def _inputs(self, batch: Batch) -> Tensor:
-        """The embeddings of a batch [T, C].
+        """Compute the embeddings of a batch [T, C].
 
-        Tokens by look-up (with the model's own scale), rows by copy.
+        Tokens by look-up (with the model's own scale), embedding vectors by copy.
         """
         embeds: Tensor = self._embed(batch.token_ids)
         if len(batch.row_index):
@@ -274,16 +274,16 @@ class CausalModel:
 
 
 class _EmbeddingStub(nn.Module):
-    """Stands where a model's body stands, and takes its input for the body's last hidden states."""
+    """Stand-in for a model's body that returns its input as last hidden states."""
 
     def forward(self, *, inputs_embeds: Tensor, **_: Any) -> MoeModelOutputWithPast:
         return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
 
 
 def _head_of(model: Any) -> Any:
-    """`model` without its body.
+    """Return `model` without its body: hidden states to logits.
 
-    Hidden states to logits, with all that its family does to them (soft caps, scales).
+    Includes all steps of its family (soft caps, scales).
     """
     head = copy.copy(model)
     head._modules = {**model._modules, model.base_model_prefix: _EmbeddingStub()}
@@ -291,7 +291,7 @@ def _head_of(model: Any) -> Any:
 
 
 def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
-    """A module's attributes, with its dictionaries of parameters, buffers and modules."""
+    """Copy a module's attributes, and its dictionaries of parameters, buffers and modules."""
     return {
         name: copy.copy(value) if isinstance(value, dict) else value
         for name, value in attributes.items()
@@ -299,6 +299,6 @@ def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _page_groups(layers: tuple[LayerShape, ...], max_model_len: int) -> tuple[PageGroup, ...]:
-    """Layers divided into page groups: one, where they do not keep the same of a position."""
+    """Divide layers into page groups; one group if their shapes per position differ."""
     alike = len({layer._replace(window=None) for layer in layers}) == 1
     return group_layers([layer.window if alike else None for layer in layers], max_model_len)

@@ -1,4 +1,4 @@
-"""Cached pages with which a sequence can go on."""
+"""Look-up of cached pages for a sequence."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from inlay.prompt import split_point
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """Cached pages with which a sequence can go on up to page index `stop`.
+    """Cached pages with which a sequence can continue up to page index `stop`.
 
-    In each group the last before it that are needed.
+    For each group, the last pages before it that are needed.
     """
 
     stop: int
@@ -21,11 +21,11 @@ class Hits:
 
 
 class PrefixLookup:
-    """Finds the pages of sequences in a prefix cache; changes nothing.
+    """Finds cached pages of sequences; changes nothing.
 
     Args:
-        cache: names pages by digests.
-        bounds: size of a page, and windows of the page groups.
+        cache: pages by digest.
+        bounds: page size, and windows of the page groups.
     """
 
     def __init__(self, cache: PrefixCache, bounds: EngineLimits) -> None:
@@ -33,10 +33,9 @@ class PrefixLookup:
         self._bounds = bounds
 
     def hits(self, sequence: Sequence) -> Hits | None:
-        """Cached pages with which `sequence` can go on from where it is, as far as that goes.
+        """Return the longest run of cached pages that continues `sequence`; None if there are none.
 
-        They never reach a position that must be computed to give logits, and never end inside an
-        atomic segment.
+        They exclude positions whose logits are needed, and never end inside an atomic segment.
         """
         size = self._bounds.page_size
         if sequence.num_computed_tokens % size:
@@ -55,11 +54,11 @@ class PrefixLookup:
         return Hits(stop, found)
 
     def _cached_until(self, sequence: Sequence, first: int, stop: int) -> int:
-        """The last page index up to `stop` from which `sequence` could go on if it took what is cached from `first` on.
+        """Return the last page index up to `stop` that cached pages from `first` on reach.
 
         A group without a window needs every page before that index. One with a window needs the
-        last few: if the earliest of them is missing at index i, none of those that need it will do,
-        and i is the next to try.
+        last few: if the earliest of them is missing at index i, no run that needs it is possible,
+        and i is tried next.
         """
         size = self._bounds.page_size
         for group, window in enumerate(self._bounds.windows):
@@ -79,14 +78,14 @@ class PrefixLookup:
         return stop
 
     def _missing(self, sequence: Sequence, group: int, start: int, stop: int) -> int:
-        """The first page index from `start` on that is not cached in `group`, at most `stop`."""
+        """Return the first page index from `start` to `stop` that is not cached in `group`."""
         for index in range(start, stop):
             if self._cached(sequence, group, index) is None:
                 return index
         return stop
 
     def found(self, sequence: Sequence, group: int, indices: Iterable[int]) -> list[int]:
-        """The pages that are cached in `group` of those with these indices."""
+        """Return the cached pages of `group` among these indices."""
         pages = (self._cached(sequence, group, index) for index in indices)
         return [page for page in pages if page is not None]
 
@@ -96,7 +95,7 @@ class PrefixLookup:
 
 
 def may_stop(sequence: Sequence, position: int) -> bool:
-    """Return True if a chunk or a hit may end before `position`: not inside an atomic segment."""
+    """Return True if a chunk or a hit may end at `position`: not inside an atomic segment."""
     return split_point(sequence.atomic, position) == position
 
 

@@ -1,9 +1,7 @@
-"""How likely a prompt's own tokens are.
+"""Logprobs of a prompt's tokens, emitted chunk by chunk as the prompt is computed.
 
-Told chunk by chunk as the prompt is computed, never held for all of it.
-
-The logits of a position say what the next one may be, so position p of a prompt is scored by the
-hidden state of p - 1. Shapes: N positions, C hidden size, V vocabulary, K alternatives.
+Position p of a prompt is scored by the hidden state of p - 1. Shapes: N positions, C hidden size, V
+vocabulary, K alternatives.
 """
 
 from collections.abc import Sequence
@@ -19,9 +17,9 @@ from inlay.engine.torch.transfers import Download, upload
 from inlay.request import PromptLogprobs
 
 MAX_LOGITS = 2**24
-"""Logits made at a time, 64 MiB of float32.
+"""Maximum number of logits computed at a time: 64 MiB of float32.
 
-A long chunk of a prompt is scored in pieces of so many.
+A long chunk of a prompt is scored in pieces of that size.
 """
 
 
@@ -31,12 +29,12 @@ class Scored:
     __slots__ = ("_first", "_told")
 
     def __init__(self, first: int, pieces: Sequence[tuple[Tensor, ...]]) -> None:
-        """`pieces` as `_piece` makes them, of the positions from `first` on."""
+        """Start with `pieces` as returned by `_piece`, for the positions from `first` on."""
         self._first = first
         self._told = Download(*(torch.cat(column) for column in zip(*pieces, strict=True)))
 
     def read(self) -> PromptLogprobs | None:
-        """Them; None where logits are not finite. Waits for the device."""
+        """Return the logprobs; None if logits are not finite. Waits for the device."""
         good, *columns = self._told.wait()
         if not bool(good.all()):
             return None
@@ -46,15 +44,15 @@ class Scored:
 def score(
     model: CausalModel, hidden: Tensor, spans: Sequence[ScheduledChunk]
 ) -> dict[ScheduledChunk, Scored]:
-    """What a step can say of the prompts it computes, for those that ask.
+    """Compute the logprobs of prompts in a step, for requests that want them.
 
     Args:
-        model: whose head makes the logits.
-        hidden: [T, C], of the positions of `spans`, in order.
-        spans: of the step.
+        model: its head computes the logits.
+        hidden: [T, C], states of the positions of `spans`, in order.
+        spans: spans of the step.
 
     Returns:
-        By span.
+        Logprobs by span.
     """
     found: dict[ScheduledChunk, Scored] = {}
     for span, offset in zip(
@@ -83,7 +81,7 @@ def _scored(model: CausalModel, hidden: Tensor, ids: Sequence[int], first: int, 
 
 
 def _piece(logits_NV: Tensor, targets_N: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Whether logits are finite [N] bool, ids [N, 1 + K] int32, logprobs [N, 1 + K] float32 and ranks [N] int32."""
+    """Return finite [N] bool, ids [N, 1 + K] int32, logprobs likewise float32, ranks [N] int32."""
     total_N1 = logits_NV.logsumexp(dim=-1, keepdim=True)
     good_N = total_N1.isfinite()[:, 0]
     ids_NK = targets_N[:, None]

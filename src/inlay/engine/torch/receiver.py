@@ -1,4 +1,4 @@
-"""Who hears of a request."""
+"""Receiver of a request's outputs."""
 
 from typing import NamedTuple
 
@@ -7,17 +7,17 @@ from inlay.request import Emit, FinishReason, Output, Request, Usage
 
 
 class RequestReceiver(NamedTuple):
-    """Who hears of a request, and how an output about it starts when the engine's thread never saw it."""
+    """Receiver of a request's outputs, and its last output if the thread never saw it."""
 
     request: Request
     emit: Emit
 
     def lost(self, error: InlayError) -> Output:
-        """The last output, with `error`."""
+        """Return the last output, with `error`."""
         return self._last("error", ErrorFrame.of(error))
 
     def aborted(self) -> Output:
-        """The last output of a request that was stopped."""
+        """Return the last output of an aborted request."""
         return self._last("abort", None)
 
     def _last(self, reason: FinishReason, error: ErrorFrame | None) -> Output:

@@ -1,6 +1,6 @@
-"""One request under way: its output, its pages, and how far it has been computed.
+"""A running or waiting request: its output, its pages, and the number of computed tokens.
 
-Counters, no states.
+It has counters, no states.
 """
 
 import time
@@ -24,31 +24,33 @@ from inlay.request import (
 
 
 class Sequence:
-    """Prompt and output as one run of positions, of which the first `computed` have keys and values in `pages`.
+    """Prompt and output as one run of positions.
+
+    The first `num_computed_tokens` have keys and values in `pages`.
 
     Attributes:
-        request: what was asked.
-        prompt: the request's.
-        output: ids so far, those of earlier attempts included.
-        prompt_token_ids: ids of the prompt's token positions: what penalties may see.
-        pages: a run of pages in each page group, all with the same end; `PageTable` alone changes
+        request: the request.
+        prompt: the request's prompt.
+        output: output ids so far, those of earlier attempts included.
+        prompt_token_ids: ids of the prompt's token positions, for penalties.
+        pages: a run of pages in each page group, all with the same end; only `PageTable` changes
             them.
-        computed: positions whose keys and values are, or were, in the pages, or will be when what
-            is launched has run.
-        pending: whether its next token is chosen on the device and not read yet.
-        proven: page index up to which finite logits have come from the pages.
-        taken: page index up to which it found pages in the cache since it started.
+        num_computed_tokens: positions whose keys and values are, or were, in the pages, or will be
+            when the launched steps have run.
+        has_pending_token: True if its next token is sampled on the device and not read yet.
+        num_verified_pages: page index up to which the pages gave finite logits.
+        num_cached_pages: page index up to which it found cached pages since it started.
         cached_tokens: prompt positions that came from the prefix cache before the first preemption.
-        scored: prompt positions whose logprobs have been told, or need not be.
-        passed_over: steps in a row in which it wanted to go on and could not.
-        waited: steps in which it could not, since its last token.
-        turn_ends: output tokens up to which it has its turn, as `inlay.engine.torch.fairness` says.
-        preemptions: how often its pages were taken away.
-        order: (priority, arrival): who goes first; unique.
-        expires: on the clock `Core.step` is given, or None.
-        atomic: bounds of the segments that must not be split.
-        grammar: where the output stands in the grammar the request asks for, if any.
-        adapter: slot of the adapter that its next span goes through, or `lora.BASE`.
+        scored: prompt positions whose logprobs were emitted, or are not wanted.
+        starved_steps: consecutive steps in which it could not be scheduled for lack of room.
+        waited: such steps since its last token.
+        turn_ends: output length at which its turn ends, as in `inlay.engine.torch.fairness`.
+        preemptions: number of preemptions.
+        order: (priority, arrival), the scheduling order; unique.
+        expires: deadline on the clock of `Core.expire`, or None.
+        atomic: bounds of segments that must not be split.
+        grammar: state of the output in the request's grammar, if any.
+        adapter: slot of the adapter for its next span, or `lora.BASE`.
     """
 
     __slots__ = (
@@ -89,16 +91,16 @@ class Sequence:
         page_groups: int = 1,
         grammar: GrammarState | None = None,
     ) -> None:
-        """A sequence of which nothing is computed.
+        """Start with nothing computed.
 
         Args:
-            request: what was asked.
-            arrival: counts up.
-            chain: empty, rooted where the request's adapter and salt say; None when nothing of it
-                may be cached.
-            expires: when it must have ended.
-            page_groups: how many there are.
-            grammar: has read the earlier output.
+            request: the request.
+            arrival: increasing number.
+            chain: empty chain for the request's adapter and salt; None if nothing of it may be
+                cached.
+            expires: deadline, or None.
+            page_groups: number of page groups.
+            grammar: state after the earlier output.
         """
         self.request = request
         self.prompt: Prompt = request.prompt
@@ -135,45 +137,47 @@ class Sequence:
 
     @property
     def sampling(self) -> Sampling:
-        """The request's."""
+        """The request's sampling parameters."""
         return self.request.sampling
 
     @property
     def client(self) -> str | None:
-        """The request's."""
+        """The request's client."""
         return self.request.client
 
     @property
     def in_turn(self) -> bool:
-        """True if it runs beyond its client's share."""
+        """True if it may run beyond its client's share."""
         return len(self.output) < self.turn_ends
 
     @property
     def length(self) -> int:
-        """Positions that are known: the prompt's and the output's."""
+        """Number of known positions, prompt and output."""
         return self._prompt_length + len(self.output)
 
     @property
     def num_pending_tokens(self) -> int:
-        """Positions that can be computed before the next token is chosen, that of a pending one among them.
+        """Number of positions to compute before the next token is sampled.
 
-        0 only while it waits for what is launched: it could go no further, or must not.
+        The position of a pending token is one of them.
+
+        0 only while it waits for launched steps.
         """
         goes_on = self.has_pending_token and len(self.output) + 1 < self.request.sampling.max_tokens
         return self.length + goes_on - self.num_computed_tokens
 
     @property
     def max_cacheable(self) -> int:
-        """Positions at the front that need not be computed where their keys and values are cached.
+        """Number of leading positions that may come from the cache.
 
-        No logits of them are wanted.
+        Their logits are not needed.
         """
         return (self.length if self.scored >= self._prompt_length else self.scored) - 1
 
     def segments(self, start: int, stop: int) -> Iterator[tuple[int, Segment]]:
-        """(first position, part) of each segment between positions `start` and `stop`.
+        """Yield (first position, part) of each segment between positions `start` and `stop`.
 
-        Output comes as tokens, if not pending.
+        Output ids are tokens; a pending one is left out.
         """
         base = self._prompt_length
         if start < base:
@@ -183,9 +187,9 @@ class Sequence:
             yield low, Tokens(tuple(self.output[low - base : stop - base]))
 
     def page_digest(self, index: int, page_size: int) -> bytes | None:
-        """The digest of everything up to the end of page `index`.
+        """Return the digest of everything up to the end of page `index`.
 
-        None when that is not known yet, or never cached.
+        None if it is not known yet, or must not be cached.
         """
         if self._chain is None:
             return None
@@ -193,16 +197,16 @@ class Sequence:
         return self._chain.blocks[block] if block < len(self._chain.blocks) else None
 
     def start(self) -> None:
-        """It takes part in steps from now on; how long it waited for that is told in its usage."""
+        """Mark it as scheduled for the first time; its time in the queue goes into its usage."""
         if not self._queued:
             self._queued = time.monotonic() - self._admitted
 
     def blocks(self, start: int, stop: int) -> list[bytes]:
-        """The digests of blocks `start` to `stop` of the chain; none where nothing is cached."""
+        """Return the digests of blocks `start` to `stop`; empty if caching is not allowed."""
         return [] if self._chain is None else self._chain.blocks[start:stop]
 
     def append(self, token_id: int) -> None:
-        """Take the next output token."""
+        """Append the next output token."""
         self.has_pending_token = False
         self.waited = 0
         self.output.append(token_id)
@@ -210,7 +214,7 @@ class Sequence:
             self._chain.extend_tokens((token_id,))
 
     def finish_reason(self, eos_token_ids: tuple[int, ...]) -> FinishReason | None:
-        """Why the output as it stands is over, or None."""
+        """Return the finish reason of the output so far, or None."""
         sampling = self.request.sampling
         if self.output:
             last = self.output[-1]
@@ -230,14 +234,14 @@ class Sequence:
         error: InlayError | None = None,
         prompt_logprobs: PromptLogprobs | None = None,
     ) -> Output:
-        """What to tell of the last `new` output tokens, and of the end.
+        """Return the output with the last `new` tokens, and perhaps the end.
 
         Args:
-            new: how many tokens at the end of the output have not been told.
-            logprobs: theirs.
+            new: number of tokens at the end that were not emitted yet.
+            logprobs: logprobs of those tokens.
             finish_reason: set on the last output.
             error: why it failed; then the finish reason is "error".
-            prompt_logprobs: of prompt positions that have not been told.
+            prompt_logprobs: logprobs of prompt positions that were not emitted yet.
         """
         offset = len(self.output) - new
         reason: FinishReason | None = "error" if error is not None else finish_reason

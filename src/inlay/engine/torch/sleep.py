@@ -1,9 +1,10 @@
-"""What is left of an engine while it sleeps, and how it comes back.
+"""Sleep of an engine: release its memory, and restore it.
 
-On a CPU nothing is left: packed weights are read and packed again from the checkpoint, which the
-system may still have in its cache. On a GPU, at level 1, weights lie in pinned memory of the host,
-and every tensor of the model stays where it is with its storage emptied, so that what shares memory
-shares it again; at level 2 they are read from the checkpoint.
+On a CPU nothing is kept: the checkpoint, perhaps still in the page cache, is read and packed again.
+    On
+a GPU, level 1 copies weights to pinned host memory; every tensor of the model stays in place with
+its storage emptied, so tensors that share memory share it again after waking. Level 2 reads the
+checkpoint again.
 """
 
 import ctypes
@@ -21,17 +22,17 @@ from inlay.engine.torch.model import CausalModel
 from inlay.errors import InvalidRequestError
 
 TAGS = ("weights", "kv_cache")
-"""What wakes on its own, as vLLM calls it."""
+"""Parts that can be restored separately; names are vLLM's."""
 
 _GAUGES = ("running", "waiting", "blocks_used", "blocks_total")
 
 
 class SleepState:
-    """The weights of an engine that sleeps, and what of it is awake.
+    """The weights of a sleeping engine, and the parts that are restored.
 
     Args:
-        load: reads the model from its checkpoint.
-        weights_id: of the model that must come back.
+        load: loads the model from its checkpoint.
+        weights_id: identity of the model that must be restored.
     """
 
     def __init__(self, load: Callable[[], CausalModel], weights_id: str) -> None:
@@ -42,9 +43,9 @@ class SleepState:
         self._awake: set[str] = set()
 
     def offload(self, models: list[CausalModel | None], level: int) -> None:
-        """Give back the memory of the model in `models`, if any, which nobody else may hold.
+        """Release the memory of the model in `models`, if any; no other reference may exist.
 
-        The list is emptied. Blocks.
+        Empties the list. Blocks.
         """
         self._model, self._host_copy = None, None
         self._awake.clear()
@@ -56,17 +57,17 @@ class SleepState:
         give_back()
 
     def restore(self, tags: Sequence[str]) -> bool:
-        """Bring back the weights if `tags` name them; whether all is named by now. Blocks.
+        """Restore the weights if `tags` name them; return True if all parts are restored. Blocks.
 
-        The cache has no content to bring back: it is made when the weights are there too.
+        The cache has no content: the engine allocates it once the weights are restored.
 
         Raises:
-            InvalidRequestError: the checkpoint cannot be loaded any more, or is another.
+            InvalidRequestError: the checkpoint cannot be loaded any more, or has changed.
         """
         if "weights" in tags and self._model is None:
             self._model = self._back()
-            # What loading took for a while; the system's allocator keeps it, as sleeping has freed
-            # blocks as large.
+            # Free the temporary memory of loading, which the allocator would keep: sleeping freed
+            # blocks of similar sizes.
             give_back()
         self._awake.update(tags)
         return self._awake.issuperset(TAGS)
@@ -80,17 +81,18 @@ class SleepState:
         model = self._load()
         if model.weights_id != self._weights_id:
             raise InvalidRequestError(
-                f"{model.path} is not what it was when the engine fell asleep: start the worker again"
+                f"{model.path} is not what it was when the engine fell asleep: start the worker "
+                "again"
             )
         return model
 
     def model(self) -> CausalModel:
-        """The model, once its weights are awake."""
+        """The model, once its weights are restored."""
         return self._load() if self._model is None else self._model
 
 
 class HostCopy:
-    """The content of storages, in memory of the host; they themselves take none until `restore`."""
+    """Copy of storages in host memory; the storages themselves are empty until `restore`."""
 
     def __init__(self, storages: Iterable[torch.UntypedStorage]) -> None:
         self._kept: list[tuple[torch.UntypedStorage, Tensor]] = []
@@ -101,7 +103,7 @@ class HostCopy:
             storage.resize_(0)
 
     def restore(self) -> None:
-        """Bring the content back to where it was. It is kept here no longer."""
+        """Copy the content back to its storages and drop the host copy."""
         for storage, copy in self._kept:
             storage.resize_(copy.nbytes)
             _bytes(storage).copy_(copy)
@@ -113,10 +115,10 @@ def _bytes(storage: torch.UntypedStorage) -> Tensor:
 
 
 def storages(root: object, device: torch.device) -> list[torch.UntypedStorage]:
-    """The storages on `device` of every tensor that can be reached from `root`, each once.
+    """Return the storages on `device` of all tensors reachable from `root`, each once.
 
-    Looked through are modules, containers, and objects of inlay's own: parts of a model may be held
-    by what is no module.
+    Modules, containers and inlay's own objects are searched: some parts of a model are not in a
+    module.
     """
     found: dict[int, torch.UntypedStorage] = {}
     seen: set[int] = set()
@@ -147,17 +149,17 @@ def _parts(item: object) -> Iterator[object]:
 
 
 def give_back() -> None:
-    """Hand memory that is free in this process back to the system, and to other users of the device."""
+    """Return free memory to the operating system, and to other users of the device."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
     if trim is not None:
         trim(0)
 
 
 def add_stats(before: Stats, now: Stats) -> Stats:
-    """The counters of an engine that counted `before`, slept, and has counted `now` since."""
+    """Return the counters of an engine that counted `before`, slept, and counts `now` since."""
     earlier = msgspec.structs.asdict(before)
     totals = {
         name: value + earlier[name]

@@ -1,6 +1,6 @@
-"""The whole engine but its thread.
+"""`Core`: the whole engine except its thread.
 
-Works go in, `step` computes what the scheduler chose, outputs come out.
+Requests go in, `step` computes the scheduled chunks, outputs come out.
 """
 
 import logging
@@ -34,17 +34,17 @@ log = logging.getLogger(__name__)
 
 
 class Core:
-    """A model, its pages, and the running requests. Used from one thread; keeps no clock.
+    """A model, its pages, and the running requests. Used by one thread; has no clock.
 
     Attributes:
-        bounds: what fits, with the windows of the model's page groups.
-        dtype: of the model, by the name that digests and the card use.
-        adapters: what the model holds of them.
-        graphs: what decodes, where decoding can be captured.
-        model: what computes.
+        bounds: limits, with the windows of the model's page groups.
+        dtype: dtype of the model, as digests and metadata name it.
+        adapters: the loaded adapters.
+        graphs: captured decode steps, or None.
+        model: the model.
         pages: its keys and values.
-        sampler: what chooses.
-        scheduler: who goes next.
+        sampler: chooses tokens.
+        scheduler: chooses the next chunks.
     """
 
     def __init__(
@@ -59,22 +59,22 @@ class Core:
         events: CacheEvents | None = None,
         max_cpu_loras: int = 0,
     ) -> None:
-        """Make room.
+        """Allocate the pages.
 
         Args:
-            model: what computes.
-            bounds: what fits.
-            secret: keys the digests.
-            prefix_caching: whether prefixes are looked up.
-            capture: given, decode by graphs if the model can be captured.
-            overlap: whether a step is launched before the results of the last are read.
-            events: notes what the prefix cache gains and loses.
-            max_cpu_loras: adapters that may be loaded at a time.
+            model: the model.
+            bounds: limits.
+            secret: key of the digests.
+            prefix_caching: True to reuse cached prefixes.
+            capture: decode by captured graphs, if the model allows it.
+            overlap: launch a step before the results of the last are read.
+            events: records changes of the prefix cache.
+            max_cpu_loras: maximum number of loaded adapters.
         """
         self.bounds = bounds = replace(bounds, windows=model.windows)
         self.dtype = str(model.dtype).removeprefix("torch.")
         self.model = model
-        # Graphs need a page of their own.
+        # Graphs need one page of their own for padding.
         self.pages = model.new_pages(bounds.num_pages + (capture is not None), bounds.page_size)
         self.graphs = (
             None if capture is None else DecodeGraphs.of(model, self.pages, bounds, capture)
@@ -104,27 +104,27 @@ class Core:
         self._progress = 0
 
     def __len__(self) -> int:
-        """Running requests."""
+        """Number of running requests."""
         return len(self._sequences)
 
     def close(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         self._masks.close()
 
     def admit(
         self, request: Request, expires: float | None = None, grammar: GrammarState | None = None
     ) -> list[Output]:
-        """Take a request that `Admission.check` has passed.
+        """Add a request that `Admission.check` has accepted.
 
-        Raises `NotFoundError` when its adapter has gone since.
+        Raises `NotFoundError` if its adapter was unloaded meanwhile.
 
         Args:
-            request: what to generate.
-            expires: when it fails, on the clock that `expire` is given.
-            grammar: the state of the one it asks for, at the end of its earlier output.
+            request: the request.
+            expires: deadline on the clock of `expire`, or None.
+            grammar: state of its grammar after the earlier output, if it has one.
 
         Returns:
-            The last output at once when the earlier output was already complete, else nothing.
+            The last output at once if the earlier output was already complete, else nothing.
         """
         chain = None
         adapter = self.adapters.content_id(request.adapter)
@@ -154,9 +154,9 @@ class Core:
         return []
 
     def abort(self, request_id: str) -> list[Output]:
-        """End a request now, its pages free before the next step.
+        """End a request now; its pages are free before the next step.
 
-        Nothing when it is not under way.
+        Does nothing for unknown ids.
         """
         sequence = self._sequences.get(request_id)
         return [] if sequence is None else [self._end(sequence, "abort")]
@@ -166,19 +166,19 @@ class Core:
         return [self._end(sequence, "abort") for sequence in tuple(self._sequences.values())]
 
     def fail_all(self, error: InlayError) -> list[Output]:
-        """Tell every request that the engine is broken.
+        """End every request with `error`, after a step has failed.
 
-        Nothing else may be asked of it afterwards.
+        The core must not be used afterwards.
         """
         outputs = [sequence.make_output(error=error) for sequence in self._sequences.values()]
         self._sequences.clear()
         return outputs
 
     def expire(self, now: float) -> list[Output]:
-        """End the requests whose time is up.
+        """End the requests whose deadline has passed.
 
         Args:
-            now: on the clock of the requests' `expires`.
+            now: current time on the clock of the requests' `expires`.
         """
         late = [
             sequence
@@ -190,24 +190,23 @@ class Core:
 
     @torch.inference_mode()
     def step(self) -> list[Output]:
-        """Launch a step and read the results of one: with overlap, of the step before.
+        """Launch a step and return the outputs of one: with overlap, of the step before.
 
-        Nothing happens when there are no requests.
+        Does nothing if there are no requests.
 
-        The device computes a step while the host reads the last, and its model is launched before
-        that: what the last step chose is taken from the device. The next tokens are chosen after
-        it, so that they may depend on all tokens before.
+        The device computes a step while the host reads the last one, whose tokens it takes from the
+        device. The next tokens are sampled after the last step is read, so that sampling may depend
+        on all earlier tokens.
 
         Raises:
-            Exception: what the model raised; nothing but `fail_all` may be asked of the core
-                afterwards.
+            Exception: any error of the model; only `fail_all` may be called afterwards.
         """
         before, self._in_flight = self._in_flight, None
         if not self._sequences:
             return []
         flight = None if before is not None and self.scheduler.blocked else self._launch(before)
         if flight is None and before is None:
-            raise EngineError(f"none of {len(self._sequences)} works could be scheduled")
+            raise EngineError(f"none of {len(self._sequences)} requests could be scheduled")
         outputs = [] if before is None else self._collect(before)
         if flight is not None:
             self._choose(flight)
@@ -218,20 +217,20 @@ class Core:
         return outputs
 
     def remove_adapter(self, name: str) -> None:
-        """Let go of an adapter.
+        """Unload an adapter.
 
-        Raises `EngineError` while a request uses it, `NotFoundError` when it is not there.
+        Raises `EngineError` if a request uses it, `NotFoundError` if it is not loaded.
         """
         if any(sequence.request.adapter == name for sequence in self._sequences.values()):
             raise EngineError(f"the adapter {name!r} is in use")
         self.adapters.remove(name)
 
     def reset_prefix_cache(self) -> int:
-        """Forget the cached pages no request uses; their number."""
+        """Evict the cached pages that no request uses; return their number."""
         return self.scheduler.table.reset_cache()
 
     def stats(self) -> Stats:
-        """The counters now."""
+        """Return the current counters."""
         table = self.scheduler.table
         return Stats(
             running=len(self.scheduler.running),
@@ -248,9 +247,9 @@ class Core:
         )
 
     def _launch(self, before: InFlightStep | None) -> InFlightStep | None:
-        """Have the next plan computed.
+        """Schedule a step and launch it.
 
-        None when there is nothing to compute before the results of `before` are read.
+        Returns None if nothing can be computed before the results of `before` are read.
         """
         dirty = self.scheduler.table.take_dirty()
         if dirty:
@@ -272,7 +271,7 @@ class Core:
     def _forward(
         self, spans: Run[ScheduledChunk], before: InFlightStep | None
     ) -> tuple[Tensor, Tensor]:
-        """All hidden states of a plan, and the logits of what it samples."""
+        """Return the hidden states of all positions, and the logits of the sampled ones."""
         batch = Batch.of(spans, self.bounds.page_size)
         pending = [span.sequence for span in spans if span.sequence.has_pending_token]
         chosen = None if before is None or not pending else before.chosen(pending)
@@ -285,7 +284,7 @@ class Core:
         return hidden, self.model.logits(hidden[batch.sampled])
 
     def _choose(self, flight: InFlightStep) -> None:
-        """Choose what comes next, for those of a step who go on. All tokens before are known."""
+        """Sample the next tokens of a step. All earlier tokens are known."""
         going = [span for span in flight.sampling if self._goes_on(span.sequence)]
         self._masks.prepare(span.sequence for span in going)
         late = self._masks.late([span.sequence for span in going])
@@ -295,8 +294,8 @@ class Core:
                 if error is not None:
                     flight.failures[span] = error
                 else:
-                    # Whoever waits for its mask computes its last position again, for logits to
-                    # choose from.
+                    # A sequence whose mask is not ready computes its last position again later, for
+                    # its logits.
                     flight.retracted.add(span)
                     self.scheduler.retract(span)
         going = [span for span in going if span.sequence not in late]
@@ -309,9 +308,9 @@ class Core:
         self._draw(flight, logits, going)
 
     def _draw(self, flight: InFlightStep, logits: Tensor, spans: Run[ScheduledChunk]) -> None:
-        """Choose for each span, or note why that cannot be.
+        """Sample for each span; record errors.
 
-        One request's settings must not fail its neighbours.
+        An error of one request must not fail the others.
         """
         if not spans:
             return
@@ -319,22 +318,23 @@ class Core:
             flight.choose(spans, self.sampler.draw(logits, [span.sequence for span in spans]))
             return
         except Exception:
-            log.exception("sampling %d works together failed; trying them one by one", len(spans))
+            log.exception(
+                "sampling %d requests together failed; trying them one by one", len(spans)
+            )
         for row, span in enumerate(spans):
-            # What the sampler keeps of a request can be made again from its output, and may be half
-            # changed.
+            # The sampler's state of a request may be half changed; it is rebuilt from the output.
             self.sampler.forget(span.sequence)
             try:
                 flight.choose([span], self.sampler.draw(logits[row : row + 1], [span.sequence]))
             except Exception as error:
-                log.exception("sampling for work %s failed", span.sequence.request.id)
+                log.exception("sampling for request %s failed", span.sequence.request.id)
                 message = f"the next token could not be chosen: {type(error).__name__}"
                 flight.failures[span] = EngineError(message)
 
     def _collect(self, flight: InFlightStep) -> list[Output]:
-        """Read a step: commit what is good, end what is not, tell the rest.
+        """Read a step: commit finite results, end failed requests, return the outputs.
 
-        Who ended meanwhile is passed over.
+        Requests that ended meanwhile are skipped.
         """
         outcomes = [
             (span, of) for span, of in flight.read().items() if self._is_live(span.sequence)
@@ -361,7 +361,7 @@ class Core:
         return self._is_live(sequence) and len(sequence.output) < sequence.sampling.max_tokens
 
     def _emit_output(self, sequence: Sequence, told: PromptLogprobs) -> Output:
-        """Logprobs of a prompt; the end where nothing else was asked for."""
+        """Emit logprobs of a prompt; the end, if nothing else was requested."""
         sequence.scored += len(told)
         reason = sequence.finish_reason(self.model.eos_token_ids)
         if reason is not None:
@@ -377,9 +377,9 @@ class Core:
         return self._end(span.sequence, error=error)
 
     def _take(self, sequence: Sequence, choice: SampledToken | InlayError) -> Output:
-        """The outcome of a step for one request.
+        """Take the result of a step for one request: its next token, or its failure.
 
-        Its next token and perhaps its end, or its failure.
+        Returns its output, which may be the last.
         """
         if isinstance(choice, InlayError):
             return self._end(sequence, error=choice)

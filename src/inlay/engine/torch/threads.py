@@ -1,6 +1,6 @@
-"""CPU threads of the engine's process.
+"""CPU threads and memory settings of the engine's process.
 
-No torch: the environment must stand before torch is imported.
+No torch: the environment must be set before torch is imported.
 """
 
 import os
@@ -8,16 +8,16 @@ from collections.abc import Mapping
 
 
 def environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables an engine's process must be started with, beside those it inherits.
+    """Return the environment variables to add to those an engine's process inherits.
 
-    What a user has set stays.
+    Variables set by the user are kept.
 
-    libgomp's threads spin at barriers; beside a busy neighbour (the frontend, say) a spinning
-    thread takes the core the other one waits for, and two threads become several times slower than
-    one. A short spin keeps both.
+    libgomp's threads spin at barriers: next to another busy process, such as the frontend, a
+    spinning thread occupies the core that the other needs, and two threads become several times
+    slower than one. A short spin avoids both.
 
-    Weights are read from end to end at every step. In pages of 4 KB a core spends a quarter of that
-    on address look-ups; glibc asks for huge ones when told to.
+    Weights are read completely in every step. With pages of 4 KB, address translation takes a
+    quarter of that time; glibc can use huge pages.
     """
     tunables = inherited.get("GLIBC_TUNABLES", "")
     if "glibc.malloc.hugetlb" not in tunables:
@@ -26,9 +26,9 @@ def environment(inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 def count(num_threads: int | None) -> int:
-    """Threads the engine computes with.
+    """Return the number of compute threads.
 
-    `num_threads`, or the cores this process may use less one, at least one.
+    `num_threads`, or the cores available to this process less one, at least one.
     """
     if num_threads is not None:
         return num_threads

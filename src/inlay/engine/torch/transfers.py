@@ -1,15 +1,12 @@
-"""Copies between host and device that nobody waits for.
-
-To a GPU from pinned memory, and back into it.
-"""
+"""Asynchronous copies between host and device, through pinned memory."""
 
 import torch
 from torch import Tensor
 
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on `device`."""
-    # torch keeps pinned memory from being used again before its copy is done.
+    """Copy a host tensor to `device`."""
+    # torch does not reuse pinned memory before its copy is done.
     source = tensor.pin_memory() if device.type == "cuda" else tensor
     return source.to(device, non_blocking=True)
 
@@ -17,15 +14,15 @@ def upload(tensor: Tensor, device: torch.device) -> Tensor:
 class Download:
     """Tensors on their way to the host.
 
-    What becomes of their memory on the device does not matter any more.
+    Their device memory may be reused at once.
 
-    On a CPU they are there: then they must not be changed before they are read.
+    On a CPU nothing is copied: they must not be changed before `wait`.
     """
 
     __slots__ = ("_copied", "_tensors")
 
     def __init__(self, *tensors: Tensor) -> None:
-        """Begin; all are on one device."""
+        """Start the copies; all tensors are on one device."""
         self._copied: torch.cuda.Event | None = None
         self._tensors = tensors
         if tensors and tensors[0].device.type == "cuda":
@@ -39,7 +36,7 @@ class Download:
             self._copied.record()
 
     def wait(self) -> tuple[Tensor, ...]:
-        """The tensors on the host, in order."""
+        """Return the tensors on the host, in order. Waits for the device."""
         if self._copied is not None:
             self._copied.synchronize()
         return self._tensors

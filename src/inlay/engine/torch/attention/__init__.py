@@ -1,1 +1,7 @@
-"""Attention over pages of keys and values: one interface, and a way for each device."""
+"""Attention over pages of keys and values: one interface, one implementation per device.
+
+`paged.py` defines the interface (`PagedAttention`, `Scoring`) and plugs it into transformers;
+`pages.py` holds the tensors, `layers.py` finds the shape of each attention layer. Implementations:
+`gathered.py` (any device, any scoring), `native.py` (C++ kernels on a CPU), `varlen.py` (flash
+attention on CUDA); `choice.py` selects one for a batch.
+"""

@@ -1,4 +1,4 @@
-"""Which attention a batch gets."""
+"""Selection of the attention implementation of a batch."""
 
 from torch import Tensor
 
@@ -12,9 +12,9 @@ from inlay.engine.torch.native import kernels
 
 
 class CudaAttention:
-    """Flash attention for the layers it can do, if it can read pages here.
+    """Flash attention for the layers it supports, if it can read the pages.
 
-    Gathered pages for the others.
+    Gathered pages for all other layers.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class CudaAttention:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
-        """As `PagedAttention.attend`."""
+        """Attend as `PagedAttention.attend` does."""
         flash = does(key, value, scoring) and reads_pages(
             key.device,
             key.dtype,
@@ -43,14 +43,14 @@ class CudaAttention:
 def attention(
     batch: Batch, pages: Pages, workspace: Workspace, *, float32_scores: bool = False
 ) -> PagedAttention:
-    """The attention of `batch` on the device its pages are on.
+    """Return the attention of `batch` for the device of its pages.
 
     Args:
-        batch: what is computed.
-        pages: where keys and values are.
-        workspace: memory that later batches use again.
-        float32_scores: keep scores in float32 whatever the activations' dtype is; flash attention
-            always does.
+        batch: batch to compute.
+        pages: pages of keys and values.
+        workspace: buffers reused by later batches.
+        float32_scores: keep scores in float32 whatever the dtype of the activations; flash
+            attention always does.
     """
     if pages.keys[0].device.type != "cpu":
         return CudaAttention(batch, pages, workspace, float32_scores=float32_scores)

@@ -1,8 +1,8 @@
-"""Attention over pages that are gathered first: every way of scoring, any head sizes, any device.
+"""Attention over gathered pages: any scoring, any head size, any device.
 
-Scores are formed by matrix products over gathered pages, the queries of a group of heads folded
-into rows. This is what a CPU runs, where torch's fused attention is two to three times slower, for
-one query and for many; CUDA runs it for layers that flash attention cannot do.
+Scores are matrix products over gathered pages; the queries of a group of heads are rows of one
+product. Used on CPUs, where torch's fused attention is two to three times slower for one query and
+for many, and on CUDA for layers that flash attention does not support.
 
 Shapes: T positions in the step, Q query heads, H key/value heads, G = Q / H, D key size, E value
 size, B sequences in a group, C queries and L gathered positions of each, N pages, P positions a
@@ -21,29 +21,29 @@ from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.batch import Batch
 
 _GROUP_BYTES = 1 << 20
-"""Keys of sequences that decode together at most.
+"""Maximum size of the keys of sequences that decode together, in bytes.
 
-Gathered keys and values should stay in a core's cache.
+Gathered keys and values should fit into a core's cache.
 """
 
 _SCORE_BYTES = 1 << 21
-"""Scores of a prompt that is attended to at once, at most, for the same reason."""
+"""Maximum size of the scores of a prompt attended to at once, in bytes; for the same reason."""
 
 _BLOCK_BYTES = 1 << 22
-"""Scores of one block of a longer prompt's queries, roughly at most.
+"""Approximate maximum size of the scores of one block of a longer prompt's queries, in bytes.
 
-Every product lays the keys out anew for oneDNN, so more
-queries are worth more than scores that stay in a core's cache.
+Every product lays out the keys again for oneDNN, so more queries per block matter more than scores
+that fit into the cache.
 """
 
 _MIN_BLOCK, _MAX_BLOCK = 16, 256
-"""Queries in such a block."""
+"""Minimum and maximum number of queries in a block."""
 
 
 class Workspace:
-    """Buffers that only grow, for gathered keys and values.
+    """Reused buffers for gathered keys and values; they only grow.
 
-    Fresh memory would cost more than the attention.
+    Allocating fresh memory would cost more than the attention itself.
     """
 
     __slots__ = ("_buffers",)
@@ -52,7 +52,10 @@ class Workspace:
         self._buffers: dict[str, Tensor] = {}
 
     def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """A tensor of `shape`, dtype and device as `like`, content undefined, valid until `name` is taken again."""
+        """Return a tensor of `shape`, dtype and device as `like`.
+
+        Its content is undefined; it is valid until `name` is taken again.
+        """
         size = math.prod(shape)
         buffer = self._buffers.get(name)
         if (
@@ -67,15 +70,14 @@ class Workspace:
 class _Group(NamedTuple):
     """B sequences with C queries each, attended to in one product over whole pages.
 
-    Whole pages, because a product over a slice of the gathered keys would first copy them,
-    transposed.
+    Whole pages, as a product over a slice of the gathered keys would first copy and transpose them.
 
     Attributes:
-        rows: [B * C] int64, the queries' positions in the batch.
-        pages: [page groups, B * L / P] int64, what to gather.
+        rows: [B * C] int64, indices of the queries in the batch.
+        pages: [page groups, B * L / P] int64, pages to gather.
         num_sequences: B.
-        hidden: [B, 1, C, up to L] bool, which of the last gathered positions a query must not see.
-        stale: int64, positions in B * L whose content is not the sequence's.
+        hidden: [B, 1, C, up to L] bool, masks the last gathered positions for each query.
+        stale: int64, indices in B * L that do not belong to the sequence.
     """
 
     rows: Tensor
@@ -86,12 +88,12 @@ class _Group(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """Some of a prompt's queries and what they see. Positions are of the gathered ones.
+    """Some of a prompt's queries and the positions they see. Indices count gathered positions.
 
     Attributes:
-        rows: of the queries among the prompt's.
-        seen: the positions the first of them sees to those the last one sees.
-        hidden: [C, up to L] bool, which of the last of those a query must not see.
+        rows: slice of the prompt's queries.
+        seen: slice from the first position the first query sees to the last of the last query.
+        hidden: [C, up to L] bool, masks the last of those positions for each query.
     """
 
     rows: slice
@@ -102,14 +104,14 @@ class _Block(NamedTuple):
 class _Prompt(NamedTuple):
     """Many queries of one sequence.
 
-    Its pages are gathered once, and attended to head by head and block by block.
+    Its pages are gathered once, then attended to head by head and block by block.
 
-    A head's own keys are one run of memory, any slice of which goes into a product as it is.
+    The keys of a head are contiguous, so a product can use any slice of them without a copy.
 
     Attributes:
-        rows: the queries' positions in the batch.
-        pages: [number of page groups, L / P] int64, what to gather.
-        blocks: of queries, in order.
+        rows: indices of the queries in the batch.
+        pages: [number of page groups, L / P] int64, pages to gather.
+        blocks: blocks of queries, in order.
     """
 
     rows: slice
@@ -120,8 +122,8 @@ class _Prompt(NamedTuple):
 class GatheredAttention:
     """Batched matrix products over gathered pages.
 
-    In bfloat16 a score is rounded to bfloat16 before the softmax, as in transformers' eager
-    attention; `float32_scores` avoids it for models whose scores are large.
+    In bfloat16, scores are rounded to bfloat16 before the softmax, as in transformers' eager
+    attention; `float32_scores` avoids it for models with large scores.
     """
 
     def __init__(
@@ -133,9 +135,9 @@ class GatheredAttention:
         float32_scores: bool = False,
         single_queries: bool = True,
     ) -> None:
-        """Attend for `batch`.
+        """Prepare attention for `batch`.
 
-        Without `single_queries`, only for the sequences that have several in it.
+        Without `single_queries`, only for sequences with several queries in the batch.
         """
         self._batch = batch
         self._pages = pages
@@ -154,7 +156,7 @@ class GatheredAttention:
         value: Tensor,
         scoring: Scoring,
     ) -> Tensor:
-        """As `PagedAttention.attend`."""
+        """Attend as `PagedAttention.attend` does."""
         slots = self._slots[self._pages.groups[layer]]
         count = len(slots)
         self._pages.write(layer, slots, key[:, :count], value[:, :count])
@@ -164,9 +166,9 @@ class GatheredAttention:
         return out
 
     def fill(self, out: Tensor, layer: int, query: Tensor, scoring: Scoring) -> None:
-        """Write the lines of `out` [T, Q, E] whose queries [Q, T, D] are attended to here.
+        """Write the rows of `out` [T, Q, E] whose queries [Q, T, D] this object handles.
 
-        The pages hold the batch's keys.
+        The pages already hold the batch's keys.
         """
         groups = self._plans.get(scoring.window)
         if groups is None:
@@ -182,7 +184,7 @@ class GatheredAttention:
     ) -> None:
         keys, values = self._gather(group.pages[self._pages.groups[layer]], layer)
         num_heads, size, value_size = keys.shape[0], keys.shape[3], values.shape[3]
-        # Zero times a stale NaN would be NaN.
+        # Clear stale values: zero times a stale NaN is NaN.
         values.view(num_heads, -1, value_size).index_fill_(1, group.stale, 0)
         batch = num_heads * group.num_sequences
         # [H, G, B, C, D] to [H, B, G, C, D]: the queries of a group of heads are rows of one
@@ -224,8 +226,7 @@ class GatheredAttention:
             sinks = None if scoring.sinks is None else scoring.sinks[heads, None, None]
             for block in prompt.blocks:
                 own = queries[:, block.rows]
-                # A slice of a batch of one would be copied before its product; a batch of one slice
-                # is not.
+                # A product would copy a slice of a batch of one, but not a batch of one slice.
                 seen_keys = head_keys[block.seen].unsqueeze(0)
                 scores = self._scores(own.reshape(1, -1, own.shape[2]), seen_keys, scoring)
                 scores = scores.view(group, own.shape[1], -1)
@@ -240,7 +241,7 @@ class GatheredAttention:
                 target[block.rows] = found.transpose(0, 1)
 
     def _gather(self, index: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of some pages, [H, number of pages, P, D or E].
+        """Gather keys and values of some pages, [H, number of pages, P, D or E].
 
         Valid until the next call.
         """
@@ -256,7 +257,7 @@ class GatheredAttention:
         return gathered[0], gathered[1]
 
     def _scores(self, queries: Tensor, keys: Tensor, scoring: Scoring) -> Tensor:
-        """Scaled and capped scores, [..., number of queries, number of keys]."""
+        """Return scaled and capped scores, [..., number of queries, number of keys]."""
         if self._float32_scores:
             queries, keys = queries.float(), keys.float()
         cap = scoring.softcap
@@ -267,7 +268,7 @@ class GatheredAttention:
         return scores if cap is None else scores.tanh_().mul_(cap)
 
     def _plan(self, window: int | None, query: Tensor) -> Iterator[_Group | _Prompt]:
-        """Group the batch's queries; the same for every layer with this window."""
+        """Group the batch's queries; the same for all layers with this window."""
         decodes: list[tuple[int, int, int]] = []
         first = 0
         for span, (count, context) in enumerate(
@@ -280,19 +281,19 @@ class GatheredAttention:
             else:
                 yield self._prompt(span, slice(first, first + count), context, window, query)
             first += count
-        # By length: sequences of a group are padded to its longest.
+        # Sorted by length, as sequences of a group are padded to its longest.
         if not self._single_queries:
             return
         decodes.sort(reverse=True)
         yield from self._decodes(decodes, window)
 
     def _block(self, span: int, rows: Tensor, high: int, window: int | None) -> _Group:
-        """Consecutive queries of one sequence, the last of them at position `high - 1`."""
+        """Return consecutive queries of one sequence, the last of them at position `high - 1`."""
         size = self._pages.page_size
         low = _low(high - len(rows) + 1, window) // size
         pages = self._batch.block_table[:, span, low : -(-high // size)].long()
         length = pages.shape[1] * size
-        # Without a window only positions from the first query on can be hidden from a later one.
+        # Without a window, a query can only be blind to positions after itself.
         tail = (
             length
             if window is not None and high > window
@@ -307,7 +308,7 @@ class GatheredAttention:
     def _prompt(
         self, span: int, rows: slice, context: int, window: int | None, query: Tensor
     ) -> _Prompt:
-        """All of a sequence's queries, the last of them at position `context - 1`."""
+        """Return all queries of a sequence, the last of them at position `context - 1`."""
         size, count = self._pages.page_size, rows.stop - rows.start
         group = query.shape[0] // self._pages.keys[0].shape[0]
         step = _BLOCK_BYTES // (group * query.element_size() * context)
@@ -319,8 +320,7 @@ class GatheredAttention:
             own = slice(first, min(count, first + step))
             high = start + own.stop
             low = _low(start + own.start + 1, window)
-            # Without a window only positions from the first query on can be hidden from a later
-            # one.
+            # Without a window, a query can only be blind to positions after itself.
             tail = low if window is not None else start + own.start
             distance = self._arange(start + own.start, high)[:, None] - self._arange(tail, high)
             hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
@@ -329,7 +329,10 @@ class GatheredAttention:
         return _Prompt(rows, pages, blocks)
 
     def _decodes(self, decodes: list[tuple[int, int, int]], window: int | None) -> Iterator[_Group]:
-        """Group (context, span, position in the batch), longest first, within `_GROUP_BYTES` and twofold lengths."""
+        """Group (context, span, index in the batch) by length, longest first.
+
+        A group stays within `_GROUP_BYTES`, and its lengths within a factor of two.
+        """
         keys = self._pages.keys[0]
         page_bytes = keys.element_size() * keys.shape[0] * keys.shape[2] * keys.shape[3]
         members: list[tuple[int, int, int]] = []
@@ -354,12 +357,12 @@ class GatheredAttention:
     def _decode(
         self, members: list[tuple[int, int, int]], longest: int, window: int | None
     ) -> _Group:
-        """Sequences with one query each, of at most `longest` pages in sight."""
+        """Return the group of sequences with one query each, which see at most `longest` pages."""
         size = self._pages.page_size
         described = [(*member, _low(member[0], window)) for member in members]
         contexts, spans, rows, lows = torch.tensor(described, device=self._device).unbind(1)
         starts = lows // size
-        # Past its end a sequence gathers whatever the table holds there; all of that is hidden.
+        # Beyond its end a sequence gathers arbitrary pages; all of that is masked.
         columns = (starts[:, None] + self._arange(0, longest)).clamp_(
             max=self._batch.block_table.shape[2] - 1
         )
@@ -375,18 +378,17 @@ class GatheredAttention:
 
 
 def sink_scale(lse: Tensor, sinks: Tensor) -> Tensor:
-    """The share of a softmax that a sink leaves to the positions.
+    """Return the factor by which a sink reduces the output of a softmax.
 
-    A sink is one more score, without a value: exp(lse) / (exp(lse) + exp(sink)) of what would be
-    without it.
+    A sink is one more score without a value. The factor is exp(lse) / (exp(lse) + exp(sink)).
 
     Args:
-        lse: logarithm of the sum of the exponentials of the scores, float32.
-        sinks: the sinks' scores, of a shape that broadcasts with it.
+        lse: log-sum-exp of the scores, float32.
+        sinks: scores of the sinks, of a shape that broadcasts with it.
     """
     return torch.sigmoid(lse - sinks.float())
 
 
 def _low(context: int, window: int | None) -> int:
-    """The first position the last of `context` positions sees."""
+    """Return the first position that the last of `context` positions sees."""
     return 0 if window is None else max(0, context - window)

@@ -1,7 +1,4 @@
-"""What the attention layers of a model ask for, found by asking them.
-
-One position is run through the model.
-"""
+"""Shapes of a model's attention layers, found by running one position through the model."""
 
 from typing import NamedTuple
 
@@ -13,7 +10,7 @@ from inlay.errors import EngineError, InvalidRequestError
 
 
 class LayerShape(NamedTuple):
-    """What one attention layer keeps of a position, and for how long.
+    """Keys and values that one attention layer stores per position.
 
     Attributes:
         window: a position sees itself and the `window - 1` before it; None for all before it.
@@ -29,12 +26,12 @@ class LayerShape(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Elements kept of a position, keys and values together."""
+        """Elements stored per position, keys and values together."""
         return self.num_heads * (self.key_size + self.value_size)
 
 
 class _Observer:
-    """Attention that notes what it is asked for and finds nothing."""
+    """Attention that records the shapes it is called with and returns zeros."""
 
     def __init__(self) -> None:
         self.seen: dict[int, LayerShape] = {}
@@ -42,16 +39,16 @@ class _Observer:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
-        """As `PagedAttention.attend`, the result zeros."""
+        """Record the shapes; return zeros."""
         self.seen[layer] = LayerShape(scoring.window, key.shape[0], key.shape[2], value.shape[2])
         return value.new_zeros(query.shape[1], query.shape[0], value.shape[2])
 
 
 def observe(model: nn.Module, hidden_size: int) -> tuple[LayerShape, ...]:
-    """The shape of each attention layer of the body of a transformers model, in the order of the layers.
+    """Return the shape of each attention layer of a transformers model's body, in order.
 
     Raises:
-        InvalidRequestError: a layer asks for something that this engine's attention does not do.
+        InvalidRequestError: a layer uses an option that this engine's attention does not support.
     """
     observer = _Observer()
     parameter = next(model.parameters())

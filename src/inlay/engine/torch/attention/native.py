@@ -1,9 +1,7 @@
-"""Attention over pages on a CPU by the native kernels.
+"""Attention over pages on a CPU by native kernels, without a copy of keys and values.
 
-Keys and values are read once, where they lie.
-
-A sequence with one query in the batch is attended to by the kernel. The products of several queries
-with many keys are what oneDNN is good at: those gather their pages.
+The kernel handles sequences with one query in the batch. Several queries with many keys are large
+products, for which oneDNN over gathered pages is faster.
 """
 
 from typing import NamedTuple
@@ -19,14 +17,14 @@ from inlay.engine.torch.native import DecodeShape, Kernels
 
 
 class Projection(NamedTuple):
-    """Queries, keys and values as one product gave them, and what they go through before attention.
+    """Output of the fused query-key-value product, and the steps to apply before attention.
 
     Attributes:
         heads: [T, (Q + 2 H) * D], query, key and value heads of each position, contiguous.
-        cosine: [T, R] of the rotary embedding, R <= D, halves as in transformers' Llama.
+        cosine: [T, R] of the rotary embedding, R <= D; halves, as in transformers' Llama.
         sine: [T, R].
-        norms: weights [D] float32 of the query heads' and the key heads' norm, or None.
-        eps: of the norms.
+        norms: weights [D] float32 of the norms of query heads and key heads, or None.
+        eps: epsilon of the norms.
         query_heads: Q.
     """
 
@@ -39,7 +37,7 @@ class Projection(NamedTuple):
 
 
 class NativeAttention:
-    """As `PagedAttention`, and from a `Projection` in one pass."""
+    """A `PagedAttention` that can also start from a `Projection`, in one pass."""
 
     def __init__(
         self,
@@ -63,13 +61,13 @@ class NativeAttention:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
-        """As `PagedAttention.attend`."""
+        """Attend as `PagedAttention.attend` does."""
         slots = self._slots[self._pages.groups[layer]]
         self._pages.write(layer, slots, key[:, : len(slots)], value[:, : len(slots)])
         return self._attend(layer, query.transpose(0, 1), scoring)
 
     def attend_projected(self, layer: int, projection: Projection, scoring: Scoring) -> Tensor:
-        """As `attend`, [T, Q, D]."""
+        """Attend with the queries, keys and values of `projection`; returns [T, Q, D]."""
         query = self._kernels.prepare(
             projection.heads,
             projection.cosine,
@@ -84,7 +82,7 @@ class NativeAttention:
         return self._attend(layer, query, scoring)
 
     def _attend(self, layer: int, query: Tensor, scoring: Scoring) -> Tensor:
-        """The queries are [T, Q, D] here."""
+        """Attend with queries [T, Q, D]."""
         keys, values = self._pages.keys[layer], self._pages.values[layer]
         out = query.new_empty(query.shape[0], query.shape[1], values.shape[3])
         out[len(self._slots[0]) :] = 0
@@ -102,7 +100,7 @@ class NativeAttention:
         return out
 
     def _shape(self, group: int, window: int | None) -> DecodeShape | None:
-        """The sequences with one query in the batch; None when there are none."""
+        """Return the sequences with one query in the batch; None if there are none."""
         counts = torch.tensor(self._batch.counts, dtype=torch.int32)
         spans = (counts == 1).nonzero().squeeze(1).int()
         if not len(spans):

@@ -1,6 +1,6 @@
-"""What transformers may ask of an attention that replaces its own.
+"""Check of the options that transformers passes to a replaced attention.
 
-Whatever would change the result is refused, never dropped.
+Unsupported options that would change the result are refused, never ignored.
 """
 
 from collections.abc import Collection, Mapping
@@ -13,15 +13,15 @@ from inlay.errors import EngineError
 def check_options(
     module: nn.Module, options: Mapping[str, object], without_effect: Collection[str]
 ) -> None:
-    """Refuse what is asked and not done.
+    """Refuse unsupported options.
 
     Args:
-        module: the layer that asks.
-        options: what it asks for by keyword; None is nothing.
+        module: the calling layer.
+        options: its keyword arguments; None means unset.
         without_effect: names that do not change the result.
 
     Raises:
-        EngineError: names them.
+        EngineError: lists the unsupported options.
     """
     asked = sorted(
         name

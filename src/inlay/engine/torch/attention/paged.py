@@ -1,7 +1,7 @@
-"""What attention over pages is, behind transformers' attention interface.
+"""Interface of attention over pages, behind transformers' attention interface.
 
-A forward pass gets a `PagedAttention` for its batch as a keyword argument, which transformers hands
-to every attention layer; nothing about a request lives in a module or a global.
+A forward pass gets the `PagedAttention` of its batch as a keyword argument, which transformers
+passes to every attention layer; no state of a request is in a module or a global.
 
 Shapes: T positions in the step, Q query heads, H key/value heads, D key size, E value size.
 """
@@ -15,23 +15,23 @@ from inlay.engine.torch.attention.options import check_options
 from inlay.errors import EngineError
 
 IMPLEMENTATION = "inlay_paged"
-"""The name transformers knows this attention by."""
+"""Name of this attention in transformers."""
 
 _WITHOUT_EFFECT = frozenset(
     {"dropout", "is_causal", "output_router_logits", "past_key_values", "position_ids", "use_cache"}
 )
-"""Keyword arguments of attention layers that do not change the result here."""
+"""Keyword arguments of attention layers that have no effect on the result here."""
 
 
 class Scoring(NamedTuple):
-    """How one layer's queries and keys become the weights of its values.
+    """Parameters of one layer's scores.
 
     Attributes:
         scaling: factor of the scores.
         window: a position sees itself and the `window - 1` before it; None for all before it.
         softcap: a scaled score s becomes softcap * tanh(s / softcap); None for s itself.
-        sinks: [Q], for each query head the score of one more position that all see and that has no
-            value; or None.
+        sinks: [Q], for each query head the score of one more position that every query sees and
+            that has no value; or None.
     """
 
     scaling: float
@@ -51,16 +51,16 @@ class PagedAttention(Protocol):
         value: Tensor,
         scoring: Scoring,
     ) -> Tensor:
-        """Store the batch's keys and values, then attend causally to each sequence's own positions.
+        """Store the batch's keys and values, then attend causally within each sequence.
 
-        Positions after the batch's own are padding, which is neither stored nor seen.
+        Positions after the batch's own are padding: neither stored nor seen.
 
         Args:
-            layer: whose pages.
+            layer: index of the layer.
             query: [Q, T, D].
             key: [H, T, D].
             value: [H, T, E].
-            scoring: how queries and keys become weights.
+            scoring: parameters of the scores.
 
         Returns:
             [T, Q, E].
@@ -81,12 +81,14 @@ def _paged_attention(
     paged: PagedAttention | None = None,
     **options: object,
 ) -> tuple[Tensor, None]:
-    """What transformers calls: query [1, Q, T, D], key [1, H, T, D], value [1, H, T, E].
+    """Attention function for transformers.
+
+    Query [1, Q, T, D], key [1, H, T, D], value [1, H, T, E].
 
     Returns [1, T, Q, E].
 
     Raises:
-        EngineError: an option that would change the result and is not honoured here.
+        EngineError: an unsupported option that would change the result.
     """
     if paged is None:
         raise EngineError(f"{IMPLEMENTATION} attention runs inside the torch engine only")

@@ -1,4 +1,4 @@
-"""The keys and values of all sequences, in pages of `page_size` positions.
+"""Keys and values of all sequences, in pages of `page_size` positions.
 
 Shapes: H key/value heads, N pages besides the null page, P positions a page, D key size, E value
 size.
@@ -14,19 +14,18 @@ from inlay.engine.torch.cache.page_groups import PageGroup
 
 
 class Pages:
-    """A pair of tensors for each place of a page. Who owns which page is not known here.
+    """One pair of tensors for each layer place of a page. Page ownership is not known here.
 
-    The layers of a group have a place each; layers of different groups in the same place share
-    tensors, and never a page. The head comes first, so that one head's pages gather into one
-    contiguous run of positions. Memory is not initialised: what attention reads is bounded by each
-    sequence's length, and stale content never has an effect. But for page 0, the null page: a
-    kernel may read it in place of pages that a window has passed, and times a weight of zero it
-    must be zero.
+    The layers of a group have one place each; layers of different groups in the same place share
+    tensors, but never a page. The head is the first dimension, so that the pages of one head gather
+    into one contiguous run of positions. Memory is not initialised: attention reads only positions
+    within a sequence's length. The exception is page 0, the null page, which is zero: a kernel may
+    read it in place of pages that have left a window, with a weight of zero.
 
     Attributes:
         keys: a tensor [H, 1 + N, P, D] for each layer.
         values: [H, 1 + N, P, E] likewise.
-        groups: of each layer the number of its page group.
+        groups: page group of each layer.
         num_pages: N.
         page_size: P.
     """
@@ -43,16 +42,16 @@ class Pages:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """Make room.
+        """Allocate the pages.
 
         Args:
-            layers: what each layer keeps; layers in the same place of different groups keep the
-                same.
-            groups: each layer is in one of them.
-            num_pages: besides the null page.
+            layers: shape of each layer; layers in the same place of different groups have the same
+                shape.
+            groups: a partition of the layers.
+            num_pages: number of pages besides the null page.
             page_size: positions in a page.
             dtype: of keys and values.
-            device: where they are.
+            device: device of the tensors.
         """
         self.num_pages = num_pages
         self.page_size = page_size
@@ -73,10 +72,10 @@ class Pages:
         self.scrub([0])
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store positions.
+        """Store keys and values of positions.
 
         Args:
-            layer: which.
+            layer: index of the layer.
             slots: [T] int64, page * page_size + offset, distinct but for padding.
             keys: [H, T, D].
             values: [H, T, E].
@@ -85,7 +84,7 @@ class Pages:
             pages.view(pages.shape[0], -1, pages.shape[3]).index_copy_(1, slots, new)
 
     def scrub(self, page_ids: Sequence[int]) -> None:
-        """Overwrite pages with zeros, in every layer."""
+        """Overwrite pages with zeros in every layer."""
         index = torch.tensor(page_ids, dtype=torch.int64, device=self.keys[0].device)
         for pair in self._tensors:
             for pages in pair:

@@ -1,7 +1,4 @@
-"""Attention over pages on CUDA.
-
-`torch.nn.attention.varlen.varlen_attn` reads them through a block table.
-"""
+"""Attention over pages on CUDA: `torch.nn.attention.varlen.varlen_attn` with block tables."""
 
 import logging
 from functools import cache
@@ -30,16 +27,16 @@ from inlay.prompt import Tokens
 _logger = logging.getLogger(__name__)
 
 _LARGEST_HEAD = 256
-"""Elements of a head that flash attention takes at most."""
+"""Maximum head size of flash attention."""
 
 _TOLERANCE = 0.05
-"""Largest difference of two 16-bit attentions over values of a normal distribution."""
+"""Largest difference between two 16-bit attentions over normally distributed values."""
 
 
 def does(key: Tensor, value: Tensor, scoring: Scoring) -> bool:
-    """Whether flash attention can attend to `key` [H, T, D] and `value` [H, T, E] this way.
+    """Return True if flash attention supports `key` [H, T, D] and `value` [H, T, E] this way.
 
-    It takes 16-bit heads of one size for keys and values, a multiple of 8, and has no soft cap.
+    It needs 16-bit heads of one size for keys and values, a multiple of 8, and no soft cap.
     """
     size = key.shape[2]
     return (
@@ -52,14 +49,14 @@ def does(key: Tensor, value: Tensor, scoring: Scoring) -> bool:
 
 
 class Lengths(NamedTuple):
-    """What flash attention has to know of the sequences of a batch.
+    """Lengths of the sequences of a batch, for flash attention.
 
     Attributes:
-        starts: [S + 1] int32, where each sequence's queries begin in the batch, and where the last
-            one's end.
+        starts: [S + 1] int32, where each sequence's queries begin in the batch, and the end of the
+            last.
         contexts: [S] int32, positions of each sequence.
-        max_count: queries of a sequence at most.
-        max_context: positions of a sequence at most.
+        max_count: maximum number of queries of a sequence.
+        max_context: maximum number of positions of a sequence.
     """
 
     starts: Tensor
@@ -69,7 +66,7 @@ class Lengths(NamedTuple):
 
     @classmethod
     def of(cls, batch: Batch) -> "Lengths":
-        """Those of `batch`, on its device."""
+        """Return the lengths of `batch`, on its device."""
         device = batch.slots.device
         starts = torch.tensor((0, *batch.counts), dtype=torch.int32).cumsum(0, dtype=torch.int32)
         contexts = torch.tensor(batch.contexts, dtype=torch.int32)
@@ -79,11 +76,11 @@ class Lengths(NamedTuple):
 class VarlenAttention:
     """Flash attention over the pages by block table.
 
-    Written from torch's documentation; not yet run on a GPU.
+    Written from torch's documentation; not run on a GPU yet.
     """
 
     def __init__(self, batch: Batch, pages: Pages, lengths: Lengths | None = None) -> None:
-        """Attend for `batch`, whose lengths are its own unless tensors that hold them are given."""
+        """Prepare attention for `batch`; `lengths` replaces lengths computed from it."""
         self._batch = batch
         self._pages = pages
         self._lengths = Lengths.of(batch) if lengths is None else lengths
@@ -96,7 +93,7 @@ class VarlenAttention:
         value: Tensor,
         scoring: Scoring,
     ) -> Tensor:
-        """As `PagedAttention.attend`."""
+        """Attend as `PagedAttention.attend` does."""
         slots = self._batch.slots[self._pages.groups[layer]]
         count, padding = len(slots), query.shape[1] - len(slots)
         self._pages.write(layer, slots, key[:, :count], value[:, :count])
@@ -111,13 +108,14 @@ class VarlenAttention:
         # torch's documentation says [T, Q]; its kernel and its shape inference say [Q, T].
         if lse.shape != query.shape[:2]:
             raise EngineError(
-                f"varlen_attn gave a logsumexp of {tuple(lse.shape)} for queries {tuple(query.shape)}"
+                f"varlen_attn gave a logsumexp of {tuple(lse.shape)} for queries "
+                f"{tuple(query.shape)}"
             )
         share = sink_scale(lse, scoring.sinks[:, None])
         return cast("Tensor", found * share.t()[..., None].to(found.dtype))
 
     def arguments(self, layer: int, query: Tensor, scoring: Scoring) -> dict[str, Any]:
-        """What `varlen_attn` is called with.
+        """Return the arguments of `varlen_attn`.
 
         Causal is the window (-1, 0), pages are [N, P, H, D].
         """
@@ -147,19 +145,21 @@ def reads_pages(
     windowed: bool,
     sunk: bool,
 ) -> bool:
-    """Whether flash attention on `device` reads pages by block table and agrees with `GatheredAttention`, on random input.
+    """Return True if flash attention on `device` reads pages by block table correctly.
+
+    It is compared with `GatheredAttention` on random input.
 
     Block tables came to torch with FlashAttention-3 (pytorch/pytorch#175924), and not every kernel
-    takes them, or small pages. So the kernels that are active are tried first, then those that are
-    installed beside torch ("FA3", "FA4"), of which the first that agrees stays active.
+    supports them, or small pages. So the active kernels are tried first, then those installed
+    beside torch ("FA3", "FA4"); the first that agrees stays active.
 
     Args:
-        device: where the pages are.
-        dtype: of keys and values.
-        size: elements of a head.
+        device: device of the pages.
+        dtype: dtype of keys and values.
+        size: head size.
         page_size: positions in a page.
-        windowed: with a sliding window.
-        sunk: with sinks.
+        windowed: test with a sliding window.
+        sunk: test with sinks.
     """
     scoring = Scoring(
         size**-0.5,
@@ -190,7 +190,7 @@ def reads_pages(
 def _largest_error(
     device: torch.device, dtype: torch.dtype, size: int, page_size: int, scoring: Scoring
 ) -> float:
-    """How far flash attention is from `GatheredAttention`: two prompts, then a token of each."""
+    """Return the largest difference from `GatheredAttention`: two prompts, then one token each."""
     pages = Pages(
         [LayerShape(scoring.window, 1, size, size)],
         [PageGroup(scoring.window, (0,))],
@@ -199,7 +199,7 @@ def _largest_error(
         dtype=dtype,
         device=device,
     )
-    # Whatever memory holds, what nobody has written must not count.
+    # Fill memory with NaN: unwritten positions must have no effect.
     for tensor in (*pages.keys, *pages.values):
         tensor[:, 1:] = torch.nan
     runs = (PageRun((3, 5, 1)), PageRun((6,)))

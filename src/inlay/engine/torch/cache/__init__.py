@@ -1,1 +1,1 @@
-"""Which pages there are, whose they are, and which digest is in which. No tensors."""
+"""Bookkeeping of KV pages: free, used, cached. Pure Python, no tensors."""

@@ -1,4 +1,4 @@
-"""How many pages of keys and values the engine makes."""
+"""Number of KV pages to allocate."""
 
 import os
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from inlay.engine.torch.cache.page_groups import most_pages
 from inlay.errors import EngineError, InvalidRequestError
 
 TYPICAL_LENGTH = 512
-"""Positions a sequence is expected to need when nobody said how large the cache should be."""
+"""Expected length of a sequence, for the default cache size."""
 
 SHARE = 4
-"""Without being told, the cache takes at most this fraction (one over it) of the memory that is available."""
+"""Without a setting, the cache takes at most 1/SHARE of the available memory."""
 
 
 def num_pages(
@@ -26,21 +26,21 @@ def num_pages(
     available: int,
     asked: int | None = None,
 ) -> int:
-    """Pages of `settings.block_size` positions.
+    """Return the number of pages of `settings.block_size` positions.
 
-    What was asked for, or what serves the settings within bounds.
+    Either the configured size, or enough for the settings within bounds.
 
     Args:
-        settings: of the engine.
+        settings: settings of the engine.
         page_bytes: keys and values of a page, over all its layers.
-        windows: of each page group.
-        max_model_len: positions of the longest sequence.
-        available: bytes of memory, once the model is loaded.
-        asked: bytes of the cache where a share of a GPU was asked for, as `share_of_gpu` has it.
+        windows: window of each page group.
+        max_model_len: maximum length of a sequence.
+        available: free memory in bytes, after the model is loaded.
+        asked: bytes of the cache from `share_of_gpu`, or None.
 
     Raises:
-        InvalidRequestError: the size asked for does not hold one sequence of `max_model_len`.
-        EngineError: the memory at hand does not.
+        InvalidRequestError: the configured size does not hold one sequence of `max_model_len`.
+        EngineError: the available memory does not.
     """
 
     def most(length: int, chunk: int) -> int:
@@ -54,14 +54,15 @@ def num_pages(
         pages = settings.kv_cache_memory_bytes // page_bytes
         if pages < longest:
             raise InvalidRequestError(
-                f"{need}, kv_cache_memory_bytes is {settings.kv_cache_memory_bytes}: raise it or lower max_model_len"
+                f"{need}, kv_cache_memory_bytes is {settings.kv_cache_memory_bytes}: raise it or "
+                "lower max_model_len"
             )
         return pages
     if asked is not None:
         if asked // page_bytes < longest:
             raise InvalidRequestError(
-                f"{need}, gpu_memory_utilization {settings.gpu_memory_utilization} leaves {max(0, asked)} beside the weights: "
-                "raise it or lower max_model_len"
+                f"{need}, gpu_memory_utilization {settings.gpu_memory_utilization} leaves "
+                f"{max(0, asked)} beside the weights: raise it or lower max_model_len"
             )
         return asked // page_bytes
     typical = settings.max_num_seqs * most(min(TYPICAL_LENGTH, max_model_len), 1)
@@ -75,14 +76,16 @@ def num_pages(
 
 
 def share_of_gpu(settings: EngineSettings, device: torch.device) -> int | None:
-    """Bytes that `gpu_memory_utilization` leaves for the cache beside what this process has allocated; None where it is not set.
+    """Return the bytes that `gpu_memory_utilization` leaves for the cache; None if it is not set.
+
+    Memory that this process has already allocated is subtracted.
 
     Args:
-        settings: of the engine.
-        device: a GPU, where it is set; the weights are there.
+        settings: settings of the engine.
+        device: the GPU, if it is set; holds the weights already.
 
     Raises:
-        EngineError: other processes have taken some of it.
+        EngineError: other processes use some of it.
     """
     if settings.gpu_memory_utilization is None:
         return None
@@ -91,14 +94,14 @@ def share_of_gpu(settings: EngineSettings, device: torch.device) -> int | None:
     spare = free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if asked > spare:
         raise EngineError(
-            f"gpu_memory_utilization {settings.gpu_memory_utilization} asks for {asked} bytes of KV cache, and {spare} of the GPU's "
-            f"{total} are free: lower it"
+            f"gpu_memory_utilization {settings.gpu_memory_utilization} asks for {asked} bytes of "
+            f"KV cache, and {spare} of the GPU's {total} are free: lower it"
         )
     return asked
 
 
 def available_memory(device: torch.device) -> int:
-    """Bytes that could be allocated on `device` now."""
+    """Return the bytes that can be allocated on `device` now."""
     if device.type == "cuda":
         free: int = torch.cuda.mem_get_info(device)[0]
         return free
@@ -117,7 +120,7 @@ def _system_memory() -> int:
 
 
 def _group_memory() -> int | None:
-    """What the control group of a container leaves, None without a limit."""
+    """Return the memory left in this container's cgroup, None without a limit."""
     root = Path("/sys/fs/cgroup")
     limit, current = root / "memory.max", root / "memory.current"
     if not limit.exists() or not current.exists():

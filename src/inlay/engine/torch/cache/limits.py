@@ -1,4 +1,4 @@
-"""What fits into the engine at all."""
+"""Limits of the engine: length of a sequence, size of a step, number of pages."""
 
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ from inlay.request import Request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
-    """What fits into the engine at all.
+    """Limits of the engine.
 
     Attributes:
-        max_model_len: positions of one sequence, prompt and output together.
-        max_num_seqs: sequences in one step.
-        max_num_batched_tokens: positions in one step.
+        max_model_len: maximum number of positions of one sequence, prompt and output together.
+        max_num_seqs: maximum number of sequences in one step.
+        max_num_batched_tokens: maximum number of positions in one step.
         page_size: positions in a page, a multiple of `inlay.digest.BLOCK_SIZE`.
-        num_pages: pages there are, for all page groups.
-        windows: of each page group, None where all positions are kept; `Core` takes them from its
+        num_pages: total number of pages, shared by all page groups.
+        windows: window of each page group, None for full attention; `Core` takes them from its
             model.
     """
 
@@ -30,19 +30,22 @@ class EngineLimits:
     windows: tuple[int | None, ...] = (None,)
 
     def pages_for(self, positions: int) -> int:
-        """Pages of one group that hold the first `positions`."""
+        """Return the number of pages of one group that hold the first `positions`."""
         return pages_for(positions, self.page_size)
 
     def first_page(self, group: int, computed: int) -> int:
-        """Index of the first page in `group` that a sequence still needs once `computed` positions are."""
+        """Return the index of the first page in `group` needed after `computed` positions."""
         return first_page(self.windows[group], computed, self.page_size)
 
     def most_pages(self, length: int, chunk: int) -> int:
-        """Pages of all groups that a sequence of `length` positions holds at most, computed by `chunk` or fewer a step."""
+        """Return the maximum number of pages of all groups that a sequence holds.
+
+        It has `length` positions and is computed by at most `chunk` of them per step.
+        """
         return sum(most_pages(window, length, chunk, self.page_size) for window in self.windows)
 
     def pages_missing(self, computed: int, length: int) -> int:
-        """Pages that a sequence of which `computed` positions have theirs still takes until `length` are, at most."""
+        """Return an upper bound of the pages to allocate from `computed` to `length` positions."""
         end, have = self.pages_for(length), self.pages_for(computed)
         total = 0
         for group, window in enumerate(self.windows):
@@ -54,12 +57,11 @@ class EngineLimits:
         return total
 
     def check(self, request: Request) -> None:
-        """Refuse what could never run, however long it waited.
+        """Refuse a request that could never run, however long it waited.
 
         Raises:
-            ContextLengthError: prompt and output are longer than the model or the pages can take.
-            InvalidRequestError: nothing to start from, or a segment that may not be split is larger
-                than a step.
+            ContextLengthError: prompt and output exceed the model or the pages.
+            InvalidRequestError: an empty prompt, or a segment that may not be split exceeds a step.
         """
         prompt = len(request.prompt)
         if not prompt:

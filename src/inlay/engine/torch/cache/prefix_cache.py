@@ -1,19 +1,18 @@
-"""Which block digest is in which page, and which page goes first when room is needed."""
+"""Prefix cache: the page of each block digest, and LRU eviction."""
 
 from collections import OrderedDict
 from collections.abc import Callable
 
 
 class PrefixCache:
-    """Digests of full, computed pages, in each page group. Knows nothing of sequences or tensors.
+    """Digests of full, computed pages, for each page group. Knows no sequences and no tensors.
 
-    A page is in one of three conditions here: unknown (it has no digest), held (it has one and a
-    sequence uses it), or idle (it has one and nobody uses it). Only idle pages are evicted, least
-    recently used first, whatever their group.
+    Each page is unknown (no digest), held (a digest, and used by a sequence), or idle (a digest,
+    and unused). Only idle pages are evicted, least recently used first, across all groups.
 
     Args:
-        num_groups: groups of layers.
-        forgotten: called with a digest, and the group that no longer has a page of it.
+        num_groups: number of page groups.
+        forgotten: called with a digest and the group that no longer has a page of it.
     """
 
     __slots__ = ("_forgotten", "_idle", "_names", "_pages")
@@ -34,17 +33,20 @@ class PrefixCache:
 
     @property
     def idle(self) -> int:
-        """Pages that could be evicted now."""
+        """Number of pages that can be evicted."""
         return len(self._idle)
 
     def find(self, digest: bytes, group: int = 0) -> int | None:
-        """The page that holds, for the layers of `group`, the last positions of the prefix `digest` names; or None."""
+        """Return the page of `digest` in `group`, or None.
+
+        It holds the last positions of the prefix that the digest names.
+        """
         return self._pages[group].get(digest)
 
     def insert(self, digest: bytes, page: int, group: int = 0) -> bool:
-        """Name a held page. False when the digest has a page there already.
+        """Assign a digest to a held page. Returns False if another page already has it.
 
-        Then `page` stays unknown.
+        In that case `page` stays unknown.
         """
         if digest in self._pages[group] or page in self._names:
             return False
@@ -53,19 +55,19 @@ class PrefixCache:
         return True
 
     def mark_idle(self, page: int) -> None:
-        """A known page lost its last user: it is now the most recently used of the idle."""
+        """Mark a page that lost its last user: it is now the most recently used idle page."""
         self._idle[page] = None
 
     def mark_used(self, page: int) -> None:
-        """A known page has a user again, or still."""
+        """Mark a page as used."""
         self._idle.pop(page, None)
 
     def names(self) -> list[tuple[int, bytes]]:
-        """Group and digest of every page that has one."""
+        """Group and digest of every page with a digest."""
         return list(self._names.values())
 
     def evict(self) -> int | None:
-        """Forget the least recently used idle page and return it, or None when nothing is idle."""
+        """Evict the least recently used idle page and return it; None if no page is idle."""
         if not self._idle:
             return None
         page = next(iter(self._idle))
@@ -73,7 +75,7 @@ class PrefixCache:
         return page
 
     def forget(self, page: int) -> bool:
-        """Take a page's digest away; whether it had one."""
+        """Remove a page's digest. Returns True if it had one."""
         name = self._names.pop(page, None)
         if name is None:
             return False

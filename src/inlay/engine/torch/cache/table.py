@@ -1,4 +1,4 @@
-"""Which pages are free, how many sequences hold each, and which must be scrubbed before anyone else may have them."""
+"""Page table: free pages, reference counts, and pages to scrub before they are reused."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -9,13 +9,13 @@ from inlay.engine.torch.cache.prefix_cache import PrefixCache
 class PageRun:
     """The pages that one sequence holds in one page group.
 
-    Those of page indices `first` up to `end`.
+    They have the page indices `first` up to `end`.
 
-    Index i holds positions from i * page size on. The table alone changes a run.
+    Index i holds positions from i * page size on. Only `PageTable` changes a run.
 
     Attributes:
         pages: page numbers, in order.
-        first: index of the first; what came before is no longer needed.
+        first: index of the first page held; earlier ones are no longer needed.
     """
 
     __slots__ = ("first", "pages")
@@ -26,22 +26,23 @@ class PageRun:
 
     @property
     def end(self) -> int:
-        """One more than the last index."""
+        """Index after the last page."""
         return self.first + len(self.pages)
 
     def since(self, index: int, stop: int | None = None) -> list[int]:
-        """The pages held from page index `index` on, up to index `stop` if given."""
+        """Return the pages from page index `index` on, up to index `stop` if given."""
         return self.pages[
             max(0, index - self.first) : None if stop is None else max(0, stop - self.first)
         ]
 
 
 class PageTable:
-    """Hands out pages by number, from 1 on, and counts who holds them.
+    """Allocates pages by number, from 1 on, and counts references.
 
-    Every page is exactly one of: free, used (at least one holder), idle (no holder, but in the
-    prefix cache), dirty (no holder, not to be handed out before it is scrubbed). Page 0 is the null
-    page: it fills block tables where nobody looks.
+    Every page is exactly one of: free, used (at least one reference), idle (no reference, but in
+        the
+    prefix cache), dirty (no reference, to be scrubbed before it is free). Page 0 is the null page:
+    it pads block tables.
     """
 
     __slots__ = (
@@ -65,42 +66,42 @@ class PageTable:
 
     @property
     def available(self) -> int:
-        """Pages that `grow` could hand out now."""
+        """Number of pages that `grow` can allocate."""
         return len(self._free) + self._cache.idle
 
     @property
     def free(self) -> int:
-        """Pages that nobody holds and no digest names."""
+        """Number of pages without references and digests."""
         return len(self._free)
 
     @property
     def dirty(self) -> int:
-        """Pages that wait to be scrubbed."""
+        """Number of pages to scrub."""
         return len(self._dirty)
 
     @property
     def used(self) -> int:
-        """Pages that at least one sequence holds."""
+        """Number of pages with references."""
         return self.num_pages - self.available - len(self._dirty)
 
     def references(self, page: int) -> int:
-        """How many hold `page`."""
+        """Return the reference count of `page`."""
         return self._references[page]
 
     def num_exclusive(self, runs: Iterable[PageRun]) -> int:
-        """Number of pages that only these runs, of one sequence or several, hold."""
+        """Return the number of pages that only these runs, of one or several sequences, hold."""
         holders = Counter(page for run in runs for page in run.pages)
         return sum(self._references[page] == count for page, count in holders.items())
 
     def num_unreferenced(self, pages: Iterable[int]) -> int:
-        """How many of `pages` nobody holds."""
+        """Return the number of `pages` without references."""
         return sum(self._references[page] == 0 for page in pages)
 
     def grow(self, runs: Sequence[PageRun], count: int) -> bool:
-        """Append `count` pages of unknown content to each run, evicting idle ones if need be.
+        """Append `count` new pages to each run, evicting idle pages if needed.
 
         Returns:
-            False, with nothing changed, when fewer than that are available.
+            False, with nothing changed, if fewer pages are available.
         """
         if count * len(runs) > self.available:
             return False
@@ -115,16 +116,16 @@ class PageTable:
         return True
 
     def share(self, run: PageRun, pages: Sequence[int]) -> None:
-        """Append pages that the prefix cache knows to `run`."""
+        """Append cached pages to `run`."""
         for page in pages:
             self._references[page] += 1
             self._cache.mark_used(page)
         run.pages.extend(pages)
 
     def advance(self, run: PageRun, first: int) -> None:
-        """Let go of the pages before page index `first`.
+        """Release the pages before page index `first`.
 
-        The run starts there, if it has not started later.
+        The run then starts there, unless it starts later.
         """
         if first > run.first:
             passed = first - run.first
@@ -133,29 +134,29 @@ class PageTable:
             run.first = first
 
     def release(self, runs: Sequence[PageRun]) -> None:
-        """Empty the runs of a sequence. Pages that nobody else holds become idle, free or dirty."""
-        # Without the last positions of a window what came before is of no use, so of the windows
-        # the pages go first.
+        """Empty the runs of a sequence. Unreferenced pages become idle, free or dirty."""
+        # Release the pages of full attention last: a window's pages are useless without them, so
+        # they should be evicted first.
         for run in reversed(runs):
             self._let_go(run.pages)
             run.pages.clear()
             run.first = 0
 
     def mark_verified(self, pages: Iterable[int]) -> None:
-        """Note that finite logits came out of these pages."""
+        """Record that these pages gave finite logits."""
         for page in pages:
             self._verified[page] = True
 
     def invalidate(self, pages: Iterable[int], *, keep_verified: bool) -> None:
-        """Non-finite logits came out of these pages, held or idle.
+        """Remove the digests of pages, held or idle, that gave non-finite logits.
 
-        No digest may name what may hold bad keys or values.
+        A digest must never name bad keys or values.
 
         Args:
-            pages: which.
-            keep_verified: leave those alone that gave finite logits before, or one bad prompt could
-                empty the cache of the prefix it shares with good ones. False for those that the
-                failed step itself wrote to.
+            pages: page numbers.
+            keep_verified: skip pages that gave finite logits before; otherwise one bad prompt could
+                evict the prefix it shares with good ones. False for pages that the failed step
+                itself wrote.
         """
         for page in pages:
             if keep_verified and self._verified[page]:
@@ -167,16 +168,16 @@ class PageTable:
                 self._dirty.append(page)
 
     def take_dirty(self) -> list[int]:
-        """The pages to scrub now.
+        """Return the dirty pages, which are free from here on.
 
-        They are free from here on, so the caller scrubs them before it runs anything.
+        The caller must scrub them before it runs anything.
         """
         pages, self._dirty = self._dirty, []
         self._free.extend(pages)
         return pages
 
     def reset_cache(self) -> int:
-        """Forget every idle page; the number forgotten."""
+        """Evict every idle page; return their number."""
         count = 0
         while (page := self._cache.evict()) is not None:
             self._free.append(page)
@@ -184,8 +185,8 @@ class PageTable:
         return count
 
     def _let_go(self, pages: Sequence[int]) -> None:
-        # From the last to the first: a prefix must outlive what continues it, which is worth
-        # nothing without it.
+        # From last to first: a block is useless without its prefix, so the prefix must be evicted
+        # later.
         for page in reversed(pages):
             self._references[page] -= 1
             if self._references[page]:

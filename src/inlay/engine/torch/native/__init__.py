@@ -1,4 +1,8 @@
-"""Loops of our own for what oneDNN and torch do slowly on a CPU, in C++ compiled on the machine that runs them."""
+"""C++ kernels for operations that torch and oneDNN do slowly on a CPU, compiled on first use.
+
+`build.py` compiles a source for this CPU and caches the library; `kernels.py` calls it with
+tensors. Without a compiler, torch's own operators are used.
+"""
 
 from inlay.engine.torch.native.kernels import DecodeShape, Kernels, Panels, kernels
 

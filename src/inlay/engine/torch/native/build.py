@@ -1,8 +1,8 @@
-"""Compiles kernels once for this CPU and keeps the result in the user's cache directory.
+"""Compile kernels once for this CPU, and keep the library in the user's cache directory.
 
 A C interface and `ctypes`, not a torch extension: it compiles in two seconds where torch's headers
 alone take half a minute, and a call costs two microseconds where the dispatcher costs five.
-OpenMP's library is the one torch has loaded, so both share one pool of threads.
+OpenMP's library is the one torch has loaded, so both share one thread pool.
 """
 
 import ctypes
@@ -21,8 +21,9 @@ _SOURCES = Path(__file__).parent
 
 _FLAGS: tuple[str, ...] = (
     "-O3", "-march=native", "-std=c++17", "-Wno-psabi", "-fopenmp", "-shared", "-fPIC",
-    # Sums may be reordered, so that they vectorise; NaN and infinity keep their meaning.
-    "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math", "-freciprocal-math",
+    # Sums may be reordered for vectorisation; NaN and infinity keep their meaning.
+    "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math",
+    "-freciprocal-math",
 )  # fmt: skip
 
 if platform.machine() in ("x86_64", "AMD64"):
@@ -32,9 +33,9 @@ _COMPILE_SECONDS = 120.0
 
 
 def load(name: str) -> ctypes.CDLL | None:
-    """The kernels of `name`.cpp, compiled, or None, with the reason logged, where they cannot be had.
+    """Return the compiled kernels of `name`.cpp; None, with a log line, if there are none.
 
-    `CXX` names the compiler, as for other builds; `g++`, `clang++` and `c++` are tried without it.
+    `CXX` names the compiler; without it `g++`, `clang++` and `c++` are tried.
     """
     compiler = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++", "c++")), None)
     if compiler is None:
@@ -48,7 +49,7 @@ def load(name: str) -> ctypes.CDLL | None:
         if not path.is_file():
             _compile(compiler, source, path)
         return ctypes.CDLL(str(path))
-    # RuntimeError: a user without a home directory, as containers have.
+    # RuntimeError: a user without a home directory, as in containers.
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         detail = error.stderr[-2000:] if isinstance(error, subprocess.CalledProcessError) else ""
         _logger.warning("native kernels are not used: %s %s", error, detail)
@@ -56,10 +57,10 @@ def load(name: str) -> ctypes.CDLL | None:
 
 
 def _directory() -> Path:
-    """The cache directory, ours alone: what lies there is loaded as code.
+    """Return the cache directory, owned by this user: its files are loaded as code.
 
     Raises:
-        OSError: it cannot be made, or others may write to it.
+        OSError: it cannot be created, or others may write to it.
     """
     directory = (
         Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "inlay" / "kernels"
@@ -72,7 +73,7 @@ def _directory() -> Path:
 
 
 def _identity(compiler: str, source: Path) -> str:
-    """What the result depends on: sources, flags, compiler and the instructions this CPU has."""
+    """Identify the library: source, flags, compiler and the CPU's instruction sets."""
     version = subprocess.run(
         [compiler, "--version"], capture_output=True, check=True, timeout=_COMPILE_SECONDS
     )
@@ -100,7 +101,7 @@ def _instructions() -> str:
 
 
 def _compile(compiler: str, source: Path, path: Path) -> None:
-    """Compile `source` beside `path` and move there, so that two processes never see half a file."""
+    """Compile beside `path` and rename: other processes never see a partial file."""
     handle, name = tempfile.mkstemp(dir=path.parent, suffix=".so")
     os.close(handle)
     try:

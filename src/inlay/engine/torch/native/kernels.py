@@ -1,4 +1,4 @@
-"""The native kernels as functions over tensors."""
+"""The native kernels as functions on tensors."""
 
 import ctypes
 from collections.abc import Sequence
@@ -20,21 +20,19 @@ def _structure(name: str, **fields: type) -> type[ctypes.Structure]:
 
 
 _PagedDecode = _structure(
-    "_PagedDecode",
-    query=_pointer, keys=_pointer, values=_pointer, out=_pointer, block_table=_pointer, spans=_pointer,
-    rows=_pointer, contexts=_pointer, sinks=_pointer, workspace=_pointer,
-    query_stride_t=_integer, query_stride_q=_integer, table_stride=_integer,
+    "_PagedDecode", query=_pointer, keys=_pointer, values=_pointer, out=_pointer,
+    block_table=_pointer, spans=_pointer, rows=_pointer, contexts=_pointer, sinks=_pointer,
+    workspace=_pointer, query_stride_t=_integer, query_stride_q=_integer, table_stride=_integer,
     sequences=_integer, heads=_integer, group=_integer, num_pages=_integer, page_size=_integer,
-    key_size=_integer, value_size=_integer, splits=_integer, window=_integer,
-    scaling=_number, softcap=_number, threads=ctypes.c_int32,
+    key_size=_integer, value_size=_integer, splits=_integer, window=_integer, scaling=_number,
+    softcap=_number, threads=ctypes.c_int32,
 )  # fmt: skip
 
 _Prepare = _structure(
-    "_Prepare",
-    projected=_pointer, cosine=_pointer, sine=_pointer, query_norm=_pointer, key_norm=_pointer, slots=_pointer,
-    query=_pointer, keys=_pointer, values=_pointer,
-    positions=_integer, stored=_integer, query_heads=_integer, heads=_integer, size=_integer, rotated=_integer,
-    slots_per_head=_integer, eps=_number, threads=ctypes.c_int32,
+    "_Prepare", projected=_pointer, cosine=_pointer, sine=_pointer, query_norm=_pointer,
+    key_norm=_pointer, slots=_pointer, query=_pointer, keys=_pointer, values=_pointer,
+    positions=_integer, stored=_integer, query_heads=_integer, heads=_integer, size=_integer,
+    rotated=_integer, slots_per_head=_integer, eps=_number, threads=ctypes.c_int32,
 )  # fmt: skip
 
 
@@ -45,26 +43,26 @@ _PackedProduct = _structure(
 )  # fmt: skip
 
 _Adapt = _structure(
-    "_Adapt",
-    x=_pointer, out=_pointer, down=_pointer, ups=_pointer, sizes=_pointer, rows=_pointer, slots=_pointer,
-    count=_integer, parts=_integer, rank=_integer, inputs=_integer, outputs=_integer, threads=ctypes.c_int32,
+    "_Adapt", x=_pointer, out=_pointer, down=_pointer, ups=_pointer, sizes=_pointer, rows=_pointer,
+    slots=_pointer, count=_integer, parts=_integer, rank=_integer, inputs=_integer,
+    outputs=_integer, threads=ctypes.c_int32,
 )  # fmt: skip
 
 _VECTOR_ROWS = 4
-"""Rows up to which a packed product is computed without tiles."""
+"""Maximum number of rows for a packed product without tiles."""
 
 _TILE_ROWS = 64
-"""Rows up to which tiles are faster than oneDNN.
+"""Maximum number of rows for which tiles are faster than oneDNN.
 
 By a third for 8 and 32, a fifth for 64, a twentieth for 128.
 """
 
 
 class Panels(NamedTuple):
-    """A bfloat16 weight as oneDNN has packed it.
+    """A bfloat16 weight packed by oneDNN.
 
     Attributes:
-        address: of [outputs / width, inputs / 2, width, 2].
+        address: address of [outputs / width, inputs / 2, width, 2].
         outputs: a multiple of `width`.
         inputs: even.
         width: 32 or 64.
@@ -77,13 +75,13 @@ class Panels(NamedTuple):
 
 
 class DecodeShape(NamedTuple):
-    """What stays the same for one query of each of S sequences over all layers that see as far.
+    """Inputs of decode attention, shared by all layers with the same window.
 
     Attributes:
         block_table: [sequences of the batch, pages] int32, contiguous.
-        spans: [S] int32, each sequence's line of the table.
-        rows: [S] int32, its position in the batch.
-        contexts: [S] int32, its positions up to and with the query's.
+        spans: [S] int32, row of each sequence in the table.
+        rows: [S] int32, index of its query in the batch.
+        contexts: [S] int32, number of positions including the query's.
         window: a position sees itself and the `window - 1` before it; 0 for all before it.
     """
 
@@ -97,7 +95,7 @@ class DecodeShape(NamedTuple):
 class Kernels:
     """The compiled kernels.
 
-    All tensors are on the CPU; `dtype` ones are float32 or bfloat16, all of one call alike.
+    All tensors are on the CPU, float32 or bfloat16, and of one dtype per call.
     """
 
     def __init__(self, library: ctypes.CDLL, products: ctypes.CDLL, adapters: ctypes.CDLL) -> None:
@@ -139,7 +137,7 @@ class Kernels:
 
     @staticmethod
     def serve(dtype: torch.dtype) -> bool:
-        """Whether there are kernels for `dtype`."""
+        """Return True if there are kernels for `dtype`."""
         return dtype in _NAMES
 
     def paged_decode(
@@ -153,40 +151,40 @@ class Kernels:
         softcap: float,
         sinks: Tensor | None,
     ) -> None:
-        """Attend with one query of each sequence to the positions before it and its own, and write lines of `out`.
+        """Attend with one query per sequence to all positions up to its own; write to `out`.
 
         Args:
             out: [T, Q, value size], contiguous.
             query: [T, Q, key size], the last dimension contiguous.
             keys: [H, N, P, key size], contiguous.
             values: [H, N, P, value size], contiguous.
-            shape: whose queries, and how far they see.
+            shape: sequences, queries and window.
             scaling: factor of the scores.
-            softcap: scores pass through `softcap * tanh(score / softcap)`; 0 for not.
-            sinks: [Q] float32, a further score of each head whose value is zero; None for none.
+            softcap: scores become `softcap * tanh(score / softcap)`; 0 for none.
+            sinks: [Q] float32, one more score of each head, whose value is zero; None for none.
         """
         heads, num_pages, page_size, key_size = keys.shape
         value_size = values.shape[3]
         group = query.shape[1] // heads
         sequences = len(shape.spans)
         threads = torch.get_num_threads()
-        # Tasks enough for all threads to end at about the same time.
+        # Enough tasks that all threads end at about the same time.
         splits = max(1, -(-4 * threads // (sequences * heads))) if threads > 1 else 1
         workspace = torch.empty(
             sequences * heads * splits * group * (value_size + 2), dtype=torch.float32
         )
         call = _PagedDecode(
             query.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(),
-            shape.block_table.data_ptr(), shape.spans.data_ptr(), shape.rows.data_ptr(), shape.contexts.data_ptr(),
-            None if sinks is None else sinks.data_ptr(), workspace.data_ptr(),
-            query.stride(0), query.stride(1), shape.block_table.shape[1],
-            sequences, heads, group, num_pages, page_size, key_size, value_size, splits, shape.window,
-            scaling, softcap, threads,
+            shape.block_table.data_ptr(), shape.spans.data_ptr(), shape.rows.data_ptr(),
+            shape.contexts.data_ptr(), None if sinks is None else sinks.data_ptr(),
+            workspace.data_ptr(), query.stride(0), query.stride(1), shape.block_table.shape[1],
+            sequences, heads, group, num_pages, page_size, key_size, value_size, splits,
+            shape.window, scaling, softcap, threads,
         )  # fmt: skip
         self._decode[query.dtype](ctypes.byref(call))
 
     def argmax(self, rows: Tensor) -> Tensor:
-        """The first greatest of each of `rows` [S, V], contiguous, NaN above all.
+        """Return the first maximum of each of `rows` [S, V], contiguous; NaN is the largest.
 
         [S] int64, as `Tensor.argmax`.
         """
@@ -197,7 +195,7 @@ class Kernels:
         return out
 
     def finite(self, rows: Tensor) -> Tensor:
-        """Whether all of each of `rows` [S, V], contiguous, is finite; [S] bool."""
+        """Return bool [S]: True for `rows` [S, V], contiguous, that are wholly finite."""
         out = torch.empty(len(rows), dtype=torch.bool)
         self._finite[rows.dtype](
             out.data_ptr(), rows.data_ptr(), *rows.shape, torch.get_num_threads()
@@ -205,7 +203,7 @@ class Kernels:
         return out
 
     def product_rows(self, panels: Panels) -> int:
-        """Of how many rows with `panels` there is a `product` that is faster than oneDNN's."""
+        """Return the maximum number of rows for which `product` is faster than oneDNN."""
         return (
             _TILE_ROWS
             if self._tiles and panels.width == 32 and panels.inputs % 32 == 0
@@ -213,7 +211,9 @@ class Kernels:
         )
 
     def product(self, x: Tensor, panels: Panels, bias: Tensor | None) -> Tensor:
-        """The product of `x` [..., inputs], bfloat16, at most `product_rows` of them, with a packed weight: [..., outputs].
+        """Multiply `x` [..., inputs], bfloat16, with a packed weight; returns [..., outputs].
+
+        `x` has at most `product_rows` rows.
 
         `bias` is [outputs] bfloat16, contiguous.
         """
@@ -221,7 +221,8 @@ class Kernels:
         out = x.new_empty(*x.shape[:-1], panels.outputs)
         call = _PackedProduct(
             x.data_ptr(), panels.address, None if bias is None else bias.data_ptr(), out.data_ptr(),
-            x.numel() // panels.inputs, panels.inputs, panels.outputs, panels.width, torch.get_num_threads(),
+            x.numel() // panels.inputs, panels.inputs, panels.outputs, panels.width,
+            torch.get_num_threads(),
         )  # fmt: skip
         self._product(ctypes.byref(call))
         return out
@@ -235,27 +236,28 @@ class Kernels:
         rows: Tensor,
         slots: Tensor,
     ) -> None:
-        """Add to some rows of `out` [T, O], contiguous, what low-rank adapters make of the same rows of `x`.
+        """Add low-rank adapters of `x` to some rows of `out` [T, O], contiguous.
 
         Args:
-            out: the outputs of all parts of a linear, side by side.
+            out: outputs of all parts of a linear, side by side.
             x: [T, I], contiguous.
             down: [slots, parts, rank, I], contiguous.
-            ups: of each part, [slots, rank, its outputs], contiguous.
-            rows: int32, those that have an adapter, ordered by slot.
-            slots: int32, of each of `rows`.
+            ups: for each part [slots, rank, its outputs], contiguous.
+            rows: int32, indices of rows with an adapter, ordered by slot.
+            slots: int32, slot of each of `rows`.
         """
         _, parts, rank, inputs = down.shape
         sizes = (_integer * parts)(*(up.shape[2] for up in ups))
         addresses = (_pointer * parts)(*(up.data_ptr() for up in ups))
         call = _Adapt(
-            x.data_ptr(), out.data_ptr(), down.data_ptr(), ctypes.addressof(addresses), ctypes.addressof(sizes),
-            rows.data_ptr(), slots.data_ptr(), len(rows), parts, rank, inputs, out.shape[1], torch.get_num_threads(),
+            x.data_ptr(), out.data_ptr(), down.data_ptr(), ctypes.addressof(addresses),
+            ctypes.addressof(sizes), rows.data_ptr(), slots.data_ptr(), len(rows), parts, rank,
+            inputs, out.shape[1], torch.get_num_threads(),
         )  # fmt: skip
         self._adapt[x.dtype](ctypes.byref(call))
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Root-mean-square norm of the last dimension of `x` [..., C], contiguous, by `weight` [C] float32."""
+        """Apply the root-mean-square norm to contiguous `x` [..., C]; `weight` [C] float32."""
         out = torch.empty_like(x)
         size = x.shape[-1]
         self._rms_norm[x.dtype](
@@ -270,7 +272,7 @@ class Kernels:
         return out
 
     def silu_and_multiply(self, gate_up: Tensor) -> Tensor:
-        """[..., 2 I] contiguous, gate then up, to silu(gate) * up [..., I]."""
+        """Compute silu(gate) * up [..., I] of [..., 2 I] contiguous, gate then up."""
         size = gate_up.shape[-1] // 2
         out = gate_up.new_empty(*gate_up.shape[:-1], size)
         self._silu[gate_up.dtype](
@@ -300,10 +302,10 @@ class Kernels:
             projected: [T, (Q + 2 H) * D] contiguous: query, key and value heads of each position.
             cosine: [T, R], of the rotary embedding, R <= D; halves, as in transformers' Llama.
             sine: likewise.
-            norms: [D] float32 each, the weights of the query heads' and the key heads' norm; None
-                for no norms.
-            eps: of the norms.
-            slots: [stored] int64, of the first `stored` positions; the rest is padding.
+            norms: [D] float32 each, weights of the norms of query heads and key heads; None for no
+                norms.
+            eps: epsilon of the norms.
+            slots: [stored] int64, for the first `stored` positions; the rest is padding.
             keys: [H, N, P, D] contiguous.
             values: likewise.
             query_heads: Q.
@@ -316,9 +318,10 @@ class Kernels:
         query = projected.new_empty(positions, query_heads, size)
         call = _Prepare(
             projected.data_ptr(), cosine.data_ptr(), sine.data_ptr(),
-            None if norms is None else norms[0].data_ptr(), None if norms is None else norms[1].data_ptr(),
-            slots.data_ptr(), query.data_ptr(), keys.data_ptr(), values.data_ptr(),
-            positions, len(slots), query_heads, heads, size, cosine.shape[-1], num_pages * page_size, eps, torch.get_num_threads(),
+            None if norms is None else norms[0].data_ptr(),
+            None if norms is None else norms[1].data_ptr(), slots.data_ptr(), query.data_ptr(),
+            keys.data_ptr(), values.data_ptr(), positions, len(slots), query_heads, heads, size,
+            cosine.shape[-1], num_pages * page_size, eps, torch.get_num_threads(),
         )  # fmt: skip
         self._prepare[projected.dtype](ctypes.byref(call))
         return query
@@ -326,7 +329,7 @@ class Kernels:
 
 @cache
 def kernels() -> Kernels | None:
-    """The kernels of this process, compiled at the first call; None where they cannot be had."""
+    """Return this process's kernels, compiled at the first call; None if not available."""
     library, products, adapters = map(load, ("kernels", "products", "adapters"))
     if library is None or products is None or adapters is None:
         return None

@@ -1,1 +1,6 @@
-"""From logits to token ids."""
+"""Sampling: logits to token ids and logprobs.
+
+`Sampler` (`sampler.py`) runs all steps; `constraints.py` masks forbidden tokens, `token_counts.py`
+counts tokens for penalties, `thinking.py` enforces thinking budgets. Randomness is a function of
+(seed, output index) only.
+"""

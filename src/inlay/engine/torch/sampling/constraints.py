@@ -1,12 +1,11 @@
-"""What may be chosen at all.
+"""Constraints of the next token: forbidden and allowed ids.
 
-Logit biases, end tokens before their time, words that are not to be said, allowed ids, grammars.
+Logit biases, `min_tokens`, bad words, allowed ids, grammars.
 
-Order and meaning are vLLM's, but for two things. Where a grammar leaves nothing but its end, the
-end is allowed although `min_tokens` is not reached. Where nothing at all is left the request fails,
-and says so.
+Order and meaning are vLLM's, with two exceptions. If a grammar allows nothing but its end, the end
+is allowed before `min_tokens` is reached. If no token is allowed, the request fails with an error.
 
-Suffixes of tensors: S sequences in the batch, K those of them with a list of what is allowed, V
+Suffixes of tensors: S sequences in the batch, K those of them with a mask of allowed ids, V
 vocabulary.
 """
 
@@ -24,33 +23,33 @@ from inlay.request import Sampling
 
 
 class ConstrainedSequence(Protocol):
-    """What a sequence shows of itself."""
+    """A sequence as constraints see it."""
 
     @property
     def sampling(self) -> Sampling:
-        """How its tokens are chosen."""
+        """Its sampling parameters."""
         ...
 
     @property
     def output(self) -> Sequence[int]:
-        """Ids so far, resumed ones included; it only grows."""
+        """Output ids so far, resumed ones included; only appended to."""
         ...
 
     @property
     def grammar(self) -> GrammarState | None:
-        """Where the output stands in its grammar; its mask is ready."""
+        """State of the output in its grammar; its mask is ready."""
         ...
 
 
 class _Compiled:
-    """The constraints of one sequence as arrays, made once.
+    """The constraints of one sequence as arrays, built once.
 
-    A step looks at none of them one by one.
+    A step does not iterate over them in Python.
 
     Attributes:
-        sequence: whose; held so that its `id()` is not used again while this is kept.
-        allowed: uint8, a bit for each id of the vocabulary, the lowest first; None when all may be
-            chosen.
+        sequence: the sequence; held so that its `id()` is not reused while this exists.
+        allowed: uint8, one bit for each id of the vocabulary, lowest first; None if all are
+            allowed.
     """
 
     __slots__ = ("_biased", "_biases", "_ends", "_lengths", "_words", "allowed", "sequence")
@@ -77,11 +76,11 @@ class _Compiled:
             self.allowed = np.packbits(named, bitorder="little")
 
     def added(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Ids and what is added to their logits in this step: -inf bans an id."""
+        """Return ids and what is added to their logits in this step: -inf forbids an id."""
         sequence, output = self.sequence, self.sequence.output
         banned = []
         for length in self._lengths:
-            # The last id of every word whose others are what the output ends with.
+            # Forbid the last id of every bad word whose other ids end the output.
             if length <= len(output):
                 last = self._words.get(tuple(output[len(output) - length :]))
                 if last is not None:
@@ -107,15 +106,15 @@ def _constrains(sampling: Sampling) -> bool:
 
 
 class Constraints:
-    """Applies them to the logits of a step.
+    """Applies constraints to the logits of a step.
 
-    Keeps those of a sequence, as arrays, until `forget`.
+    Keeps the arrays of a sequence until `forget`.
     """
 
     def __init__(
         self, vocab_size: int, eos_token_ids: tuple[int, ...], device: torch.device
     ) -> None:
-        """For logits of width `vocab_size` on `device`.
+        """Create for logits of width `vocab_size` on `device`.
 
         `eos_token_ids` are the model's own end tokens.
         """
@@ -125,15 +124,15 @@ class Constraints:
         self._compiled: dict[int, _Compiled] = {}
 
     def kept(self) -> Set[int]:
-        """The `id()` of each sequence something is kept for."""
+        """The `id()` of each sequence with stored arrays."""
         return self._compiled.keys()
 
     def forget(self, sequence: ConstrainedSequence) -> None:
-        """Drop what was kept for `sequence` between steps."""
+        """Drop the arrays of `sequence`."""
         self._compiled.pop(id(sequence), None)
 
     def _of(self, sequence: ConstrainedSequence) -> _Compiled | None:
-        """The constraints of `sequence`, None where it has none but a grammar."""
+        """Return the constraints of `sequence`; None if it has none, or only a grammar."""
         compiled = self._compiled.get(id(sequence))
         if compiled is None and _constrains(sequence.sampling):
             compiled = _Compiled(sequence, self._vocab_size, self._eos_token_ids)
@@ -141,12 +140,12 @@ class Constraints:
         return compiled
 
     def apply(self, logits_SV: Tensor, sequences: Sequence[ConstrainedSequence]) -> Tensor:
-        """The logits with all constraints; -inf is what must not be chosen.
+        """Return the logits with all constraints; -inf for forbidden tokens.
 
         A copy if anything changed.
 
         Raises:
-            InvalidRequestError: computing a grammar's mask had failed.
+            InvalidRequestError: computing a grammar's mask failed.
         """
         constrained_SV = self._added(logits_SV, sequences)
         allowed = {
@@ -157,13 +156,13 @@ class Constraints:
         banned_KV = upload(torch.from_numpy(~np.stack(list(allowed.values()))), self._device)
         if constrained_SV is logits_SV:
             constrained_SV = logits_SV.clone()
-        # Row by row in place: a gathered copy of the rows costs several times as much as the masks.
+        # Row by row in place: gathering the rows costs several times as much as the masks.
         for banned_V, row in zip(banned_KV, allowed, strict=True):
             constrained_SV[row].masked_fill_(banned_V, -torch.inf)
         return constrained_SV
 
     def binds(self, sampling: Sampling) -> bool:
-        """Whether nothing may be left to choose from."""
+        """Return True if `sampling` could leave no allowed token."""
         return bool(
             sampling.grammar is not None
             or sampling.bad_words
@@ -185,12 +184,12 @@ class Constraints:
             upload(torch.from_numpy(np.concatenate(ids)), self._device),
         )
         added = upload(torch.from_numpy(np.concatenate(values)), self._device)
-        # Adding -inf bans a token whatever its bias; the sum is the same in any order of the cells
-        # but for rounding.
+        # Adding -inf forbids a token whatever its bias; the order of the additions only affects
+        # rounding.
         return logits_SV.index_put(place, added, accumulate=True)
 
     def _allowed(self, sequence: ConstrainedSequence) -> NDArray[np.bool_] | None:
-        """Bool (V,): which ids may be chosen; None when all may."""
+        """Return bool (V,): the allowed ids; None if all are."""
         mask = None if sequence.grammar is None else sequence.grammar.prepared()
         allowed = None if mask is None else self._unpacked(mask.view(np.uint8))
         compiled = self._of(sequence)
@@ -200,7 +199,7 @@ class Constraints:
         return allowed
 
     def _unpacked(self, bits: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """The model may have more ids than its tokenizer, which stand for nothing, or fewer."""
+        """Unpack bits to the model's vocabulary, which may differ from the tokenizer's in size."""
         found = np.unpackbits(bits, bitorder="little", count=min(8 * len(bits), self._vocab_size))
         allowed = np.zeros(self._vocab_size, dtype=np.bool_)
         allowed[: len(found)] = found

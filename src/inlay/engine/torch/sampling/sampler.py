@@ -1,21 +1,19 @@
-"""Logits and samplings to token ids and logprobs.
+"""Sampling of token ids and logprobs from logits.
 
-Order and meaning of the settings are vLLM's: what may be chosen at all (`constraints.py`);
-repetition, frequency and presence penalties; the end of a thinking whose budget is spent, which
-goes before all of these; greedy choice, or temperature, min_p, top_k, top_p and a draw. Logprobs
-are of the model's own distribution, before any of this.
+Order and meaning of the settings are vLLM's: constraints (`constraints.py`); repetition, frequency
+and presence penalties; the end of thinking when its budget is spent, which overrides all of these;
+greedy choice, or temperature, min_p, top_k, top_p and a draw. Logprobs are of the model's own
+distribution, before any of this.
 
 Three rules make a choice a pure function of (logits, settings, output so far, seed, output index),
-whoever the neighbours are and whichever worker resumes the sequence:
+whatever else is in the batch and whichever worker resumes the sequence:
 
-- all tokens are ranked by (logit, higher first; id, lower first), so ties never depend on a sort's
-  whims;
-- the one uniform number a choice needs is a hash of (seed, output index);
-- it is looked up in the cumulated probabilities in the order of ids, so that noise in the last bits
-  of two logits, which may swap their ranks, moves the outcome no further than the noise itself.
+- all tokens are ranked by (logit, higher first; id, lower first), so ties do not depend on a sort;
+- the one uniform number of a choice is a hash of (seed, output index);
+- it is looked up in the cumulative probabilities in the order of ids, so that rounding noise in two
+  logits, which may swap their ranks, moves the outcome no further than the noise itself.
 
-Suffixes of tensors: S sequences in the batch, R those of them that need something, C candidates, V
-vocabulary.
+Suffixes of tensors: S sequences in the batch, R a subset of them, C candidates, V vocabulary.
 """
 
 import struct
@@ -39,14 +37,13 @@ GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy, as in vLLM."""
 
 WIDTHS = (256, 4096, 32768)
-"""How many candidates are ranked at first, and then, before all of the vocabulary is.
+"""Numbers of candidates to rank before the whole vocabulary is ranked.
 
-256 nearly always settle a top_p, at a
-fiftieth of the cost of sorting 150,000.
+256 nearly always suffice for a top_p, at a fiftieth of the cost of sorting 150,000.
 """
 
 CDF_BLOCK = 512
-"""Weights summed up at once when a uniform number is looked up."""
+"""Weights summed at once when a uniform number is looked up."""
 
 _counter = struct.Struct("<QQ")
 
@@ -59,16 +56,15 @@ class SampledToken(NamedTuple):
 
 
 class SampledTokens(NamedTuple):
-    """What is chosen for the sequences of a step.
+    """The tokens chosen for the sequences of a step.
 
-    The device knows it at once, the host when it reads it.
+    The device has them at once, the host after `read`.
 
     Attributes:
         ids: int64 (S,), on the device.
-        bound: rows whose constraints may leave nothing, and the place of each in `told`.
-        wanted: rows to numbers of tokens beside the chosen one that logprobs were asked of.
-        told: ids; logits of those that are not plainly the likeliest; what `Sampler._logprobs`
-            found.
+        bound: rows whose constraints may leave no token, and the place of each in `told`.
+        wanted: row to the number of alternatives requested.
+        told: ids; logits of rows in `bound`; the results of `Sampler._logprobs`.
     """
 
     ids: Tensor
@@ -77,7 +73,7 @@ class SampledTokens(NamedTuple):
     output_logprobs: Download
 
     def read(self) -> list[SampledToken | InlayError]:
-        """The next token of each sequence, or why none is left to choose. Waits for the device."""
+        """Return the next token of each sequence, or an error if none is allowed. Waits."""
         ids_S, best_R, *alternatives = self.output_logprobs.wait()
         logprobs: dict[int, TokenLogprobs] = {}
         if self.wanted:
@@ -91,27 +87,31 @@ class SampledTokens(NamedTuple):
         for row, place in self.bound.items():
             if best_R[place] == -torch.inf:
                 found[row] = InvalidRequestError(
-                    "no token is left to choose: what bad_words, allowed_token_ids and the grammar allow has nothing in common"
+                    "no token is left to choose: what bad_words, allowed_token_ids and the grammar "
+                    "allow has nothing in common"
                 )
         return found
 
 
 class SampledSequence(ConstrainedSequence, CountedSequence, Thoughtful, Protocol):
-    """What a sequence shows of itself."""
+    """A sequence as the sampler sees it."""
 
 
 def uniform(seed: int, index: int) -> float:
-    """The number in [0, 1) that decides output `index` under `seed`: 53 bits of BLAKE3 of the two, modulo 2**64 each."""
+    """Return the number in [0, 1) for output `index` under `seed`.
+
+    53 bits of BLAKE3 of the two, modulo 2**64 each.
+    """
     data = _counter.pack(seed & 0xFFFFFFFFFFFFFFFF, index & 0xFFFFFFFFFFFFFFFF)
     return (int.from_bytes(blake3(data).digest(8), "little") >> 11) * 2.0**-53
 
 
 def ranked(values_RV: Tensor, count: int) -> Tensor:
-    """Ids (R, count) of the highest ranking, best first; `count` is at least 1, no value is NaN.
+    """Return the ids (R, count) of the highest values, best first; `count` >= 1, no NaN.
 
-    `topk` alone leaves open which of equal values it takes, and sorting everything is slow. The
-    `count`-th largest of the maxima of blocks is no larger than the `count`-th largest value; what
-    reaches it is little more than `count` and is sorted.
+    `topk` alone may return any of several equal values, and a full sort is slow. The `count`-th
+    largest of the maxima of blocks is a lower bound of the `count`-th largest value; only values
+    that reach it are sorted.
     """
     num_rows, size = values_RV.shape
     if values_RV.device.type != "cpu":
@@ -135,12 +135,11 @@ def ranked(values_RV: Tensor, count: int) -> Tensor:
 
 
 def ranked_by_key(values_RV: Tensor, count: int) -> Tensor:
-    """As `ranked`, without looking at the data.
+    """Rank as `ranked` does, with an amount of work independent of the data.
 
-    The ranks as integers, of which no two are equal.
+    The ranks become distinct integer keys.
     """
-    # Without -0.0, which equals 0.0 and has other bits; of negative floats the larger has the
-    # smaller bits.
+    # Adding 0.0 turns -0.0 into 0.0. Bits of negative floats order in reverse.
     bits_RV = (values_RV + 0.0).view(torch.int32)
     order_RV = torch.where(bits_RV < 0, bits_RV ^ 0x7FFFFFFF, bits_RV).to(torch.int64)
     ids_V = torch.arange(values_RV.shape[1], device=values_RV.device)
@@ -156,18 +155,18 @@ def _penalises(sampling: Sampling) -> bool:
 
 
 def _float32(values: Any) -> np.ndarray:
-    """Settings as float32, those beyond its range as its largest.
+    """Return settings as float32, clamped to its range.
 
-    Infinity would make NaN of what is banned.
+    Infinity would turn forbidden logits into NaN.
     """
     largest = np.finfo(np.float32).max
     return np.clip(np.asarray(values, dtype=np.float64), -largest, largest).astype(np.float32)
 
 
 def _argmax(values_SV: Tensor) -> Tensor:
-    """The most likely token of each row.
+    """Return the most likely token of each row.
 
-    Torch's own search through a vocabulary takes a third of a decoding step on a CPU.
+    On a CPU, torch's own search takes a third of a decode step.
     """
     native = kernels() if values_SV.device.type == "cpu" and values_SV.is_contiguous() else None
     if native is None or not native.serve(values_SV.dtype):
@@ -180,7 +179,7 @@ def _is_greedy(sampling: Sampling) -> bool:
 
 
 def _is_plain(sequence: SampledSequence) -> bool:
-    """Whether nothing is wanted but the likeliest token."""
+    """Return True if plain greedy choice is enough."""
     sampling = sequence.sampling
     return (
         _is_greedy(sampling)
@@ -194,20 +193,20 @@ def _is_plain(sequence: SampledSequence) -> bool:
 
 
 class Sampler:
-    """Chooses the next token of every sequence of a step.
+    """Chooses the next token of every sequence in a step.
 
-    Keeps tallies, constraints and what is spent of thinking budgets until `forget`.
+    Keeps token counts, constraints and thinking budgets of a sequence until `forget`.
     """
 
     def __init__(
         self, vocab_size: int, eos_token_ids: tuple[int, ...], device: torch.device
     ) -> None:
-        """Nothing is kept yet.
+        """Create an empty sampler.
 
         Args:
             vocab_size: width of the logits.
             eos_token_ids: the model's own end tokens.
-            device: where the logits will be.
+            device: device of the logits.
         """
         self._vocab_size = vocab_size
         self._device = device
@@ -216,15 +215,15 @@ class Sampler:
         self._thoughts = Thoughts()
 
     def draw(self, logits_SV: Tensor, sequences: Sequence[SampledSequence]) -> SampledTokens:
-        """Choose the next token of each sequence. `logits_SV` is left as it is.
+        """Choose the next token of each sequence. `logits_SV` is not changed.
 
-        A row whose largest logit is not finite (all are -inf, or one is NaN) gets the token
-        `argmax` names. Waits for the device only where no bound on candidates is known beforehand:
-        top_p or min_p without top_k.
+        If a row's largest logit is not finite (all -inf, or a NaN), its token is `argmax`. Waits
+        for the device only if the number of candidates has no known limit: top_p or min_p without
+            top_k.
 
         Args:
-            logits_SV: (S, V), float32 or the model's dtype; computed with in float32 where more
-                than the largest is asked for.
+            logits_SV: (S, V), float32 or the model's dtype; converted to float32 unless greedy
+                choice is enough.
             sequences: S, in the order of the rows.
         """
         others = [row for row, sequence in enumerate(sequences) if not _is_plain(sequence)]
@@ -248,7 +247,7 @@ class Sampler:
             for place, row in enumerate(others)
             if self._constraints.binds(chosen[place].sampling)
         }
-        # What is chosen from a row whose constraints leave nothing has a logit of -inf too.
+        # Where constraints leave no token, the chosen one has a logit of -inf.
         best_R = processed_RV.gather(1, ids_R[:, None])[:, 0] if bound else ids_R
         wanted: dict[int, int] = {}
         named: dict[int, tuple[int, ...]] = {}
@@ -265,7 +264,7 @@ class Sampler:
         )
 
     def _choose(self, processed_SV: Tensor, sequences: Sequence[SampledSequence]) -> Tensor:
-        """Ids (S,): the likeliest, or drawn."""
+        """Return ids (S,): greedy or drawn."""
         samplings = [sequence.sampling for sequence in sequences]
         drawn = [row for row, sampling in enumerate(samplings) if not _is_greedy(sampling)]
         if len(drawn) < len(samplings):
@@ -281,24 +280,24 @@ class Sampler:
     def sample(
         self, logits_SV: Tensor, sequences: Sequence[SampledSequence]
     ) -> list[SampledToken | InlayError]:
-        """What `draw` chooses, at once."""
+        """Draw and read at once."""
         return self.draw(logits_SV, sequences).read()
 
     def forget(self, sequence: SampledSequence) -> None:
-        """Drop what was kept for `sequence` between steps; nothing happens when nothing was."""
+        """Drop the state of `sequence`, if any."""
         self._token_counts.pop(id(sequence), None)
         self._constraints.forget(sequence)
         self._thoughts.forget(sequence)
 
     def __len__(self) -> int:
-        """Sequences something is kept for."""
+        """Number of sequences with stored state."""
         return len(self._token_counts.keys() | self._constraints.kept() | self._thoughts.kept())
 
     def _tensor(self, values: Sequence[float] | np.ndarray, dtype: torch.dtype) -> Tensor:
         return upload(torch.as_tensor(values, dtype=dtype), self._device)
 
     def _penalised(self, logits_SV: Tensor, sequences: Sequence[SampledSequence]) -> Tensor:
-        """With repetition, frequency and presence penalties; a copy if anything changed."""
+        """Apply repetition, frequency and presence penalties; a copy if anything changed."""
         rows = [row for row, sequence in enumerate(sequences) if _penalises(sequence.sampling)]
         tallies = [self._tally(sequences[row]) for row in rows]
         sizes = [len(tally) for tally in tallies]
@@ -311,7 +310,7 @@ class Sampler:
                 for sampling in samplings
             ]
         )
-        # What is banned stays so: -inf times 0 would be NaN.
+        # Keep forbidden tokens at -inf: -inf times 0 would be NaN.
         settings[:, 0] = np.maximum(settings[:, 0], np.finfo(np.float32).tiny)
         repetition, frequency, presence = (
             self._tensor(np.repeat(column, sizes), torch.float32) for column in settings.T
@@ -334,25 +333,25 @@ class Sampler:
         return tally
 
     def _rows(self, values_SV: Tensor, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Rows by number, without a copy where they are all; and their numbers on the device."""
+        """Return the given rows (without a copy if all), and their indices on the device."""
         rows_R = self._tensor(rows, torch.int64)
         return (values_SV if len(rows) == len(values_SV) else values_SV[rows_R]), rows_R
 
     def _draw(
         self, values_RV: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]
     ) -> Tensor:
-        """Ids (R,) drawn after temperature, min_p, top_k and top_p."""
+        """Draw ids (R,) after temperature, min_p, top_k and top_p."""
         temperatures = _float32([sampling.temperature for sampling in samplings])
         scaled_RV = values_RV / self._tensor(temperatures, torch.float32)[:, None]
         uniform_R = self._tensor(uniforms, torch.float64)
         best_R = _argmax(scaled_RV)
         finite_R = scaled_RV.gather(1, best_R[:, None])[:, 0].isfinite()
         if self._device.type != "cpu" or not bool(finite_R.all()):
-            # So that no place is looked up outside of the row; what is drawn there is not used.
+            # Keeps look-ups in range; the result of such rows is not used.
             scaled_RV.masked_fill_(~finite_R[:, None], 0.0)
         ids_R = torch.zeros_like(best_R)
 
-        # On a row nothing truncates, the candidates are the vocabulary and need no ranking.
+        # Rows without truncation need no ranking: every token is a candidate.
         free = [row for row, sampling in enumerate(samplings) if not self._truncates(sampling)]
         if free:
             open_RV, open_R = self._rows(scaled_RV, free)
@@ -371,7 +370,7 @@ class Sampler:
         return 0 < sampling.top_k < self._vocab_size or sampling.top_p < 1 or sampling.min_p > 0
 
     def _draw_cut(self, values_RV: Tensor, uniform_R: Tensor, bounds: "TruncationParams") -> Tensor:
-        """Ids (R,) drawn within bounds, from more and more candidates while it is not sure that there are none beyond."""
+        """Draw ids (R,) within truncation limits, widening the candidates until they suffice."""
         ids_R = torch.zeros(len(values_RV), dtype=torch.int64, device=self._device)
         open_R = torch.arange(len(values_RV), device=self._device)
         for width in (*WIDTHS, self._vocab_size):
@@ -397,15 +396,15 @@ class Sampler:
         wanted: Mapping[int, int],
         named: Mapping[int, tuple[int, ...]],
     ) -> tuple[Tensor, ...]:
-        """Of the distribution in `logits_SV`.
+        """Return logprobs of `logits_SV`: of the chosen tokens (R,), ids and logprobs (R, C).
 
-        Of what is chosen (R,), and ids and logprobs (R, C) of others; none for no rows.
+        Empty if no rows want any.
 
         Args:
-            logits_SV: of the model.
-            ids_S: what is chosen.
-            wanted: row to number of the others.
-            named: row to the others, where they are not the best.
+            logits_SV: the model's logits.
+            ids_S: the chosen tokens.
+            wanted: row to number of alternatives.
+            named: row to the alternatives, if they are given and not the best.
         """
         if not wanted:
             return ()
@@ -425,12 +424,12 @@ class Sampler:
 
 
 def inverse_cdf(weights_RC: Tensor, uniform_R: Tensor) -> Tensor:
-    """Indices (R,) where the cumulated weights first exceed the uniform share of their sum.
+    """Return indices (R,) where the cumulative weights first exceed the uniform share of their sum.
 
-    Never one of weight zero.
+    Never an index of weight zero.
 
-    In two steps, blocks and then the weights of one block, since cumulating a whole vocabulary in
-    float64 costs more than all the rest of a draw.
+    In two steps, blocks and then one block, as cumulating a whole vocabulary in float64 costs more
+    than the rest of a draw.
     """
     num_rows, size = weights_RC.shape
     blocks = size // CDF_BLOCK
@@ -453,23 +452,23 @@ def inverse_cdf(weights_RC: Tensor, uniform_R: Tensor) -> Tensor:
 
 
 def _below(values: Tensor, limits: Tensor) -> Tensor:
-    """`values`, lowered where rounding has brought them to their limit.
+    """Return `values` lowered where rounding has reached their limit.
 
-    Nothing cumulated exceeds that.
+    No cumulative weight exceeds such a value.
     """
     return torch.minimum(values, torch.nextafter(limits, torch.zeros_like(limits)))
 
 
 class TruncationParams(NamedTuple):
-    """What of the distribution may be drawn, one entry a row.
+    """Truncation parameters of a draw, one entry per row.
 
     Attributes:
         top_k_R: int64, at least 1, at most the vocabulary.
         top_p_R: float64; 1 or more means all.
-        min_p_R: float64, share of the likeliest token's probability.
-        vocab_size: of the model.
-        widest: candidates that are enough for each row, whatever its logits.
-        uncut: whether in some rows top_p alone may cut anything off.
+        min_p_R: float64, relative to the likeliest token's probability.
+        vocab_size: vocabulary of the model.
+        widest: number of candidates that suffices for every row, whatever its logits.
+        uncut: True if in some rows only top_p may truncate.
     """
 
     top_k_R: Tensor
@@ -483,7 +482,7 @@ class TruncationParams(NamedTuple):
     def of(
         cls, samplings: Sequence[Sampling], vocab_size: int, device: torch.device
     ) -> "TruncationParams":
-        """The bounds `samplings` set."""
+        """Return the parameters of `samplings`."""
         top_k = [
             min(sampling.top_k, vocab_size) if sampling.top_k > 0 else vocab_size
             for sampling in samplings
@@ -503,21 +502,21 @@ class TruncationParams(NamedTuple):
         )
 
     def select(self, rows: Tensor) -> "TruncationParams":
-        """Those of `rows`."""
+        """Return the parameters of `rows`."""
         return self._replace(
             top_k_R=self.top_k_R[rows], top_p_R=self.top_p_R[rows], min_p_R=self.min_p_R[rows]
         )
 
     def weigh(self, scaled_RV: Tensor, candidates_RC: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights of candidates, and for which rows they are all that may be drawn.
+        """Return weights of candidates, and the rows for which the candidates suffice.
 
         Args:
             scaled_RV: float32 logits after temperature, the highest of each row finite.
             candidates_RC: the highest ranking ids, best first.
 
         Returns:
-            float64 (R, C), zero for what is cut off, and bool (R,): False where more candidates are
-            needed to tell.
+            float64 (R, C), zero for truncated candidates, and bool (R,): False where more
+            candidates are needed.
         """
         count = candidates_RC.shape[1]
         values_RC = scaled_RV.gather(1, candidates_RC).to(torch.float64)
@@ -529,8 +528,7 @@ class TruncationParams(NamedTuple):
         whole = count == self.vocab_size
         known_R = (self.top_k_R <= count) | (likely_R < count) | whole
 
-        # What top_p is a share of: the weights that min_p and top_k leave, or, where they leave
-        # all, all of them.
+        # The total to which top_p refers: the weights left by min_p and top_k, or all weights.
         uncut_R = (self.top_k_R == self.vocab_size) & (self.min_p_R <= 0)
         total_R = cumulated_RC.gather(1, kept_R[:, None] - 1)[:, 0]
         if self.uncut:

@@ -19,18 +19,18 @@ class Thoughtful(Protocol):
 
     @property
     def output(self) -> Sequence[int]:
-        """Ids so far, resumed ones included; it only grows."""
+        """Output ids so far, resumed ones included; only appended to."""
         ...
 
 
 class Thoughts:
-    """Tokens that sequences have spent of their thinking budgets, kept until `forget`."""
+    """Thinking tokens spent by each sequence, kept until `forget`."""
 
     def __init__(self) -> None:
         self._kept: dict[int, Thinking] = {}
 
     def forced(self, sequences: Sequence[Thoughtful]) -> dict[int, int]:
-        """The id that must come next, by place in `sequences`, for those whose budget is spent."""
+        """Return the id that must come next for each index whose budget is spent."""
         forced: dict[int, int] = {}
         for place, sequence in enumerate(sequences):
             budget = sequence.sampling.thinking
@@ -45,19 +45,19 @@ class Thoughts:
         return forced
 
     def forget(self, sequence: Thoughtful) -> None:
-        """Drop what was kept for `sequence`; nothing happens when nothing was."""
+        """Drop the state of `sequence`, if any."""
         self._kept.pop(id(sequence), None)
 
     def kept(self) -> Set[int]:
-        """The `id()` of each sequence something is kept for."""
+        """The `id()` of each sequence with stored state."""
         return self._kept.keys()
 
 
 class Thinking:
-    """Follows one output. A function of the budget and the ids alone, however they came.
+    """Follows one output. Depends on the budget and the ids only, not on the steps they came in.
 
     Attributes:
-        sequence: whose; held so that its `id()` is not used again while this is kept.
+        sequence: the sequence; held so that its `id()` is not reused while this exists.
     """
 
     __slots__ = ("_budget", "_seen", "_spent", "sequence")
@@ -69,9 +69,9 @@ class Thinking:
         self._seen = 0
 
     def forced(self) -> int | None:
-        """The id that must come next, or None where any may.
+        """Return the id that must come next, or None if any may.
 
-        Costs are those of what is new in the output.
+        Only new output ids are read.
         """
         budget, output = self._budget, self.sequence.output
         for length in range(self._seen + 1, len(output) + 1):
@@ -85,7 +85,7 @@ class Thinking:
         self._seen = len(output)
         if self._spent is None or self._spent < budget.tokens:
             return None
-        # What of the end tag is there already goes on; its ids were counted as they came.
+        # Continue an end tag that has already begun; its ids were counted on arrival.
         begun = next(
             size
             for size in range(len(budget.end) - 1, -1, -1)
@@ -95,7 +95,7 @@ class Thinking:
 
 
 def only(logits_SV: Tensor, ids: Mapping[int, int]) -> Tensor:
-    """A copy in which the rows of `ids` leave nothing to choose from but theirs."""
+    """Return a copy in which each row of `ids` allows its one id only."""
     left_SV = logits_SV.clone()
     for row, id_ in ids.items():
         left_SV[row] = -torch.inf

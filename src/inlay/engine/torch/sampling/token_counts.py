@@ -1,4 +1,4 @@
-"""Which ids a sequence has had, kept from step to step: what penalties count."""
+"""Token counts of a sequence, kept from step to step, for penalties."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -7,26 +7,26 @@ import numpy as np
 
 
 class CountedSequence(Protocol):
-    """What a sequence shows of itself."""
+    """A sequence as penalties see it."""
 
     @property
     def prompt_token_ids(self) -> tuple[int, ...]:
-        """Ids of the prompt's token positions; rows have none."""
+        """Ids of the prompt's token positions; embedding vectors have none."""
         ...
 
     @property
     def output(self) -> Sequence[int]:
-        """Ids so far; it only grows."""
+        """Output ids so far; only appended to."""
         ...
 
 
 class TokenCounts:
-    """Which ids a sequence has had, and how often in its output.
+    """Distinct ids of a sequence, and the count of each in its output.
 
-    Arrays of distinct ids that grow with it.
+    Arrays that grow with the sequence.
 
     Attributes:
-        sequence: whose; held so that its `id()` is not used again while the tally is kept.
+        sequence: the sequence; held so that its `id()` is not reused while this exists.
     """
 
     __slots__ = ("_counts", "_ids", "_places", "_seen", "_size", "sequence")
@@ -43,7 +43,7 @@ class TokenCounts:
         self._seen = 0
 
     def catch_up(self, vocab_size: int) -> None:
-        """Count what the output has gained since the last call."""
+        """Count the output ids added since the last call."""
         output = self.sequence.output
         for index in range(self._seen, len(output)):
             id_ = output[index]
@@ -70,7 +70,7 @@ class TokenCounts:
 
     @property
     def counts(self) -> np.ndarray:
-        """float32: how often each is in the output; 0 for those of the prompt alone."""
+        """float32: count of each id in the output; 0 for ids of the prompt only."""
         return self._counts[: self._size]
 
 

@@ -1,16 +1,16 @@
-"""Checkpoints in block-scaled fp8, as DeepSeek-V3 and R1 are published.
+"""Checkpoints in block-scaled fp8, as published for DeepSeek-V3 and R1.
 
-Dequantised as they are read.
+Weights are dequantised as they are read.
 
-A weight W [R, C] lies there as float8_e4m3fn, and beside it `NAME_scale_inv` [ceil(R / 128), ceil(C
+A weight W [R, C] is stored as float8_e4m3fn, and beside it `NAME_scale_inv` [ceil(R / 128), ceil(C
 / 128)]: the value of W[i, j] is its fp8 value times scale_inv[i // 128, j // 128]; blocks at the
 edges are cut off. The layout is described in
 https://github.com/deepseek-ai/DeepSeek-V3/blob/main/README_WEIGHTS.md.
 
-Nothing here needs fp8 products, so it runs on any device, and takes the memory of a checkpoint in
-the dtype that is computed in. Activations are not quantised: results are nearer to the exact ones
-than those of fp8 kernels, and not the same. transformers would dequantise too, but only weights
-whose blocks are all of one size: R1's `kv_a_proj_with_mqa` has 576 rows.
+No fp8 products are used, so this runs on any device, and needs the memory of a checkpoint in the
+compute dtype. Activations are not quantised: results are closer to the exact ones than those of fp8
+kernels, and differ from them. transformers can dequantise too, but only weights whose blocks all
+have one size: R1's `kv_a_proj_with_mqa` has 576 rows.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,10 +34,10 @@ _SCALES = ("F32", "BF16", "F16")
 
 
 def block_of(config: Mapping[str, Any]) -> Block | None:
-    """How the weights of a model's `config.json` are scaled; None where they are not quantised.
+    """Return the block size of a model's quantised weights; None if they are not quantised.
 
     Raises:
-        InvalidRequestError: they are quantised in another way; says in which.
+        InvalidRequestError: another kind of quantisation; the message names it.
     """
     quantised = config.get("quantization_config")
     if not quantised:
@@ -60,23 +60,24 @@ def block_of(config: Mapping[str, Any]) -> Block | None:
     else:
         return block[0], block[1]
     raise InvalidRequestError(
-        f"the checkpoint is quantised ({said}); the torch engine serves float32, bfloat16 and float16 weights, "
-        "and e4m3 fp8 scaled in blocks, which it dequantises"
+        f"the checkpoint is quantised ({said}); the torch engine serves float32, bfloat16 and "
+        "float16 weights, and e4m3 fp8 scaled in blocks, which it dequantises"
     )
 
 
 def check_has_scales(directory: Path) -> None:
-    """Refuse fp8 weights of which the configuration says nothing.
+    """Refuse fp8 weights without a quantisation config.
 
     They would be read without their scales.
 
     Raises:
-        InvalidRequestError: there is one; names it.
+        InvalidRequestError: names such a weight.
     """
     for tensor in stored_tensors(directory):
         if tensor.dtype.startswith("F8"):
             raise InvalidRequestError(
-                f"{tensor.name} is {tensor.dtype}, and config.json has no quantization_config that says how it is scaled"
+                f"{tensor.name} is {tensor.dtype}, and config.json has no quantization_config that "
+                "says how it is scaled"
             )
 
 
@@ -84,17 +85,17 @@ def check_has_scales(directory: Path) -> None:
 def dequantised(
     directory: Path, block: Block, leave_out: tuple[str, ...]
 ) -> Iterator[dict[str, Any]]:
-    """What `from_pretrained` takes as `state_dict`.
+    """Yield the `state_dict` for `from_pretrained`.
 
-    Every tensor is read, and dequantised, when it is asked for.
+    Each tensor is read and dequantised when it is accessed.
 
     Args:
-        directory: of the checkpoint.
-        block: that share a scale.
-        leave_out: beginnings of the names of tensors that are not wanted.
+        directory: directory of the checkpoint.
+        block: rows and columns that share a scale.
+        leave_out: name prefixes of tensors to skip.
 
     Raises:
-        InvalidRequestError: a weight without a scale for each block, or in another fp8 dtype.
+        InvalidRequestError: a weight without a scale for every block, or in another fp8 dtype.
     """
     stored = {
         tensor.name: tensor
@@ -118,7 +119,10 @@ def dequantised(
 
 
 def product(weight: Tensor, scale: Tensor, block: Block) -> Tensor:
-    """The values of a stored weight [R, C] and its scales [ceil(R / block rows), ceil(C / block columns)]: float32 [R, C]."""
+    """Return the values of a stored weight [R, C] and its block scales: float32 [R, C].
+
+    Scales are [ceil(R / block rows), ceil(C / block columns)].
+    """
     values = weight.to(torch.float32)
     columns = scale.to(torch.float32).repeat_interleave(block[1], dim=1)[:, : values.shape[1]]
     for band, of_columns in enumerate(columns):
@@ -128,7 +132,7 @@ def product(weight: Tensor, scale: Tensor, block: Block) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Weight:
-    """Stands where transformers expects a slice of a file."""
+    """Stand-in for the slice of a file that transformers expects."""
 
     weight: Any
     scale: Any
@@ -150,8 +154,9 @@ def _check(weight: StoredTensor, scale: StoredTensor | None, block: Block) -> No
     grid = tuple(-(-size // each) for size, each in zip(weight.shape, block, strict=True))
     if scale.shape != grid or scale.dtype not in _SCALES:
         raise InvalidRequestError(
-            f"{scale.name} is {scale.dtype} of shape {scale.shape}; a weight of shape {weight.shape} in blocks of "
-            f"{block[0]} x {block[1]} has scales of shape {grid} in {', '.join(_SCALES)}"
+            f"{scale.name} is {scale.dtype} of shape {scale.shape}; a weight of shape "
+            f"{weight.shape} in blocks of {block[0]} x {block[1]} has scales of shape {grid} in "
+            f"{', '.join(_SCALES)}"
         )
 
 

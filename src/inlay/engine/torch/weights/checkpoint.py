@@ -1,7 +1,4 @@
-"""From a directory to a transformers model on a device.
-
-Of which dtype, with all its weights, by safetensors and no code of its own.
-"""
+"""Load a model directory with transformers: from safetensors only, without code of its own."""
 
 import logging
 from collections.abc import Iterator
@@ -18,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 from inlay.engine.torch.checks import dtype_name
 from inlay.engine.torch.weights.block_fp8 import block_of, check_has_scales, dequantised
 from inlay.engine.torch.weights.families import next_token_layers
-from inlay.engine.torch.weights.progress import told
+from inlay.engine.torch.weights.progress import log_progress
 from inlay.errors import InvalidRequestError
 from inlay.tensors.table import check_tensors, config_of, stored_tensors
 
@@ -28,23 +25,23 @@ _logger = logging.getLogger(__name__)
 def load(
     kind: Any, directory: Path, *, dtype: torch.dtype, attn_implementation: str, spared: str = ""
 ) -> Any:
-    """The model of a directory, on the CPU, in evaluation mode and without gradients.
+    """Load a model on the CPU, in evaluation mode and without gradients.
 
     Args:
-        kind: the class of transformers that makes it; no `Auto` class where the weights are fp8.
-        directory: configuration and safetensors.
-        dtype: of its weights.
-        attn_implementation: the attention transformers is to call.
-        spared: what names of weights begin with that may be missing; nothing unless given.
+        kind: transformers class; no `Auto` class if the weights are fp8.
+        directory: directory with configuration and safetensors.
+        dtype: dtype of its weights.
+        attn_implementation: name of the attention in transformers.
+        spared: prefix of weight names that may be missing; none unless given.
 
     Raises:
-        InvalidRequestError: it cannot be read, its weights are quantised in a way that is not
-            served, or some are missing or of another shape; says which.
+        InvalidRequestError: it cannot be read, its quantisation is not supported, or weights are
+            missing or of another shape; the message names them.
     """
     transformers_logging.disable_progress_bar()
     check_tensors(directory)
     try:
-        with _weights(directory) as weights, told(directory):
+        with _weights(directory) as weights, log_progress(directory):
             model, info = kind.from_pretrained(
                 **weights,
                 dtype=dtype,
@@ -68,9 +65,9 @@ def load(
 
 @contextmanager
 def _weights(directory: Path) -> Iterator[dict[str, Any]]:
-    """Where transformers is to take the weights from.
+    """Yield the arguments of `from_pretrained` for the weights.
 
-    The directory, or what is made of it as it is read.
+    Either the directory, or a state dict that dequantises while it is read.
     """
     config = config_of(directory)
     layers, block = next_token_layers(config), block_of(config)
@@ -93,7 +90,7 @@ def _weights(directory: Path) -> Iterator[dict[str, Any]]:
 
 
 def device_of(name: str) -> torch.device:
-    """The device a setting names. Raises `InvalidRequestError` where it is not here."""
+    """Return the device of a setting. Raises `InvalidRequestError` if it is not available."""
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise InvalidRequestError(
@@ -103,9 +100,9 @@ def device_of(name: str) -> torch.device:
 
 
 def dtype_of(name: str, config: dict[str, Any], device: torch.device) -> torch.dtype:
-    """The dtype a setting names for a checkpoint on a device.
+    """Return the dtype of a setting for a checkpoint and a device.
 
-    Raises `InvalidRequestError` where it does not run there.
+    Raises `InvalidRequestError` if the device does not support it.
     """
     chosen = dtype_name(name, config, on_cpu=device.type == "cpu")
     if (

@@ -1,8 +1,8 @@
-"""The models this engine serves, and what a configuration may ask of it.
+"""Supported generation models, and the configurations they may have.
 
-Rows alone would be silently wrong for some models (per-layer inputs from token ids, features added
-at inner layers), and some attention options would be silently dropped. Hence an allow-list: what is
-not on it is refused before it is loaded. `docs/models.md` is its table for readers.
+Some models would silently give wrong results with embedding vectors (per-layer inputs from token
+ids, features added at inner layers) or with ignored attention options. Hence an allow-list: all
+other models are refused before they are loaded. `docs/models.md` is its table for readers.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,14 +13,14 @@ from inlay.engine.embed.families import FAMILIES as EMBEDDING_FAMILIES
 from inlay.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    # It brings torch, and what is here is asked before anything is loaded.
+    # Imports torch, which the checks before loading must not need.
     from inlay.engine.torch.attention.layers import LayerShape
 
 _STATIC_ROPES = ("default", "linear", "llama3", "yarn")
-"""Rotary embeddings whose angles depend on the position alone.
+"""Rotary embeddings whose angles depend on the position only.
 
-The others look at the longest position in the call,
-which in a packed batch belongs to somebody else.
+The others depend on the longest position in the call, which in a packed batch belongs to another
+sequence.
 """
 
 _LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -28,16 +28,14 @@ _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Facts about one kind of model.
+    """Properties of one kind of model.
 
     Attributes:
-        model_type: as `config.json` names it.
-        architecture: the causal language model's class in transformers.
-        fused: projections of one parent module that take the same input, so that one product serves
-            them all.
-        float32_scores: attention scores reach hundreds, where bfloat16 no longer tells neighbours
-            apart.
-        refuses_rows: why embeddings cannot be prompts of it, or None.
+        model_type: name in `config.json`.
+        architecture: class of the causal language model in transformers.
+        fused: projections of one parent module with the same input, which one product can compute.
+        float32_scores: attention scores reach hundreds, where bfloat16 is too coarse.
+        refuses_rows: why embedding vectors cannot be prompts, or None.
     """
 
     model_type: str
@@ -52,7 +50,7 @@ _LATENT = (
     ("q_proj", "kv_a_proj_with_mqa"),
     ("gate_proj", "up_proj"),
 )
-"""Projections of multi-head latent attention, whose queries may be compressed too."""
+"""Projections of multi-head latent attention, whose queries may also be compressed."""
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family
@@ -111,14 +109,15 @@ REFUSED: dict[str, str] = {
     "qwen3_vl": _DEEPSTACK,
     "qwen3_vl_moe": _DEEPSTACK,
 }
-"""Models that would be silently wrong here, or could not run, and why."""
+"""Models that would silently be wrong here, or cannot run, with the reason."""
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """The family of a model's `config.json`.
+    """Return the family of a model's `config.json`.
 
     Raises:
-        InvalidRequestError: the model or its architecture is not served; says what is.
+        InvalidRequestError: unsupported model or architecture; the message lists the supported
+            ones.
     """
     model_type = config.get("model_type")
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
@@ -126,7 +125,8 @@ def family_of(config: Mapping[str, Any]) -> Family:
         served = f"it serves {', '.join(sorted(FAMILIES))}"
         if isinstance(model_type, str) and model_type in REFUSED:
             raise InvalidRequestError(
-                f"the torch engine does not serve models of type {model_type!r}: {REFUSED[model_type]}; {served}"
+                f"the torch engine does not serve models of type {model_type!r}: "
+                f"{REFUSED[model_type]}; {served}"
             )
         if model_type in EMBEDDING_FAMILIES:
             raise InvalidRequestError(
@@ -139,13 +139,14 @@ def family_of(config: Mapping[str, Any]) -> Family:
     architectures = config.get("architectures") or [family.architecture]
     if family.architecture not in architectures:
         raise InvalidRequestError(
-            f"the checkpoint holds {', '.join(map(str, architectures))}; the torch engine generates with {family.architecture}"
+            f"the checkpoint holds {', '.join(map(str, architectures))}; the torch engine "
+            f"generates with {family.architecture}"
         )
     return family
 
 
 def next_token_layers(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """How the names of weights begin that predict more than the next token (multi-token prediction), which nothing here runs.
+    """Return the weight name prefixes of multi-token prediction layers, which are not used.
 
     Args:
         config: a model's `config.json`.
@@ -157,14 +158,14 @@ def next_token_layers(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def context_length(asked: int | None, config: Mapping[str, Any]) -> int:
-    """Positions a sequence may have: what was asked for, or the model's own.
+    """Return the maximum length of a sequence, in positions: as requested, or the model's own.
 
     Args:
-        asked: by a setting, or None.
+        asked: requested by a setting, or None.
         config: a model's `config.json`.
 
     Raises:
-        InvalidRequestError: more than the model has, or it does not say how many that are.
+        InvalidRequestError: more than the model's own, or the model's own is not known.
     """
     own = config.get("max_position_embeddings")
     if not isinstance(own, int):
@@ -177,15 +178,15 @@ def context_length(asked: int | None, config: Mapping[str, Any]) -> int:
 
 
 def check_positions(config: Any, max_model_len: int) -> None:
-    """Refuse a transformers configuration whose positions could not be computed for each sequence by itself.
+    """Refuse a configuration whose positions cannot be computed for each sequence separately.
 
     Args:
-        config: of the language model.
-        max_model_len: positions a sequence may have.
+        config: transformers configuration of the language model.
+        max_model_len: maximum number of positions of a sequence.
 
     Raises:
-        InvalidRequestError: rotary embeddings that depend on what else is in the batch, or layers
-            of an unknown type.
+        InvalidRequestError: rotary embeddings that depend on the rest of the batch, or layers of an
+            unknown type.
     """
     for rope in _ropes(config.rope_parameters or {}):
         kind = rope.get("rope_type", "default")
@@ -193,31 +194,34 @@ def check_positions(config: Any, max_model_len: int) -> None:
             original = int(rope["original_max_position_embeddings"])
             if max_model_len > original:
                 raise InvalidRequestError(
-                    f"rotary embeddings of type 'longrope' change for a whole sequence when it grows beyond {original} "
-                    f"positions; got max_model_len {max_model_len}, allowed: at most {original}",
+                    "rotary embeddings of type 'longrope' change for a whole sequence when it "
+                    f"grows beyond {original} positions; got max_model_len {max_model_len}, "
+                    f"allowed: at most {original}",
                     param="max_model_len",
                 )
         elif kind not in _STATIC_ROPES:
             raise InvalidRequestError(
-                f"rotary embeddings of type {kind!r} depend on the batch; "
-                f"allowed: {', '.join(_STATIC_ROPES)}, and longrope within the original context length"
+                f"rotary embeddings of type {kind!r} depend on the batch; allowed: "
+                f"{', '.join(_STATIC_ROPES)}, and longrope within the original context length"
             )
     unknown = set(getattr(config, "layer_types", None) or ()) - set(_LAYER_TYPES)
     if unknown:
         raise InvalidRequestError(
-            f"layers of type {', '.join(sorted(map(str, unknown)))} are not served; allowed: {', '.join(_LAYER_TYPES)}"
+            f"layers of type {', '.join(sorted(map(str, unknown)))} are not served; allowed: "
+            f"{', '.join(_LAYER_TYPES)}"
         )
     if getattr(config, "use_bidirectional_attention", None):
         raise InvalidRequestError(
-            "the model sees later positions too: it embeds texts and does not generate; start it with --task embed"
+            "the model sees later positions too: it embeds texts and does not generate; start it "
+            "with --task embed"
         )
 
 
 def check_windows(config: Any, layers: "Sequence[LayerShape]") -> None:
-    """Refuse a model whose layers are said to slide and do not ask attention for it, or the other way round.
+    """Refuse a model whose sliding windows in the configuration and in its layers differ.
 
     Raises:
-        InvalidRequestError: they differ.
+        InvalidRequestError: names the first such layer.
     """
     for index, (kind, layer) in enumerate(
         zip(getattr(config, "layer_types", None) or (), layers, strict=False)
@@ -230,7 +234,7 @@ def check_windows(config: Any, layers: "Sequence[LayerShape]") -> None:
 
 
 def _ropes(parameters: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """One set of parameters, or one for each type of layer."""
+    """Yield the rope parameters: one set, or one for each type of layer."""
     if any(isinstance(value, Mapping) for value in parameters.values()):
         yield from (value for value in parameters.values() if value is not None)
     else:

@@ -1,8 +1,7 @@
-"""Attention and gated layers of the Llama kind in a few passes over their data, for a CPU with native kernels.
+"""Fused attention and gated layers of Llama-like models, for CPUs with native kernels.
 
-In transformers such a layer is some forty operations on small tensors, each of which costs more to
-start than to run when few positions are computed. Here it is a product, a kernel, attention, a
-product.
+In transformers such a layer is some forty operations on small tensors; for few positions, each
+costs more to start than to run. Here it is a product, a kernel, attention, a product.
 """
 
 from collections.abc import Sequence
@@ -20,14 +19,14 @@ from inlay.engine.torch.weights.linear import FusedPart, RMSNorm
 _ATTENTION = frozenset(
     {"LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention", "Qwen3MoeAttention"}
 )
-"""Modules of transformers that project, norm the heads where they have norms, rotate halves, attend, project; no more."""
+"""transformers modules: projections, optional head norms, half rotation, attention, output."""
 
 _GATED = frozenset({"LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP"})
-"""Modules of transformers that are down(silu(gate(x)) * up(x))."""
+"""transformers modules that compute down(silu(gate(x)) * up(x))."""
 
 
 class FusedAttention(nn.Module):
-    """Stands where a module of `_ATTENTION` stood, and takes its parts over."""
+    """Replacement of a module of `_ATTENTION`, built from its parts."""
 
     def __init__(self, module: Any, scoring: Scoring) -> None:
         super().__init__()
@@ -48,7 +47,7 @@ class FusedAttention(nn.Module):
         paged: NativeAttention,
         **_: Any,
     ) -> tuple[Tensor, None]:
-        """As transformers' module: [1, T, C] to [1, T, C]."""
+        """Compute as the original module: [1, T, C] to [1, T, C]."""
         cosine, sine = position_embeddings
         projection = Projection(
             self._project(hidden_states)[0],
@@ -63,7 +62,7 @@ class FusedAttention(nn.Module):
 
 
 class FusedGated(nn.Module):
-    """Stands where a module of `_GATED` stood, and takes its parts over."""
+    """Replacement of a module of `_GATED`, built from its parts."""
 
     def __init__(self, module: Any, kernels: Kernels) -> None:
         super().__init__()
@@ -72,18 +71,18 @@ class FusedGated(nn.Module):
         self._kernels = kernels
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., C] to [..., C]."""
+        """Compute [..., C] to [..., C]."""
         found: Tensor = self._down(self._kernels.silu_and_multiply(self._gate_up(x)))
         return found
 
 
 def fuse(model: nn.Module, layers: Sequence[LayerShape], kernels: Kernels) -> None:
-    """Swap the layers of `model` in place; those of another kind are left as they are.
+    """Replace layers of `model` in place; other kinds are left unchanged.
 
     Args:
-        model: its projections and norms have been swapped by `accelerate`.
-        layers: what each attention layer asks for.
-        kernels: of this CPU.
+        model: model whose projections and norms `accelerate` has replaced.
+        layers: shape of each attention layer.
+        kernels: kernels of this CPU.
     """
     for parent in list(model.modules()):
         for name, child in list[tuple[str, Any]](parent.named_children()):

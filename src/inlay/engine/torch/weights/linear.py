@@ -1,12 +1,12 @@
-"""Faster modules, swapped in for a model's own after it is loaded.
+"""Faster modules that replace a model's own after loading.
 
-Three swaps, each checked against what it replaces before it is used:
+Three replacements, each compared with the original before it is used:
 - projections of the same input become one product (query, key, value; gate, up);
-- on a CPU, weights are laid out once for oneDNN (`mkldnn::_reorder_linear_weight`,
-  `mkldnn::_linear_pointwise`), where `F.linear` lays them out again at every call. These operators
-  are private to torch: if they are missing or disagree with `F.linear`, that is used instead.
-  Products of a few rows in bfloat16 read that layout themselves, where there are native kernels and
-  theirs agree with oneDNN's;
+- on a CPU, weights are packed once for oneDNN (`mkldnn::_reorder_linear_weight`,
+  `mkldnn::_linear_pointwise`), where `F.linear` repacks them in every call. These operators are
+  private to torch: if they are missing or disagree with `F.linear`, that is used instead. Products
+  of a few rows in bfloat16 use native kernels on the same layout, if there are any and they agree
+  with oneDNN's;
 - root-mean-square norms, in transformers two casts and six operations over whole activations,
   become one native pass, or a reduction and two operations where there are no native kernels.
   `F.rms_norm` is no faster on a CPU than what it would replace.
@@ -29,23 +29,24 @@ _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
 
 _PANEL_WIDTHS = (32, 64)
-"""Outputs that oneDNN's layouts keep together: with AMX, and without."""
+"""Outputs per panel in oneDNN's layouts: with AMX, and without."""
 
 _LEAST_ROWS = 4
-"""Positions a step computes at least on a CPU where oneDNN does its products, the missing ones padded: oneDNN reads weights at
-17 GB/s for products of one row and 14 for two, but 20 for three to six, of 34 a core can read on an
-AMD machine.
+"""Minimum positions of a step on CPUs where oneDNN does the products; missing ones are padded.
+
+oneDNN reads weights at 17 GB/s for products of one row and 14 for two, but 20 for three to six, of
+34 a core can read on an AMD machine.
 """
 
 
 class PackedLinear(nn.Module):
-    """A linear layer for inference whose weight is held in oneDNN's own layout.
+    """A linear layer for inference with its weight in oneDNN's packed layout.
 
-    The given weight is not kept.
+    The original weight is not kept.
 
     Attributes:
-        nbytes: of the packed weight.
-        native_rows: rows up to which a native kernel computes the product; 0 for none.
+        nbytes: size of the packed weight.
+        native_rows: maximum rows for the native kernel; 0 for none.
     """
 
     def __init__(
@@ -59,10 +60,10 @@ class PackedLinear(nn.Module):
         """Pack `weight` [out, in].
 
         Args:
-            weight: as of `nn.Linear`.
-            bias: likewise.
-            gelu: the exact GELU of the product is what comes out, in the same pass.
-            kernels: compute products of a few rows where they can.
+            weight: weight of the `nn.Linear`.
+            bias: its bias, or None.
+            gelu: apply the exact GELU in the same pass.
+            kernels: used for products of a few rows where possible.
         """
         super().__init__()
         # Not a parameter: an opaque layout that must not be cast, moved or saved.
@@ -80,7 +81,7 @@ class PackedLinear(nn.Module):
         self._most = self.native_rows * weight.shape[1]
 
     def _find_panels(self, kernels: Kernels, outputs: int, inputs: int) -> Panels | None:
-        """The layout with which a native product is oneDNN's, None where there is no such."""
+        """Return the layout in which the native product agrees with oneDNN's, or None."""
         if inputs % 2 or self.nbytes != 2 * outputs * inputs:
             return None
         x = torch.randn(5, inputs, generator=torch.Generator().manual_seed(1)).bfloat16()
@@ -89,7 +90,7 @@ class PackedLinear(nn.Module):
             if outputs % width:
                 continue
             panels = Panels(torch.ops.mkldnn.data_ptr(self._weight), outputs, inputs, width)
-            # One row and five go through different kernels.
+            # One row and five rows use different kernels.
             samples = [rows for rows in (1, 5) if rows <= kernels.product_rows(panels)]
             if all(
                 _differ(kernels.product(x[:rows], panels, self._bias), expected[:rows])
@@ -100,7 +101,7 @@ class PackedLinear(nn.Module):
         return None
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., in] to [..., out]."""
+        """Compute [..., in] to [..., out]."""
         panels = self._panels
         if self._kernels is not None and panels is not None and 0 < x.numel() <= self._most:
             return self._kernels.product(x, panels, self._bias)
@@ -112,7 +113,7 @@ class PackedLinear(nn.Module):
 
 
 class PlainLinear(nn.Module):
-    """A linear layer for inference over any device, through `F.linear`."""
+    """A linear layer for inference on any device, through `F.linear`."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         """Keep `weight` [out, in]."""
@@ -121,7 +122,7 @@ class PlainLinear(nn.Module):
         self._bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., in] to [..., out]."""
+        """Compute [..., in] to [..., out]."""
         return F.linear(x, self._weight, self._bias)
 
 
@@ -130,11 +131,11 @@ class RMSNorm(nn.Module):
 
     Attributes:
         weight: [size] float32.
-        eps: what is added to the mean square.
+        eps: added to the mean square.
     """
 
     def __init__(self, weight: Tensor, eps: float, kernels: Kernels | None = None) -> None:
-        """Norm by `weight`; in one pass where there are `kernels`."""
+        """Store `weight` in float32; `kernels` compute the norm in one pass."""
         super().__init__()
         self._size = weight.shape[0]
         self._kernels = kernels
@@ -145,7 +146,7 @@ class RMSNorm(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., size] to the same."""
+        """Normalise [..., size] to the same shape."""
         if self._kernels is not None:
             return self._kernels.rms_norm(x.contiguous(), self.weight, self.eps)
         norm = torch.linalg.vector_norm(x, 2, -1, keepdim=True, dtype=torch.float32)
@@ -156,8 +157,8 @@ class RMSNorm(nn.Module):
 class _Fused:
     """One product for several projections of the same input.
 
-    The parts are called one after another by a module that does not know of this, so the first
-    computes for all and the others take theirs. One forward pass at a time.
+    The parent module calls the parts one after another and does not know of this: the first call
+    computes all parts, the others take theirs. For one forward pass at a time.
     """
 
     def __init__(self, linear: nn.Module, sizes: Sequence[int]) -> None:
@@ -167,7 +168,7 @@ class _Fused:
         self._outputs: list[Tensor | None] = []
 
     def take(self, index: int, x: Tensor) -> Tensor:
-        """Part `index` of the product with `x`."""
+        """Return part `index` of the product with `x`."""
         if self._input is not x or self._outputs[index] is None:
             self._outputs = list(self.linear(x).split(self._sizes, -1))
             self._input = x
@@ -179,7 +180,7 @@ class _Fused:
 
 
 class FusedPart(nn.Module):
-    """Stands where a projection stood; its product is computed together with its siblings'."""
+    """Replacement of a projection whose product is computed together with its siblings'."""
 
     def __init__(self, fused: _Fused, index: int) -> None:
         super().__init__()
@@ -188,21 +189,21 @@ class FusedPart(nn.Module):
 
     @property
     def whole(self) -> nn.Module:
-        """The linear that computes all parts, in order."""
+        """Linear layer that computes all parts, in order."""
         return self._fused.linear
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., in] to [..., out of this part]."""
+        """Compute [..., in] to [..., out of this part]."""
         return self._fused.take(self._index, x)
 
 
 def _differ(found: Tensor, expected: Tensor) -> float:
-    """The greatest difference over the greatest of `expected`; NaN where either holds one."""
+    """Return the largest difference relative to the largest of `expected`; may be NaN."""
     return float((found.float() - expected.float()).abs().max() / expected.float().abs().max())
 
 
 def packs(dtype: torch.dtype) -> bool:
-    """Whether oneDNN's packed products exist here and agree with `F.linear` for `dtype`, on random input."""
+    """Return True if oneDNN's packed products exist and agree with `F.linear` for `dtype`."""
     if dtype not in _TOLERANCE:
         return False
     generator = torch.Generator().manual_seed(1)
@@ -227,15 +228,15 @@ def packs(dtype: torch.dtype) -> bool:
 def accelerate(
     model: nn.Module, fused: Sequence[Sequence[str]], bank: LoraBank | None = None
 ) -> None:
-    """Swap the linears and norms of `model` in place.
+    """Replace the linears and norms of `model` in place.
 
-    A linear whose weight another module shares (a head tied to the embedding table) is packed
-    beside it; every other original weight is dropped as soon as its replacement exists.
+    A linear whose weight another module shares (a head tied to the embedding table) is packed as a
+    copy; every other original weight is dropped as soon as it is replaced.
 
     Args:
         model: on its device, in its final dtype.
         fused: names of sibling linears that take the same input.
-        bank: makes room for adapters in all linears of the model's body that see every position.
+        bank: adds adapter slots to all linears of the model's body that see every position.
     """
     first = next(model.parameters())
     native = kernels() if first.device.type == "cpu" and Kernels.serve(first.dtype) else None
@@ -258,15 +259,15 @@ def accelerate(
 
 
 def least_rows(model: nn.Module) -> int:
-    """Positions a step of an accelerated `model` computes at least, so that none takes longer than more would."""
+    """Return the minimum number of positions of a step: fewer would take longer."""
     packed = [module for module in model.modules() if isinstance(module, PackedLinear)]
     return _LEAST_ROWS if any(not linear.native_rows for linear in packed) else 1
 
 
 class _Swap(NamedTuple):
-    """How a linear is replaced.
+    """Settings of the replacement of linears.
 
-    `pack` its weight or not, with room for adapters where there is a `bank`, by which kernels.
+    `pack`: pack weights; `bank`: adapter slots, if any; `kernels`: native kernels, if any.
     """
 
     pack: bool
@@ -281,13 +282,13 @@ class _Swap(NamedTuple):
         bias: Tensor | None,
         sizes: Sequence[int],
     ) -> nn.Module:
-        """One product for the modules `names` of the parent at `path`, with `sizes` outputs."""
+        """Return one product for modules `names` of the parent at `path`, with outputs `sizes`."""
         linear = (
             PackedLinear(weight, bias, kernels=self.native)
             if self.pack
             else PlainLinear(weight, bias)
         )
-        # The head is not in the body; an expert sees some of the positions only.
+        # The head is not in the body, and an expert sees only some of the positions.
         if self.bank is None or not path or "experts" in path.split("."):
             return linear
         return self.bank.adapt(
@@ -297,7 +298,7 @@ class _Swap(NamedTuple):
     def fuse(
         self, path: str, parent: nn.Module, names: Sequence[str], linears: Sequence[nn.Linear]
     ) -> None:
-        """Put one product into the place of several."""
+        """Replace several projections by one product."""
         weight = torch.cat([linear.weight.detach() for linear in linears])
         biases: list[Tensor | None] = [linear.bias for linear in linears]
         joined = None
@@ -315,12 +316,12 @@ class _Swap(NamedTuple):
 
 
 def _faster_norm(module: nn.Module, native: Kernels | None) -> RMSNorm | None:
-    """The replacement of a root-mean-square norm.
+    """Return the replacement of a root-mean-square norm.
 
-    None where `module` is none, or some other kind of it.
+    None if `module` is no such norm, or an unknown variant.
 
-    Some families multiply by the weight, some by one more than it: what agrees with `module` on
-    random input is taken.
+    Some families multiply by the weight, some by one plus the weight: the variant that agrees with
+    `module` on random input is used.
     """
     weight = getattr(module, "weight", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))

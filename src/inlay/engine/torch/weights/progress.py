@@ -1,7 +1,4 @@
-"""Progress of loading weights, told in lines of log.
-
-They are read alike on a terminal and in a file.
-"""
+"""Progress of loading weights, as log lines that suit terminals and files alike."""
 
 import logging
 import time
@@ -17,20 +14,19 @@ from inlay.tensors.table import stored_tensors
 _logger = logging.getLogger(__name__)
 
 SECONDS = 3.0
-"""Time between two lines."""
+"""Seconds between two lines."""
 
 _LOADING = "Loading weights"
-"""Description that transformers (5.16 to 5.23) gives the loop that reads weights."""
+"""Description of the loop that reads weights in transformers (5.16 to 5.23)."""
 
 
 class Progress:
-    """Counts the bytes of a checkpoint as they are loaded.
+    """Counts the bytes of a checkpoint while they are loaded.
 
     Args:
         sizes: bytes of each tensor, by its name in the checkpoint.
-        tell: takes a line; called at most every `SECONDS`, and at the end where it was called
-            before.
-        clock: in seconds.
+        tell: receives a line, at most every `SECONDS`, and at the end if it was called before.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -44,13 +40,13 @@ class Progress:
         self._clock = clock
 
     def over(self, items: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        """The items of `items`, one for each parameter that is loaded.
+        """Yield the items of `items`, one for each loaded parameter.
 
-        The time between two is its loading.
+        The time between two items is the loading of the first.
         """
         total = sum(self._sizes.values())
         known = {name: self._sizes[name] for name in items if name in self._sizes}
-        # Some are made of several tensors of other names: they share what is left.
+        # Parameters made of several tensors share the remaining bytes.
         other = (total - sum(known.values())) / max(1, len(items) - len(known))
         begun = last = self._clock()
         done = 0.0
@@ -61,17 +57,19 @@ class Progress:
             if now - last >= SECONDS:
                 last = now
                 self._tell(
-                    f"loading weights: {done / 1e9:.1f} of {total / 1e9:.1f} GB, {done / max(1, total):.0%}"
+                    f"loading weights: {done / 1e9:.1f} of {total / 1e9:.1f} GB, "
+                    f"{done / max(1, total):.0%}"
                 )
         if last > begun:
             self._tell(
-                f"loaded {total / 1e9:.1f} GB of weights in {self._clock() - begun:.0f} s; preparing them"
+                f"loaded {total / 1e9:.1f} GB of weights in {self._clock() - begun:.0f} s; "
+                "preparing them"
             )
 
 
 @contextmanager
-def told(directory: Path) -> Iterator[None]:
-    """Within it, transformers' loading of the weights in `directory` is logged."""
+def log_progress(directory: Path) -> Iterator[None]:
+    """Log transformers' loading of the weights in `directory` within this context."""
     progress = Progress(
         {tensor.name: tensor.nbytes for tensor in stored_tensors(directory)}, _logger.info
     )
@@ -88,4 +86,4 @@ def told(directory: Path) -> Iterator[None]:
         set_tqdm_hook(before)
 
 
-__all__ = ["SECONDS", "Progress", "told"]
+__all__ = ["SECONDS", "Progress", "log_progress"]
