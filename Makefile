@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip install --quiet
 install: $(STAMP)
 
 $(DEMO_STAMP): constraints.txt pyproject.toml
-	@echo "installing into $(VENV), about a minute"
+	@echo "installing into $(VENV): the first time this downloads about 1.2 GB (torch and others), some minutes"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade "pip>=25.1"
 	$(PIP) --constraint constraints.txt --editable ".[torch]" openai

@@ -126,3 +126,8 @@ def test_it_ends_by_itself_when_asked_to() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "Try it:" in done.stdout
+    loading, importing, serving, stopping = done.stderr.splitlines()
+    assert "loading" in loading
+    assert "first imports torch" in importing
+    assert serving.startswith("serving inlay-demo")
+    assert stopping.startswith("stopping: 0 requests open")

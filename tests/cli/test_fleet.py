@@ -19,6 +19,7 @@ import numpy as np
 import psutil
 import pytest
 
+from inlay.cli.status import table
 from inlay.tensors import write
 from tests.models import tiny
 from tests.parts import Part, running
@@ -273,14 +274,14 @@ def test_a_server_that_other_machines_reach_lets_in_who_has_its_key_and_says_so_
         assert "does not let us in" in line
         assert "Give it --nats-nkey-seed" in line
         key = seed.read_bytes()
-        assert listed("--nats", url, "--nats-nkey-seed", seed) == "no worker in default"
+        assert listed("--nats", url, "--nats-nkey-seed", seed) == "no worker in namespace default"
     # Started again it has the same key, and none where it is told so.
     with running(*words, until="Ctrl-C"):
         assert seed.read_bytes() == key
-        assert listed("--nats", url, "--nats-nkey-seed", seed) == "no worker in default"
+        assert listed("--nats", url, "--nats-nkey-seed", seed) == "no worker in namespace default"
     with running(*words, "--no-credentials", until="Ctrl-C") as part:
         assert "whoever reaches it is let in" in part.said[1]
-        assert listed("--nats", url) == "no worker in default"
+        assert listed("--nats", url) == "no worker in namespace default"
 
 
 def listed(*words: object) -> str:
@@ -292,12 +293,23 @@ def listed(*words: object) -> str:
     return shown.splitlines()[-1]
 
 
-def test_a_server_whose_command_is_killed_is_gone_with_it(tmp_path: Path) -> None:
-    with running("nats", "--port", free_port(), "--store-dir", tmp_path, until="Ctrl-C") as part:
+def test_a_server_whose_command_is_killed_is_gone_with_it_and_leaves_nothing_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary, store = tmp_path / "tmp", tmp_path / "store"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    words = ("nats", "--port", free_port(), "--store-dir", store)
+    with running(*words, until="Ctrl-C") as part:
         server = server_of(part)
         part.process.kill()
         _, alive = psutil.wait_procs([server], END_SECONDS)
         assert not alive
+    assert list(temporary.iterdir()) == []
+    with running(*words, until="Ctrl-C") as part:
+        part.send(signal.SIGINT)
+        assert part.wait() == 0
+    assert not (store / "nats.conf").exists()
 
 
 def test_a_server_that_ends_says_why(tmp_path: Path) -> None:
@@ -357,6 +369,30 @@ def test_words_after_two_dashes_go_to_the_server(tmp_path: Path) -> None:
             assert "u:p" not in " ".join(psutil.Process(part.process.pid).cmdline())
 
 
+def test_a_worker_that_loads_its_model_is_shown_as_loading_and_not_as_missing(nats: str) -> None:
+    words = ("--nats", nats, "--namespace", "loading")
+    command = [sys.executable, "-m", "inlay.cli", "status", *words, "--watch", "--interval", "0.1"]
+    looks = subprocess.Popen([*command, "--output-json"], stdout=subprocess.PIPE, text=True)
+    assert looks.stdout is not None
+    try:
+        json.loads(looks.stdout.readline())
+        with running("worker", tiny("llama"), *words, until="loading"):
+            states: list[str] = []
+            until = time.monotonic() + READY_SECONDS
+            while states[-1:] != ["ready"]:
+                assert time.monotonic() < until
+                seen = json.loads(looks.stdout.readline())
+                assert seen["missing"] == {}
+                now = [worker["state"] for worker in seen["workers"]]
+                states += [state for state in now if state != "".join(states[-1:])]
+                assert "loading" not in now or "  loading  " in table(seen)
+            assert states == ["loading", "ready"]
+    finally:
+        looks.kill()
+        looks.wait()
+        looks.stdout.close()
+
+
 def test_the_status_of_a_fleet_names_its_workers(nats: str) -> None:
     def status(*words: str) -> str:
         command = [
@@ -374,7 +410,7 @@ def test_the_status_of_a_fleet_names_its_workers(nats: str) -> None:
             command, check=True, capture_output=True, text=True, timeout=END_SECONDS
         ).stdout
 
-    assert "no worker in status" in status()
+    assert "no worker in namespace status" in status()
     assert refused("status", "--nats", "nats://127.0.0.1:1")[1].startswith(
         "inlay status: cannot reach NATS at"
     )

@@ -14,7 +14,7 @@ from inlay.cli.options import Options
 from inlay.cli.reading import parse, read
 from inlay.cli.settings import ServeSettings
 from inlay.cli.usage import usage
-from inlay.cli.vllm_flags import ENGINE_SWITCHES, ENGINE_VALUES, INSTEAD
+from inlay.cli.vllm_flags import ENGINE_SWITCHES, ENGINE_VALUES, INSTEAD, REMOVED
 from tests.deepseek import recipes
 
 SERVE = next(command for command in COMMANDS if command.name == "serve")
@@ -125,11 +125,22 @@ def test_a_file_may_hold_lists_switches_and_a_single_value_for_a_list(tmp_path: 
         (("m", "--port"), "--port needs a value"),
         (("m", "--port", "--host", "h"), "--port needs a value"),
         (("m", "--api-key"), "--api-key needs at least one value"),
-        (("m", "--port", "eighty"), "--port: input should be a valid integer"),
-        (("m", "--port", "-1"), "--port: input should be greater than or equal to 0, got '-1'"),
+        (("m", "--port", "eighty"), "--port: must be an integer, got 'eighty'"),
+        (("m", "--port", "-1"), "--port: must be at least 0, got '-1'"),
+        (("m", "--max_model_len", "1x"), "--max_model_len: must be an integer, got '1x'"),
+        (("m", "--max-model-len=auto"), "--max-model-len: must be an integer, got 'auto'"),
+        (
+            ("m", "--max-prompt-embeds-bytes", "all"),
+            "--max-prompt-embeds-bytes: must be an integer or 'auto', got 'all'",
+        ),
+        (("m", "--gpu-memory-utilization", "x"), "must be a number, got 'x'"),
         (
             ("m", "--dtype", "int8"),
-            "--dtype: input should be 'auto', 'half', 'float16', 'bfloat16', 'float' or 'float32'",
+            "--dtype: must be 'auto', 'half', 'float16', 'bfloat16', 'float' or 'float32'",
+        ),
+        (
+            ("m", "--disable-prefix-caching"),
+            "--disable-prefix-caching, did you mean --no-enable-prefix-caching?",
         ),
         (("m", "--enable-prompt-embeds=yes"), "--enable-prompt-embeds takes no value"),
         (("m", "--no-port"), "unknown option --no-port"),
@@ -189,7 +200,7 @@ def test_dtypes_have_vllms_names(given: str, meant: str) -> None:
         ),
         (
             ("-tp=2", "m", "--no_enable_eplb", "--kv-cache-dtype", "fp8 x"),
-            "-tp and --no_enable_eplb and --kv-cache-dtype are not supported by the torch engine; with vLLM: --engine vllm -- --tensor-parallel-size 2 --no-enable-eplb --kv-cache-dtype 'fp8 x'",
+            "-tp, --no_enable_eplb and --kv-cache-dtype are not supported by the torch engine; with vLLM: --engine vllm -- --tensor-parallel-size 2 --no-enable-eplb --kv-cache-dtype 'fp8 x'",
         ),
         (
             ("m", "--engine", "vllm", "--trust-remote-code"),
@@ -200,6 +211,8 @@ def test_dtypes_have_vllms_names(given: str, meant: str) -> None:
         (("m", "-dp", "2"), "-dp is written --data-parallel-size"),
         (("m", "--uds", "/run/x"), "--uds is an option of vLLM: listen on 127.0.0.1"),
         (("m", "--no-enable-chunked-prefill"), "leave it out"),
+        (("m", "--disable-log-requests"), "earlier versions of vLLM: write --no-log-requests"),
+        (("m", "--swap-space", "4"), "leave it out, preempted requests are computed again"),
     ],
 )  # fmt: skip
 def test_flags_of_vllm_alone_are_answered_with_what_to_do(
@@ -212,7 +225,9 @@ def test_flags_of_vllm_alone_are_answered_with_what_to_do(
 
 def test_no_option_of_ours_is_listed_among_vllms_alone() -> None:
     own = {option.key for option in SERVE.options.flags}
-    listed = {flag.removeprefix("--") for flag in INSTEAD} | ENGINE_VALUES | ENGINE_SWITCHES
+    listed = (
+        {flag.removeprefix("--") for flag in (*INSTEAD, *REMOVED)} | ENGINE_VALUES | ENGINE_SWITCHES
+    )
     assert sorted(own & listed) == []
 
 

@@ -25,13 +25,13 @@ from inlay.frontend.settings import FrontendSettings
 MODEL_NAME = "inlay-demo"
 DEFAULT_PORT = 8000
 SOFT_PROMPT_INPUTS = 3
-"""How many inputs of the soft prompt's task are shown."""
+"""Inputs of the soft prompt's task that are shown."""
 
 ANSWER_TOKENS = 32
 
 
 def run(settings: DemoSettings) -> int:
-    """Serve, show, and serve on unless told otherwise; the exit status.
+    """Serve and show the examples, then keep serving if so set; return the exit status.
 
     Raises:
         InlayError: the server did not start, or answered a request with an error.

@@ -21,7 +21,7 @@ from inlay.transport.nats.prompts import NatsPrompts
 
 
 def run(settings: FleetFrontendSettings) -> int:
-    """Serve until told to stop; the exit status.
+    """Serve until a signal; return the exit status.
 
     Raises:
         InlayError: the address is taken, NATS is out of reach, or the namespace has another secret.
@@ -57,7 +57,8 @@ async def _host(settings: FleetFrontendSettings, console: Console) -> None:
 
         def started(url: str) -> None:
             console.line(
-                f"inlay {inlay.__version__}: {member.id} serves {fleet.namespace} at {fleet.shown_urls}; HTTP at {url}"
+                f"inlay {inlay.__version__}: {member.id} in namespace {fleet.namespace} at "
+                f"{fleet.shown_urls}; HTTP at {url}"
             )
 
         def stopping(requests: int) -> None:
@@ -71,7 +72,7 @@ async def _host(settings: FleetFrontendSettings, console: Console) -> None:
 async def _store(
     settings: FleetFrontendSettings, secret: Secret, member: Member
 ) -> PromptStore | FleetStore | None:
-    """Where uploaded embeddings are kept, or None where none are taken."""
+    """Open the store of uploaded embeddings; None where they are not accepted."""
     if not settings.frontend.enable_prompt_embeds:
         return None
     if not settings.store.prompt_store_nats:

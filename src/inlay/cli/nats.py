@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -104,10 +103,9 @@ async def _host(settings: NatsServerSettings, rest: Sequence[str], console: Cons
         logged = log.stat().st_size if log.exists() else 0
         seed = settings.nats_nkey_seed or directory / "members.nk"
         key = public_key(seed) if wants_key(settings, rest) else None
-        config = (
-            Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="inlay-nats-")))
-            / "nats.conf"
-        )
+        # In the store directory: where this process is killed, the next one writes it again.
+        config = directory / "nats.conf"
+        stack.callback(config.unlink, missing_ok=True)
         config.write_text(configuration(settings, directory, key), encoding="utf-8")
         process = await asyncio.create_subprocess_exec(
             *(program, "-c", str(config), *rest),

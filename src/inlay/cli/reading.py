@@ -1,18 +1,19 @@
-"""Reading settings: flags over environment over config file over defaults, and one line for whatever is wrong.
+"""Reading of settings: flags over environment over config file over defaults.
 
-Each source gives raw values by field name together with the words the user wrote; pydantic checks
-the merged values once, and an error is said in the words of the source it came from.
+Each source gives raw values by field name, with the name that the user wrote. Pydantic checks the
+merged values once. All errors are one line, in inlay's words, and name the source of the value.
 """
 
 import difflib
 import tomllib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from inlay.cli.command import Command, UsageError
 from inlay.cli.integers import expand_suffix
@@ -26,10 +27,7 @@ _HELP_FLAGS = ("--help", "-h")
 
 @dataclass(frozen=True)
 class RawValue:
-    """A raw value and the words that name its source.
-
-    `--port`, `INLAY_PORT`, `port in serve.yaml`.
-    """
+    """A raw value and its source: `--port`, `INLAY_PORT`, `port in serve.yaml`."""
 
     value: object
     source: str
@@ -43,7 +41,7 @@ class ParsedArgs:
         given: field name to value.
         config: the file named by `--config`.
         rest: the words after `--`.
-        help: whether help was asked for.
+        help: True if help was asked for.
         unknown: flags that the command does not have.
     """
 
@@ -112,7 +110,7 @@ def parse(command: Command, argv: Sequence[str]) -> ParsedArgs:
             return words
         following = [value] if joined else _following(before, index)
         if name == CONFIG_FLAG:
-            words.config = _one(name, following)
+            words.config = _one(written, following)
             index += not joined
             continue
         switch = (
@@ -122,8 +120,8 @@ def parse(command: Command, argv: Sequence[str]) -> ParsedArgs:
         )
         if switch is not None and switch.kind == "switch":
             if joined:
-                raise UsageError(f"{name} takes no value, got {value!r}")
-            words.given[switch.name] = RawValue(not name.startswith("--no-"), name)
+                raise UsageError(f"{written} takes no value, got {value!r}")
+            words.given[switch.name] = RawValue(not name.startswith("--no-"), written)
             continue
         found = flags.get(name)
         if found is None:
@@ -134,9 +132,9 @@ def parse(command: Command, argv: Sequence[str]) -> ParsedArgs:
             continue
         if found.kind == "list":
             index += 0 if joined else len(following)
-            _extend(words.given, found, name, following)
+            _extend(words.given, found, written, following)
         else:
-            words.given[found.name] = RawValue(_one(name, following), name)
+            words.given[found.name] = RawValue(_one(written, following), written)
             index += not joined
     if words.rest and not command.rest:
         raise UsageError(f"takes no further arguments, got {' '.join(words.rest)!r} after --")
@@ -146,10 +144,10 @@ def parse(command: Command, argv: Sequence[str]) -> ParsedArgs:
 def from_environment(
     options: Options, environ: Mapping[str, str], known: Collection[str]
 ) -> dict[str, RawValue]:
-    """What the environment sets, by field name.
+    """Read the values that the environment sets, by field name.
 
     Raises:
-        UsageError: an `INLAY_*` variable nobody reads, or an empty one.
+        UsageError: an `INLAY_*` variable that no command reads, or an empty one.
     """
     variables = options.variables
     given: dict[str, RawValue] = {}
@@ -174,7 +172,7 @@ def from_environment(
 
 
 def from_file(options: Options, path: Path) -> dict[str, RawValue]:
-    """What a YAML or TOML file sets, by field name.
+    """Read the values that a YAML or TOML file sets, by field name.
 
     Raises:
         UsageError: the file cannot be read, is not a flat table, or has an unknown key.
@@ -268,7 +266,7 @@ def _spellings(options: Iterable[Option]) -> list[str]:
 def _unknown_flags(
     command: Command, unknown: Sequence[Unknown], given: Mapping[str, RawValue]
 ) -> str:
-    """Say of each flag what to write in its place."""
+    """Error text for unknown flags: for each, what to write in its place."""
     positional = {f"--{option.key}": option.flag for option in command.options.positionals}
     misplaced = [flag for flag in unknown if flag.name in positional]
     said = [f"{positional[name]} is given by its place, without {name}" for name, _ in misplaced]
@@ -290,6 +288,11 @@ def _unknown_flags(
 def _unknown(what: str, name: str, known: Iterable[str]) -> str:
     # All variables begin alike, which makes none of them a likely slip for another.
     bare = {other.removeprefix(ENVIRONMENT_PREFIX): other for other in known}
+    if name.startswith("--disable-"):
+        # The nearest name would be that of the opposite.
+        rest = name.removeprefix("--disable-")
+        negated = [flag for flag in (f"--no-{rest}", f"--no-enable-{rest}") if flag in bare]
+        return f"unknown {what} {name}" + (f", did you mean {negated[0]}?" if negated else "")
     near = difflib.get_close_matches(name.removeprefix(ENVIRONMENT_PREFIX), list(bare), n=1)
     return f"unknown {what} {name}" + (f", did you mean {bare[near[0]]}?" if near else "")
 
@@ -307,11 +310,60 @@ def _checked(command: Command, given: Mapping[str, RawValue]) -> BaseModel:
     try:
         return command.settings.model_validate(values)
     except ValidationError as error:
-        said = [
-            format_error(options, given, problem["loc"], problem["msg"])
-            for problem in error.errors()
-        ]
-        raise UsageError("; ".join(dict.fromkeys(said))) from error
+        raise UsageError("; ".join(_errors(options, given, error))) from error
+
+
+def _errors(
+    options: Mapping[str, Option], given: Mapping[str, RawValue], error: ValidationError
+) -> Iterator[str]:
+    """One error for each option, however many types its value was tried as."""
+    found: dict[str, tuple[Option | None, list[str]]] = {}
+    for problem in error.errors():
+        # A section may be called as one of its options is ("engine"): the innermost name decides.
+        parts = [str(part) for part in reversed(problem["loc"]) if str(part) in options]
+        option = options[parts[0]] if parts else None
+        _, messages = found.setdefault(parts[0] if parts else "", (option, []))
+        message = _in_words(problem)
+        if message not in messages:
+            messages.append(message)
+    for option, messages in found.values():
+        if option is None:
+            yield from messages
+            continue
+        alternatives = [message.removeprefix(_MUST) for message in messages]
+        joined = " or ".join(alternatives) if all(m.startswith(_MUST) for m in messages) else ""
+        yield format_error(option, given, _MUST + joined if joined else "; ".join(messages))
+
+
+_MUST = "must be "
+_WORDS: Mapping[str, str] = {
+    "bool_parsing": _MUST + "true or false",
+    "bool_type": _MUST + "true or false",
+    "float_parsing": _MUST + "a number",
+    "float_type": _MUST + "a number",
+    "finite_number": _MUST + "a finite number",
+    "greater_than": _MUST + "more than {gt}",
+    "greater_than_equal": _MUST + "at least {ge}",
+    "int_from_float": _MUST + "an integer",
+    "int_parsing": _MUST + "an integer",
+    "int_type": _MUST + "an integer",
+    "less_than": _MUST + "less than {lt}",
+    "less_than_equal": _MUST + "at most {le}",
+    "list_type": _MUST + "a list",
+    "literal_error": _MUST + "{expected}",
+    "multiple_of": _MUST + "a multiple of {multiple_of}",
+    "path_type": _MUST + "a path",
+    "string_type": _MUST + "text",
+}
+"""Error messages by pydantic's type of error, whose own are written for programmers."""
+
+
+def _in_words(problem: ErrorDetails) -> str:
+    words = _WORDS.get(problem["type"])
+    if words is not None:
+        return words.format(**problem.get("ctx", {}))
+    message = problem["msg"].removeprefix("Value error, ")
+    return message[:1].lower() + message[1:]
 
 
 def _expanded(option: Option, item: RawValue) -> object:
@@ -324,19 +376,8 @@ def _expanded(option: Option, item: RawValue) -> object:
         raise UsageError(f"{item.source}: {error}, got {item.value!r}") from error
 
 
-def format_error(
-    options: Mapping[str, Option],
-    given: Mapping[str, RawValue],
-    location: tuple[str | int, ...],
-    message: str,
-) -> str:
-    """Return one fault of a setting in the words of where it was given."""
-    # A section may be called as one of its options is ("engine"), so the innermost name decides.
-    option = next((options[str(part)] for part in reversed(location) if str(part) in options), None)
-    message = message.removeprefix("Value error, ")
-    message = message[:1].lower() + message[1:]
-    if option is None:
-        return message
+def format_error(option: Option, given: Mapping[str, RawValue], message: str) -> str:
+    """Return an error of an option's value, naming the source of the value."""
     item = given.get(option.name)
     if item is None:
         return f"{option.flag} is missing"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from inlay.cli.command import Command
 from inlay.cli.commands import COMMANDS
 from inlay.cli.options import Option
-from inlay.cli.vllm_flags import ENGINE_SWITCHES, ENGINE_VALUES, INSTEAD, SHORT
+from inlay.cli.vllm_flags import ENGINE_SWITCHES, ENGINE_VALUES, INSTEAD, REMOVED, SHORT
 
 _HEAD = """\
 # Command line
@@ -42,10 +42,12 @@ def reference() -> str:
 
 def _vllm_flags() -> Iterator[str]:
     yield "## Flags of vllm serve\n"
-    yield "What to do in the place of flags that `vllm serve` 0.32 has and `inlay serve` has not:\n"
+    yield "What to do in the place of flags that `vllm serve` 0.32 or an earlier one has and `inlay"
+    yield "serve` has not:\n"
     yield "| vLLM's flag | with inlay |"
     yield "|---|---|"
-    yield from (f"| `{flag}` | {said[:1].upper()}{said[1:]}. |" for flag, said in INSTEAD.items())
+    flags = sorted(({**INSTEAD, **REMOVED}).items())
+    yield from (f"| `{flag}` | {said[:1].upper()}{said[1:]}. |" for flag, said in flags)
     yield ""
     yield "These are not supported by the torch engine. vLLM behind inlay takes them after `--`, as in"
     yield "`inlay serve MODEL --engine vllm -- --tensor-parallel-size 2`:\n"

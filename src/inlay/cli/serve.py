@@ -57,7 +57,7 @@ WhenReady: TypeAlias = Callable[[Running], Awaitable[None]]
 
 
 def run(settings: ServeSettings, rest: Sequence[str]) -> int:
-    """Serve until told to stop; the exit status.
+    """Serve until a signal; return the exit status.
 
     Raises:
         UsageError: words for an engine that takes none.
@@ -75,7 +75,7 @@ def run(settings: ServeSettings, rest: Sequence[str]) -> int:
 
 
 def _with_rest(settings: ServeSettings, rest: Sequence[str]) -> ServeSettings:
-    """The settings with all the engine is to be told, by the words after `--` and by the frontend's own flags."""
+    """Add the engine arguments: the words after `--`, and those that frontend flags imply."""
     meant = []
     if settings.frontend.enable_prompt_embeds:
         meant.append("--enable-prompt-embeds")
@@ -93,11 +93,9 @@ def run_host(settings: ServeSettings, console: Console, when_ready: WhenReady | 
 async def host(
     settings: ServeSettings, console: Console, when_ready: WhenReady | None = None
 ) -> None:
-    """Serve HTTP, and keep a worker running behind it, until a signal comes.
+    """Serve HTTP with a supervised worker behind it until a signal; then drain and end the worker.
 
-    Drain, and end the worker.
-
-    HTTP answers from the start; requests are taken once the worker is ready.
+    HTTP answers from the start; requests are accepted once the worker is ready.
 
     Raises:
         InlayError: the address is taken, there is no such model, the store cannot be opened, or the
@@ -109,6 +107,11 @@ async def host(
     console.line(
         f"inlay {inlay.__version__}: loading {engine.model} with the {engine.engine} engine"
     )
+    if engine.engine != "echo":
+        console.line(
+            f"starting the engine process, which first imports {_library(engine)}; this takes some "
+            "seconds"
+        )
     tracing = Tracing.open(settings.telemetry.otlp_traces_endpoint, "inlay-frontend")
     secret = settings.store.secret()
     store = settings.store.open(secret) if frontend.enable_prompt_embeds else None
@@ -128,10 +131,13 @@ async def host(
             await when_ready(running)
 
     def stopping(requests: int) -> None:
-        if plane.workers():
-            console.line(
-                f"stopping: {requests} request{'' if requests == 1 else 's'} open, up to {frontend.drain_timeout:g} s; Ctrl-C again ends at once"
-            )
+        if not plane.workers():
+            console.line("stopping; no worker was ready")
+            return
+        console.line(
+            f"stopping: {requests} request{'' if requests == 1 else 's'} open, up to "
+            f"{frontend.drain_timeout:g} s; Ctrl-C again ends at once"
+        )
 
     def kill() -> None:
         for supervisor in supervisors:
@@ -149,7 +155,7 @@ async def host(
     finally:
         if not drained:
             kill()
-        # Whoever is impatient while the worker ends need not wait for it either.
+        # A further signal must not wait for the worker to end either.
         on_signals(kill)
         for task in beside:
             task.cancel()
@@ -164,10 +170,14 @@ async def host(
         raise asyncio.CancelledError
 
 
+def _library(engine: EngineSettings) -> str:
+    return {"vllm": "vLLM", "sglang": "SGLang"}.get(engine.engine, "torch")
+
+
 def _supervisors(
     settings: ServeSettings, ranks: Sequence[Rank], plane: LocalPlane, secret: Secret
 ) -> list[Supervisor]:
-    """One for each rank."""
+    """One supervisor for each rank."""
     names = (
         ["worker"]
         if len(ranks) == 1
@@ -203,7 +213,7 @@ async def _ready(
 
 
 def _check(engine: EngineSettings, frontend: FrontendSettings) -> None:
-    """Say at once what would otherwise be found out when a process has started and a model is loaded.
+    """Check at once what would otherwise fail after a process has started and a model is loaded.
 
     Raises:
         InvalidRequestError: an address, a file or the model cannot be used; all that cannot are

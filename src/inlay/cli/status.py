@@ -12,20 +12,20 @@ import uvloop
 from inlay import liveness
 from inlay.cli.process import Console, on_signals
 from inlay.cli.settings import StatusSettings
-from inlay.transport.nats.frontend import NatsPlane
+from inlay.transport.nats.frontend import LOADING, NatsPlane
 from inlay.transport.nats.link import Link
 from inlay.transport.nats.member import Member
 
 _LISTEN_SECONDS = 0.6
-"""For a sign of life of everybody who has a card: more than the time between two heartbeats."""
+"""Bound of the wait for heartbeats of the workers with a card: longer than between two of them."""
 _ROLL_SECONDS = 0.15
-"""For the answers to a roll call of those without a card, whose model loads."""
+"""Wait for the heartbeats of workers without a card: those that load their model."""
 _CLEAR = "\x1b[H\x1b[2J"
 _HEAD = ("WORKER", "MODEL", "STATE", "RUNNING", "WAITING", "CACHE", "ADAPTERS", "ENGINE")
 
 
 def run(settings: StatusSettings) -> int:
-    """Show the fleet once, or until told to stop; the exit status.
+    """Show the fleet once, or until a signal; return the exit status.
 
     Raises:
         InlayError: NATS is out of reach.
@@ -57,7 +57,7 @@ async def _show(settings: StatusSettings, console: Console) -> None:
 
 
 async def _everybody(plane: NatsPlane, member: Member) -> None:
-    """Return once those who are there have answered the roll call that the plane began with."""
+    """Return once all running workers have answered the roll call that the transport began with."""
     expected = await member.cards.workers()
     await asyncio.sleep(_ROLL_SECONDS)
     while not expected <= {link.participant for link in plane.links()} | plane.unavailable().keys():
@@ -71,12 +71,16 @@ async def _wait(stop: asyncio.Event, seconds: float) -> None:
 
 
 def fleet(plane: NatsPlane, namespace: str) -> dict[str, Any]:
-    """What is known of a fleet, as `--output-json` shows it."""
+    """The state of a fleet, as `--output-json` prints it."""
     links = sorted(plane.links(), key=lambda link: (link.card.name, link.id))
+    workers = [_worker(link) for link in links]
+    unavailable = plane.unavailable()
+    loading = sorted(name for name, reason in unavailable.items() if reason == LOADING)
     return {
         "namespace": namespace,
-        "workers": [_worker(link) for link in links],
-        "missing": dict(plane.unavailable()),
+        # All that is known of a worker before it has loaded its model.
+        "workers": [*workers, *({"id": name, "state": "loading"} for name in loading)],
+        "missing": {name: why for name, why in unavailable.items() if name not in loading},
     }
 
 
@@ -107,7 +111,7 @@ def _worker(link: Link) -> dict[str, Any]:
 
 
 def table(seen: dict[str, Any]) -> str:
-    """The same to be read: a line a worker, then those that are missing and why."""
+    """The same as text: a line for each worker, then the missing ones and the reasons."""
     rows = [_HEAD, *(_row(worker) for worker in seen["workers"])]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
     lines = [
@@ -115,11 +119,13 @@ def table(seen: dict[str, Any]) -> str:
         for row in rows
     ]
     if not seen["workers"] and not seen["missing"]:
-        lines.append(f"no worker in {seen['namespace']}")
+        lines.append(f"no worker in namespace {seen['namespace']}")
     return "\n".join([*lines, *_missing(seen["missing"])]) + "\n"
 
 
 def _row(worker: dict[str, Any]) -> Sequence[str]:
+    if worker["state"] == "loading":
+        return (worker["id"], "-", "loading", *["-"] * (len(_HEAD) - 3))
     used, total = worker["blocks_used"], worker["blocks_total"]
     return (
         worker["id"],

@@ -1,6 +1,6 @@
-"""Flags of `vllm serve` (0.32) that `inlay serve` does not have, and what to use instead.
+"""Flags of `vllm serve` that `inlay serve` does not have, and what to use instead.
 
-The list is held against vLLM's own parser by tests/engines/vllm/test_flags.py.
+`REMOVED` apart, the lists are compared with the parser of vLLM 0.32 by tests/engines/vllm/test_flags.py.
 """
 
 import shlex
@@ -181,6 +181,21 @@ INSTEAD: Mapping[str, str] = {
 }
 """Advice for flags that go to no engine."""
 
+REMOVED: Mapping[str, str] = {
+    "--collect-model-forward-time": "see --otlp-traces-endpoint",
+    "--disable-log-requests": "write --no-log-requests",
+    "--enable-lora-bias": _NONE,
+    "--enable-reasoning": "see --reasoning-parser",
+    "--guided-decoding-backend": "leave it out: grammars are llguidance's",
+    "--max-seq-len-to-capture": "leave it out, the length of a sequence has no effect on CUDA graphs",
+    "--multi-step-stream-outputs": _ALWAYS,
+    "--num-scheduler-steps": "leave it out; see --async-scheduling",
+    "--preemption-mode": "leave it out, preempted requests are computed again",
+    "--swap-space": "leave it out, preempted requests are computed again",
+    "--use-v2-block-manager": _ALWAYS,
+}
+"""Advice for flags that vLLM had before 0.32, and that old commands still have."""
+
 
 class Unknown(NamedTuple):
     """A flag that a command does not have.
@@ -210,6 +225,10 @@ def advice(unknown: Sequence[Unknown], engine: str | None) -> tuple[list[str], l
         key = name.partition(".")[0].removeprefix("--").removeprefix("no-")
         if f"--{key}" in INSTEAD:
             said.append(f"{flag.name} is an option of vLLM: {INSTEAD[f'--{key}']}")
+        elif f"--{key}" in REMOVED:
+            said.append(
+                f"{flag.name} is an option of earlier versions of vLLM: {REMOVED[f'--{key}']}"
+            )
         elif key in ENGINE_SWITCHES or key in ENGINE_VALUES:
             names.append(flag.name)
             words.append(name)
@@ -225,7 +244,8 @@ def advice(unknown: Sequence[Unknown], engine: str | None) -> tuple[list[str], l
 
 
 def _for_engine(names: Sequence[str], words: str, engine: str | None) -> str:
-    listed, are = " and ".join(names), "is" if len(names) == 1 else "are"
+    listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    are = "is" if len(names) == 1 else "are"
     if engine == "vllm":
         return (
             f"{listed} {are} vLLM's own, and go{'es' if are == 'is' else ''} after --: -- {words}"
@@ -245,4 +265,4 @@ def _long(flag: Unknown) -> tuple[str, str | None]:
     return head.replace("_", "-") + dot + tail, flag.value
 
 
-__all__ = ["ENGINE_SWITCHES", "ENGINE_VALUES", "INSTEAD", "SHORT", "Unknown", "advice"]
+__all__ = ["ENGINE_SWITCHES", "ENGINE_VALUES", "INSTEAD", "REMOVED", "SHORT", "Unknown", "advice"]

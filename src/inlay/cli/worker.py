@@ -73,7 +73,8 @@ async def _host(settings: WorkerSettings, console: Console) -> None:
                 task.result()
         under_way = sum(place.worker.under_way for place in places)
         console.line(
-            f"stopping: {under_way} works under way, up to {settings.drain_timeout:g} s; Ctrl-C again ends at once"
+            f"stopping: {under_way} request{'' if under_way == 1 else 's'} running, up to "
+            f"{settings.drain_timeout:g} s; Ctrl-C again ends at once"
         )
         await asyncio.gather(
             *(_drain(place.worker, settings.drain_timeout, at_once) for place in places)
@@ -122,8 +123,9 @@ async def _place(
     # is gone.
     undo.push_async_callback(worker.close)
     console.line(
-        f"inlay {inlay.__version__}: {worker.id} of {settings.fleet.namespace} at {settings.fleet.shown_urls} "
-        f"loads {settings.engine.model} with the {settings.engine.engine} engine{_of(rank)}"
+        f"inlay {inlay.__version__}: {worker.id} in namespace {settings.fleet.namespace} at "
+        f"{settings.fleet.shown_urls}: loading {settings.engine.model} with the "
+        f"{settings.engine.engine} engine{_of(rank)}"
     )
     return _Place(worker, running)
 

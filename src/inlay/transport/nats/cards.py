@@ -116,7 +116,9 @@ class Cards:
         try:
             return await self._storage.put(worker, _encode(card))
         except (nats.errors.Error, TimeoutError) as error:
-            raise OverloadedError(f"NATS does not keep the card: {error}", retry_after=1) from error
+            raise OverloadedError(
+                f"NATS does not store the card: {error}", retry_after=1
+            ) from error
 
     async def get(self, worker: str) -> tuple[int, ModelCard] | None:
         """(revision, card) of a worker, or None where there is none.

@@ -25,6 +25,8 @@ _TICKS_A_WORD = 2
 _TICKS_A_TRANSFER = 4
 PARTED_SECONDS = 15.0
 """Without a connection of our own for so long, what is under way fails."""
+LOADING = "it is loading its model"
+"""Reason why a worker without a card is unavailable."""
 UNREACHABLE_SECONDS = 1.0
 """Without a sign of NATS for so long, whoever asks is told that no worker can be reached."""
 _REMEMBERED_SECONDS = 60.0
@@ -203,7 +205,7 @@ class NatsPlane:
             self._drop(participant, None)
             return
         if not beat.revision:
-            self._set_unavailable(participant, "it is loading its model")
+            self._set_unavailable(participant, LOADING)
             return
         link = self._links.get(participant)
         if link is not None and link.beat.incarnation != beat.incarnation:
@@ -309,7 +311,7 @@ class NatsPlane:
                 if parted:
                     self._drop(participant, "NATS is out of reach")
                 elif link.gone:
-                    self._drop(participant, "it gives no sign of life")
+                    self._drop(participant, "it sends no heartbeats")
                 elif self._ticks % _TICKS_A_WORD == 0:
                     link.tick()
             if self._ticks % _TICKS_A_TRANSFER == 0:

@@ -254,6 +254,7 @@ class NatsWorker:
             await asyncio.sleep(BEAT_SECONDS)
 
     async def _publish(self) -> None:
+        warned = ""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_REFRESH_SECONDS):
@@ -264,10 +265,13 @@ class NatsWorker:
             try:
                 self._revision = await self._member.cards.put(self.id, self._card)
             except OverloadedError as error:
-                log.warning("%s", error.message)
+                if error.message != warned:
+                    warned = error.message
+                    log.warning("%s", warned)
                 self._unpublished.set()
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
+            warned = ""
             self._published.set()
             self._beat()
 
