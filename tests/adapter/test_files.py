@@ -213,7 +213,7 @@ def test_rows_that_are_not_what_the_configuration_says_are_refused(
 def test_pickled_weights_are_refused_by_name_and_never_opened(write: Write) -> None:
     path = write()
     (path / "adapter_model.safetensors").unlink()
-    os.mkfifo(path / "adapter_model.bin")  # whoever opens it waits for ever
+    os.mkfifo(path / "adapter_model.bin")  # opening it would block for ever
     with pytest.raises(InvalidRequestError, match=r"adapter_model\.bin, which is pickled"):
         open_adapter(path)
 

@@ -1,4 +1,4 @@
-"""Where adapters come from: only from where they may, whole, once, and within bounds."""
+"""Sources of adapters: allowed ones only, complete, once, and within limits."""
 
 import hashlib
 import socket
@@ -401,7 +401,7 @@ class TestCache:
 
 
 class TestHub:
-    """In a process of its own cache and offline, as the hub's client is when `HF_HUB_OFFLINE` is set."""
+    """With a separate cache, offline, as under `HF_HUB_OFFLINE`."""
 
     @pytest.fixture
     def cached(self, tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -1,4 +1,4 @@
-"""What every engine with LoRA adapters must do.
+"""Conformance tests of engines with LoRA adapters.
 
 An engine's own test module subclasses `AdapterConformance`.
 
@@ -29,7 +29,7 @@ class Adapting(GenerateEngine, AdapterEngine):
 
 
 def described(name: str, path: Path) -> Adapter:
-    """What a worker would say of an adapter."""
+    """The `Adapter` that a worker would build."""
     return Adapter(name=name, content_id=content_id(open_adapter(path)), path=str(path))
 
 

@@ -1,4 +1,4 @@
-"""What every engine must do, whatever runs the model.
+"""Conformance tests of generation engines, whatever runs the model.
 
 An engine's own test module subclasses `EngineConformance` and gives it the fixtures `directory` (a
 model of `tests.models`, float32) and `settings`; everything goes through `inlay.engine.create` and

@@ -1,4 +1,4 @@
-"""What every engine of vectors must do, whatever runs the model.
+"""Conformance tests of embedding engines, whatever runs the model.
 
 An engine's own test module subclasses `EmbedConformance` and gives it the fixtures `directory` (of
 `tests.embedding_models`, float32), `settings` (with `LIMITS`) and, where starting takes long,
@@ -40,7 +40,7 @@ LIMITS: dict[str, Any] = {"max_num_batched_tokens": BUDGET, "max_num_queued_toke
 
 
 class Embedding(Engine, EmbeddingEngine, Protocol):
-    """What is tested."""
+    """The engine and model under test."""
 
 
 def ids(length: int, seed: int = 0) -> list[int]:
@@ -286,7 +286,7 @@ class EmbedConformance:
 
 
 class CloseConformance:
-    """What a class of tests inherits beside `EmbedConformance` where a second engine may be started."""
+    """Tests to inherit beside `EmbedConformance` if a second engine may be started."""
 
     async def test_closing_answers_what_is_under_way(self, settings: EngineSettings) -> None:
         engine = await started(settings)

@@ -1,4 +1,4 @@
-"""What a reader of vLLM's events makes of them: which blocks are cached."""
+"""A reader's view of vLLM's events: the cached blocks."""
 
 from inlay.engine.kv_events import (
     AllBlocksCleared,

@@ -1,4 +1,4 @@
-"""What plain transformers says: the truth every engine is held against."""
+"""Reference results of plain transformers, to compare engines with."""
 
 from collections.abc import Sequence
 from pathlib import Path

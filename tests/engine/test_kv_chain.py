@@ -43,7 +43,7 @@ def card() -> ModelCard:
 
 
 def embeds_of(prompt: Prompt) -> bytes:
-    """What vLLM is given: rows, and zeros in the place of tokens."""
+    """Bytes of vLLM's input: embedding vectors, and zeros for tokens."""
     return b"".join(
         bytes(segment.data.view) if isinstance(segment, Rows) else bytes(4 * len(segment))
         for segment in prompt.segments
@@ -51,7 +51,7 @@ def embeds_of(prompt: Prompt) -> bytes:
 
 
 class Vllm:
-    """vLLM's prefix cache, as far as its events tell of it.
+    """vLLM's prefix cache, as its events describe it.
 
     Any block hash that depends on all that vLLM's does.
     """
@@ -199,7 +199,7 @@ def stored(ids: list[int], name: int, parent: int | None = None, **options: Any)
 
 
 def told(chain: KvChain, *events: Event) -> int:
-    """Blocks of the routing chain that are told of as stored."""
+    """Blocks of the routing chain that events report as stored."""
     found = chain.read(EventBatch(0.0, list(events)))
     return sum(len(event.keys) // KEY_SIZE for event in found if isinstance(event, Stored))
 

@@ -81,7 +81,7 @@ class Taken:
     def until(
         self, condition: Callable[[], bool], meanwhile: Callable[[], None] | None = None
     ) -> None:
-        """Wait; a subscription takes a moment to reach its publisher, so go on publishing meanwhile."""
+        """Wait for `condition`; publish meanwhile, as a new subscription takes a moment."""
         with self.changed:
             for _ in range(600):
                 if condition():
@@ -268,7 +268,7 @@ def test_nothing_is_published_unless_it_is_asked_for() -> None:
 
 
 def test_a_batch_is_what_vllm_makes_of_the_same_events() -> None:
-    """The bytes of vLLM 0.32's own `KVEventBatch` with these events, and with fields left out that have defaults."""
+    """The bytes of vLLM 0.32's own `KVEventBatch`, with fields at their defaults left out."""
     batch = EventBatch(
         1.5,
         [

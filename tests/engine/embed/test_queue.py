@@ -1,4 +1,4 @@
-"""What goes into the next batch."""
+"""Choice of the next batch."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -10,7 +10,7 @@ from inlay.engine.torch.step import Core
 
 @pytest.fixture(params=[False, True], ids=["in_turn", "overlap"])
 def overlap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether a core launches a step before it reads the last, where a test does not say."""
+    """Overlap of a core's steps, for tests that do not set it."""
     defaults = Core.__init__.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "overlap", request.param)

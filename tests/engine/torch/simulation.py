@@ -22,7 +22,7 @@ END = 7
 """A token that ends an output."""
 
 Flight = list[tuple[ScheduledChunk, bool]]
-"""What a plan has computed, and whether what came out is bad."""
+"""The chunks of a step, and True for those with non-finite results."""
 
 
 def rows(*values: int, atomic: bool = False) -> Rows:
@@ -134,7 +134,7 @@ class Simulation:
         )
 
     def items(self, sequence: Sequence) -> list[Any]:
-        """What is at each position, with the token that is chosen and not read."""
+        """Content of each position, with the sampled token that is not read yet."""
         found: list[Any] = []
         for start, segment in sequence.segments(0, sequence.length):
             assert start == len(found)
@@ -173,7 +173,7 @@ class Simulation:
         return plan
 
     def choose(self, span: ScheduledChunk) -> None:
-        """What comes after a span, if anything does."""
+        """Return the token after a span, if one is sampled."""
         self.choices += 1
         if self.lateness and self.choices % 7 == 0:
             self.retracted.add(span)
@@ -202,7 +202,7 @@ class Simulation:
         return span.samples and POISON in items
 
     def taint(self, sequence: Sequence) -> None:
-        """What is proven good is good whoever failed on it.
+        """Verified pages stay verified, whichever sequence fails on them.
 
         All else that it wrote is tainted, wherever it is now.
         """

@@ -1,4 +1,4 @@
-"""Attention over scattered pages equals attention over each sequence alone, whatever else is in the pages."""
+"""Attention over scattered pages equals attention over each sequence alone."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 
 
 class Scene:
-    """Some sequences with computed positions in pages full of NaN elsewhere, and the step that is due.
+    """Some sequences with computed positions, in pages full of NaN elsewhere, and their next step.
 
     Of two layers in groups of their own, the second is the one that is asked; with a `window`, it
     has no earlier pages.

@@ -1,4 +1,4 @@
-"""What is told of the prefix cache is what is in it, after any arrivals, steps, evictions, failures and aborts."""
+"""Reported events match the prefix cache after any arrivals, steps, evictions, failures, aborts."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,7 +23,7 @@ from tests.engine.torch.test_scheduler_machine import build, part
 
 
 class Listener:
-    """Takes all that is told, as bytes where it goes over a wire."""
+    """Collects all events, as bytes where they go over a wire."""
 
     def __init__(self) -> None:
         self.view = View()

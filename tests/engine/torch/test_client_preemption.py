@@ -1,4 +1,4 @@
-"""What is preempted for another client decodes to what it would have been alone."""
+"""Sequences preempted for another client decode as they would alone."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -30,7 +30,7 @@ def make_requests() -> Iterator[Request]:
 
 
 def told(outputs: list[Output]) -> list[tuple[int, float]]:
-    """Tokens and logprobs; what is between the outputs is neither lost nor told twice."""
+    """Tokens and logprobs; outputs are neither lost nor repeated."""
     assert [output.offset for output in outputs] == [
         sum(len(before.token_ids) for before in outputs[:n]) for n in range(len(outputs))
     ]

@@ -1,4 +1,4 @@
-"""What may be chosen at all, against a search that looks at every setting in every step."""
+"""Constraints give the same logits as a plain check of every setting in every step."""
 
 from collections.abc import Iterator
 from typing import Any

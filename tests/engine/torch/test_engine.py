@@ -99,7 +99,7 @@ async def test_nothing_more_is_computed_for_a_receiver_that_has_missed_something
 
 
 def failing_after(steps: int) -> Callable[..., Any]:
-    """`CausalModel.hidden` that works so many times."""
+    """`CausalModel.hidden` that fails after a number of calls."""
     hidden = CausalModel.hidden
     left = steps
 

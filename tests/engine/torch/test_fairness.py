@@ -1,4 +1,4 @@
-"""Places, pages and steps are shared among clients, and nobody waits for somebody else's output to end."""
+"""Fair shares of places, pages and steps: no client waits for another's output to end."""
 
 from collections import Counter
 
@@ -218,7 +218,7 @@ def test_what_one_client_preempts_in_a_step_another_does_not_compute_in_it() -> 
         simulation.step()
     long = simulation.admit(Tokens([90] * 128), max_tokens=2, client="large")
     simulation.admit(Tokens([91] * 80), max_tokens=2, client="small")
-    # The streams take a page each that nobody knew of, and in one step both prompts lack one.
+    # The streams take one more page each, and in one step both prompts lack a page.
     while not long.preemptions:
         simulation.step()
         simulation.consistent()

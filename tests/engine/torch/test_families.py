@@ -81,7 +81,7 @@ def prompts(family: str) -> dict[str, Prompt]:
 
 @cache
 def truth(family: str) -> dict[str, list[int]]:
-    """What transformers makes of the first prompt of each letter."""
+    """Output of transformers for the first prompt of each letter."""
     return {
         name[0]: reference.greedy(tiny(family), prompt, NEW)
         for name, prompt in prompts(family).items()
@@ -131,7 +131,7 @@ def test_neighbours_and_preemption_change_nothing(family: str) -> None:
 
 
 def next_token(model: CausalModel, prompt: Prompt, **changes: int) -> TokenLogprobs:
-    """What the engine says of the token after `prompt`."""
+    """The engine's logprobs of the token after `prompt`."""
     engine = core_of(model, **changes)
     sampling = Sampling(max_tokens=1, temperature=0.0, logprobs=20)
     outputs = list(engine.admit(Request(id="one", prompt=prompt, sampling=sampling)))

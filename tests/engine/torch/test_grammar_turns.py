@@ -1,4 +1,4 @@
-"""Who has a grammar compiled when, and what a client is told of one that is not."""
+"""Order of grammar compilations among clients, and errors of those that fail."""
 
 import asyncio
 import queue

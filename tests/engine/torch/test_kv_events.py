@@ -72,7 +72,7 @@ async def test_routers_and_readers_hear_of_what_is_cached(tmp_path: Path) -> Non
         cached = {held[start : start + KEY_SIZE] for start in range(0, len(held), KEY_SIZE)}
         assert {keys[start : start + KEY_SIZE] for start in range(0, len(keys), KEY_SIZE)} <= cached
         assert [one.sequence for one in told] == list(range(1, snapshot.sequence + 1))
-        # Six prompts do not fit: earlier blocks have gone, and are told as gone.
+        # Six prompts do not fit: earlier blocks are evicted, and reported as removed.
         assert len(cached) <= host.card.num_blocks < 6 * (len(keys) // KEY_SIZE)
         await engine.reset_prefix_cache()
         # What a step holds that is not read yet stays for that long.

@@ -1,4 +1,4 @@
-"""What is swapped in computes what was there before."""
+"""Replaced modules compute the same as the originals."""
 
 import logging
 from typing import cast

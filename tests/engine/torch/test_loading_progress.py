@@ -17,7 +17,7 @@ GB = 1_000_000_000
 
 
 def lines(sizes: dict[str, int], items: dict[str, object], seconds: float) -> list[str]:
-    """What is told where every parameter takes `seconds`."""
+    """Log lines if every parameter takes `seconds`."""
     said: list[str] = []
     ticks = count()
     found = list(Progress(sizes, said.append, lambda: next(ticks) * seconds).over(items))

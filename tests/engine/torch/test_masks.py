@@ -1,4 +1,4 @@
-"""Whose masks are computed when, and when that ends."""
+"""Order in which masks are computed, and their limits."""
 
 import queue
 import threading
@@ -125,7 +125,7 @@ def test_the_mask_of_a_sequence_that_has_ended_is_not_computed(held: Held) -> No
     first, second, ended, after = (held.sequence(f"a{n}") for n in range(4))
     held.masks.prepare([first, second, ended, after])
     assert {held.next(), held.next()} == {"a0", "a1"}
-    # One that has begun cannot be stopped; that it is dropped harms nobody.
+    # A computation that has begun cannot be stopped; dropping its result is harmless.
     held.masks.drop(first)
     held.masks.drop(ended)
     held.let_go("a0")

@@ -1,4 +1,4 @@
-"""A loaded model says what transformers says, for any cut of any prompts into steps, and refuses what it cannot."""
+"""A loaded model agrees with transformers for any chunks, and refuses what it does not support."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Native kernels give what torch gives, let nothing non-finite vanish, and are done without where they cannot be compiled."""
+"""Native kernels agree with torch, keep NaN and infinity, and are optional."""
 
 import logging
 from pathlib import Path

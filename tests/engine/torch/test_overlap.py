@@ -54,7 +54,7 @@ def core(*, overlap: bool, **changes: int) -> Core:
 
 
 def outcomes(engine: Core, grammars: Grammars) -> dict[str, Any]:
-    """What becomes of requests of all kinds, of which one joins every second step."""
+    """Results of requests of all kinds; one joins every second step."""
     names = {f"{kind}, {form}": (kind, form) for form in ("a-mixed", "d-soft") for kind in KINDS}
     names = {
         name: of for name, of in names.items() if of != ("scored", "a-mixed") and of[0] != "scored"

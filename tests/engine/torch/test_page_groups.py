@@ -1,4 +1,4 @@
-"""Layers are divided so that windows save memory, and what a sequence holds follows from its window."""
+"""Layers are grouped so that windows save memory; a sequence's pages follow from its window."""
 
 import pytest
 from hypothesis import given

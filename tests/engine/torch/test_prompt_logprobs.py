@@ -1,4 +1,4 @@
-"""Logprobs of a prompt's own tokens are those of plain transformers, however the prompt came to be computed."""
+"""Prompt logprobs equal those of plain transformers, however the prompt was computed."""
 
 import random
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ TOLERANCE = 1e-4
 
 
 class Told(NamedTuple):
-    """All that was told of a prompt, position 1 first; shapes [N, 1 + K], [N, 1 + K], [N]."""
+    """All logprobs of a prompt, position 1 first; shapes [N, 1 + K], [N, 1 + K], [N]."""
 
     ids: np.ndarray
     logprobs: np.ndarray
@@ -37,7 +37,7 @@ class Told(NamedTuple):
 
 
 def told(outcome: Outcome) -> Told:
-    """What an outcome says of its prompt.
+    """Prompt logprobs of an output.
 
     Each position once, in order, before the first id of the output.
     """

@@ -1,4 +1,4 @@
-"""The sampler against transformers' logits processors, and what makes its choices independent of batch and worker."""
+"""The sampler against transformers' logits processors; choices independent of batch and worker."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,7 +51,7 @@ def sampler(vocab: int = VOCAB) -> Sampler:
 
 
 def choices(of: Sampler, rows: Tensor, batch: list[Sequence]) -> list[SampledToken]:
-    """What was chosen for each; there always is something."""
+    """The token chosen for each sequence; there always is one."""
     found = [choice for choice in of.sample(rows, batch) if isinstance(choice, SampledToken)]
     assert len(found) == len(batch)
     return found
@@ -226,7 +226,7 @@ def test_frequency_and_presence_penalties_count_the_output_alone() -> None:
 
 
 def test_penalties_follow_an_output_as_it_grows() -> None:
-    """Step by step with one sampler, against a sampler that sees the whole output for the first time."""
+    """Compare a sampler that follows the output with one that sees it for the first time."""
     options: dict[str, Any] = {
         "repetition_penalty": 1.2,
         "frequency_penalty": 0.3,

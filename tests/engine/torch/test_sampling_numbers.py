@@ -1,4 +1,4 @@
-"""What the sampler is built on.
+"""Numerical building blocks of the sampler.
 
 Ranks of logits, a look-up in cumulated weights, and uniform numbers that never change.
 """

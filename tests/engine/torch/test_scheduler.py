@@ -1,4 +1,4 @@
-"""What the scheduler does in single situations, over simulated pages."""
+"""The scheduler in single situations, over simulated pages."""
 
 import pytest
 from hypothesis import given, settings
@@ -329,7 +329,7 @@ def test_many_streams_go_before_a_prompt_that_came_first() -> None:
 def test_nobody_waits_for_ever_however_many_keep_arriving(
     length: int, atomic: bool, budget: int, slots: int, crowd: list[tuple[int, int, int]]
 ) -> None:
-    """A running sequence is passed over a bounded number of steps in a row, and a waiting one starts in bounded time."""
+    """A running sequence starves a bounded number of steps, and a waiting one starts in time."""
     simulation = Simulation(
         bounds(max_num_batched_tokens=budget, max_num_seqs=slots, num_pages=20, max_model_len=260)
     )

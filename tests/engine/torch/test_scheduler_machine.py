@@ -1,4 +1,4 @@
-"""Any order of arrivals, steps, failures and aborts, over simulated pages, with and without windows and caching."""
+"""Any order of arrivals, steps, failures and aborts, with and without windows and caching."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -151,7 +151,7 @@ class NarrowMachine(SchedulerMachine):
 
 
 class OverlapMachine(SchedulerMachine):
-    """The next plan is made before the results of the last are read, which may be that an output has ended."""
+    """Schedule before the last results are read, some of which may end an output."""
 
     overlap = True
     ends = True

@@ -80,7 +80,7 @@ def make_request(name: str, prompt: Prompt, max_tokens: int = 12, **options: Any
 
 
 class Outcome:
-    """What became of one request."""
+    """Result of one request."""
 
     def __init__(self, outputs: Sequence[Output]) -> None:
         self.deltas = list(outputs)
@@ -432,7 +432,7 @@ def test_a_request_past_its_deadline_fails_whether_it_runs_or_waits() -> None:
 
 
 def fill(engine: Core, value: float) -> None:
-    """What the pages hold before anyone wrote to them."""
+    """Content of the pages before the first write."""
     for pages in (*engine.pages.keys, *engine.pages.values):
         pages.fill_(value)
 

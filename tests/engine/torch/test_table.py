@@ -142,7 +142,7 @@ def test_an_idle_page_that_is_condemned_waits_to_be_scrubbed() -> None:
 
 
 class TableMachine(RuleBasedStateMachine):
-    """Any order of growing, naming, sharing, releasing, condemning keeps each page in exactly one place."""
+    """Any order of page operations keeps each page in exactly one state."""
 
     def __init__(self) -> None:
         super().__init__()

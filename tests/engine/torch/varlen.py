@@ -1,4 +1,4 @@
-"""`torch.nn.attention.varlen.varlen_attn` as its documentation has it, for a CPU, where torch has no kernel for it."""
+"""`torch.nn.attention.varlen.varlen_attn` as documented, for CPUs, where torch has no kernel."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""What `--connector` stands for, and what it does not."""
+"""Configurations that `--connector` stands for, and those it refuses."""
 
 import json
 from typing import Any

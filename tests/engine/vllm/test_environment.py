@@ -1,4 +1,4 @@
-"""What of a user's environment is refused."""
+"""Refused variables of a user's environment."""
 
 import pytest
 

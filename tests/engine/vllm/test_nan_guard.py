@@ -1,4 +1,4 @@
-"""Whose logits hold NaN, where requests have rows of logits for drafts.
+"""Requests with NaN logits, also with several rows of logits for drafts.
 
 What stands for a model runner is no vLLM: those are run in `tests/engines`.
 """

@@ -56,10 +56,9 @@ FAMILIES: dict[str, Family] = {
 }
 
 REFUSED: dict[str, str] = {
-    "mpnet": "its attention adds a bias for each pair of positions, which packed attention does "
-    "not do",
-    "deberta-v2": "its attention adds terms for each distance, which packed attention does not do",
-    "t5": "its attention adds a bias for each distance, which packed attention does not do",
+    "mpnet": "its attention adds a bias for each pair of positions, which is not supported",
+    "deberta-v2": "its attention adds terms for each distance, which is not supported",
+    "t5": "its attention adds a bias for each distance, which is not supported",
 }
 
 

@@ -73,14 +73,16 @@ FAMILIES: dict[str, Family] = {
     )
 }
 
-_PER_LAYER = "its layers take further embeddings of the token ids, which rows do not have"
+_PER_LAYER = "its layers need further embeddings of the token ids, which prompt embeddings lack"
 _DEEPSTACK = (
-    "its inner layers take visual features beside the rows, and its positions have three dimensions"
+    "its inner layers take visual features, and its positions have three dimensions (M-RoPE)"
 )
-_MROPE = "its positions have three dimensions, of which rows say nothing"
-_STATE = "its layers keep a state instead of keys and values, which pages do not hold"
-_TOWER = "its checkpoint holds an image tower too; those of the language model alone are served"
-_SPARSE = "its attention chooses which positions to see, which this engine's does not"
+_MROPE = "its positions have three dimensions (M-RoPE), which prompt embeddings lack"
+_STATE = "its layers keep a recurrent state instead of keys and values"
+_TOWER = (
+    "its checkpoint includes an image tower; only checkpoints of the language model are supported"
+)
+_SPARSE = "its sparse attention is not supported"
 
 REFUSED: dict[str, str] = {
     "deepseek_v32": _SPARSE,
@@ -93,12 +95,12 @@ REFUSED: dict[str, str] = {
     "gemma4_text": _PER_LAYER,
     "glm_moe_dsa": _SPARSE,
     "jamba": _STATE,
-    "llama4": "its attention is cut into chunks, which this engine's is not",
-    "llama4_text": "its attention is cut into chunks, which this engine's is not",
+    "llama4": "its chunked attention is not supported",
+    "llama4_text": "its chunked attention is not supported",
     "mamba": _STATE,
     "mamba2": _STATE,
     "mistral3": _TOWER,
-    "mllama": "its layers attend to an image beside the prompt",
+    "mllama": "its layers have cross-attention to an image",
     "nemotron_h": _STATE,
     "qwen2_5_vl": _MROPE,
     "qwen2_vl": _MROPE,
