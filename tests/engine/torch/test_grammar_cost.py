@@ -33,6 +33,10 @@ COSTLY: dict[str, tuple[tuple[GrammarKind, str], str]] = {
     "a star before what is counted": (("regex", "a*a{5000}"), "to visit"),
     "counts in counts": (("regex", "(a{1000}){1000}"), "states"),
     "counts with white space": (("regex", "(a{1000}){ 1000 }"), "states"),
+    "a count of ten digits": (("regex", "a{1001001000}"), "states"),
+    "a count that begins with zeros": (("regex", "a{,00000000001001001000}"), "states"),
+    "a count of thousands of digits": (("regex", "a{" + "9" * 5000 + "}"), "states"),
+    "a count of ten digits in a schema": (schema(type="string", pattern="a{1001001000}"), "states"),
     "counts behind the flag x": (("regex", "(?x)(a{1000}) {1000}"), "flag x"),
     "counts behind flags": (("regex", "(?ix-s:(a{1000}) {1000})"), "flag x"),
     "classes of Unicode": (("regex", "".join(f"[\\p{{L}}{chr(0x2200 + i)}]" for i in range(200))), "states"),
@@ -79,6 +83,8 @@ COSTLY: dict[str, tuple[tuple[GrammarKind, str], str]] = {
     "an expression that ends a rule": (lark('start: %llguidance {}\na[suffix=/' + CHAIN + '/]: "x"'), "transitions"),
     "terminals in a row": (lark("start: A", "A: " + "B? " * 1000, 'B: "a"'), "transitions"),
     "terminals of terminals": (lark("start: A", "A: B{1000}", "B: C{1000}", "C: /x/"), "states"),
+    "a terminal ten digits of times": (lark("start: A", 'A: "a"{1001001000}'), "states"),
+    "a terminal as often with zeros": (lark("start: A", 'A: "a"~00000000001001001000'), "states"),
     "an intersection": (lark("start: A", "A: " + " & ".join("B" * 6), "B: /.*a.{20}/"), "at once"),
     "a negation": (lark("start: A", "A: ~B", "B: /(a?){400}x/"), "transitions"),
     "rules that name themselves": (lark("start: s", "s: A" + " | s" * 1000, 'A: "a"'), "to compare"),
@@ -105,6 +111,16 @@ def test_a_count_with_hundreds_of_digits_is_refused_in_one_line(kind: GrammarKin
     with pytest.raises(InvalidRequestError) as raised:
         source_of(Grammar(kind, source[kind]))
     assert len(raised.value.message) < 200
+
+
+@pytest.mark.parametrize("source", ["a{1001001000}", "a{1001001000,}", "a{0000000000000999999999}"])
+def test_a_count_of_many_digits_is_not_cheap(source: str) -> None:
+    assert not is_cheap(Grammar("regex", source))
+
+
+@pytest.mark.parametrize("count", ["{+}", "{-}", "{+,-}", "{-3}"])
+def test_a_count_that_is_no_number_is_left_to_the_library(count: str) -> None:
+    assert count in source_of(Grammar(*lark(f'start: "a"{count}')))
 
 
 ORDINARY: list[tuple[GrammarKind, str]] = [

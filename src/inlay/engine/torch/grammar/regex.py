@@ -18,10 +18,11 @@ LARGE_CLASS = 200
 """States of a class of many Unicode ranges, which are made once however often it comes."""
 
 # White space is allowed inside of the braces.
-_COUNT = re.compile(r"\{\s*([0-9]{0,9})\s*(?:(,)\s*([0-9]{0,9})\s*)?\}")
+_COUNT = re.compile(r"\{\s*+([0-9]*+)\s*+(?:(,)\s*+([0-9]*+)\s*+)?\}")
 _GROUP = re.compile(r"\?(?:P?<[^>]*>|([A-Za-z-]*)(:|\)))")
 _PLAIN = re.compile(r"[^\\\[\](){}*+?|.^$]+")
 _LARGE = re.compile(r"\\[pPwWdD]")
+_MAX_DIGITS = 20
 _TIMES: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 
@@ -150,8 +151,14 @@ def check_regex(regex: str) -> Cost:
 
 def counted(low: str, comma: str | None, high: str | None) -> tuple[int, int | None]:
     """The least and the most of `{low}`, `{low,}` or `{low,high}`."""
-    least = int(low or 0)
-    return least, (int(high) if high else None) if comma else least
+    least = _number(low)
+    return least, (_number(high) if high else None) if comma else least
+
+
+def _number(text: str) -> int:
+    """The number without its sign; one of very many digits stands for more than any bound."""
+    digits = text.lstrip("+-")
+    return int(digits or 0) if len(digits) <= _MAX_DIGITS else 10**_MAX_DIGITS
 
 
 def _group(regex: str, place: int, tree: Tree) -> int:
