@@ -10,7 +10,7 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "inlay"
 
 BASE = {"prompt", "digest", "errors", "pace", "fair_queue", "liveness", "lazy"}
-MESSAGES = {"request", "card", "outputs", "refusals", "routing"}
+MESSAGES = {"request", "card", "outputs", "refusals", "resuming", "routing"}
 SHARED = BASE | MESSAGES
 MAY_IMPORT = {
     "prompt": {"errors"},
@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "card": BASE | {"request"},
     "outputs": BASE | {"request"},
     "refusals": BASE | {"request", "card"},
+    "resuming": BASE | {"request", "card"},
     "routing": BASE | {"request", "card"},
     "tensors": SHARED,
     "api": SHARED,

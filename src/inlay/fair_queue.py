@@ -36,6 +36,13 @@ class FairQueue(Generic[T]):
         self._queues.setdefault(priority, OrderedDict()).setdefault(client, deque()).append(item)
         self._size += 1
 
+    def put_back(self, item: T, client: Hashable, priority: int) -> None:
+        """Add an item before all others of its client; it is equal to no other."""
+        self._queues.setdefault(priority, OrderedDict()).setdefault(client, deque()).appendleft(
+            item
+        )
+        self._size += 1
+
     def first(self) -> T:
         """The item whose turn it is. Raises `IndexError` when none waits."""
         priority, client = self._turn(())

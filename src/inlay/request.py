@@ -97,6 +97,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         top_k: 0 means all.
         seed: the source of all randomness: a choice is a pure function of (seed, output index) and
             the distribution.
+        unseeded: the client gave no seed, and `seed` was drawn for it: nobody can ask for the same
+            output again.
         logit_bias: token id to the value added to its logit.
         stop_token_ids: end the output as the model's own end tokens do.
         ignore_eos: the model's own end tokens do not end the output.
@@ -124,6 +126,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int = 0
+    unseeded: bool = False
     logit_bias: dict[int, float] = {}
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False

@@ -42,7 +42,7 @@ class Receiver:
 
     def __init__(self, request: Request, then: Callable[[], None] | None = None) -> None:
         """Takes the outputs of `request`; calls `then` at the first."""
-        self._work = request
+        self.request = request
         self._then = then
         self._ended = asyncio.Event()
         self._first = asyncio.Event()
@@ -50,9 +50,9 @@ class Receiver:
 
     def __call__(self, output: Output) -> None:
         assert not self._ended.is_set()
-        assert (output.request_id, output.attempt) == (self._work.id, self._work.attempt)
-        assert output.offset == len(self._work.prior_output) + len(self.output)
-        if self._work.sampling.logprobs is not None:
+        assert (output.request_id, output.attempt) == (self.request.id, self.request.attempt)
+        assert output.offset == len(self.request.prior_output) + len(self.output)
+        if self.request.sampling.logprobs is not None:
             assert len(output.logprobs) == len(output.token_ids)
         assert output.prompt_logprobs is None or not self.output
         self.deltas.append(output)
@@ -64,8 +64,8 @@ class Receiver:
                 self._then()
             return
         assert output.usage is not None
-        assert output.usage.prompt_tokens == len(self._work.prompt)
-        assert output.usage.completion_tokens == len(self._work.prior_output) + len(self.output)
+        assert output.usage.prompt_tokens == len(self.request.prompt)
+        assert output.usage.completion_tokens == len(self.request.prior_output) + len(self.output)
         assert (output.finish_reason == "error") == (output.error is not None)
         self._first.set()
         self._ended.set()
@@ -73,6 +73,10 @@ class Receiver:
     @property
     def output(self) -> list[int]:
         return [id_ for output in self.deltas for id_ in output.token_ids]
+
+    @property
+    def ended_already(self) -> bool:
+        return self._ended.is_set()
 
     @property
     def last(self) -> Output:

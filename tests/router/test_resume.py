@@ -351,6 +351,22 @@ async def test_an_answer_that_cannot_go_on_exactly_ends_with_an_error_and_is_nev
     assert not engines[1].seen
 
 
+@pytest.mark.parametrize("unseeded", [True, False])
+async def test_what_is_drawn_goes_on_with_another_draw_only_where_the_client_gave_no_seed(
+    echo_settings: EngineSettings, around: Around, unseeded: bool
+) -> None:
+    engines = [Scripted(echo_settings, resuming={"sampling": Exactness.SAMPLED}) for _ in range(2)]
+    engines[0].fail = gives_up_after(3)
+    router, _ = await around(*engines)
+    answer = read(await send(router, make_echo_request(sampling={"unseeded": unseeded})))
+    if unseeded:
+        assert (await answer).ids[:5] == [1, 2, 3, 4, 5]
+        assert engines[1].seen[0].prior_output == (1, 2, 3)
+    else:
+        with pytest.raises(OverloadedError, match="does not continue sampling exactly"):
+            await answer
+
+
 async def test_an_answer_not_begun_may_start_anew_on_any_engine_of_the_pool(
     echo_settings: EngineSettings, around: Around
 ) -> None:

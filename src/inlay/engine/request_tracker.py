@@ -1,10 +1,13 @@
-"""One request under way in another's engine: what is emitted of it, and when it has ended.
+"""One request in vLLM or SGLang: its output, its end, and its resumption after a preemption.
 
 On the event loop.
 """
 
 import asyncio
 
+from msgspec.structs import replace
+
+from inlay.engine.places import Place
 from inlay.errors import EngineError, ErrorFrame, InlayError
 from inlay.request import Emit, FinishReason, Output, PromptLogprobs, Request, TokenLogprobs, Usage
 
@@ -12,16 +15,18 @@ NOT_FINITE = "the model's output was not finite: NaN or infinity came out of thi
 
 
 class RequestTracker:
-    """A request, who hears of it, and how far it is.
+    """A request, where its output goes, and how far it is.
 
     Attributes:
         request: as it was sent.
-        request_id: what the engine calls it, never used again.
-        admitted: the engine knows of it.
+        request_id: its id in the engine, never used again; each attempt has another.
+        admitted: the engine has it, and has not ended it.
+        yielding: its place is being taken back: an "abort" of the engine is not its end.
         told: something of its output was emitted.
         ended: its last output was emitted.
         timer: of its deadline.
-        made: output tokens, those of earlier attempts included.
+        place: in the engine's batch, once it has asked for one.
+        output: ids so far, those of earlier attempts included.
         cached: positions of the prompt that were cached.
     """
 
@@ -29,24 +34,42 @@ class RequestTracker:
         self.request = request
         self.request_id = request_id
         self.admitted = False
+        self.yielding = False
         self.told = False
         self.ended = False
         self.timer: asyncio.TimerHandle | None = None
-        self.made = len(request.prior_output)
+        self.place: Place | None = None
+        self.output = list(request.prior_output)
         self.cached = 0
         self._emit = emit
 
     @property
+    def num_tokens(self) -> int:
+        """Output tokens so far."""
+        return len(self.output)
+
+    @property
+    def _queued_seconds(self) -> float:
+        return 0.0 if self.place is None else self.place.waited_seconds
+
+    @property
     def room(self) -> int:
         """Output tokens that may still come."""
-        return self.request.sampling.max_tokens - self.made
+        return self.request.sampling.max_tokens - self.num_tokens
+
+    def continuation(self) -> Request:
+        """The request as it goes to the engine now, with its output so far as `prior_output`."""
+        if not self.told:
+            return self.request
+        sampling = replace(self.request.sampling, prompt_logprobs=None)
+        return replace(self.request, prior_output=tuple(self.output), sampling=sampling)
 
     def corrupted(self) -> None:
-        """End it: what came out of it held NaN."""
+        """End it with an error: there was NaN in its output."""
         self.end("error", EngineError(NOT_FINITE))
 
     def end(self, reason: FinishReason, error: InlayError | None = None) -> None:
-        """Emit the last output. Nothing when it was emitted before."""
+        """Emit the last output, once."""
         if not self.ended:
             self.put((), (), None, reason, error)
 
@@ -58,13 +81,16 @@ class RequestTracker:
         reason: FinishReason | None,
         error: InlayError | None = None,
     ) -> None:
-        """Emit an output of what is new."""
-        offset, self.made = self.made, self.made + len(ids)
+        """Emit an output with new tokens, the end, or both."""
+        offset = self.num_tokens
+        self.output += ids
         if reason == "error" and error is None:
             error = EngineError("the engine failed to run the request")
         usage = None
         if reason is not None or not self.told:
-            usage = Usage(len(self.request.prompt), self.made, self.cached)
+            usage = Usage(
+                len(self.request.prompt), self.num_tokens, self.cached, self._queued_seconds
+            )
         self.told = True
         if reason is not None:
             self.ended = True

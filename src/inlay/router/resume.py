@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import msgspec
 
 from inlay import liveness
-from inlay.card import Exactness, ModelCard
+from inlay.card import ModelCard
 from inlay.errors import (
     DeadlineExceededError,
     EngineError,
@@ -22,6 +22,7 @@ from inlay.errors import (
 )
 from inlay.outputs import coalesce, drop_known, trim_to_offset
 from inlay.request import Output, PromptLogprobs, Request, Usage
+from inlay.resuming import inexact
 from inlay.transport.api import Stream, Worker
 
 log = logging.getLogger(__name__)
@@ -38,26 +39,6 @@ WAIT_SECONDS = 10.0
 _LOOK_SECONDS = 0.1
 _PAUSE_SECONDS = 0.5
 """Before a request goes to a worker again that has lost it once."""
-
-
-def features(request: Request) -> list[str]:
-    """What of an engine the output of `request` depends on, as `ModelCard.resuming` names it."""
-    sampling = request.sampling
-    used = ["greedy" if sampling.temperature == 0 else "sampling"]
-    penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
-    if penalties != (1.0, 0.0, 0.0) or sampling.bad_words or sampling.min_tokens:
-        used.append("penalties")
-    if sampling.logprobs is not None:
-        used.append("logprobs")
-    if sampling.grammar is not None:
-        used.append("grammar")
-    return used
-
-
-def inexact(request: Request, card: ModelCard) -> list[str]:
-    """The features of `request` that an engine does not continue exactly, or but for rounding."""
-    continued = (Exactness.EXACT, Exactness.ROUNDED)
-    return [name for name in features(request) if card.resuming.get(name) not in continued]
 
 
 class Sent:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.engine.torch.fairness import STARVED, TURN
+from inlay.engine.fairness import TURN
+from inlay.engine.torch.fairness import STARVED
 from inlay.engine.torch.scheduler import MAX_STARVED_STEPS
 from inlay.engine.torch.sequence import Sequence
 from inlay.prompt import Tokens

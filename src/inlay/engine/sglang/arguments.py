@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 from sglang.srt.server_args import ServerArgs
 
+from inlay.engine.places import PROBES
 from inlay.engine.settings import EngineSettings
 from inlay.engine.stored_dtype import dtype_name
 from inlay.errors import InvalidRequestError
@@ -69,7 +70,7 @@ def _with_inlay_names(settings: EngineSettings, directory: Path) -> Iterator[str
     for name, flag in _NAMES.items():
         value = getattr(settings, name)
         if name in settings.model_fields_set and value is not None:
-            yield from (flag, str(value))
+            yield from (flag, str(value + PROBES if name == "max_num_seqs" else value))
     if not settings.enable_prefix_caching:
         yield "--disable-radix-cache"
     if settings.enforce_eager and settings.device != "cpu":

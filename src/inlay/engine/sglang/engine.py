@@ -9,6 +9,7 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 from inlay import refusals
 from inlay.card import ModelCard, Stats
 from inlay.digest import Secret
+from inlay.engine.places import Place, Places
 from inlay.engine.probe import probe
 from inlay.engine.settings import EngineSettings
 from inlay.engine.sglang.loading import LoadedSglang, load
@@ -25,6 +26,7 @@ from inlay.errors import (
 )
 from inlay.prompt import Prompt, Tokens
 from inlay.request import Emit, Request
+from inlay.resuming import inexact
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +45,7 @@ class SglangEngine:
         self._loaded: LoadedSglang | None = None
         self._followers: dict[str, SglangRequestTracker] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._places = Places(1)
         self._stats = Stats()
         self._closing = False
 
@@ -68,6 +71,7 @@ class SglangEngine:
             raise EngineError("the engine was started before")
         try:
             self._loaded = await load(self._process, self._settings, self._secret)
+            self._places = Places(self._loaded.card.limits.max_num_seqs)
             # Some of what SGLang cannot do it finds out with the first token.
             await self.probe()
         except InlayError:
@@ -81,6 +85,7 @@ class SglangEngine:
         self._closing = True
         for follower in tuple(self._followers.values()):
             follower.end("abort")
+            self._places.stop_waiting(follower.place)
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -140,7 +145,9 @@ class SglangEngine:
         """The counters now. SGLang does not say of how much of its cache is used."""
         stats = self._stats
         return Stats(
-            running=len(self._followers),
+            running=self._places.num_running,
+            waiting=self._places.num_waiting,
+            preemptions=self._places.num_preemptions,
             prompt_tokens=stats.prompt_tokens,
             cached_tokens=stats.cached_tokens,
             rows_served=stats.rows_served,
@@ -150,44 +157,71 @@ class SglangEngine:
         )
 
     async def _follow(self, loaded: LoadedSglang, follower: SglangRequestTracker) -> None:
-        engine_request = follower.request
         try:
             if not follower.room:
                 follower.end("length")
             if follower.ended:
                 return
-            prompt = engine_request.prompt + Prompt.of(Tokens(engine_request.prior_output))
-            request = GenerateReqInput(
-                rid=follower.request_id,
-                sampling_params=params_of(engine_request, seeded=loaded.seeded),
-                stream=True,
-                return_logprob=True,
-                top_logprobs_num=engine_request.sampling.logprobs or 0,
-                cache_salt=engine_request.salt,
-                **input_of(prompt),
-            )
-            follower.admitted = True
-            answers = self._process.answers(request)
-            try:
-                async for answer in answers:
-                    before = follower.made
-                    ended = follower.take(answer)
-                    self._count(follower, before)
-                    if ended:
-                        break
-            finally:
-                # Where it has not ended in SGLang, it does now.
-                await answers.aclose()  # type: ignore[attr-defined]
+            place = follower.place = self._enter(loaded, follower)
+            while await place.granted and not follower.ended:
+                await self._run(loaded, follower, place)
+                if not follower.ended:
+                    self._places.put_back(place)
+                    follower.begin(uuid4().hex)
         except asyncio.CancelledError:
             follower.end("abort")
             raise
         except Exception as error:
             follower.end("error", _told(error, follower))
         finally:
+            if follower.place is not None:
+                self._places.leave(follower.place)
             self._forget(follower)
 
+    def _enter(self, loaded: LoadedSglang, follower: SglangRequestTracker) -> Place:
+        """Have a request wait for a place."""
+
+        def preempt() -> None:
+            self._process.abort(follower.request_id)
+            follower.stop.set_result(None)
+
+        resumable = not inexact(follower.request, loaded.card)
+        return self._places.enter(follower, resumable=resumable, preempt=preempt)
+
+    async def _run(
+        self, loaded: LoadedSglang, follower: SglangRequestTracker, place: Place
+    ) -> None:
+        """Have SGLang run a request until it has ended, or is to stop."""
+        engine_request = follower.continuation()
+        prompt = engine_request.prompt + Prompt.of(Tokens(engine_request.prior_output))
+        request = GenerateReqInput(
+            rid=follower.request_id,
+            sampling_params=params_of(engine_request, seeded=loaded.seeded),
+            stream=True,
+            return_logprob=True,
+            top_logprobs_num=engine_request.sampling.logprobs or 0,
+            cache_salt=engine_request.salt,
+            **input_of(prompt),
+        )
+        follower.admitted = True
+        answers = self._process.answers(request, follower.stop)
+        try:
+            async for answer in answers:
+                before = follower.num_tokens
+                ended = follower.take(answer)
+                self._count(follower, before)
+                if ended:
+                    break
+                self._places.note_progress(place)
+        finally:
+            # Where it has not ended in SGLang, it does now.
+            await answers.aclose()  # type: ignore[attr-defined]
+            follower.admitted = False
+        if not follower.ended and not follower.stop.done():
+            raise EngineError("SGLang stopped answering the request")
+
     def _count(self, follower: SglangRequestTracker, before: int) -> None:
-        request, stats, made = follower.request, self._stats, follower.made - before
+        request, stats, made = follower.request, self._stats, follower.num_tokens - before
         first = before == len(request.prior_output)
         positions = len(request.prompt) if first else 0
         rows = positions - len(request.prompt.token_ids()) if first else 0
@@ -202,6 +236,7 @@ class SglangEngine:
 
     def _stop(self, follower: SglangRequestTracker) -> None:
         self._forget(follower)
+        self._places.stop_waiting(follower.place)
         if follower.admitted and not self._closing:
             self._process.abort(follower.request_id)
 

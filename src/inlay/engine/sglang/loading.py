@@ -11,6 +11,7 @@ from inlay.digest import Secret
 from inlay.engine.admission import Admission
 from inlay.engine.generation_config import default_sampling, eos_token_ids, generation_config
 from inlay.engine.length import MaxModelLen
+from inlay.engine.places import PROBES
 from inlay.engine.row_facts import row_facts
 from inlay.engine.settings import EngineSettings
 from inlay.engine.sglang import capabilities
@@ -50,13 +51,13 @@ async def load(process: Process, settings: EngineSettings, secret: Secret) -> Lo
     directory = directory_of(settings.model, settings.revision)
     arguments = server_args(settings, directory)
     await process.start(arguments)
-    card = _card(
-        process, settings, secret, directory, seeded=arguments.enable_deterministic_inference
-    )
+    places = max(1, await process.max_running_requests() - PROBES)
+    seeded = arguments.enable_deterministic_inference
+    card = _card(process, settings, secret, directory, places, seeded=seeded)
     return LoadedSglang(
         card=card,
         admission=Admission.of(card, MaxModelLen(card.limits.max_model_len, "SGLang")),
-        seeded=arguments.enable_deterministic_inference,
+        seeded=seeded,
     )
 
 
@@ -81,7 +82,13 @@ def rows_refused(model_type: object) -> str | None:
 
 
 def _card(
-    process: Process, settings: EngineSettings, secret: Secret, directory: Path, *, seeded: bool
+    process: Process,
+    settings: EngineSettings,
+    secret: Secret,
+    directory: Path,
+    places: int,
+    *,
+    seeded: bool,
 ) -> ModelCard:
     model: Any = process.client.model_config
     generation, stored = generation_config(directory), config_of(directory)
@@ -103,7 +110,7 @@ def _card(
         hidden_size=int(model.hidden_size),
         limits=Limits(
             max_model_len=longest(process),
-            max_num_seqs=settings.max_num_seqs,
+            max_num_seqs=places,
             max_logprobs=_MAX_LOGPROBS,
             max_prompt_embeds_abs=rows.bound,
         ),

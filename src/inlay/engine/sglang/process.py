@@ -79,20 +79,30 @@ class Process:
         if self._failure is not None and not self._failure.done():
             self._failure.set_result(EngineError(_DIED))
 
-    async def answers(self, request: Any) -> AsyncIterator[dict[str, Any]]:
-        """What SGLang says of `request`; whoever stops listening ends it.
+    async def max_running_requests(self) -> int:
+        """Requests that SGLang runs at a time, as it has settled it by its memory."""
+        states = await self.client.get_internal_state()
+        return sum(int(state["effective_max_running_requests_per_dp"]) for state in states)
+
+    async def answers(
+        self, request: Any, stop: "asyncio.Future[None] | None" = None
+    ) -> AsyncIterator[dict[str, Any]]:
+        """SGLang's answers to `request`, up to when `stop` is done; closing the iterator aborts it.
 
         Raises `EngineError` when SGLang dies meanwhile.
         """
         saying = self.client.generate_request(request, None)
         failing = asyncio.ensure_future(self.failed())
+        ends = (failing,) if stop is None else (failing, stop)
         step: asyncio.Future[Any] | None = None
         try:
             while True:
                 step = asyncio.ensure_future(anext(saying, None))
-                await asyncio.wait((step, failing), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((step, *ends), return_when=asyncio.FIRST_COMPLETED)
                 if not step.done():
-                    raise failing.result()
+                    if failing.done():
+                        raise failing.result()
+                    return
                 answer = step.result()
                 if answer is None:
                     return

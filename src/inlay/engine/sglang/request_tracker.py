@@ -1,8 +1,9 @@
-"""One request under way in SGLang: what SGLang says of it becomes outputs.
+"""One request in SGLang: SGLang's answers become inlay's outputs.
 
 On the event loop; no SGLang.
 """
 
+import asyncio
 import math
 from typing import Any
 
@@ -14,7 +15,10 @@ from inlay.request import Emit, Request, TokenLogprobs
 class SglangRequestTracker(RequestTracker):
     """A request that SGLang runs.
 
-    It ends at the first stop token, which SGLang is not told of: see `params_of`.
+    It ends at the first stop token, of which SGLang does not know: see `params_of`.
+
+    Attributes:
+        stop: done once the attempt under way is to stop, for a preemption.
     """
 
     def __init__(
@@ -23,6 +27,13 @@ class SglangRequestTracker(RequestTracker):
         super().__init__(request, emit, request_id)
         sampling = request.sampling
         self._stops = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)}
+        self._seen = 0
+        self.stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def begin(self, request_id: str) -> None:
+        """Begin another attempt, whose answers hold its own tokens alone."""
+        self.request_id = request_id
+        self.stop = asyncio.get_running_loop().create_future()
         self._seen = 0
 
     def take(self, answer: dict[str, Any]) -> bool:
@@ -38,8 +49,11 @@ class SglangRequestTracker(RequestTracker):
         said, first = answer["meta_info"], self._seen
         ids = tuple(answer["output_ids"][first:])
         self._seen += len(ids)
-        self.cached = said.get("cached_tokens") or 0
+        if not self.told:
+            self.cached = said.get("cached_tokens") or 0
         ends = said.get("finish_reason")
+        if self.stop.done() and ends is not None and ends["type"] == "abort":
+            ends = None
         stop = next((place for place, id_ in enumerate(ids) if id_ in self._stops), None)
         if stop is not None:
             ids = ids[: stop + 1]

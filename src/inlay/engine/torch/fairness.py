@@ -1,67 +1,18 @@
-"""Shares of places and pages among clients: who yields to whom.
+"""Shares of the KV pages among clients, and turns of sequences that need more than a share.
 
-With N clients a client's share is one N-th of the places in a batch, and one N-th of the pages. A
-client beyond its share yields to one within its own: max-min fairness with preemption. One client
-alone has a share of all.
-
-A client's first sequence is within its share of places always: so a client keeps one running, and
-gets one while there are as many places as clients. It may still need more pages than a share has,
-and then it takes turns with the others: once it was passed over for `STARVED` steps without a token
-it takes pages of anybody, and keeps them until it has made `TURN` tokens.
+Shares are those of `inlay.engine.fairness`. A client's first sequence may need more pages than a
+share has, and then it takes turns with the others: once it was passed over for `STARVED` steps
+without a token it takes pages of anybody, and keeps them until it has made `TURN` tokens.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable
 
+from inlay.engine.fairness import TURN, Pages, Shares
 from inlay.engine.torch.sequence import Sequence
 
 STARVED = 256
 """Steps without a token after which a passed-over first sequence of a client has its turn."""
-
-TURN = 64
-"""Output tokens that a turn is long."""
-
-_IN_TURN = -1.0
-
-
-class Pages(NamedTuple):
-    """Pages of one sequence.
-
-    Attributes:
-        held: numbers of those it has, or would find cached if it started.
-        lacking: how many more it has yet to take for its known positions.
-    """
-
-    held: Collection[int] = ()
-    lacking: int = 0
-
-
-class Holdings(Protocol):
-    """Amounts of one resource that clients hold."""
-
-    def add(self, client: str | None, pages: Pages) -> None:
-        """Count one more sequence."""
-        ...
-
-    def after(self, client: str | None, pages: Pages) -> int:
-        """Amount that a client would hold with one more sequence."""
-        ...
-
-
-class PlaceHoldings:
-    """Places in a batch, by client."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[str | None] = Counter()
-
-    def add(self, client: str | None, pages: Pages) -> None:
-        """As `Holdings`."""
-        self._counts[client] += 1
-
-    def after(self, client: str | None, pages: Pages) -> int:
-        """As `Holdings`."""
-        return self._counts[client] + 1
 
 
 class PageHoldings:
@@ -72,108 +23,21 @@ class PageHoldings:
         self._lacking: Counter[str | None] = Counter()
 
     def add(self, client: str | None, pages: Pages) -> None:
-        """As `Holdings`."""
+        """As `inlay.engine.fairness.Holdings`."""
         self._held.setdefault(client, set()).update(pages.held)
         self._lacking[client] += pages.lacking
 
     def after(self, client: str | None, pages: Pages) -> int:
-        """As `Holdings`."""
+        """As `inlay.engine.fairness.Holdings`."""
         held = self._held.get(client, set())
         new = len(pages.held) - len(held.intersection(pages.held))
         return len(held) + new + self._lacking[client] + pages.lacking
 
 
-class _Rank(NamedTuple):
-    """Place of a running sequence in the order in which sequences keep what they have; unique."""
-
-    priority: int
-    excess: float
-    arrival: int
-
-
-class Shares:
-    """Excess of each client over its share of one resource, at one moment.
-
-    Excess is in shares: 0.0 within the share, 1.0 where a client has twice of it. Of a client's
-    sequences those of better priority, then the earlier ones, fill the share: so its latest are in
-    excess.
-
-    Args:
-        holdings: empty.
-        total: amount there is of the resource.
-        num_clients: clients that have a sequence running or waiting.
-        running: sequences by (priority, arrival), with their pages.
-        first_is_free: a client's first sequence is never in excess.
-
-    Attributes:
-        order: running sequences in the order in which they keep what they have: by priority, excess
-            and arrival.
-    """
-
-    def __init__(
-        self,
-        holdings: Holdings,
-        total: int,
-        num_clients: int,
-        running: Iterable[tuple[Sequence, Pages]],
-        *,
-        first_is_free: bool,
-    ) -> None:
-        self._holdings = holdings
-        self._total = total
-        self._num_clients = num_clients
-        self._first_is_free = first_is_free
-        self._clients: set[str | None] = set()
-        ranked: list[tuple[_Rank, Sequence]] = []
-        for sequence, pages in running:
-            priority, arrival = sequence.order
-            ranked.append((_Rank(priority, self.excess(sequence, pages), arrival), sequence))
-            holdings.add(sequence.client, pages)
-            self._clients.add(sequence.client)
-        ranked.sort(key=lambda pair: pair[0])
-        self._ranked = ranked
-        self.order = [sequence for _, sequence in ranked]
-
-    def excess(self, sequence: Sequence, pages: Pages) -> float:
-        """Excess of a sequence's client with that sequence as its next."""
-        if sequence.client not in self._clients:
-            if self._first_is_free:
-                return 0.0
-            if sequence.in_turn:
-                return _IN_TURN
-        used = self._holdings.after(sequence.client, pages)
-        return max(0.0, used * self._num_clients / self._total - 1)
-
-    def yielding(self, sequence: Sequence, pages: Pages) -> list[Sequence]:
-        """Running sequences that make room for one that waits, the first to go first.
-
-        These are all of worse priority; and, where its client stays within its share, those of
-        other clients that are in excess.
-        """
-        priority, own = sequence.order[0], self.excess(sequence, pages)
-        return [
-            other
-            for rank, other in reversed(self._ranked)
-            if rank.priority > priority
-            or (
-                rank.priority == priority
-                and own <= 0
-                and rank.excess > own
-                and other.client != sequence.client
-            )
-        ]
-
-
-def shares_of_places(total: int, num_clients: int, sequences: Iterable[Sequence]) -> Shares:
-    """Shares of places in a batch. A client's first sequence is never in excess."""
-    pairs = ((sequence, Pages()) for sequence in sequences)
-    return Shares(PlaceHoldings(), total, num_clients, pairs, first_is_free=True)
-
-
 def shares_of_pages(
     total: int, num_clients: int, running: Iterable[tuple[Sequence, int]]
-) -> Shares:
-    """Shares of pages; of each running sequence it is given how many it has yet to take."""
+) -> Shares[Sequence]:
+    """Shares of pages; with each running sequence comes the number of pages it has yet to take."""
     pairs = (
         (sequence, Pages([page for run in sequence.pages for page in run.pages], lacking))
         for sequence, lacking in running
@@ -189,4 +53,4 @@ def pass_over(sequence: Sequence) -> None:
         sequence.turn_ends = len(sequence.output) + TURN
 
 
-__all__ = ["STARVED", "TURN", "Pages", "Shares", "pass_over", "shares_of_pages", "shares_of_places"]
+__all__ = ["STARVED", "pass_over", "shares_of_pages"]

@@ -31,12 +31,13 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from operator import attrgetter
 
+from inlay.engine.fairness import Pages, Shares, shares_of_places
 from inlay.engine.torch.adapter_turns import AdapterTurns
 from inlay.engine.torch.cache.limits import EngineLimits
 from inlay.engine.torch.cache.prefix_cache import PrefixCache
 from inlay.engine.torch.cache.table import PageTable
 from inlay.engine.torch.cache_events import CacheEvents
-from inlay.engine.torch.fairness import Pages, Shares, pass_over, shares_of_pages, shares_of_places
+from inlay.engine.torch.fairness import pass_over, shares_of_pages
 from inlay.engine.torch.prefix_lookup import Hits, PrefixLookup, may_stop
 from inlay.engine.torch.sequence import Sequence
 from inlay.prompt import split_point
@@ -124,7 +125,7 @@ class Scheduler:
         self.blocked = False
         self._unread: dict[Sequence, deque[ScheduledChunk]] = {}
         self._clients: Counter[str | None] = Counter()
-        self._page_shares: Shares | None = None
+        self._page_shares: Shares[Sequence] | None = None
         self._prefix_caching = prefix_caching
         self._computing: dict[bytes, Sequence] = {}
 
@@ -277,10 +278,10 @@ class Scheduler:
             order = [sequence for sequence in shares.order if sequence not in running]
         return tuple(islice(order, self.bounds.max_num_seqs))
 
-    def _shares_of_places(self, sequences: Iterable[Sequence]) -> Shares:
+    def _shares_of_places(self, sequences: Iterable[Sequence]) -> Shares[Sequence]:
         return shares_of_places(self.bounds.max_num_seqs, len(self._clients), sequences)
 
-    def _shares_of_pages(self) -> Shares:
+    def _shares_of_pages(self) -> Shares[Sequence]:
         """As of the last start or stop of a sequence, or the step's beginning."""
         if self._page_shares is None:
             lacking = [(sequence, self._pages_outstanding(sequence)) for sequence in self.running]

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from inlay import refusals
 from inlay.card import Adapter, ModelCard, Stats
 from inlay.digest import Secret
+from inlay.engine.places import Place, Places
 from inlay.engine.probe import probe
 from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm import capabilities, reasoning
@@ -31,6 +32,7 @@ from inlay.errors import (
 )
 from inlay.prompt import Tokens
 from inlay.request import Emit, Request
+from inlay.resuming import inexact
 from inlay.routing import KvEvent
 
 log = logging.getLogger(__name__)
@@ -56,6 +58,7 @@ class VllmEngine:
         self._secret = secret
         self._loaded: LoadedVllm | None = None
         self._followers: dict[str, VllmRequestTracker] = {}
+        self._places = Places(1)
         self._tasks: set[asyncio.Task[None]] = set()
         self._numbers = count()
         self._failure: asyncio.Future[EngineError] | None = None
@@ -93,6 +96,7 @@ class VllmEngine:
             await self._events.close()
             raise
         loaded.watch_logits(self._corrupted)
+        self._places = Places(loaded.card.limits.max_num_seqs)
         self._loaded = loaded
         try:
             await loaded.guard_against_nan()
@@ -151,15 +155,18 @@ class VllmEngine:
             loaded.card.refusals, request, f"{loaded.card.engine} {loaded.card.engine_version}"
         )
         loaded.check_thinking(request)
-        follower = VllmRequestTracker(request, emit, f"{request.id}.{next(self._numbers)}")
+        follower = VllmRequestTracker(request, emit, self._id_for(request))
         self._followers[request.id] = follower
         if request.deadline is not None:
             loop = asyncio.get_running_loop()
             follower.timer = loop.call_later(max(0.0, request.deadline), self._late, follower)
         self._spawn(self._follow(loaded, follower))
 
+    def _id_for(self, request: Request) -> str:
+        return f"{request.id}.{next(self._numbers)}"
+
     def abort(self, request_id: str) -> None:
-        """End a request: its last output is emitted now, and vLLM is told."""
+        """End a request: its last output is emitted now, and it is aborted in vLLM."""
         follower = self._followers.get(request_id)
         if follower is not None:
             self._stop(follower)
@@ -210,7 +217,8 @@ class VllmEngine:
     def stats(self) -> Stats:
         """The counters after the last step vLLM told of."""
         loaded = self._running
-        return loaded.counters.stats(idle=not self._followers, num_blocks=loaded.card.num_blocks)
+        idle, num_blocks = not self._followers, loaded.card.num_blocks
+        return loaded.counters.stats(self._places, idle=idle, num_blocks=num_blocks)
 
     async def load_adapter(self, adapter: Adapter, directory: str) -> None:
         """Have vLLM load a LoRA adapter.
@@ -278,7 +286,6 @@ class VllmEngine:
 
     async def _follow(self, loaded: LoadedVllm, follower: VllmRequestTracker) -> None:
         request = follower.request
-        finished = False
         try:
             if (
                 request.sampling.max_tokens <= len(request.prior_output)
@@ -288,38 +295,68 @@ class VllmEngine:
             if follower.ended:
                 return
             await loaded.check_grammar(request.sampling)
-            given = input_of(request, loaded.placeholder)
-            self._events.note(request, given)
-            queue = await loaded.llm.add_request(
-                follower.request_id,
-                given,
-                params_of(request, loaded.card.eos_token_ids),
-                lora_request=self._adapters.of(request),
-                priority=request.priority if loaded.by_priority else 0,
-                **reasoning.bind(request),
-            )
-            follower.admitted = True
-            loaded.counters.rows_served += sum(
-                len(part) for part in request.prompt.segments if not isinstance(part, Tokens)
-            )
             if self._followers.get(request.id) is not follower:
-                # Stopped before vLLM knew of it.
-                await loaded.llm.abort(follower.request_id)
-                return
-            while not follower.ended:
-                output = queue.get_nowait() or await queue.get()
-                finished = output.finished
-                if not follower.take(output):
-                    self._spoiled(loaded, follower)
+                return  # it was stopped meanwhile
+            place = self._enter(loaded, follower)
+            while await place.granted and not follower.ended:
+                await self._run(loaded, follower, place)
+                if not follower.ended:
+                    self._places.put_back(place)
         except asyncio.CancelledError:
             follower.end("abort")
             raise
         except Exception as error:
-            if follower.admitted and not finished and not loaded.llm.errored:
+            if not loaded.llm.errored:
                 self._stop(follower)
             follower.end("error", self._told(error, follower))
         finally:
+            if follower.place is not None:
+                self._places.leave(follower.place)
             self._forget(follower)
+
+    def _enter(self, loaded: LoadedVllm, follower: VllmRequestTracker) -> Place:
+        """Have a request wait for a place."""
+
+        def preempt() -> None:
+            follower.yielding = True
+            self._take_out(loaded, follower)
+
+        resumable = not inexact(follower.request, loaded.card)
+        place = self._places.enter(follower, resumable=resumable, preempt=preempt)
+        follower.place = place
+        return place
+
+    async def _run(self, loaded: LoadedVllm, follower: VllmRequestTracker, place: Place) -> None:
+        """Have vLLM run a request until it has ended, or was preempted."""
+        if place.num_preemptions:
+            follower.request_id = self._id_for(follower.request)
+        request = follower.continuation()
+        given = input_of(request, loaded.placeholder)
+        self._events.note(request, given)
+        queue = await loaded.llm.add_request(
+            follower.request_id,
+            given,
+            params_of(request, loaded.card.eos_token_ids),
+            lora_request=self._adapters.of(request),
+            priority=request.priority if loaded.by_priority else 0,
+            **reasoning.bind(request),
+        )
+        follower.admitted = True
+        loaded.counters.rows_served += sum(
+            len(part) for part in request.prompt.segments if not isinstance(part, Tokens)
+        )
+        if follower.ended or follower.yielding:
+            # It was stopped, or preempted, before vLLM knew of it.
+            await loaded.llm.abort(follower.request_id)
+        finished = False
+        while not finished and not follower.ended:
+            output = queue.get_nowait() or await queue.get()
+            finished = output.finished
+            follower.admitted = not finished
+            if not follower.take(output):
+                self._spoiled(loaded, follower)
+            self._places.note_progress(place)
+        follower.yielding = False
 
     def _told(self, error: Exception, follower: VllmRequestTracker) -> InlayError:
         """What a failure of vLLM means to the caller."""
@@ -336,9 +373,15 @@ class VllmEngine:
         return EngineError(f"vLLM failed to run the request: {type(error).__name__}")
 
     def _stop(self, follower: VllmRequestTracker) -> None:
+        """Take a request out of vLLM, or out of the wait for a place."""
         self._forget(follower)
-        loaded = self._loaded
-        if loaded is None or self._closing or not follower.admitted:
+        if self._loaded is not None and not self._closing:
+            self._take_out(self._loaded, follower)
+        self._places.stop_waiting(follower.place)
+
+    def _take_out(self, loaded: LoadedVllm, follower: VllmRequestTracker) -> None:
+        """Abort a request in vLLM, if vLLM has it."""
+        if not follower.admitted:
             return
         self._spawn(loaded.llm.abort(follower.request_id))
         if (
@@ -346,7 +389,7 @@ class VllmEngine:
             and not follower.told
             and loaded.card.dtype == "float16"
         ):
-            # Nobody saw what its rows came to: they may have overflowed.
+            # No logits of its rows were read: they may have overflowed.
             self._spawn(self._overwrite(loaded))
 
     def _forget(self, follower: VllmRequestTracker) -> None:
@@ -399,6 +442,7 @@ class VllmEngine:
             self._failure.set_result(error)
         for follower in tuple(self._followers.values()):
             follower.end("error", error)
+            self._places.stop_waiting(follower.place)
 
     async def _answer(self, call: Awaitable[_T]) -> _T:
         """What vLLM's core answers.

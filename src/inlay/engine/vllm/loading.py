@@ -15,6 +15,7 @@ from inlay.digest import Secret
 from inlay.engine.admission import Admission
 from inlay.engine.generation_config import default_sampling, eos_token_ids, generation_config
 from inlay.engine.length import MaxModelLen
+from inlay.engine.places import PROBES
 from inlay.engine.row_facts import row_facts
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.grammar.trial import TrialProcess, count
@@ -119,9 +120,11 @@ def load(
         known = config.parallel_config.data_parallel_size > 1
         events.turn_on(config, 0 if known else settings.data_parallel_rank or 0)
         own_reasoning = not reasoning.turn_on(config)
+    places = int(config.scheduler_config.max_num_seqs)
+    config.scheduler_config.max_num_seqs = places + PROBES
     llm = launch(config, counters)
     try:
-        card = _card(config, settings, secret, directory, own_reasoning)
+        card = _card(config, settings, secret, directory, own_reasoning, places)
         return _described(llm, config, card, counters, adapters)
     except BaseException:
         llm.shutdown()
@@ -129,7 +132,12 @@ def load(
 
 
 def _card(
-    config: Any, settings: EngineSettings, secret: Secret, directory: Path, own_reasoning: bool
+    config: Any,
+    settings: EngineSettings,
+    secret: Secret,
+    directory: Path,
+    own_reasoning: bool,
+    places: int,
 ) -> ModelCard:
     model = config.model_config
     dtype = str(model.dtype).removeprefix("torch.")
@@ -148,7 +156,7 @@ def _card(
         hidden_size=hidden_size,
         limits=Limits(
             max_model_len=int(model.max_model_len),
-            max_num_seqs=int(config.scheduler_config.max_num_seqs),
+            max_num_seqs=places,
             max_logprobs=vocab_size if model.max_logprobs == -1 else int(model.max_logprobs),
             max_prompt_embeds_abs=rows.bound,
         ),

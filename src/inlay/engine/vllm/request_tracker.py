@@ -1,4 +1,4 @@
-"""One request under way in vLLM: what vLLM says of it becomes outputs.
+"""One request in vLLM: vLLM's outputs become inlay's.
 
 On the event loop; no vLLM.
 """
@@ -22,7 +22,7 @@ class VllmRequestTracker(RequestTracker):
         if self.ended:
             return True
         said = output.outputs[0]
-        if output.num_cached_tokens:
+        if output.num_cached_tokens and not self.told:
             self.cached = min(output.num_cached_tokens, len(self.request.prompt))
         prompt_logprobs = self._of_prompt(output.prompt_logprobs)
         # Where no output was asked for, vLLM makes a token all the same.
@@ -31,9 +31,10 @@ class VllmRequestTracker(RequestTracker):
         logprobs = self._of_output(said.logprobs, len(ids))
         if any(math.isnan(entry.logprob) for entry in logprobs):
             return False
-        if not ids and prompt_logprobs is None and said.finish_reason is None:
+        preempted = self.yielding and said.finish_reason == "abort"
+        reason = None if preempted else _reason(said.finish_reason)
+        if not ids and prompt_logprobs is None and reason is None:
             return True
-        reason = _reason(said.finish_reason)
         self.put(
             ids, logprobs, prompt_logprobs, "length" if reason == "stop" and not room else reason
         )

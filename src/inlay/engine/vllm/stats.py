@@ -5,6 +5,7 @@ from typing import Any
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from inlay.card import Stats
+from inlay.engine.places import Places
 
 
 class Counters(StatLoggerBase):  # type: ignore[misc]
@@ -47,25 +48,25 @@ class Counters(StatLoggerBase):  # type: ignore[misc]
             self._generated += iteration_stats.num_generation_tokens
             self._preemptions += iteration_stats.num_preempted_reqs
 
-    def stats(self, *, idle: bool, num_blocks: int) -> Stats:
+    def stats(self, places: Places, *, idle: bool, num_blocks: int) -> Stats:
         """The sums now.
 
         Args:
-            idle: whether nothing is under way; vLLM says nothing more once the last request is
-                gone.
+            places: where requests wait before vLLM has them.
+            idle: nothing is under way; vLLM reports nothing more once the last request is gone.
             num_blocks: of each rank.
         """
         ranks = [] if idle else list(self._by_rank.values())
         return Stats(
             running=sum(running for running, _, _ in ranks),
-            waiting=sum(waiting for _, waiting, _ in ranks),
+            waiting=places.num_waiting + sum(waiting for _, waiting, _ in ranks),
             blocks_used=round(sum(usage * num_blocks for _, _, usage in ranks)),
             blocks_total=num_blocks * max(1, len(self._by_rank)),
             prompt_tokens=self._prompt,
             cached_tokens=self._cached,
             rows_served=self.rows_served,
             generated_tokens=self._generated,
-            preemptions=self._preemptions,
+            preemptions=places.num_preemptions + self._preemptions,
             steps=self._steps,
             progress=self._prompt + self._generated + self._steps,
         )

@@ -325,4 +325,4 @@ def for_choice(sampling: Sampling, *, seed: int | None, index: int, max_tokens: 
         max_tokens: as asked for, or what fits behind the choice's own prompt.
     """
     own = secrets.randbits(63) if seed is None else (seed + index) % 2**63
-    return msgspec.structs.replace(sampling, seed=own, max_tokens=max_tokens)
+    return msgspec.structs.replace(sampling, seed=own, unseeded=seed is None, max_tokens=max_tokens)

@@ -1,0 +1,16 @@
+"""Places in the batch of vLLM are shared among clients."""
+
+from pathlib import Path
+
+import pytest
+
+from inlay.engine.api import GenerateEngine
+from tests.engine.flood import a_newcomer_is_served_at_once
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def test_a_newcomer_is_served_at_once_beside_a_client_that_asked_for_everything(
+    shared: GenerateEngine, directory: Path
+) -> None:
+    await a_newcomer_is_served_at_once(shared, directory)
