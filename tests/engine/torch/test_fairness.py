@@ -1,12 +1,13 @@
 """Fair shares of places, pages and steps: no client waits for another's output to end."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.engine.fairness import TURN
+from inlay.engine.fairness import TURN, Shares
 from inlay.engine.torch.fairness import STARVED
 from inlay.engine.torch.scheduler import MAX_STARVED_STEPS
 from inlay.engine.torch.sequence import Sequence
@@ -63,6 +64,37 @@ def test_a_newcomer_has_a_token_at_once_beside_a_client_that_asked_for_everythin
     assert all(
         len(sequence.output) == 60 for sequence in simulation.ended if sequence is not newcomer
     )
+
+
+@pytest.mark.parametrize("pages", [2000, 130], ids=["places", "pages"])
+def test_a_step_that_must_be_read_first_ranks_the_running_once_however_many_wait(
+    pages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranked = 0
+    made = Shares.__init__
+
+    def counting(self: Shares[Sequence], *arguments: Any, **more: Any) -> None:
+        nonlocal ranked
+        ranked += 1
+        made(self, *arguments, **more)
+
+    found = []
+    for waiting in (4, 60):
+        limits = bounds(max_num_seqs=64, num_pages=pages, max_num_batched_tokens=1024)
+        simulation = Simulation(limits, overlap=True)
+        crowd(simulation, "greedy", 64)
+        for _ in range(20):
+            simulation.step()
+        for client in range(waiting):
+            crowd(simulation, f"new {client}", 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(Shares, "__init__", counting)
+            ranked = 0
+            simulation.step()
+        assert simulation.scheduler.blocked
+        found.append(ranked)
+        simulation.drain()
+    assert found[0] == found[1] <= 3
 
 
 def test_clients_that_ask_for_everything_have_equal_shares_and_take_nothing_back_and_forth() -> (

@@ -13,6 +13,7 @@ from inlay.engine.api import FailingEngine, GenerateEngine
 from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.prompt import Prompt, Tokens
+from inlay.request import ThinkingBudget
 from tests.engine import reference
 from tests.engine.conformance import Receiver, ids, make_request, run
 from tests.engines.starting import started
@@ -25,6 +26,8 @@ ASKED: dict[Feature, dict[str, Any]] = {
     "bad_words": {"bad_words": ((5,),)},
     "allowed_token_ids": {"allowed_token_ids": (5,)},
     "min_tokens": {"min_tokens": 2},
+    "logprob_token_ids": {"logprobs": 1, "logprob_token_ids": (5,)},
+    "thinking_token_budget": {"thinking": ThinkingBudget(4, (5,), (6,))},
     "prior_output_with_penalties": {"presence_penalty": 1.0, "prior_output": (5,)},
 }
 

@@ -24,7 +24,7 @@ from inlay.engine.api import AdapterEngine, GenerateEngine
 from inlay.engine.settings import EngineSettings
 from inlay.errors import EmbeddingsError, EngineError, InvalidRequestError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.request import Grammar, Output, Request
+from inlay.request import Grammar, Output, Request, ThinkingBudget
 from inlay.tensors.reader import read
 from tests import adapters
 from tests.deepseek import plain_r1
@@ -320,6 +320,8 @@ ASKED: dict[Feature, dict[str, Any]] = {
     "prior_output_with_grammar": {"grammar": Grammar("json_object"), "prior_output": (5,)},
     "prior_output_with_penalties": {"presence_penalty": 1.0, "prior_output": (5,)},
     "prompt_logprobs": {"prompt_logprobs": 1},
+    "logprob_token_ids": {"logprobs": 1, "logprob_token_ids": (5,)},
+    "thinking_token_budget": {"thinking": ThinkingBudget(4, (5,), (6,))},
 }
 
 

@@ -6,9 +6,11 @@ without a token it takes pages of anybody, and keeps them until it has made `TUR
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sized
 
-from inlay.engine.fairness import TURN, Pages, Shares
+from inlay.engine.fairness import TURN, Pages, Shares, shares_of_places
+from inlay.engine.torch.cache.limits import EngineLimits
+from inlay.engine.torch.cache.table import PageTable
 from inlay.engine.torch.sequence import Sequence
 
 STARVED = 256
@@ -45,6 +47,81 @@ def shares_of_pages(
     return Shares(PageHoldings(), total, num_clients, pairs, first_is_free=False)
 
 
+class StepShares:
+    """Shares of places and pages, computed once for each set of running sequences.
+
+    Args:
+        bounds: number of places and pages.
+        clients: those that have a sequence running or waiting.
+        running: sequences, by order; it changes.
+        outstanding: pages that a running sequence has yet to take.
+    """
+
+    def __init__(
+        self,
+        bounds: EngineLimits,
+        clients: Sized,
+        running: list[Sequence],
+        outstanding: Callable[[Sequence], int],
+    ) -> None:
+        self._bounds = bounds
+        self._clients = clients
+        self._running = running
+        self._outstanding = outstanding
+        self._places: Shares[Sequence] | None = None
+        self._pages: Shares[Sequence] | None = None
+
+    def reset(self) -> None:
+        """Compute them anew: a sequence has started or stopped, or a step begins."""
+        self._places = self._pages = None
+
+    @property
+    def places(self) -> Shares[Sequence]:
+        """Of places, among the running sequences."""
+        if self._places is None:
+            self._places = self.of_places(self._running)
+        return self._places
+
+    @property
+    def pages(self) -> Shares[Sequence]:
+        """Of pages, among the running sequences."""
+        if self._pages is None:
+            lacking = [(sequence, self._outstanding(sequence)) for sequence in self._running]
+            self._pages = shares_of_pages(self._bounds.num_pages, len(self._clients), lacking)
+        return self._pages
+
+    def of_places(self, sequences: Iterable[Sequence]) -> Shares[Sequence]:
+        """Of places, among other sequences."""
+        return shares_of_places(self._bounds.max_num_seqs, len(self._clients), sequences)
+
+    def yielding_places(self, sequence: Sequence) -> list[Sequence]:
+        """Running sequences that would give their place to `sequence`, the first to go first."""
+        if len(self._clients) == 1 and self._running[-1].order[0] <= sequence.order[0]:
+            return []
+        return self.places.yielding(sequence, Pages())
+
+
+class Gain:
+    """Pages that are there for others once some sequences are preempted.
+
+    Attributes:
+        pages: number of them.
+    """
+
+    def __init__(self, table: PageTable) -> None:
+        self.pages = 0
+        self._table = table
+        self._holders: Counter[int] = Counter()
+
+    def add(self, sequence: Sequence, outstanding: int) -> None:
+        """Count one more: the pages it has yet to take, and those that now nobody else holds."""
+        self.pages += outstanding
+        for run in sequence.pages:
+            for page in run.pages:
+                self._holders[page] += 1
+                self.pages += self._holders[page] == self._table.references(page)
+
+
 def pass_over(sequence: Sequence) -> None:
     """Count a step in which a sequence wanted to go on and could not; in time it gets its turn."""
     sequence.starved_steps += 1
@@ -53,4 +130,4 @@ def pass_over(sequence: Sequence) -> None:
         sequence.turn_ends = len(sequence.output) + TURN
 
 
-__all__ = ["STARVED", "pass_over", "shares_of_pages"]
+__all__ = ["STARVED", "Gain", "StepShares", "pass_over", "shares_of_pages"]

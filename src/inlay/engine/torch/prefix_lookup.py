@@ -1,4 +1,4 @@
-"""Look-up of cached pages for a sequence."""
+"""Look-up of cached pages for a sequence, and of pages that others are computing."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -94,9 +94,58 @@ class PrefixLookup:
         return None if digest is None else self._cache.find(digest, group)
 
 
+class PagesInProgress:
+    """Full pages that running sequences are computing, by digest: the first of each computes it.
+
+    Args:
+        page_size: positions in a page.
+    """
+
+    def __init__(self, page_size: int) -> None:
+        self._size = page_size
+        self._makers: dict[bytes, Sequence] = {}
+
+    def add(self, sequence: Sequence, computed: int) -> None:
+        """A sequence has started: it computes its known pages from position `computed` on."""
+        for digest in self._digests(sequence, computed):
+            self._makers.setdefault(digest, sequence)
+
+    def remove(self, sequence: Sequence, computed: int) -> None:
+        """A sequence has stopped; its positions up to `computed` were committed."""
+        for digest in self._digests(sequence, computed):
+            self.complete(digest, sequence)
+
+    def complete(self, digest: bytes, sequence: Sequence) -> None:
+        """A sequence has computed a page, or found it cached."""
+        if self._makers.get(digest) is sequence:
+            del self._makers[digest]
+
+    def computes_next(self, sequence: Sequence, hits: int) -> bool:
+        """True if a sequence before `sequence` computes the page that it would compute next.
+
+        Then waiting for it is cheaper: requests that share a prompt compute it once.
+
+        Args:
+            sequence: waiting.
+            hits: page index up to which it finds pages in the cache.
+        """
+        stop = (hits + 1) * self._size
+        if stop > sequence.max_cacheable or not may_stop(sequence, stop):
+            return False
+        digest = sequence.page_digest(hits, self._size)
+        maker = None if digest is None else self._makers.get(digest)
+        return maker is not None and maker.order < sequence.order
+
+    def _digests(self, sequence: Sequence, computed: int) -> Iterable[bytes]:
+        for index in range(computed // self._size, sequence.length // self._size):
+            digest = sequence.page_digest(index, self._size)
+            if digest is not None:
+                yield digest
+
+
 def may_stop(sequence: Sequence, position: int) -> bool:
     """Return True if a chunk or a hit may end at `position`: not inside an atomic segment."""
     return split_point(sequence.atomic, position) == position
 
 
-__all__ = ["Hits", "PrefixLookup", "may_stop"]
+__all__ = ["Hits", "PagesInProgress", "PrefixLookup", "may_stop"]

@@ -1,26 +1,25 @@
-"""Who is computed in the next step, and with whose pages.
+"""The scheduler: which sequences the next step computes, and with which KV pages.
 
 Pure Python: no tensors, no clock, no threads.
 
-There is no prefill and no decode: a sequence has `remaining` positions to compute before its next
-token can be chosen, one for a sequence that decodes, many for one that is new or was preempted. A
-step has one budget of positions. It goes
+There is no prefill and no decode: a sequence has `num_pending_tokens` positions to compute before
+its next token can be chosen, one for a sequence that decodes, many for one that is new or was
+preempted. A step has one budget of positions. It goes
 
-1. to whoever was passed over `MAX_STARVED_STEPS` steps in a row, one of each client, so that nobody
-   waits for ever;
-2. to every running sequence with one position remaining, so that streams flow whatever else
-   arrives;
+1. to sequences that were passed over `MAX_STARVED_STEPS` steps in a row, one of each client, so
+   that none waits for ever;
+2. to every running sequence with one position pending, so that streams flow whatever else arrives;
 3. to the others, the rest in equal parts for their clients: half of a part to the first in order,
-   so that a long prompt ends in bounded time, and half to those with the fewest positions
-   remaining, so that a short prompt does not wait for a long one.
+   so that a long prompt ends in bounded time, and half to those with the fewest positions pending,
+   so that a short prompt does not wait for a long one.
 
 Order is (priority, arrival). The scheme of computed positions that catch up with known ones is
-vLLM's. Places and pages are shared among clients, as `inlay.engine.torch.fairness` says: who is
-beyond its share is preempted first.
+vLLM's. Places and pages are shared among clients, as `inlay.engine.fairness` says: sequences of
+clients beyond their share are preempted first.
 
 A plan may be made before the results of the last are read. Then a sequence may have one position
 more than is known of it, that of the token which the last plan chose. Until its results are read a
-span is unread: its pages have no digests, and its sequence is not preempted; pages that it was
+chunk is unread: its pages have no digests, and its sequence is not preempted; pages that it was
 written to are scrubbed if its sequence ends meanwhile.
 """
 
@@ -31,14 +30,14 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from operator import attrgetter
 
-from inlay.engine.fairness import Pages, Shares, shares_of_places
+from inlay.engine.fairness import Pages
 from inlay.engine.torch.adapter_turns import AdapterTurns
 from inlay.engine.torch.cache.limits import EngineLimits
 from inlay.engine.torch.cache.prefix_cache import PrefixCache
 from inlay.engine.torch.cache.table import PageTable
 from inlay.engine.torch.cache_events import CacheEvents
-from inlay.engine.torch.fairness import pass_over, shares_of_pages
-from inlay.engine.torch.prefix_lookup import Hits, PrefixLookup, may_stop
+from inlay.engine.torch.fairness import Gain, StepShares, pass_over
+from inlay.engine.torch.prefix_lookup import Hits, PagesInProgress, PrefixLookup
 from inlay.engine.torch.sequence import Sequence
 from inlay.prompt import split_point
 
@@ -50,7 +49,7 @@ _by_order = attrgetter("order")
 
 @dataclass(frozen=True, slots=True)
 class ScheduledChunk:
-    """Positions [start, start + count) of a sequence, computed in this step; if `samples`, the last yields the next token."""
+    """Positions [start, start + count) of a sequence; `samples`: the last gives a token."""
 
     sequence: Sequence
     start: int
@@ -60,7 +59,7 @@ class ScheduledChunk:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """What one step computes."""
+    """The chunks that one step computes."""
 
     chunks: tuple[ScheduledChunk, ...]
 
@@ -69,7 +68,11 @@ class SchedulerOutput:
 class _Draft:
     """A plan in the making.
 
-    The budget left, adapters that rest, the spans so far, and who was preempted on the way.
+    Attributes:
+        left: positions left of the budget.
+        resting: adapters that are not in this step.
+        chunks: so far.
+        preempted: sequences that were preempted for it.
     """
 
     left: int
@@ -83,18 +86,17 @@ class _Draft:
 
 
 class Scheduler:
-    """Sequences, and the pages they hold.
+    """Running and waiting sequences, and the pages they hold.
 
-    `schedule`, run the plan, `commit` or `condemn`; `finish` whoever ended.
+    `schedule`, run the plan, `commit` or `invalidate`; `finish` the sequences that ended.
 
     Attributes:
-        table: who holds which pages; changed by the scheduler alone, but for scrubbing.
-        cache: which page holds which prefix; empty for ever without prefix caching.
+        table: holders of each page; changed by the scheduler alone, but for scrubbing.
+        cache: pages by prefix; empty for ever without prefix caching.
         running: sequences that hold pages or may take them, in order.
         waiting: the others, in order.
-        preemptions: how often a sequence lost its pages.
-        blocked: somebody must lose pages for the next plan to be what it should be, and has unread
-            spans.
+        preemptions: number of times a sequence lost its pages.
+        blocked: a sequence has to be preempted for the next plan, and has unread chunks.
     """
 
     def __init__(
@@ -108,9 +110,9 @@ class Scheduler:
         """No sequences yet.
 
         Args:
-            bounds: what fits.
-            prefix_caching: whether prefixes are looked up.
-            events: note what the cache gains and loses.
+            bounds: of sequences, positions and pages.
+            prefix_caching: look prefixes up.
+            events: records of pages that the cache gains and loses.
             max_loras: adapters in one step at most, None for any number.
         """
         self.bounds = bounds
@@ -125,25 +127,22 @@ class Scheduler:
         self.blocked = False
         self._unread: dict[Sequence, deque[ScheduledChunk]] = {}
         self._clients: Counter[str | None] = Counter()
-        self._page_shares: Shares[Sequence] | None = None
+        self._shares = StepShares(bounds, self._clients, self.running, self._pages_outstanding)
         self._prefix_caching = prefix_caching
-        self._computing: dict[bytes, Sequence] = {}
+        self._in_progress = PagesInProgress(bounds.page_size)
 
     def __len__(self) -> int:
         return len(self.running) + len(self.waiting)
 
     def admit(self, sequence: Sequence) -> None:
-        """Let `sequence` wait for its turn; `Bounds.check` has passed."""
+        """Add a sequence that waits; `EngineLimits.check` has passed."""
         self._clients[sequence.client] += 1
         insort(self.waiting, sequence, key=_by_order)
 
     def schedule(self) -> SchedulerOutput:
-        """The next step. Its spans have their pages and are unread.
-
-        It is empty only when no sequence has anything but unread spans.
-        """
+        """Plan the next step: empty only when no sequence has anything but unread chunks."""
         self.blocked = False
-        self._page_shares = None
+        self._shares.reset()
         self._start_waiting()
         for sequence in self.running:
             self._skip_cached(sequence)
@@ -172,7 +171,7 @@ class Scheduler:
 
         Args:
             span: of a plan.
-            retracted: whether its last position is computed again.
+            retracted: its last position is computed again.
         """
         sequence = span.sequence
         self._mark_read(sequence)
@@ -184,7 +183,7 @@ class Scheduler:
                     new = self.cache.insert(digest, run.pages[index - run.first], group)
                     if new and self._events is not None:
                         self._events.stored(sequence, index, group)
-                self._drop_computing(digest, sequence)
+                self._in_progress.complete(digest, sequence)
         self._free_passed_pages(sequence, stop)
 
     def mark_verified(self, span: ScheduledChunk) -> None:
@@ -232,25 +231,27 @@ class Scheduler:
         kept_for: set[str | None] = set()
         for sequence in self._candidates():
             full = len(self.running) >= self.bounds.max_num_seqs
-            if full and not self._yielding_places(sequence):
+            if full and (self.blocked or not self._shares.yielding_places(sequence)):
                 return
             if sequence.client in kept_for:
                 continue
             hits = self._lookup.hits(sequence)
             cached = 0 if hits is None else hits.stop
-            if self._is_being_computed(sequence, cached):
+            if self._in_progress.computes_next(sequence, cached):
                 continue
             found = () if hits is None else tuple(chain.from_iterable(hits.pages))
             pages = Pages(
                 found, self.bounds.pages_missing(cached * self.bounds.page_size, sequence.length)
             )
-            if kept_for and self._shares_of_pages().excess(sequence, pages) > 0:
+            if kept_for and self._shares.pages.excess(sequence, pages) > 0:
                 continue
             missing = (
                 pages.lacking + self.table.num_unreferenced(found) + promised - self.table.available
             )
             # Alone it fits, if need be by smaller chunks.
             if full or (self.running and missing > 0):
+                if self.blocked:
+                    continue  # the next plan is made when what is launched has been read
                 if not self._preempt_for(sequence, pages, missing):
                     pass_over(sequence)
                     # Others may start before it for a while; then the pages that come free are kept
@@ -261,38 +262,23 @@ class Scheduler:
                 promised = sum(map(self._pages_outstanding, self.running))
             self.waiting.remove(sequence)
             insort(self.running, sequence, key=_by_order)
-            self._page_shares = None
+            self._shares.reset()
             sequence.starved_steps = 0
             sequence.start()
             if hits is not None:
                 self._use_cached(sequence, hits)
-            self._note_computing(sequence)
+            if self._prefix_caching:
+                self._in_progress.add(sequence, self._num_committed(sequence))
             promised += self._pages_outstanding(sequence)
 
     def _candidates(self) -> Iterable[Sequence]:
-        """Waiting sequences looked at in this step, those within their client's share of places first."""
+        """Waiting sequences to look at in this step, those within their share of places first."""
         order = self.waiting
         if len(self._clients) > 1:
             running = set(self.running)
-            shares = self._shares_of_places(chain(self.running, self.waiting))
+            shares = self._shares.of_places(chain(self.running, self.waiting))
             order = [sequence for sequence in shares.order if sequence not in running]
         return tuple(islice(order, self.bounds.max_num_seqs))
-
-    def _shares_of_places(self, sequences: Iterable[Sequence]) -> Shares[Sequence]:
-        return shares_of_places(self.bounds.max_num_seqs, len(self._clients), sequences)
-
-    def _shares_of_pages(self) -> Shares[Sequence]:
-        """As of the last start or stop of a sequence, or the step's beginning."""
-        if self._page_shares is None:
-            lacking = [(sequence, self._pages_outstanding(sequence)) for sequence in self.running]
-            self._page_shares = shares_of_pages(self.bounds.num_pages, len(self._clients), lacking)
-        return self._page_shares
-
-    def _yielding_places(self, sequence: Sequence) -> list[Sequence]:
-        """Running sequences that would give their place to `sequence`, the first to go first."""
-        if len(self._clients) == 1 and self.running[-1].order[0] <= sequence.order[0]:
-            return []
-        return self._shares_of_places(self.running).yielding(sequence, Pages())
 
     def _preempt_for(self, sequence: Sequence, pages: Pages, missing: int) -> bool:
         """Preempt others until a waiting sequence has a place and `missing` pages.
@@ -300,27 +286,25 @@ class Scheduler:
         False if none can be.
         """
         full = len(self.running) >= self.bounds.max_num_seqs
-        chosen = self._yielding_places(sequence)[:1] if full else []
-        if missing > self._gain(chosen):
-            for other in self._shares_of_pages().yielding(sequence, pages):
+        chosen = self._shares.yielding_places(sequence)[:1] if full else []
+        gain = Gain(self.table)
+        for other in chosen:
+            gain.add(other, self._pages_outstanding(other))
+        if missing > gain.pages:
+            for other in self._shares.pages.yielding(sequence, pages):
                 if other not in chosen:
                     chosen.append(other)
-                    if missing <= self._gain(chosen):
+                    gain.add(other, self._pages_outstanding(other))
+                    if missing <= gain.pages:
                         break
             else:
                 return False
         return all(map(self._preempt, chosen))
 
-    def _gain(self, sequences: Iterable[Sequence]) -> int:
-        """Pages that would be there for others if these were preempted."""
-        promised = sum(map(self._pages_outstanding, sequences))
-        return promised + self.table.num_exclusive(run for one in sequences for run in one.pages)
-
     def _preempt(self, sequence: Sequence) -> bool:
-        """Take the pages away.
+        """Take the pages away; False while some of its chunks are unread.
 
-        What was computed of full pages stays in the cache while there is room. Not while some are
-        unread.
+        Full pages stay in the cache while there is room.
         """
         if sequence in self._unread:
             self.blocked = True
@@ -343,10 +327,9 @@ class Scheduler:
             del self._unread[sequence]
 
     def _stop(self, sequence: Sequence) -> None:
-        self._page_shares = None
+        self._shares.reset()
         self.running.remove(sequence)
-        for digest in self._uncomputed_digests(sequence):
-            self._drop_computing(digest, sequence)
+        self._in_progress.remove(sequence, self._num_committed(sequence))
         for span in self._unread.pop(sequence, ()):
             first, end = (
                 span.start // self.bounds.page_size,
@@ -383,46 +366,21 @@ class Scheduler:
         for index in range(first, hits.stop):
             digest = sequence.page_digest(index, size)
             if digest is not None:
-                self._drop_computing(digest, sequence)
+                self._in_progress.complete(digest, sequence)
         if not sequence.preemptions:
             cached = sequence.cached_tokens + (hits.stop - first) * size
             sequence.cached_tokens = min(len(sequence.prompt), cached)
 
     def _skip_cached(self, sequence: Sequence) -> None:
-        """Another may have computed what comes next since `sequence` started."""
+        """Take pages that another sequence has computed since `sequence` started."""
         if sequence.num_pending_tokens > 1 and sequence not in self._unread:
             hits = self._lookup.hits(sequence)
             if hits is not None:
                 self._use_cached(sequence, hits)
 
-    def _is_being_computed(self, sequence: Sequence, hits: int) -> bool:
-        """Whether a running sequence that goes first is computing the very page `sequence` would compute next.
-
-        Then waiting for it is cheaper: requests that share a prompt compute it once.
-        """
-        size = self.bounds.page_size
-        if (hits + 1) * size > sequence.max_cacheable or not may_stop(sequence, (hits + 1) * size):
-            return False
-        digest = sequence.page_digest(hits, size)
-        maker = None if digest is None else self._computing.get(digest)
-        return maker is not None and maker.order < sequence.order
-
-    def _note_computing(self, sequence: Sequence) -> None:
-        if self._prefix_caching:
-            for digest in self._uncomputed_digests(sequence):
-                self._computing.setdefault(digest, sequence)
-
-    def _drop_computing(self, digest: bytes, sequence: Sequence) -> None:
-        if self._computing.get(digest) is sequence:
-            del self._computing[digest]
-
-    def _uncomputed_digests(self, sequence: Sequence) -> Iterable[bytes]:
-        size, unread = self.bounds.page_size, self._unread.get(sequence)
-        computed = unread[0].start if unread else sequence.num_computed_tokens
-        for index in range(computed // size, sequence.length // size):
-            digest = sequence.page_digest(index, size)
-            if digest is not None:
-                yield digest
+    def _num_committed(self, sequence: Sequence) -> int:
+        unread = self._unread.get(sequence)
+        return unread[0].start if unread else sequence.num_computed_tokens
 
     # Planning
 
@@ -459,7 +417,7 @@ class Scheduler:
                 )
 
     def _schedule_prefills(self, draft: _Draft) -> None:
-        """Plan those with many positions remaining, clients in equal parts and with what others leave."""
+        """Plan those with many positions pending, clients in equal parts."""
         lines: dict[tuple[int, str | None], list[Sequence]] = {}
         for sequence in self.running:
             if sequence.num_pending_tokens and draft.lacks(sequence):
@@ -473,7 +431,7 @@ class Scheduler:
             clients[key[0]] -= 1
 
     def _plan_line(self, draft: _Draft, line: list[Sequence], budget: int) -> None:
-        """Plan one client's: half of `budget` is the first one's, the rest for the fewest remaining."""
+        """Plan one client's: half of `budget` for the first, the rest for the fewest pending."""
         # Lines before this one may have preempted some.
         line = [sequence for sequence in line if draft.lacks(sequence)]
         if not line or not budget:
@@ -492,7 +450,7 @@ class Scheduler:
                 self._schedule(draft, sequence, count)
 
     def _chunk(self, sequence: Sequence, want: int, limit: int) -> int:
-        """How many positions of `sequence` to compute.
+        """Number of positions of `sequence` to compute.
 
         `want` of them if they end where it may be split.
 
@@ -527,9 +485,9 @@ class Scheduler:
         )
 
     def _make_room(self, draft: _Draft, sequence: Sequence, missing: int) -> None:
-        """Preempt those that come after `sequence` and are not planned, last first, until `missing` pages are available."""
+        """Preempt unplanned sequences after `sequence` until `missing` pages are available."""
         alone = len(self._clients) == 1
-        for other in tuple(reversed(self.running if alone else self._shares_of_pages().order)):
+        for other in tuple(reversed(self.running if alone else self._shares.pages.order)):
             if other is sequence or self.table.available >= missing:
                 return
             if other not in draft.chunks:

@@ -1,6 +1,5 @@
 """Page table: free pages, reference counts, and pages to scrub before they are reused."""
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from inlay.engine.torch.cache.prefix_cache import PrefixCache
@@ -87,11 +86,6 @@ class PageTable:
     def references(self, page: int) -> int:
         """Return the reference count of `page`."""
         return self._references[page]
-
-    def num_exclusive(self, runs: Iterable[PageRun]) -> int:
-        """Return the number of pages that only these runs, of one or several sequences, hold."""
-        holders = Counter(page for run in runs for page in run.pages)
-        return sum(self._references[page] == count for page, count in holders.items())
 
     def num_unreferenced(self, pages: Iterable[int]) -> int:
         """Return the number of `pages` without references."""
