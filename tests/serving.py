@@ -19,7 +19,7 @@ _PORTS = 12000, 29999
 """Below those that connections get, of which a test makes many before its server listens."""
 
 PYTHON = os.environ.get("FRONTEND_PYTHON", sys.executable)
-"""What servers are started with.
+"""Arguments of servers.
 
 Another Python than the tests' where those run in an engine's environment.
 """
@@ -34,7 +34,7 @@ class Served:
 
     @property
     def v1(self) -> str:
-        """What the `openai` client wants as `base_url`."""
+        """The `base_url` of the `openai` client."""
         return self.url + "/v1"
 
 

@@ -1,4 +1,4 @@
-"""What the documentation shows runs, and what it refers to is there."""
+"""Snippets of the documentation run, and paths that it names exist."""
 
 import re
 from collections.abc import Iterator

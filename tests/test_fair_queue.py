@@ -1,4 +1,4 @@
-"""Whose turn it is: priority first, then clients in turn, then the order of coming."""
+"""Order of the queue: priority, then clients in turn, then arrival."""
 
 from itertools import pairwise
 

@@ -13,7 +13,7 @@ from tests.strategies import prompts, segments
 
 
 def positions(prompt: Prompt) -> list[object]:
-    """What stands at each position, however the segments are cut."""
+    """The element at each position, however the segments are cut."""
     found: list[object] = []
     for segment in prompt.segments:
         if isinstance(segment, Tokens):

@@ -1,4 +1,4 @@
-"""What tests make is gone when they are."""
+"""Files that tests make are removed with them."""
 
 import os
 import signal

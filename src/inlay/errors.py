@@ -1,7 +1,7 @@
-"""Every error inlay raises on purpose.
+"""Errors that inlay raises.
 
     InlayError
-    ├── InvalidRequestError        what was asked can never work as asked              400
+    ├── InvalidRequestError        the request can never succeed as it is              400
     │   ├── EmbeddingsError        bytes that are not an acceptable embeddings tensor  400
     │   └── ContextLengthError     longer than the model can take                      400
     ├── AuthenticationError        no key, or a wrong one                              401
@@ -67,7 +67,7 @@ class InlayError(Exception):
 
 
 class InvalidRequestError(InlayError):
-    """What was asked can never work as asked."""
+    """The request can never succeed as it is."""
 
     status = 400
     type = "invalid_request_error"

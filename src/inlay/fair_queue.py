@@ -1,4 +1,4 @@
-"""What waits, and whose turn it is."""
+"""Priority queue, round-robin among clients."""
 
 from collections import OrderedDict, deque
 from collections.abc import Collection, Hashable, Iterator
@@ -44,7 +44,7 @@ class FairQueue(Generic[T]):
         self._size += 1
 
     def first(self) -> T:
-        """The item whose turn it is. Raises `IndexError` when none waits."""
+        """The next item. Raises `IndexError` when none waits."""
         priority, client = self._turn(())
         return self._queues[priority][client][0]
 
@@ -56,13 +56,13 @@ class FairQueue(Generic[T]):
         return None
 
     def take(self, without: Collection[Hashable] = ()) -> T:
-        """Take out the item whose turn it is; its client's next turn is after the others'.
+        """Remove and return the next item; its client's next turn is after the others'.
 
         Args:
-            without: clients who are passed over, and keep their turn.
+            without: clients that are skipped, and keep their turn.
 
         Raises:
-            IndexError: nothing waits, or nothing of anyone else.
+            IndexError: nothing waits, or only items of these clients.
         """
         priority, client = self._turn(without)
         lines = self._queues[priority]

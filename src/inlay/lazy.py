@@ -1,6 +1,6 @@
 """Packages whose names are imported when they are first used.
 
-Settings are read by every command, and what they are of takes long to import.
+Every command reads settings; the packages that they configure take long to import.
 """
 
 from collections.abc import Callable, Mapping

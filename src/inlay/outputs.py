@@ -22,7 +22,7 @@ def slice_prompt_logprobs(scores: PromptLogprobs, start: int, stop: int) -> Prom
 
 
 def drop_known(scores: PromptLogprobs, position: int) -> PromptLogprobs | None:
-    """What of `scores` is of `position` and later; None where that is nothing."""
+    """The part of `scores` from `position` on; None if empty."""
     skipped = position - scores.start
     if skipped <= 0:
         return scores
@@ -74,10 +74,7 @@ def split(output: Output) -> tuple[Output, Output] | None:
 
 
 def coalesce(outputs: Sequence[Output]) -> list[Output]:
-    """Outputs of one work as fewer that say the same.
-
-    Those become one that follow each other and hold little but ids.
-    """
+    """Coalesce the outputs of one request: consecutive ones that hold little but ids become one."""
     runs: list[list[Output]] = []
     for output in outputs:
         if runs and _follows(runs[-1][-1], output):

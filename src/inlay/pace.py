@@ -1,6 +1,6 @@
-"""How a process that answers many keeps any one of them from waiting long for another.
+"""Fairness within a process: no request waits long because of another.
 
-Three things hold everybody up for tens of milliseconds if nothing is done. A full garbage
+Three things block all requests for tens of milliseconds if nothing is done. A full garbage
 collection walks all objects of all modules. A thread that computes keeps the interpreter's lock for
 a switch interval at a time. And the system lets it keep its core for a tick of its clock or
 several, 4 ms each, while the event loop that was woken waits for that core.
@@ -51,7 +51,7 @@ def freeze_gc() -> None:
 
 
 def set_switch_interval() -> None:
-    """Have every thread of this process give up the interpreter's lock after `SWITCH` where another wants it."""
+    """Set the interpreter's switch interval of this process to `SWITCH`."""
     sys.setswitchinterval(SWITCH)
 
 

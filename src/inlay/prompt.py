@@ -31,7 +31,7 @@ class Buffer:
 
     Attributes:
         view: the bytes.
-        name: `PROMPT/PART` of what is a stored prompt's: whoever is sent it may keep it by this
+        name: `PROMPT/PART` of what is a stored prompt's: a receiver may cache it by this
             name, whose bytes never change. Else empty.
     """
 
@@ -130,7 +130,8 @@ class Rows(msgspec.Struct, frozen=True, tag="rows", array_like=True):
         num_rows, hidden = self.shape
         if num_rows < 0 or hidden <= 0 or num_rows * hidden * size != len(self.data):
             raise InvalidRequestError(
-                f"rows of shape {self.shape} and dtype {self.dtype} need {num_rows * hidden * size} bytes, "
+                f"rows of shape {self.shape} and dtype {self.dtype} need "
+                f"{num_rows * hidden * size} bytes, "
                 f"got {len(self.data)}"
             )
         if self.digests is not None and len(self.digests) != ROW_DIGEST_SIZE * num_rows:
@@ -202,7 +203,7 @@ ROW_DIGEST_SIZE = 16
 
 
 class Prompt(msgspec.Struct, frozen=True, array_like=True):
-    """What a model is asked to continue: segments in order, positions numbered across them.
+    """A prompt: segments in order, positions numbered across them.
 
     `Prompt.of` is the way to make one: it drops empty segments and joins neighbouring tokens, so
     that equal sequences of positions have equal segments.
@@ -239,7 +240,7 @@ class Prompt(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def has_rows(self) -> bool:
-        """Whether any position is not a token."""
+        """True if any position is not a token."""
         return any(not isinstance(segment, Tokens) for segment in self.segments)
 
     @property

@@ -1,6 +1,6 @@
-"""Whether a request asks for what an engine refuses.
+"""Checks of a request against the refusals of an engine.
 
-Checked before it is sent, and again by the engine.
+Done before it is sent, and again by the engine.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +19,7 @@ class _Meaning(msgspec.Struct, frozen=True):
 
 
 def _penalised(request: Request) -> bool:
-    """Whether penalties look at what was put out before."""
+    """True if penalties consider earlier output."""
     sampling = request.sampling
     return bool(sampling.presence_penalty or sampling.frequency_penalty)
 
@@ -76,7 +76,8 @@ _MEANINGS: Mapping[Feature, _Meaning] = {
     "prior_output_with_penalties": _Meaning(
         lambda request: bool(request.prior_output) and _penalised(request),
         "presence_penalty",
-        "to go on with an output that another worker began under presence_penalty or frequency_penalty",
+        "to go on with an output that another worker began under presence_penalty or "
+        "frequency_penalty",
     ),
     "temperature_above_2": _Meaning(
         lambda request: request.sampling.temperature > 2.0, "temperature", "a temperature above 2"
@@ -115,7 +116,8 @@ def check(refusals: Iterable[Refusal], request: Request, engine: str) -> None:
         meaning = _MEANINGS[refusal.feature]
         if _applies(refusal.prompts, request) and meaning.asked(request):
             raise InvalidRequestError(
-                f"{meaning.words}{_WITH[refusal.prompts]} is not supported by the engine of this model ({engine}): "
+                f"{meaning.words}{_WITH[refusal.prompts]} is not supported by the engine of this "
+                f"model ({engine}): "
                 f"{refusal.reason}",
                 param=meaning.param,
             )

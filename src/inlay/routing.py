@@ -1,6 +1,4 @@
-"""What routers are told.
-
-The routing chain of a prompt, which of it a worker has cached, and what frontends have sent where.
+"""Messages to routers: cached blocks of workers, and loads of frontends.
 
 The routing chain names the prefixes of a prompt at multiples of `inlay.digest.BLOCK_SIZE`
 positions, whatever an engine's pages are. A worker makes the chain of each request it admits with
@@ -85,10 +83,10 @@ KvEvent: TypeAlias = Stored | Removed | Cleared
 
 
 class KvEvents(msgspec.Struct, frozen=True, array_like=True):
-    """What changed in a worker's cache since its last message.
+    """Changes of a worker's cache since its last message.
 
     Attributes:
-        sequence: of the message; a worker counts from 1. Who sees a gap asks for a snapshot.
+        sequence: of the message; a worker counts from 1. At a gap the router asks for a snapshot.
         events: in order.
     """
 
@@ -109,7 +107,7 @@ class KvSnapshot(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WorkerLoad(msgspec.Struct, frozen=True, array_like=True):
-    """What one frontend has under way at one worker.
+    """Load of one frontend at one worker.
 
     Attributes:
         requests: sequences.
@@ -123,11 +121,11 @@ class WorkerLoad(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FrontendLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one frontend tells the others, a few times a second, and never in the path of a request.
+    """Loads that one frontend publishes, a few times a second, never in the path of a request.
 
     Numbers are totals, not changes: a lost message is made good by the next about the same worker,
-    or by the next whole one. Whoever hears of a frontend for the first time says all of its own
-    soon, which is how a new one learns.
+    or by the next whole one. A frontend that receives the first
+    message of another publishes all of its own soon, so that the new one learns it.
 
     Attributes:
         frontend: unique, never used again.
@@ -149,7 +147,7 @@ class FrontendLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 @runtime_checkable
 class RoutingFeed(Protocol):
-    """A plane that carries what routers are told.
+    """A transport that carries messages to routers.
 
     All on the event loop; what is lost on the way must not be fatal.
     """
@@ -157,7 +155,7 @@ class RoutingFeed(Protocol):
     def listen(
         self, events: Callable[[str, KvEvents], None], loads: Callable[[FrontendLoad], None]
     ) -> None:
-        """From now on call `events` with a worker's id and what it tells, in order, and `loads` with what other frontends tell."""
+        """Subscribe: `events` gets a worker's id and events, in order; `loads` frontends' loads."""
         ...
 
     def publish(self, load: FrontendLoad) -> None:
@@ -174,7 +172,7 @@ class RoutingFeed(Protocol):
 
 @runtime_checkable
 class CacheEventSource(Protocol):
-    """A `RequestHandler` whose engine tells what it has cached; its card says `kv_events`."""
+    """A `RequestHandler` whose engine publishes cache events; its card says `kv_events`."""
 
     def watch_cache(self, tell: Callable[[KvEvents], None]) -> None:
         """From now on call `tell` with what changes, in order, on the event loop."""

@@ -26,12 +26,12 @@ START_SECONDS = 180
 
 PYTHON = "python" if shutil.which("python") == sys.executable else shlex.quote(sys.executable)
 SNIPPETS = ("curl", "embeds=", f"{PYTHON} - <<")
-"""How each printed snippet begins."""
+"""Beginnings of the printed snippets."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What a demo, still serving, has written."""
+    """Output of a demo that still serves."""
 
     text: str
     url: str

@@ -280,7 +280,7 @@ def test_a_server_that_other_machines_reach_lets_in_who_has_its_key_and_says_so_
         assert seed.read_bytes() == key
         assert listed("--nats", url, "--nats-nkey-seed", seed) == "no worker in namespace default"
     with running(*words, "--no-credentials", until="Ctrl-C") as part:
-        assert "whoever reaches it is let in" in part.said[1]
+        assert "everyone who reaches it may connect" in part.said[1]
         assert listed("--nats", url) == "no worker in namespace default"
 
 

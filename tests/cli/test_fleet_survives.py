@@ -281,7 +281,7 @@ async def answer(client: openai.AsyncOpenAI, request: dict[str, Any]) -> tuple[A
 
 
 def tokens_of(logprobs: Any) -> list[str]:
-    """Those that logprobs were told of, by completions or chats."""
+    """Tokens with logprobs, of completions or chats."""
     if hasattr(logprobs, "content"):
         return [one.token for one in logprobs.content or ()]
     return logprobs.tokens or []

@@ -99,7 +99,7 @@ def test_a_directory_without_weights_is_refused_before_anything_is_started(tmp_p
 
 
 def check(model: Path, **settings: object) -> str:
-    """What is said of a model before anything is loaded."""
+    """The error for a model before anything is loaded."""
     with pytest.raises(InvalidRequestError) as refused:
         check_model(
             EngineSettings.model_validate({"model": str(model), "device": "cpu", **settings})

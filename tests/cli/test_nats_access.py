@@ -1,4 +1,4 @@
-"""Who is let in by the server of `inlay nats`."""
+"""Access to the server of `inlay nats`."""
 
 from pathlib import Path
 

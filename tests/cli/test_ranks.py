@@ -54,7 +54,7 @@ def hits(server: Served) -> dict[str, float]:
 
 
 def ask(server: Served, family: int) -> int:
-    """How much of a prompt was cached."""
+    """Cached tokens of a prompt."""
     body = {"model": "m", "prompt": [family + 3] * 200, "max_tokens": 2, "temperature": 0}
     answer = httpx.post(
         server.v1 + "/completions",

@@ -26,7 +26,7 @@ def servers() -> Iterator[Fleet]:
 
 
 class Clock:
-    """Time that goes when it is told to."""
+    """A clock that is set by hand."""
 
     now = 1_000_000.0
 

@@ -1,4 +1,4 @@
-"""Requests wait in bounded lines, leave them when their client does, and are told when there is no hope."""
+"""Requests wait in bounded queues, leave with their client, and fail early without hope."""
 
 import asyncio
 

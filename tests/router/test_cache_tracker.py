@@ -1,4 +1,4 @@
-"""What workers tell of their caches is followed.
+"""Cache events of workers are followed.
 
 In order, over gaps, lost answers and new workers.
 """

@@ -15,7 +15,7 @@ IDLE = WorkerLoad()
 
 
 class Frontend:
-    """What one knows and says."""
+    """One frontend: its knowledge and its messages."""
 
     def __init__(self, name: str, group: "Group") -> None:
         self.learned: dict[str, WorkerLoad] = {}

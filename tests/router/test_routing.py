@@ -27,7 +27,7 @@ SECRET = Secret(bytes(32))
 
 
 class Held(EchoEngine):
-    """Keeps works until it is told to let one go."""
+    """Keeps requests until it is told to end one."""
 
     def __init__(self, settings: EngineSettings, **card: object) -> None:
         super().__init__(settings, SECRET)

@@ -46,7 +46,7 @@ class Frontend:
         return await self.store.rows(tenant, id_, target(dtype), **{"look": seen, **more})
 
     async def elements(self, tenant: str, id_: str) -> bytes:
-        """What it gives back for float32, joined."""
+        """Its rows as float32, joined."""
         return b"".join(bytes(rows.data.view) for rows in await self.rows(tenant, id_))
 
     async def settled(self) -> None:

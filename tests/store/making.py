@@ -1,4 +1,4 @@
-"""What the tests of the store share: a clock, tensors, uploads."""
+"""Common parts of the tests of the store: a clock, tensors, uploads."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ TTL = 100.0
 
 
 class Clock:
-    """Time that goes when it is told to."""
+    """A clock that is set by hand."""
 
     def __init__(self, now: float = 1_000_000.0) -> None:
         self.now = now
@@ -55,5 +55,5 @@ def target(
 
 
 def elements(store: PromptStore, tenant: str, id_: str) -> bytes:
-    """What the store gives back for float32, joined."""
+    """Rows of the store as float32, joined."""
     return b"".join(bytes(rows.data.view) for rows in store.rows(tenant, id_, target()))

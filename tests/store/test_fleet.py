@@ -36,7 +36,7 @@ async def until(done: Callable[[], bool]) -> None:
 
 
 def waiting(frontend: Frontend) -> int:
-    """How many wait for what is fetched."""
+    """Callers that wait for a fetch."""
     return sum(flight.waiting for flight in frontend.store._fetching._under_way.values())
 
 

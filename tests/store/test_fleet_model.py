@@ -35,7 +35,7 @@ which = st.integers(0, 1)
 
 
 class Kept:
-    """What the dictionary knows of a prompt."""
+    """A prompt in the dictionary."""
 
     def __init__(self, seed: int, used_at: float) -> None:
         self.seed = seed

@@ -39,7 +39,7 @@ dtypes = st.sampled_from(["float32", "bfloat16"])
 
 
 class Kept:
-    """What the dictionary knows of a prompt: the least the store must."""
+    """A prompt in the dictionary: the least that the store must know."""
 
     def __init__(self, seed: int, used_at: float) -> None:
         self.seed = seed
@@ -213,7 +213,7 @@ class StoreAgainstDict(RuleBasedStateMachine):
     @precondition(lambda self: self.disk >= 2 * sum(COSTS.values()))
     @rule()
     def restart(self) -> None:
-        """Where the disk has room for all, nothing is lost."""
+        """With room for all on disk, nothing is lost."""
         for name in list(self.model):
             if self.live(name) is not None:
                 self.look(name)

@@ -1,4 +1,4 @@
-"""Where keys come from, and which files are refused."""
+"""Sources of keys, and refused key files."""
 
 import os
 import stat

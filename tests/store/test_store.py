@@ -25,7 +25,7 @@ from tests.store.making import HIDDEN, TTL, Clock, elements, put, target, upload
 
 SECRET = Secret(bytes(range(32)))
 ONE = cost(16 * HIDDEN * 4)
-"""What an upload of `making.put` costs."""
+"""Cost of an upload of `making.put`."""
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
 class Collector:
-    """What has come.
+    """Received spans.
 
     Attributes:
         url: takes spans.

@@ -26,7 +26,7 @@ CLONE = "call .contiguous().clone()"
 
 
 def saved(value: Any, **options: Any) -> bytes:
-    """What torch.save writes."""
+    """Bytes of torch.save."""
     out = io.BytesIO()
     torch.save(value, out, **options)
     return out.getvalue()
@@ -428,7 +428,7 @@ _OTHER: dict[str, tuple[bytes, str]] = {
 
 
 def hostile_files() -> dict[str, tuple[Callable[[], bytes], str]]:
-    """What makes each file, and what its refusal says beside `NOT_A_TENSOR`."""
+    """Maker of each file, and its error beside `NOT_A_TENSOR`."""
     files = {f"torch: {title}": case for title, case in (_TORCH | _ARCHIVES).items()}
     for title, (opcodes, message) in PICKLES.items():
         files[f"pickle: {title}"] = (partial(torch_file, opcodes, DATA), message)

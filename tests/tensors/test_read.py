@@ -1,4 +1,4 @@
-"""What real torch, safetensors and numpy write is read with exactly their values."""
+"""Files by real torch, safetensors and numpy are read with exactly their values."""
 
 import io
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What `write` makes is read back by `read` and by the formats' own libraries."""
+"""Files of `write` are read back by `read` and by the formats' own libraries."""
 
 import io
 from typing import Any

@@ -11,7 +11,7 @@ from inlay.cli.options import Options
 
 
 class UsageError(Exception):
-    """What the user wrote cannot be done as written; shown as one line, exit status 2."""
+    """Invalid command line or setting; shown as one line, exit status 2."""
 
 
 class FileError(UsageError):

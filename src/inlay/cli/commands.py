@@ -84,8 +84,8 @@ COMMANDS = (
     Command(
         name="serve",
         summary="Serve a model over HTTP.",
-        details="Stops on Ctrl-C or SIGTERM: open requests get --drain-timeout seconds to end, a second Ctrl-C "
-        "ends at once. Words after -- go to the engine untouched.",
+        details="Stops on Ctrl-C or SIGTERM: open requests get --drain-timeout seconds to end, a "
+        "second Ctrl-C ends at once. Words after -- go to the engine untouched.",
         settings=ServeSettings,
         run=_serve,
         positional=("model",),
@@ -94,16 +94,16 @@ COMMANDS = (
     Command(
         name="demo",
         summary="Serve a small bundled model with everything enabled, and show what it does.",
-        details="Needs no network. Shows a text question, the same as embeddings, a chat that mixes both and a "
-        "soft prompt, each with the server's answer, then keeps serving.",
+        details="Needs no network. Shows a text question, the same as embeddings, a chat that "
+        "mixes both and a soft prompt, each with the server's answer, then keeps serving.",
         settings=DemoSettings,
         run=_demo,
     ),
     Command(
         name="nats",
         summary="Run a NATS server set up for a fleet.",
-        details="The real server, with JetStream and messages of up to 15 MB. Words after -- go to it untouched: users, "
-        "TLS, clusters. Stops on Ctrl-C or SIGTERM.",
+        details="The real server, with JetStream and messages of up to 15 MB. Words after -- go to "
+        "it untouched: users, TLS, clusters. Stops on Ctrl-C or SIGTERM.",
         settings=NatsServerSettings,
         run=_nats,
         rest="NATS-SERVER ARGUMENTS",
@@ -111,8 +111,9 @@ COMMANDS = (
     Command(
         name="worker",
         summary="Run one engine in a fleet.",
-        details="On Ctrl-C or SIGTERM it takes no more works, and those it has get --drain-timeout seconds to end; what has not "
-        "ended then goes on at another worker, as it does when a worker dies. A second Ctrl-C ends at once.",
+        details="On Ctrl-C or SIGTERM it takes no more requests, and running ones get "
+        "--drain-timeout seconds to end; what has not ended then goes on at another worker, as it "
+        "does when a worker dies. A second Ctrl-C ends at once.",
         settings=WorkerSettings,
         run=_worker,
         positional=("model",),
@@ -121,23 +122,25 @@ COMMANDS = (
     Command(
         name="frontend",
         summary="Serve a fleet over HTTP.",
-        details="Any number of frontends may serve one fleet. Each needs the models' tokenizers where the workers have "
-        "them: the same directories, or names on the hub. Stops as inlay serve does.",
+        details="Any number of frontends may serve one fleet. Each needs the models' tokenizers "
+        "where the workers have them: the same directories, or names on the hub. Stops as inlay "
+        "serve does.",
         settings=FleetFrontendSettings,
         run=_frontend,
     ),
     Command(
         name="status",
         summary="Show the workers of a fleet: model, state, load, cache, adapters.",
-        details="What their heartbeats say, asked for when it starts; and who is there but refused, and why.",
+        details="What their heartbeats say, asked for when it starts; and who is there but "
+        "refused, and why.",
         settings=StatusSettings,
         run=_status,
     ),
     Command(
         name="embeds encode",
         summary="Make prompt embeddings from text or chat messages.",
-        details="Looks the tokens up in the model's own embedding table, after the model's own scale. Only the "
-        "tokenizer and that table are read.",
+        details="Looks the tokens up in the model's own embedding table, after the model's own "
+        "scale. Only the tokenizer and that table are read.",
         settings=EncodeSettings,
         run=_encode,
         short={"output": "o"},
@@ -145,8 +148,8 @@ COMMANDS = (
     Command(
         name="embeds inspect",
         summary="Show what prompt embeddings hold: shape, norms, and each row's nearest token.",
-        details="A row that was taken straight from the table is shown as exact: whoever has the file and the "
-        "model can read its text.",
+        details="A row that was taken straight from the table is shown as exact: whoever has the "
+        "file and the model can read its text.",
         settings=InspectSettings,
         run=_inspect,
         positional=("file",),
@@ -154,7 +157,8 @@ COMMANDS = (
     Command(
         name="embeds upload",
         summary="Store prompt embeddings on a server, to be used by reference.",
-        details='Prints the id, which requests name as {"ref": ID}. The same bytes always get the same id.',
+        details='Prints the id, which requests name as {"ref": ID}. The same bytes always get the '
+        "same id.",
         settings=UploadSettings,
         run=_upload,
         positional=("file",),

@@ -134,7 +134,8 @@ def _demonstration(server: _Server, question: str) -> Iterator[str]:
     rows = embedder.embed_messages([{"role": "user", "content": question}])
     embeds = rows.to_base64()
     yield "\n2. The same as embeddings: no text is sent"
-    yield f"   > prompt_embeds: {rows.num_tokens} rows of {rows.hidden_size} ({len(embeds)} characters of base64)"
+    size = f"{rows.num_tokens} rows of {rows.hidden_size}"
+    yield f"   > prompt_embeds: {size} ({len(embeds)} characters of base64)"
     yield f"   < {server.complete(embeds)}"
 
     mixed = examples.mixed[0]
@@ -150,8 +151,12 @@ def _demonstration(server: _Server, question: str) -> Iterator[str]:
     soft = load(demo.soft_prompt_path())
     task = examples.soft_prompt
     best = task.text_prompts[0]
-    yield f"\n4. A soft prompt: {soft.num_tokens} trained rows for a task ({task.description.rstrip('.')})"
-    yield f"   It is right on {task.accuracy:.0%} of held-out inputs, the best of {len(task.text_prompts)} text prompts on {best.accuracy:.0%}."
+    about = task.description.rstrip(".")
+    yield f"\n4. A soft prompt: {soft.num_tokens} trained rows for a task ({about})"
+    yield (
+        f"   It is right on {task.accuracy:.0%} of held-out inputs, the best of "
+        f"{len(task.text_prompts)} text prompts on {best.accuracy:.0%}."
+    )
     for example in inputs_shown():
         answer = server.chat([soft.chat_part(), {"type": "text", "text": example.input}])
         yield f"   > [soft prompt]{example.input}"
@@ -174,7 +179,10 @@ def _body(fields: dict[str, Any]) -> str:
 
 def _curl(url: str, question: str) -> str:
     body = _body({"messages": [{"role": "user", "content": question}]})
-    return f"curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
+    return (
+        f"curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' "
+        f"-d {shlex.quote(body)}"
+    )
 
 
 def _interpreter() -> str:
@@ -190,7 +198,8 @@ def _curl_embeds(url: str, question: str) -> str:
     # curl reads standard input, as a prompt of embeddings may be longer than a command line.
     return (
         f"embeds=$(echo {shlex.quote(messages)} |\n"
-        f"  {command} embeds encode --base64 --messages - --model {shlex.quote(str(demo.model_dir()))})\n"
+        f"  {command} embeds encode --base64 --messages - --model "
+        f"{shlex.quote(str(demo.model_dir()))})\n"
         f"printf '%s' {shlex.quote(before)} \"$embeds\" {shlex.quote(after)} |\n"
         f"  curl -s {url}/v1/completions -H 'Content-Type: application/json' -d @-"
     )

@@ -44,7 +44,8 @@ def run(settings: EncodeSettings) -> int:
     with opening(f"--output {settings.output}"):
         settings.output.write_bytes(data)
     Console(sys.stdout, sys.stderr).line(
-        f"{settings.output}: {prompt.num_tokens} rows of {prompt.hidden_size}, {prompt.rows.dtype}, {len(data)} bytes"
+        f"{settings.output}: {prompt.num_tokens} rows of {prompt.hidden_size}, "
+        f"{prompt.rows.dtype}, {len(data)} bytes"
     )
     return 0
 
@@ -75,7 +76,8 @@ def _messages(path: Path) -> list[dict[str, Any]]:
         messages = messages.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise UsageError(
-            f"--messages {path}: must be a list of messages, or an object that has one as 'messages'"
+            f"--messages {path}: must be a list of messages, or an object that has one as "
+            "'messages'"
         )
     return messages
 

@@ -1,4 +1,4 @@
-"""What an engine is told beside its settings.
+"""Engine arguments beside the settings.
 
 The words after `--`, and what other flags mean for it.
 """
@@ -11,7 +11,7 @@ from inlay.engine.settings import EngineSettings
 
 
 def with_engine_args(engine: EngineSettings, rest: Sequence[str], *meant: str) -> EngineSettings:
-    """The settings with all the engine is to be told.
+    """Settings with all engine arguments.
 
     Args:
         engine: as it was set.
@@ -28,7 +28,8 @@ def with_engine_args(engine: EngineSettings, rest: Sequence[str], *meant: str) -
     if engine.engine != "vllm":
         if rest:
             raise UsageError(
-                f"the {engine.engine} engine takes no further arguments, got {' '.join(rest)!r} after --"
+                f"the {engine.engine} engine takes no further arguments, got {' '.join(rest)!r} "
+                "after --"
             )
         return engine
     words = [*engine.engine_arguments, *rest]

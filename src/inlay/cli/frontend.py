@@ -63,7 +63,8 @@ async def _host(settings: FleetFrontendSettings, console: Console) -> None:
 
         def stopping(requests: int) -> None:
             console.line(
-                f"stopping: {requests} request{'' if requests == 1 else 's'} open, up to {frontend.drain_timeout:g} s; Ctrl-C again ends at once"
+                f"stopping: {requests} request{'' if requests == 1 else 's'} open, up to "
+                f"{frontend.drain_timeout:g} s; Ctrl-C again ends at once"
             )
 
         await serve(app, frontend, on_started=started, on_stopping=stopping)

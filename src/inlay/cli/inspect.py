@@ -42,13 +42,15 @@ def _described(prompt: EmbeddedPrompt, embedder: PromptEmbedder | None, top: int
         low, middle, high = np.quantile(norms[finite], [0, 0.5, 1])
         yield f"norms   {low:.4g} to {high:.4g}, median {middle:.4g}"
     if not finite.all():
-        yield f"finite  no: {int((~finite).sum())} rows hold NaN or infinity, which a server refuses"
+        bad = int((~finite).sum())
+        yield f"finite  no: {bad} rows hold NaN or infinity, which a server refuses"
     if embedder is None:
         yield f"table   {prompt.table_id or 'not stamped'}"
         return
     yield f"table   {_table(prompt, embedder)}"
     found = nearest(prompt.rows[finite], embedder.table, top)
-    yield f"exact   {sum(row[0].exact for row in found)} of {prompt.num_tokens} rows are the table's own"
+    exact = sum(row[0].exact for row in found)
+    yield f"exact   {exact} of {prompt.num_tokens} rows are the table's own"
     yield ""
     yield f"{'row':>5}  {'norm':>10}  nearest tokens: id, text, L2 distance, cosine"
     yield from _rows(norms, finite, found, embedder)

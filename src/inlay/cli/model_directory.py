@@ -1,4 +1,4 @@
-"""What a model directory must have for its model to be served, looked at before anything is loaded."""
+"""Checks of a model directory before anything is loaded."""
 
 import json
 import shlex
@@ -49,7 +49,8 @@ def _other_format(directory: Path) -> str | None:
     if not (directory / "config.json").is_file() and (directory / "adapter_config.json").is_file():
         return (
             f"{directory} is an adapter, not a model; serve the model it is for: "
-            f"inlay serve {_base_of(directory)} --enable-lora --lora-modules {directory.name}={shlex.quote(str(directory))}"
+            f"inlay serve {_base_of(directory)} --enable-lora --lora-modules "
+            f"{directory.name}={shlex.quote(str(directory))}"
         )
     if (
         any(directory.glob("*.safetensors"))
@@ -66,7 +67,8 @@ def _other_format(directory: Path) -> str | None:
             "M.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[1])"
         )
         return (
-            f"{directory} has its weights in {pickled[0]}, which is pickled and may run code; inlay reads safetensors. "
+            f"{directory} has its weights in {pickled[0]}, which is pickled and may run code; "
+            "inlay reads safetensors. "
             f'Convert it, if you trust it: python -c "{code}" {shlex.quote(str(directory))}'
         )
     return None
@@ -75,11 +77,13 @@ def _other_format(directory: Path) -> str | None:
 def _of_gguf(file: Path) -> str:
     code = (
         "import sys; from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
-        "[C.from_pretrained(sys.argv[1], gguf_file=sys.argv[2]).save_pretrained(sys.argv[3]) for C in (M, T)]"
+        "[C.from_pretrained(sys.argv[1], gguf_file=sys.argv[2]).save_pretrained(sys.argv[3]) for C "
+        "in (M, T)]"
     )
     words = shlex.join([str(file.parent), file.name, f"./{file.stem}"])
     return (
-        f"{file} is GGUF; inlay reads safetensors. Serve the model it was made from, or, with `pip install gguf`, convert it: "
+        f"{file} is GGUF; inlay reads safetensors. Serve the model it was made from, or, with `pip "
+        "install gguf`, convert it: "
         f'python -c "{code}" {words}'
     )
 

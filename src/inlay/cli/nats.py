@@ -25,14 +25,14 @@ _SHOWN_LINES = 5
 _SET_PDEATHSIG = 1
 """Of Linux's prctl."""
 _PING = "15s"
-"""How often the server asks its clients whether they are there.
+"""Period of the server's pings to its clients.
 
-A frozen one is let go after three times as long.
+A frozen client is disconnected after three of them.
 """
 
 
 def run(settings: NatsServerSettings, rest: Sequence[str]) -> int:
-    """Run the server until told to stop; the exit status.
+    """Run the server until a signal; return the exit status.
 
     Raises:
         InlayError: it is not installed, the address is taken, or it ended by itself.
@@ -54,7 +54,7 @@ def binary() -> str:
 
 
 def configuration(settings: NatsServerSettings, directory: Path, key: str | None = None) -> str:
-    """The server's configuration file; with a `key`, only whoever has it is let in."""
+    """The server's configuration file; with a `key`, only members that have it may connect."""
     # A JSON string is a quoted string of NATS' configuration too.
     return "\n".join(
         (
@@ -116,7 +116,7 @@ async def _host(settings: NatsServerSettings, rest: Sequence[str], console: Cons
         )
         waiting = [asyncio.create_task(process.wait()), asyncio.create_task(stop.wait())]
         lines = (
-            f"NATS at {_url(settings)}; what it keeps, and its log, are in {directory}",
+            f"NATS at {_url(settings)}; its data and its log are in {directory}",
             _who(None if key is None else seed, rest),
             "Ctrl-C ends it",
         )
@@ -156,19 +156,22 @@ def _url(settings: NatsServerSettings) -> str:
 
 
 def _who(seed: Path | None, rest: Sequence[str]) -> str:
-    """A line about who is let in."""
+    """A line about access to the server."""
     if seed is not None:
         return (
-            f"who has the key is let in: give worker, frontend and status --nats-nkey-seed {seed}, "
+            f"members need the key: give worker, frontend and status --nats-nkey-seed {seed}, "
             "on other machines a copy of it"
         )
     if says_who(rest):
-        return "who is let in say the words after --"
-    return "whoever reaches it is let in, and may read prompts and the secret; --credentials asks for a key"
+        return "access is set by the words after --"
+    return (
+        "everyone who reaches it may connect and read prompts and the secret; --credentials asks "
+        "for a key"
+    )
 
 
 async def _answering(settings: NatsServerSettings, lines: Sequence[str], console: Console) -> None:
-    """Say `lines` once it answers."""
+    """Print `lines` once it answers."""
     while True:
         try:
             reader, writer = await asyncio.open_connection(_here(settings), settings.port)

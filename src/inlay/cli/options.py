@@ -1,4 +1,4 @@
-"""Options: what the fields of a settings class are called on the command line, in the environment and in a file.
+"""Options: fields of a settings class as flags, environment variables and keys of a file.
 
 A settings class is a pydantic model. Its fields are values, or sections: models of the rooms a
 command joins, whose fields become options of the command itself. One field is one option:
@@ -97,19 +97,19 @@ class Option:
 
     @property
     def secret(self) -> bool:
-        """Whether its values must not be shown."""
+        """True if its values must not be shown."""
         return self.element is SecretStr
 
     @property
     def kind(self) -> Kind:
-        """How many words of a command line it takes: one, none, or any number."""
+        """Number of words it takes on a command line: one, none, or any number."""
         if self.type is bool:
             return "switch"
         return "list" if typing.get_origin(self.type) is list else "value"
 
     @property
     def metavar(self) -> str:
-        """What stands for the value in help: `N`, `{auto,cpu,cuda}`, `N|auto`, `TEXT ...`.
+        """Placeholder of the value in help: `N`, `{auto,cpu,cuda}`, `N|auto`, `TEXT ...`.
 
         Empty for a switch.
         """

@@ -61,7 +61,7 @@ def read(
     """The settings of `command`.
 
     Args:
-        command: whose settings.
+        command: the command.
         words: its command line.
         environ: the environment.
         known_variables: every `INLAY_*` variable that some command reads.
@@ -355,7 +355,7 @@ _WORDS: Mapping[str, str] = {
     "path_type": _MUST + "a path",
     "string_type": _MUST + "text",
 }
-"""Error messages by pydantic's type of error, whose own are written for programmers."""
+"""Error messages by pydantic's type of error; its own are for programmers."""
 
 
 def _in_words(problem: ErrorDetails) -> str:

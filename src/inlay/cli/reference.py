@@ -13,23 +13,30 @@ _HEAD = """\
 
 Written by `scripts/reference.py` from the settings classes; `make reference` writes it again.
 
-Every option of a command is a flag, an environment variable and a key of a config file. A flag wins over the
-environment, the environment over the file, the file over the default. An unknown option, `INLAY_*` variable or key is
-an error that names the nearest known one.
+Every option of a command is a flag, an environment variable and a key of a config file. A flag wins
+over the environment, the environment over the file, the file over the default. An unknown option,
+`INLAY_*` variable or key is an error that names the nearest known one.
 
-- Flags: `--max-num-seqs 8`, `--max-num-seqs=8` or `--max_num_seqs 8`. A switch is `--enable-x` or `--no-enable-x`. A list takes several values,
-  `--served-model-name a b`, or is repeated.
-- Integers may have a suffix, as with vLLM: `--max-model-len 8k` is 8000, `8K` is 8192; m, g and t likewise.
-- Environment: `INLAY_MAX_NUM_SEQS=8`, a switch `true` or `false`, a list separated by spaces. A variable that is set but empty is
-  an error.
+- Flags: `--max-num-seqs 8`, `--max-num-seqs=8` or `--max_num_seqs 8`. A switch is `--enable-x` or
+  `--no-enable-x`. A list takes several values, `--served-model-name a b`, or is repeated.
+- Integers may have a suffix, as with vLLM: `--max-model-len 8k` is 8000, `8K` is 8192; m, g and t
+  likewise.
+- Environment: `INLAY_MAX_NUM_SEQS=8`, a switch `true` or `false`, a list separated by spaces. A
+  variable that is set but empty is an error.
 - File: `--config serve.yaml` (or `.toml`, or `INLAY_CONFIG`): one flat table, `max-num-seqs: 8`.
 
-Words after `--` go to the engine untouched; the torch engine takes none. [Flags of vLLM](#flags-of-vllm-serve) that are not
-listed here are at the end.
+Words after `--` go to the engine untouched; the torch engine takes none. Flags of vLLM that are not
+listed here are [at the end](#flags-of-vllm-serve).
 
-Exit status: 0 when it did what was asked, 1 when that failed, 2 when the words make no sense, 130 when it was interrupted. An
-error is one line on standard error. A server that Ctrl-C or SIGTERM stops ends with 0, after open requests have ended or a second
-signal has ended them; one stopped while it loads its model ends with 130; one whose worker process dies ends with 1.
+| exit status | when |
+|---|---|
+| 0 | it did what was asked; a server: Ctrl-C or SIGTERM stopped it |
+| 1 | that failed; a server: its first worker process ended |
+| 2 | the command line, a variable or a file is invalid |
+| 130 | it was interrupted; a server: while it loads its model |
+
+An error is one line on standard error. A server that is stopped lets open requests end first; a
+second signal ends them.
 """
 
 
@@ -49,7 +56,7 @@ def _vllm_flags() -> Iterator[str]:
     flags = sorted(({**INSTEAD, **REMOVED}).items())
     yield from (f"| `{flag}` | {said[:1].upper()}{said[1:]}. |" for flag, said in flags)
     yield ""
-    yield "These are not supported by the torch engine. vLLM behind inlay takes them after `--`, as in"
+    yield "The torch engine does not support these. vLLM behind inlay takes them after `--`, as in"
     yield "`inlay serve MODEL --engine vllm -- --tensor-parallel-size 2`:\n"
     names = ", ".join(f"`--{name}`" for name in sorted(ENGINE_VALUES | ENGINE_SWITCHES))
     yield "\n".join(textwrap.wrap(names, 100, break_on_hyphens=False)) + "\n"
@@ -81,5 +88,6 @@ def _table(options: list[Option]) -> Iterator[str]:
         short = f"`-{option.short}` " if option.short else ""
         default = "required" if option.field.is_required() else (option.default or "")
         bounds = f" {option.bounds[:1].upper()}{option.bounds[1:]}." if option.bounds else ""
-        yield f"| {short}`{words}` | `{option.variable}` | {default} | {option.field.description or ''}{bounds} |"
+        said = f"{option.field.description or ''}{bounds}"
+        yield f"| {short}`{words}` | `{option.variable}` | {default} | {said} |"
     yield ""

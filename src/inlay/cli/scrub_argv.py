@@ -1,4 +1,4 @@
-"""Keeping secrets given on the command line from other users of the machine, and from child processes."""
+"""Removal of secrets from the process's arguments, which others can read, and its children's."""
 
 import ctypes
 import os

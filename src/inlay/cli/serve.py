@@ -69,7 +69,8 @@ def run(settings: ServeSettings, rest: Sequence[str]) -> int:
         check_engine(settings.engine)
         stands_for = json.dumps(transfer_config(settings.engine))
         console.line(
-            f"--connector {' '.join(settings.engine.connector)} is --kv-transfer-config '{stands_for}'"
+            f"--connector {' '.join(settings.engine.connector)} is --kv-transfer-config "
+            f"'{stands_for}'"
         )
     return run_host(settings, console)
 
@@ -264,7 +265,8 @@ def _described(card: ModelCard, frontend: FrontendSettings) -> str:
         embeds = f"refused: {card.prompt_embeds}"
     made = "" if card.embedding is None else f"makes {_made(card.embedding, card.tasks)}; "
     return (
-        f"{card.name} ({card.dtype}, hidden size {card.hidden_size}, {card.limits.max_model_len} positions; "
+        f"{card.name} ({card.dtype}, hidden size {card.hidden_size}, {card.limits.max_model_len} "
+        "positions; "
         f"{made}embeddings as prompts {embeds})"
     )
 

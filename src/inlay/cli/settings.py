@@ -45,17 +45,18 @@ class NatsServerSettings(BaseModel):
     )
     store_dir: Path | None = Field(
         default=None,
-        description="Directory of what the server keeps: cards, the namespace's secret, stored prompts. "
+        description="Data directory of the server: cards, the namespace's secret, stored prompts. "
         "$XDG_STATE_HOME/inlay/nats-PORT, or ~/.local/state in its place, unless set.",
     )
     credentials: bool | None = Field(
         default=None,
-        description="Let only those in who have the key of nats_nkey_seed. Where other machines can reach the server, and the words after -- "
-        "do not say who is let in, unless set.",
+        description="Ask members for the key of nats_nkey_seed. Unless set, yes where other "
+        "machines can reach the server and the words after -- set up no access of their own.",
     )
     nats_nkey_seed: Path | None = Field(
         default=None,
-        description="File of the nkey seed that members log in with, made when there is none; members.nk in the store directory unless set.",
+        description="File of the nkey seed that members log in with, made when there is none; "
+        "members.nk in the store directory unless set.",
     )
 
 
@@ -68,43 +69,46 @@ class WorkerSettings(BaseModel):
     enable_prompt_embeds: bool = Field(
         default=False,
         title="Model and engine",
-        description="Accept embeddings as prompts; frontends follow what each worker says.",
+        description="Accept embeddings as prompts; frontends follow the setting of each worker.",
     )
     fleet: NatsSettings = Field(default=NatsSettings(), title="Fleet")
     drain_timeout: float = Field(
         default=30.0,
         ge=0,
         title="Fleet",
-        description="Seconds that works under way may take to end after the first signal; others go on elsewhere.",
+        description="Seconds that running requests may take to end after the first signal; the "
+        "rest continue at other workers.",
     )
     health_process_timeout: float = Field(
         default=20.0,
         gt=0,
         title="Fleet",
-        description="Seconds after which an engine's process that answers nothing is ended and started again; time in which the "
-        "whole machine stood still does not count.",
+        description="Seconds after which an engine's process that answers nothing is ended and "
+        "started again; time in which the whole machine stood still does not count.",
     )
     secret_file: Path | None = Field(
         default=None,
         title="Fleet",
-        description="File of the namespace's 32-byte secret, the same for all; one made and kept in NATS unless set.",
+        description="File of the namespace's 32-byte secret, the same for all; one made and kept "
+        "in NATS unless set.",
     )
     prompt_store_memory_bytes: int = Field(
         default=KEPT_BYTES,
         ge=0,
         title="Fleet",
-        description="Memory for the rows of stored prompts that were used here, so that their next use moves none over NATS; for each "
-        "engine. 0 keeps none.",
+        description="Memory for the rows of stored prompts that were used here, so that their next "
+        "use moves none over NATS; for each engine. 0 keeps none.",
     )
     telemetry: TelemetrySettings = Field(default=TelemetrySettings(), title="Logs and traces")
 
 
 class FleetHttpSettings(FrontendSettings):
-    """The HTTP side of a frontend whose models are served by others."""
+    """The HTTP side of a fleet's frontend."""
 
     enable_prompt_embeds: bool = Field(
         default=True,
-        description="Accept embeddings as prompts for the models whose workers do (inlay worker --enable-prompt-embeds).",
+        description="Accept embeddings as prompts for the models whose workers do (inlay worker "
+        "--enable-prompt-embeds).",
     )
 
 
@@ -126,9 +130,9 @@ class StatusSettings(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     fleet: NatsSettings = Field(default=NatsSettings(), title="Fleet")
-    watch: bool = Field(default=False, description="Show it again and again, until Ctrl-C.")
-    interval: float = Field(default=1.0, ge=0.1, description="Seconds between two looks.")
-    output_json: bool = Field(default=False, description="Print JSON, one line a look.")
+    watch: bool = Field(default=False, description="Show it repeatedly, until Ctrl-C.")
+    interval: float = Field(default=1.0, ge=0.1, description="Seconds between two tables.")
+    output_json: bool = Field(default=False, description="Print JSON, one line each time.")
 
 
 class DemoSettings(BaseModel):
@@ -141,11 +145,12 @@ class DemoSettings(BaseModel):
         default=None,
         ge=0,
         le=65535,
-        description="Port to listen on; 0 takes a free one. 8000 or, where that is taken, a free one unless set.",
+        description="Port to listen on; 0 takes a free one. 8000 or, where that is taken, a free "
+        "one unless set.",
     )
     keep_serving: bool = Field(
         default=True,
-        description="Serve on after the demonstration until Ctrl-C, instead of leaving.",
+        description="Keep serving after the demonstration until Ctrl-C, instead of exiting.",
     )
 
 
@@ -157,20 +162,23 @@ class EncodeSettings(BaseModel):
     model: str = _MODEL
     text: str | None = Field(
         default=None,
-        description="Text to encode; standard input is read when neither this nor messages is given.",
+        description="Text to encode; standard input is read when neither this nor messages is "
+        "given.",
     )
     messages: Path | None = Field(
         default=None,
-        description="JSON file of chat messages, - for standard input; the model's chat template is applied.",
+        description="JSON file of chat messages, - for standard input; the model's chat template "
+        "is applied.",
     )
     format: Literal["safetensors", "torch", "npy"] = Field(
         default="safetensors",
-        description="Container. torch is read by vLLM as well; npy knows no bfloat16 and carries no table id.",
+        description="Container. torch is read by vLLM as well; npy knows no bfloat16 and carries "
+        "no table id.",
     )
     dtype: Literal["auto", "bfloat16", "float16", "float32", "float64"] = Field(
         default="auto",
-        description="Write the same values in another dtype that holds them, as npy needs for a bfloat16 model; auto is the "
-        "table's own.",
+        description="Write the same values in another dtype that holds them, as npy needs for a "
+        "bfloat16 model; auto is the table's own.",
     )
     base64: bool = Field(
         default=False, description="Write base64 text, as prompt_embeds takes it, instead of bytes."
@@ -188,7 +196,8 @@ class InspectSettings(BaseModel):
     file: Path = Field(description="File of embeddings, bytes or base64; - is standard input.")
     model: str | None = Field(
         default=None,
-        description="Directory of the model, or its name on the hub. With it the nearest tokens are shown.",
+        description="Directory of the model, or its name on the hub. With it the nearest tokens "
+        "are shown.",
     )
     top: int = Field(default=1, ge=1, le=100, description="Nearest tokens shown for each row.")
 

@@ -29,6 +29,7 @@ def run(settings: UploadSettings) -> int:
     console.out(text + "\n")
     kept = "pinned" if stored.pinned else "until it is not used for its time to live"
     console.line(
-        f"{stored.num_tokens} rows of {stored.hidden_size}, {stored.dtype}, {stored.bytes} bytes, kept {kept}"
+        f"{stored.num_tokens} rows of {stored.hidden_size}, {stored.dtype}, {stored.bytes} bytes, "
+        f"kept {kept}"
     )
     return 0

@@ -1,4 +1,4 @@
-"""What `--help` says, in the terminal's width."""
+"""Text of `--help`, in the terminal's width."""
 
 import shutil
 import textwrap
@@ -29,8 +29,8 @@ def overview(summaries: Iterable[tuple[str, str]]) -> str:
         _entry("-h, --help", "Show this, or with a command its options."),
         _entry("--version", "Show the version."),
         "",
-        "Every option can also be set in the environment (--max-model-len as INLAY_MAX_MODEL_LEN) or",
-        "in a YAML or TOML file given by --config.",
+        "Every option can also be set in the environment (--max-model-len as INLAY_MAX_MODEL_LEN)",
+        "or in a YAML or TOML file given by --config.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -1,6 +1,6 @@
 """Flags of `vllm serve` that `inlay serve` does not have, and what to use instead.
 
-`REMOVED` apart, the lists are compared with the parser of vLLM 0.32 by tests/engines/vllm/test_flags.py.
+`REMOVED` apart, tests/engines/vllm/test_flags.py compares the lists with the parser of vLLM 0.32.
 """
 
 import shlex
@@ -187,7 +187,8 @@ REMOVED: Mapping[str, str] = {
     "--enable-lora-bias": _NONE,
     "--enable-reasoning": "see --reasoning-parser",
     "--guided-decoding-backend": "leave it out: grammars are llguidance's",
-    "--max-seq-len-to-capture": "leave it out, the length of a sequence has no effect on CUDA graphs",
+    "--max-seq-len-to-capture": "leave it out, the length of a sequence has no effect on CUDA "
+    "graphs",
     "--multi-step-stream-outputs": _ALWAYS,
     "--num-scheduler-steps": "leave it out; see --async-scheduling",
     "--preemption-mode": "leave it out, preempted requests are computed again",

@@ -31,7 +31,7 @@ _EMBEDS = "--enable-prompt-embeds"
 
 
 def run(settings: WorkerSettings, rest: Sequence[str]) -> int:
-    """Work for the fleet until told to stop; the exit status.
+    """Serve the fleet until a signal; return the exit status.
 
     Raises:
         UsageError: words for an engine that takes none.
@@ -82,7 +82,7 @@ async def _host(settings: WorkerSettings, console: Console) -> None:
 
 
 class _Place(NamedTuple):
-    """Where one engine runs."""
+    """One engine of this process."""
 
     worker: NatsWorker
     running: "asyncio.Task[NoReturn]"
@@ -119,8 +119,8 @@ async def _place(
     guarding = asyncio.create_task(relay.guard(supervisor.kill, settings.health_process_timeout))
     announcing = asyncio.create_task(_announced(worker, console))
     undo.push_async_callback(_end, running, following, guarding, announcing)
-    # First of all in the end: what is under way goes on elsewhere, and is not told that its engine
-    # is gone.
+    # First of all in the end: running requests continue elsewhere, without an error that their
+    # engine is gone.
     undo.push_async_callback(worker.close)
     console.line(
         f"inlay {inlay.__version__}: {worker.id} in namespace {settings.fleet.namespace} at "

@@ -78,7 +78,7 @@ def nearest(rows: Array, table: EmbeddingTable, top: int = 1) -> list[list[Neigh
 
 
 def _pieces(table: EmbeddingTable, num_rows: int) -> Iterator[tuple[int, npt.NDArray[np.float32]]]:
-    """(first id, rows after the scale) over the table, `num_rows` at a time at most, at least one."""
+    """Iterate over (first id, scaled rows) of the table, at most `num_rows` at a time."""
     step = max(1, num_rows)
     for first, chunk in table.chunks():
         for start in range(0, len(chunk), step):

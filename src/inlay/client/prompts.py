@@ -28,8 +28,7 @@ class EmbeddedPrompt:
 
     Attributes:
         rows: (num_tokens, hidden), after the model's own scale: what `inputs_embeds` takes.
-        table_id: identity of the embedding table the rows are meant for, or None where nobody
-            knows.
+        table_id: identity of the embedding table the rows are meant for, or None if unknown.
     """
 
     rows: Array
@@ -61,11 +60,13 @@ class EmbeddedPrompt:
             return NotImplemented
         if self.hidden_size != other.hidden_size:
             raise InvalidRequestError(
-                f"rows of hidden size {self.hidden_size} and {other.hidden_size} cannot be one prompt"
+                f"rows of hidden size {self.hidden_size} and {other.hidden_size} cannot be one "
+                "prompt"
             )
         if self.table_id and other.table_id and self.table_id != other.table_id:
             raise InvalidRequestError(
-                f"rows for the embedding tables {self.table_id} and {other.table_id} cannot be one prompt"
+                f"rows for the embedding tables {self.table_id} and {other.table_id} cannot be one "
+                "prompt"
             )
         return EmbeddedPrompt(
             np.concatenate([self.rows, other.rows]), self.table_id or other.table_id
@@ -86,7 +87,7 @@ class EmbeddedPrompt:
     def source(
         self, format: TensorFormat = "safetensors", uploader: Uploader | None = None
     ) -> dict[str, str]:
-        """How a request names these rows.
+        """Source of these rows in a request.
 
         `{"ref": id}` from the uploader's size on, else `{"data": base64}`.
 
@@ -102,7 +103,7 @@ class EmbeddedPrompt:
     def completion_args(
         self, format: TensorFormat = "safetensors", *, uploader: Uploader | None = None
     ) -> dict[str, Any]:
-        """Keyword arguments for `client.completions.create`, beside `model` and whatever else is asked.
+        """Keyword arguments for `client.completions.create`, beside `model` and others.
 
         `prompt` is None: inlay and vLLM both take that beside `prompt_embeds`.
 
@@ -151,7 +152,8 @@ class SoftPrompt(EmbeddedPrompt):
         config = _peft_config(root / "adapter_config.json")
         if config.peft_type != "PROMPT_TUNING":
             raise InvalidRequestError(
-                f"{root}: a soft prompt is a PROMPT_TUNING checkpoint, this is {config.peft_type or 'none'!r}"
+                f"{root}: a soft prompt is a PROMPT_TUNING checkpoint, this is "
+                f"{config.peft_type or 'none'!r}"
             )
         if (config.num_transformer_submodules or 1) != 1:
             raise InvalidRequestError(

@@ -1,4 +1,4 @@
-"""Embeddings sent once and referred to afterwards, for clients that send the same rows again and again."""
+"""Embeddings sent once and referred to afterwards, for clients that reuse the same rows."""
 
 import http.client
 import threading
@@ -26,13 +26,13 @@ from inlay.errors import (
 )
 
 UPLOAD_FROM = 64 * 1024
-"""Bytes of a container from which on it is uploaded unless told otherwise.
+"""Default size, in bytes, from which on a container is uploaded.
 
 Below, a reference saves nothing.
 """
 
 FRESH_SECONDS = 30.0
-"""How long an id is taken for good without asking the server."""
+"""Seconds for which an id is used without asking the server again."""
 
 _ERRORS: dict[int, type[InlayError]] = {
     error.status: error
@@ -51,17 +51,17 @@ T = TypeVar("T")
 
 
 class StoredEmbeds(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server says of stored embeddings.
+    """Metadata of stored embeddings.
 
     Attributes:
-        id: what they are referred to by.
+        id: for references.
         num_tokens: rows of one prompt.
         hidden_size: elements of a row.
         dtype: as they were uploaded.
         bytes: of the tensor.
         expires_at: Unix time they are forgotten at unless they are used; None while they are
             pinned.
-        pinned: whether they are kept until they are unpinned or deleted.
+        pinned: True if they are kept until they are unpinned or deleted.
         num_prompts: 1 unless a batch was uploaded.
     """
 
@@ -180,7 +180,7 @@ class Uploader:
         return self._stored("POST", query, data, "application/octet-stream")
 
     def get(self, id_: str) -> StoredEmbeds:
-        """What the server knows of an id. Not a use. Raises `NotFoundError`, or as `ref`."""
+        """Metadata of an id. Does not extend its TTL. Raises `NotFoundError`, or as `ref`."""
         return self._stored("GET", "/" + quote(id_, safe=""))
 
     def pin(self, id_: str, pinned: bool = True) -> StoredEmbeds:

@@ -1,4 +1,4 @@
-"""The bundled demo: a small model of an invented world, a soft prompt for it, and questions with known answers.
+"""The bundled demo: a small model, a soft prompt for it, and questions with known answers.
 
 Everything here is made by `scripts/train_demo.py`; `README.md` beside this file is the model card.
 Nothing here needs torch.
@@ -74,7 +74,7 @@ class MeasuredTextPrompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class SoftPromptTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the soft prompt does and how well, beside text prompts.
+    """Task of the soft prompt, and its accuracy beside text prompts.
 
     The user's message is the soft prompt's rows followed by the input.
 
@@ -122,7 +122,7 @@ def model_dir() -> Path:
 
 
 def soft_prompt_path() -> Path:
-    """A safetensors file with one tensor `embeddings`, (rows, hidden) float32, in the scale of `inputs_embeds`."""
+    """A safetensors file with one tensor `embeddings`: (rows, hidden) float32, after the scale."""
     return _HERE / "soft_prompt.safetensors"
 
 

@@ -1,4 +1,4 @@
-"""Where requests wait while all workers that could do them are full."""
+"""Requests that wait while all workers that could serve them are full."""
 
 import asyncio
 import math
@@ -20,7 +20,7 @@ _LONGEST_RETRY = 60.0
 
 
 class _Rate:
-    """How often something has happened lately, as a mean that forgets."""
+    """Rate of recent events, as an exponentially decaying mean."""
 
     __slots__ = ("_at", "_clock", "_value")
 
@@ -73,14 +73,14 @@ class _Ticket(Generic[L, P]):
 
 
 class AdmissionQueue(Generic[L, P]):
-    """Bounded lines of requests, one for each kind of place they may have.
+    """Bounded queues of requests, one for each set of workers that may serve them.
 
-    Whoever is placed gets a `P`.
+    A request that is placed gets a `P`.
 
     Args:
         settings: of the router.
-        undo: what becomes of a place whose owner left before it took it.
-        clock: seconds that only grow.
+        undo: gives a place back whose request was cancelled before it took it.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -170,12 +170,14 @@ class AdmissionQueue(Generic[L, P]):
         own = self._requests_of[client]
         if own and own + num_requests > share and waiting + num_requests <= size:
             raise RateLimitedError(
-                f"{own} of your requests' choices wait for a worker; {num_requests} more would pass your share of {share}",
+                f"{own} of your requests' choices wait for a worker; {num_requests} more would "
+                f"pass your share of {share}",
                 retry_after=self.retry_after(),
             )
         if waiting + num_requests > size and (waiting or not size):
             raise OverloadedError(
-                f"all workers are full and {waiting} choices wait; {num_requests} more would pass the limit of {size}",
+                f"all workers are full and {waiting} choices wait; {num_requests} more would pass "
+                f"the limit of {size}",
                 retry_after=self.retry_after(),
             )
 
@@ -218,11 +220,11 @@ class AdmissionQueue(Generic[L, P]):
             del self._requests_of[ticket.client]
 
     def ended(self, num_requests: int = 1) -> None:
-        """Works have ended; what that makes room for is told by `call`."""
+        """Count ended requests, for the estimate of waiting times; `wake` fills the room."""
         self._ended.count(num_requests)
 
     def wake(self) -> None:
-        """There may be room: place whoever's turn it is, for as long as there is."""
+        """Place waiting requests in turn, as long as there is room."""
         stuck: set[L] = set()
         while True:
             heads = [
@@ -238,7 +240,7 @@ class AdmissionQueue(Generic[L, P]):
                 self._left(ticket, queue)
 
     def call_client(self, client: Hashable) -> None:
-        """There may be room for a client that has less under way than before, where others have none."""
+        """Place requests of a client that runs fewer now: it may have room that others lack."""
         for line in [
             line for line, queue in self._lines.items() if queue.first_of(client) is not None
         ]:

@@ -42,10 +42,10 @@ class _Followed:
 
 
 class CacheTracker:
-    """Keeps what workers told in the indexes of their pools.
+    """Applies the cache events of workers to the indexes of their pools.
 
     Args:
-        snapshot: asks a worker for all it has.
+        snapshot: requests the full state of a worker's cache.
     """
 
     def __init__(self, snapshot: Callable[[str], Awaitable[KvSnapshot]]) -> None:
@@ -53,7 +53,7 @@ class CacheTracker:
         self._followed: dict[str, _Followed] = {}
 
     def follow(self, pool: Pool, member: PoolMember) -> None:
-        """A new worker: ask what it has, if it tells."""
+        """Add a worker; request a snapshot if it publishes events."""
         for id_ in [id_ for id_, known in self._followed.items() if known.member.seat is None]:
             self._stop(self._followed.pop(id_))
         if member.card.kv_events:
@@ -61,7 +61,7 @@ class CacheTracker:
             self._ask(followed)
 
     def take(self, worker_id: str, message: KvEvents) -> None:
-        """A worker tells of changes."""
+        """Apply the events of a worker."""
         followed = self._followed.get(worker_id)
         if followed is None or followed.member.seat is None:
             return

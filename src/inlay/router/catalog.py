@@ -63,19 +63,19 @@ class Catalog:
             found: dict[str, ModelCard] = {}
             for card in (worker.card for worker in workers):
                 other = found.get(card.name)
-                # Of workers that differ, one speaks for all that takes rows: works with rows go to
-                # such.
+                # Where workers differ, the card of one that accepts rows stands for all: requests
+                # with rows go to those.
                 if other is None or other.prompt_embeds is not None or card.prompt_embeds is None:
                     found[card.name] = card
             self._known |= found
         return list(self._known.values())
 
     def model(self, name: str) -> ServedModel:
-        """The model, or the adapter, that clients call `name`.
+        """The model or adapter that clients know by `name`.
 
         Raises:
             NotFoundError: no such model.
-            OverloadedError: no worker has been ready yet, so nobody knows.
+            OverloadedError: no worker has been ready yet.
         """
         try:
             return ServedModel(self.base(name))

@@ -58,7 +58,7 @@ class Fleet:
         self._stale = True
 
     def start(self, changed: Callable[[], None]) -> None:
-        """Listen to what is told, if the plane carries it.
+        """Subscribe to cache events and loads, if the transport carries them.
 
         `changed` is called when there may be room for more requests.
         """
@@ -70,7 +70,7 @@ class Fleet:
 
     @property
     def watching(self) -> bool:
-        """Whether changes are noticed by themselves."""
+        """True if changes are noticed without polling."""
         return self._watching is not None
 
     async def _watch(self) -> None:
@@ -136,7 +136,7 @@ class Fleet:
                     self._peers.watch(member)
 
     def loads(self) -> dict[str, WorkerLoad]:
-        """What all frontends have under way at each worker, by its id."""
+        """Load of each worker by its id, of all frontends."""
         return {
             id_: member.load
             for pool in self._pools.values()

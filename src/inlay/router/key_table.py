@@ -29,8 +29,8 @@ class KeyTable:
 
     Open addressing with linear probing, 12 bytes a slot.
 
-    Keys are digests, so they are their own hash; none is 0. A key that was put keeps its slot for
-    good: whoever wants to forget some fills another table.
+    Keys are digests, so they are their own hash; none is 0. A key keeps its slot for good: to
+    remove keys, fill another table.
 
     Attributes:
         size: slots, a power of two. No more than three quarters of them may ever be used.

@@ -155,7 +155,7 @@ class KvIndex:
         return len(changed)
 
     def overlap(self, keys: Keys) -> Overlaps:
-        """How many of the blocks, from the first on, each holder has: int32 [width]."""
+        """Number of leading blocks that each holder has: int32 [width]."""
         found: Overlaps = np.zeros(self._width, np.int32)
         numbers = self._numbers(keys)
         # Where the set changes; blocks with one set in common are looked at together.
@@ -210,7 +210,7 @@ class KvIndex:
         self._dead, self._dying = self._dying, []
 
     def _alive_in_old(self) -> float:
-        """About how many blocks somebody alive holds.
+        """Estimate of the blocks that live holders have.
 
         Any run of slots is a random sample of them.
         """
@@ -221,7 +221,7 @@ class KvIndex:
         return int(np.count_nonzero(self._translate(old))) * self._old.size / sample
 
     def _move(self, num_slots: int) -> None:
-        """Copy what is in some more of the old table's slots, unless a change has put it into the new one already."""
+        """Copy some more slots of the old table, unless the new one has their keys already."""
         if self._old is None:
             return
         stop = min(self._moved + num_slots, self._old.size)

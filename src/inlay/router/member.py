@@ -1,4 +1,4 @@
-"""One worker as a router knows it: what it has under way and what it has cached."""
+"""One worker as a router knows it: its load and its cache."""
 
 import math
 
@@ -11,9 +11,9 @@ from inlay.routing import WorkerLoad
 from inlay.transport.api import Worker
 
 BRIDGED_SECONDS = 10.0
-"""Of a worker that tells what it has cached.
+"""Seconds for which sent prompts count as cached at a worker that publishes events.
 
-How long what it was sent counts as cached before it has said so.
+By then its events have said so.
 """
 
 _NOTHING = WorkerLoad()
@@ -22,18 +22,18 @@ _NOTHING = WorkerLoad()
 class PoolMember:
     """A worker of a pool.
 
-    What it has cached is known in three holdings of the pool's index. `told` is what its events
-    said. `young` and `old` are what it was sent: what was sent lately is young; when the young are
-    half of what the worker can hold, or half of their time is over, the old are forgotten and the
-    young are old. So nothing is kept for each block, and what was sent is thought to be there for
-    at least half of what the worker can hold or of the time, and for no more than the whole.
+    Its cached blocks are three holders of the pool's index. `told` has those of its events. `young`
+    and `old` have those of the prompts it was sent: recent ones are young. When the young are half
+    of the worker's capacity, or half of their time is over, the old are dropped and the young
+    become old. So no state is kept for each block, and a sent block counts as cached for at least
+    half, and at most all, of the capacity or time.
 
     Attributes:
         seat: its place in the pool's arrays; None while it has none.
         turns_at: when half of the time of what it was sent is over, if it was sent anything.
-        own: what this frontend has under way there.
-        others: what the other frontends have.
-        num_clients: clients that have works there through this frontend.
+        own: load of this frontend there.
+        others: load of the other frontends.
+        num_clients: clients with requests there through this frontend.
         hash: of its id, for sessions.
     """
 
@@ -64,22 +64,19 @@ class PoolMember:
 
     @property
     def load(self) -> WorkerLoad:
-        """What all frontends have under way there."""
+        """Load of all frontends there."""
         own, others = self.own, self.others
         return WorkerLoad(
             own.requests + others.requests, own.prefill + others.prefill, own.decode + others.decode
         )
 
     def capacity(self, backlog: float) -> int:
-        """Works it may have at a time, `backlog` times as many waiting as running."""
+        """Requests it may have at a time: running ones, and `backlog` times as many waiting."""
         return max(1, math.ceil(self.card.limits.max_num_seqs * (1 + backlog)))
 
     @property
     def clients(self) -> int:
-        """Clients that have works there as far as is known.
-
-        Those of all other frontends count as one.
-        """
+        """Known clients with requests there; those of all other frontends count as one."""
         return self.num_clients + (self.others.requests > 0)
 
     @property
@@ -88,7 +85,7 @@ class PoolMember:
         return self.card.prompt_embeds is None
 
     def has_adapter(self, name: str | None) -> bool:
-        """Whether it can do works for an adapter; None is none."""
+        """True if it can serve requests with this adapter; None is none."""
         return name is None or any(adapter.name == name for adapter in self.card.adapters)
 
     def sent(self, keys: Keys, now: float, ttl: float) -> bool:

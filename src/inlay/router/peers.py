@@ -1,4 +1,4 @@
-"""What the frontends of a fleet tell each other of their load, now and then and never while a request waits."""
+"""Exchange of loads among the frontends of a fleet, in the background."""
 
 import asyncio
 import secrets
@@ -12,13 +12,13 @@ from inlay.router.member import PoolMember
 from inlay.routing import FrontendLoad, WorkerLoad
 
 TELL_SECONDS = 0.25
-"""How often changes are told."""
+"""Period of messages with changes."""
 
 WHOLE_SECONDS = 5.0
-"""How often everything is."""
+"""Period of messages with everything."""
 
 FORGOTTEN_SECONDS = 15.0
-"""After which a frontend that says nothing has nothing under way."""
+"""Silence after which a frontend counts as having no load."""
 
 _MOST_ROUTED = 1 << 20
 """Bytes of routed blocks in a message; of more the others do not hear."""
@@ -36,14 +36,14 @@ class _Peer:
 
 
 class Peers:
-    """Sums up what other frontends have under way, and tells them what this one has.
+    """Sums the loads of other frontends, and publishes that of this one.
 
     Args:
-        publish: tells the others.
-        learned: is told what all others together have at a worker, when that has changed.
-        routed: is told what a worker was sent that does not tell what it has cached.
+        publish: sends a message to the others.
+        learned: called with the load of all others at a worker, when it changes.
+        routed: called with the prompts sent to a worker that publishes no cache events.
         name: of this frontend, unique.
-        clock: seconds that only grow.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Peers:
         self._telling = asyncio.create_task(self._tell_on())
 
     async def close(self) -> None:
-        """Say that nothing is under way any more."""
+        """Publish that this frontend has no load any more."""
         if self._telling is not None:
             self._telling.cancel()
             with suppress(asyncio.CancelledError):
@@ -84,7 +84,7 @@ class Peers:
             self._publish(FrontendLoad(frontend=self._name, sequence=self._sequence, leaving=True))
 
     def load(self, worker_id: str) -> WorkerLoad:
-        """What all others together have at a worker."""
+        """Load of all others at a worker."""
         return self._sums.get(worker_id, _NOTHING)
 
     def watch(self, member: PoolMember) -> None:
@@ -98,7 +98,7 @@ class Peers:
             self._routed_bytes += keys.nbytes
 
     def take(self, message: FrontendLoad) -> None:
-        """What another frontend tells; what is older than what is known is not news."""
+        """Apply a message of another frontend; older ones than the last are ignored."""
         if message.frontend == self._name:
             return
         peer = self._peers.get(message.frontend)
@@ -108,7 +108,7 @@ class Peers:
             return
         if peer is None:
             peer = self._peers[message.frontend] = _Peer()
-            self._whole_at = 0.0  # it has never heard of us either
+            self._whole_at = 0.0  # it does not know this frontend either
         if message.sequence <= peer.sequence:
             return
         peer.sequence, peer.heard_at = message.sequence, self._clock()
@@ -149,7 +149,7 @@ class Peers:
             await asyncio.sleep(TELL_SECONDS)
 
     def tell(self) -> None:
-        """Tell what has changed since the last time, or everything when it is time, and forget who has long said nothing."""
+        """Publish changes, or everything when due; forget frontends that are silent."""
         now = self._clock()
         for name in [
             name for name, peer in self._peers.items() if now - peer.heard_at > FORGOTTEN_SECONDS

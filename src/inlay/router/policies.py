@@ -23,10 +23,7 @@ _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 class Weights(NamedTuple):
-    """What a position costs.
-
-    Of a prompt that is to be computed, and of a sequence that is being decoded.
-    """
+    """Cost of a position: of a prompt to be computed, and of a sequence being decoded."""
 
     prefill: float
     decode: float
@@ -36,7 +33,7 @@ class View(NamedTuple):
     """The workers that may get a request, at least one; arrays have an element for each.
 
     Attributes:
-        seats: what tells them apart, ascending.
+        seats: their indices in the pool, ascending.
         prefill: positions of prompts each still has to compute.
         decode: positions of the sequences each is decoding.
         cached: positions each has of this prompt, from its beginning on; only where the policy asks
@@ -51,7 +48,7 @@ class View(NamedTuple):
     length: int
 
     def load(self, weights: Weights) -> Costs:
-        """What each has under way."""
+        """Cost of the load of each."""
         return weights.prefill * self.prefill + weights.decode * self.decode
 
 
@@ -60,7 +57,7 @@ class Policy(Protocol):
 
     @property
     def asks_for_cached(self) -> bool:
-        """Whether it looks at what is cached where."""
+        """True if it considers which worker has what cached."""
         ...
 
     def choose(self, view: View) -> int:
@@ -84,7 +81,7 @@ class RoundRobin:
 
 
 class LeastLoaded:
-    """The one with the least under way; any of several."""
+    """The one with the least load; a random one of equals."""
 
     asks_for_cached = False
 
@@ -123,7 +120,7 @@ class PowerOfTwo:
 class Kv:
     """The one where the request is expected to cost least.
 
-    Cost is what each has under way, and of this prompt the positions that the worker has not
+    Cost is the load of each, and of this prompt the positions that the worker has not
     cached, at the price of positions to be computed. The form is Dynamo's router's (overlap weight
     times prefill blocks, plus decode blocks), which weighs both alike; here a position that is
     decoded is cheap beside one that is computed (docs/scaling.md). Embeddings are positions like
@@ -154,7 +151,7 @@ def lowest(values: Costs, random: Random) -> int:
 
 
 def policy_of(settings: RouterSettings, random: Random) -> Callable[[], Policy]:
-    """What makes the policy that is set, one for each pool of workers."""
+    """Factory of the configured policy, one for each pool of workers."""
     weights = Weights(settings.router_prefill_weight, settings.router_decode_weight)
     match settings.router_policy:
         case "round-robin":

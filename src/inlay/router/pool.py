@@ -1,7 +1,4 @@
-"""The workers that can do each other's requests.
-
-What each has under way and cached, and which of them is next.
-"""
+"""Workers that can serve each other's requests: their loads, their caches, the next one."""
 
 import heapq
 import time
@@ -25,7 +22,7 @@ from inlay.transport.api import Worker
 
 
 class PoolKey(NamedTuple):
-    """What workers of a pool have in common; routing and resuming never leave it."""
+    """Common properties of a pool's workers; routing and resuming never leave it."""
 
     name: str
     weights_id: str
@@ -50,12 +47,12 @@ class Chosen(NamedTuple):
 
 
 class Pool:
-    """Keeps the numbers of all its workers in arrays, so that a choice among thousands is a few operations on them.
+    """Loads and caches of workers in arrays: a choice among thousands is a few operations.
 
     Args:
-        policy: chooses.
+        policy: chooses a worker.
         settings: of the router.
-        clock: seconds that only grow.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -84,11 +81,11 @@ class Pool:
     def take(
         self, workers: Sequence[Worker], others: Callable[[str], WorkerLoad]
     ) -> list[PoolMember]:
-        """These are the workers now, with the cards they have now; those that are new.
+        """Set the current workers, with their current cards; return the new ones.
 
         Args:
             workers: of this pool.
-            others: what the other frontends have under way at a worker.
+            others: load of the other frontends at a worker.
         """
         before, self._members = self._members, {}
         new: list[PoolMember] = []
@@ -99,7 +96,7 @@ class Pool:
                 member.others = others(worker.id)
                 new.append(member)
             elif member.card.asleep < worker.card.asleep:
-                member.forget()  # whoever sleeps gives the memory of its cache back
+                member.forget()  # a sleeping worker has freed its cache
             member.card = worker.card
             self._members[worker.id] = member
         for member in before.values():
@@ -128,7 +125,7 @@ class Pool:
         self._differ = len({member.takes_rows for member in members}) > 1
 
     def _seats_able(self, adapter: str | None, rows: bool) -> Positions:
-        """The seats of those that are awake, have the adapter, and take rows where there are some."""
+        """Seats of workers that are awake, have the adapter, and accept rows if need be."""
         able = self._able.get((adapter, rows))
         if able is None:
             able = self._able[adapter, rows] = np.array(
@@ -151,7 +148,7 @@ class Pool:
         return self._differ and prompt.has_rows
 
     def has_adapter(self, adapter: str) -> bool:
-        """Whether any of its workers has it, awake or not."""
+        """True if any of its workers has it, awake or not."""
         return any(member.has_adapter(adapter) for member in self._seated)
 
     def content_id(self, adapter: str) -> str | None:
@@ -166,15 +163,15 @@ class Pool:
 
     @property
     def asleep(self) -> bool:
-        """Whether it has workers, and all of them are asleep."""
+        """True if it has workers, and all of them are asleep."""
         return bool(self._seated) and all(member.card.asleep for member in self._seated)
 
     def can_serve(self, adapter: str | None, *, rows: bool = False) -> bool:
-        """Whether any of its workers could be sent a request now, had it room."""
+        """True if any of its workers could be sent a request now, had it room."""
         return len(self._seats_able(adapter, rows)) > 0
 
     def asks_for_chain(self, adapter: str | None, *, rows: bool = False) -> bool:
-        """Whether a choice depends on what is cached where."""
+        """True if a choice depends on the workers' caches."""
         return self._policy.asks_for_cached and len(self._seats_able(adapter, rows)) > 1
 
     def choose(
@@ -192,9 +189,8 @@ class Pool:
     ) -> Chosen | None:
         """The worker for a prompt, or None where none can take it now.
 
-        A worker that has all the requests it may have takes those of a client that has less than
-        its share there: whose sequences run is its engine's to say, and it knows only of those that
-        it has.
+        A full worker still takes requests of a client below its share there: the engine decides
+        which sequences run, and it can consider only those that it has.
 
         Args:
             length: positions of the prompt.
@@ -204,8 +200,8 @@ class Pool:
             session: that it belongs to.
             only: ids of workers that may have it; None for all.
             avoid: ids of workers that must not.
-            full_too: workers count that have all they may have, whoever asks.
-            client: whose prompt it is.
+            full_too: full workers count, for every client.
+            client: that sent the prompt.
         """
         seats = self._seats_able(adapter, rows)
         if not full_too:
@@ -234,7 +230,7 @@ class Pool:
         )
 
     def _within_share(self, seats: Positions, client: str | None) -> Positions:
-        """Those of the seats where a client has less than its share of the requests that a worker may have.
+        """Seats where a client has less than its share of the worker's requests.
 
         Each client with requests there has an equal share, and so has this one. Of the other
         frontends' clients no more is known than that there are any: they count as one.
@@ -314,7 +310,7 @@ class Pool:
             self._clients[member.seat] = member.clients
 
     def set_others(self, member: PoolMember, load: WorkerLoad) -> None:
-        """What the other frontends have under way at a worker is so much."""
+        """Set the load of the other frontends at a worker."""
         before, member.others = member.others, load
         self._count_clients(member)
         self._add(

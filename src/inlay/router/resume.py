@@ -35,7 +35,7 @@ A request that is the death of its workers must not be that of the fleet.
 MAX_EMPTY_ATTEMPTS = 3
 """Attempts in a row that showed nothing new."""
 WAIT_SECONDS = 10.0
-"""How long to wait for a worker when the last one is gone and there is no other."""
+"""Seconds to wait for a worker when the last one is gone."""
 _LOOK_SECONDS = 0.1
 _PAUSE_SECONDS = 0.5
 """Before a request goes to a worker again that has lost it once."""
@@ -120,7 +120,7 @@ class ResumingStream:
         )
 
     def _kept(self, output: Output) -> Output | None:
-        """What of an output has not been shown.
+        """Part of an output that has not been shown.
 
         Raises:
             OverloadedError: the worker gave the request up by itself.
@@ -151,10 +151,7 @@ class ResumingStream:
         return rest
 
     def _as_first(self, usage: Usage | None) -> Usage | None:
-        """What was cached for the client's prompt is what the first worker had.
-
-        A later one has the output beside it.
-        """
+        """Set the cached tokens to those of the first attempt: later ones also count its output."""
         if usage is None:
             return None
         if self._cached is None:
@@ -180,7 +177,8 @@ class ResumingStream:
         lacking = inexact(self._first, self._sent.card) if self._shown else []
         if lacking:
             raise OverloadedError(
-                f"the worker is gone in the middle of the answer, and its engine ({self._sent.card.engine}) does not "
+                "the worker is gone in the middle of the answer, and its engine "
+                f"({self._sent.card.engine}) does not "
                 f"continue {', '.join(lacking)} exactly",
                 retry_after=error.retry_after,
             ) from error
@@ -241,7 +239,7 @@ class ResumingStream:
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _fits(self, card: ModelCard) -> bool:
-        """Whether an engine may go on with what another has begun."""
+        """True if an engine may continue what another has begun."""
         if not self._shown:
             return True
         mine = self._sent.card

@@ -74,13 +74,13 @@ class Router:
 
     Args:
         plane: knows the workers.
-        settings: how to choose, and how many may wait.
-        secret: of the namespace. Without it nothing is known of what is cached where.
-        random: chooses among equals.
-        clock: seconds that only grow.
+        settings: policy, and bounds of waiting requests.
+        secret: of the namespace. Without it caches are not considered.
+        random: breaks ties.
+        clock: monotonic seconds.
 
     Attributes:
-        tally: what it has decided.
+        stats: counters of its decisions.
     """
 
     def __init__(
@@ -104,11 +104,11 @@ class Router:
         self.stats = RouterStats()
 
     async def start(self) -> None:
-        """Listen to what workers and other frontends tell, where the plane carries it."""
+        """Subscribe to cache events and loads, where the transport carries them."""
         self._fleet.start(self._waiting.wake)
 
     async def close(self) -> None:
-        """Tell the other frontends that nothing is under way here any more, and stop listening."""
+        """Publish that this frontend has no load any more, and unsubscribe."""
         self._stop_watching()
         await self._fleet.close()
 
@@ -125,7 +125,7 @@ class Router:
         return found
 
     def loads(self) -> dict[str, WorkerLoad]:
-        """What all frontends, as far as is known here, have under way at each worker, by its id."""
+        """Load of each worker by its id: of all frontends, as far as is known here."""
         return self._fleet.loads()
 
     # Which models there are.
@@ -139,7 +139,7 @@ class Router:
 
         Raises:
             NotFoundError: no such model.
-            OverloadedError: no worker has been ready yet, so nobody knows.
+            OverloadedError: no worker has been ready yet.
         """
         return self._catalog.model(name).card
 
@@ -200,7 +200,7 @@ class Router:
         """As `inlay.transport.api.Plane.room`."""
         return self._plane.room(num_bytes)
 
-    # Works.
+    # Requests.
 
     async def send(
         self,
@@ -209,7 +209,7 @@ class Router:
         *,
         session: str | None = None,
     ) -> list[Stream]:
-        """Send requests of one prompt to one worker of the model with this name of its own or alias, when there is room at one.
+        """Send requests of one prompt to one worker of the model `name`, once there is room at one.
 
         Clients take turns; one with less than its share at a worker need not wait for others'
         requests to end.
@@ -218,7 +218,7 @@ class Router:
         says.
 
         Args:
-            name: of the model.
+            name: of the model, or an alias.
             requests: equal but for id, seed and the like; at least one.
             session: that they belong to: those of one session go to one worker, if it has not much
                 more to do than others.
@@ -314,8 +314,7 @@ class Router:
         avoid: set[str] = set()
         length = request.positions
         while True:
-            # What makes vectors says itself when it is full: it gathers works of many requests into
-            # one step.
+            # A worker that makes vectors says itself when it is full: it batches many requests.
             chosen = pool.choose(
                 length, None, adapter=request.adapter, rows=rows, avoid=avoid, full_too=True
             )
@@ -347,14 +346,14 @@ class Router:
         raise self._no_worker(name)
 
     async def _keys(self, pool: Pool, request: Request) -> Keys | None:
-        """The blocks of a prompt, where it matters what is cached where."""
+        """Block keys of a prompt, if the choice needs them."""
         chain = self._chain(pool, request)
         if chain is None:
             return None
         return chain() if len(request.prompt) < _LONG else await asyncio.to_thread(chain)
 
     def _chain(self, pool: Pool, request: Request) -> Callable[[], Keys] | None:
-        """What makes the blocks of a request, where it matters what is cached where."""
+        """Function that computes the block keys of a request, if the choice needs them."""
         secret, card = self._secret, pool.card
         if (
             secret is None
@@ -386,9 +385,8 @@ class Router:
     ) -> list[_Placed] | None:
         """Send the requests now; None where no worker has room.
 
-        Whoever turns out to be gone is passed over.
-
-        With `only`, they go to one of these, whether it has room or not.
+        Workers that turn out to be gone are skipped. With `only`, they go to one of these, even if
+        it is full.
         """
         first = requests[0]
         length = len(first.prompt) + len(first.prior_output)
@@ -433,7 +431,7 @@ class Router:
     ) -> list[_Placed]:
         """Send the requests to a worker.
 
-        Raises `OverloadedError` when it is gone; nothing is under way there then.
+        Raises `OverloadedError` when it is gone; it has none of them then.
         """
         placed: list[_Placed] = []
         try:
@@ -467,7 +465,7 @@ class Router:
             self._watching = None
 
     async def _watch(self) -> None:
-        """As long as anything waits, see whether a worker comes or wakes up, or none is left to wait for."""
+        """While requests wait, watch for workers that come, wake up or leave."""
         while True:
             await self._plane.changed()
             self._fleet.refresh()

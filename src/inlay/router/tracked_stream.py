@@ -1,4 +1,4 @@
-"""What is under way at a worker, counted from its beginning to its end."""
+"""The load that a request adds to its worker, from its beginning to its end."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 
@@ -20,7 +20,7 @@ class LoadReservation:
         prefill: positions it has to compute before the first token.
         length: positions of the prompt.
         ended: called with the client once it has ended.
-        client: whose it is.
+        client: that sent it.
     """
 
     __slots__ = ("_client", "_decode", "_ended", "_length", "_member", "_new", "_pool", "_prefill")
@@ -61,7 +61,7 @@ class LoadReservation:
             self._new = 0
 
     def end(self) -> None:
-        """It is under way no more. May be said again."""
+        """Release the load. May be called again."""
         ended, self._ended = self._ended, None
         if ended is not None:
             self._pool.change(

@@ -7,7 +7,7 @@ A frontend sees `StoredPrompts`. That is `LocalStoredPrompts` over one process's
     index.py         StoreIndex       locations, sizes and eviction order; pure bookkeeping
     disk.py          DiskTier         writes, reads and removes files, over directory.py
     file_format.py   FileFormat       the authenticated file; sealing.py encrypts it
-    fleet.py         FleetStore       records and contents in a `shared.Shared`; knows nothing of NATS
+    fleet.py         FleetStore       records and contents in a `shared.Shared`; no NATS
     shared.py        Record, Shared   metadata of a prompt in a fleet; storage with compare-and-set
     quotas.py        TenantQuotas     bytes of each tenant in a fleet, uploads in progress included
     reaper.py        Reaper           removes expired and orphaned objects, one frontend at a time

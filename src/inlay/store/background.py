@@ -1,4 +1,4 @@
-"""A thread that does the slow work callers need not wait for."""
+"""A thread for slow operations that callers need not wait for."""
 
 import logging
 import threading

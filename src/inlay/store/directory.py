@@ -46,7 +46,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Survey(msgspec.Struct):
-    """What lies in a directory.
+    """Files found in a directory.
 
     Attributes:
         found: the prompts that can be used.
@@ -91,7 +91,8 @@ class Directory:
         mode = stat.S_IMODE(status.st_mode)
         if status.st_uid != os.geteuid() or mode & 0o077:
             raise InvalidRequestError(
-                f"the store's directory {self.path} has mode {mode:04o} and belongs to user {status.st_uid}; it must have "
+                f"the store's directory {self.path} has mode {mode:04o} and belongs to user "
+                f"{status.st_uid}; it must have "
                 f"mode {_DIRECTORY_MODE:04o} and belong to user {os.geteuid()}"
             )
 
@@ -120,7 +121,7 @@ class Directory:
         )
 
     def cost(self, description: Description) -> int:
-        """What the file of a tensor counts for, in bytes."""
+        """Bytes that the file of a tensor counts for."""
         return _cost(self._format.file_size(description.num_bytes))
 
     def write(self, description: Description, data: Buffer, used_at: float) -> StoredFile:

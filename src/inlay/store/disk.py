@@ -1,4 +1,4 @@
-"""The disk tier: what is written, read and removed for the entries of a ledger, in whose thread, under which lock."""
+"""The disk tier: files written, read and removed for the entries of an index."""
 
 import logging
 import threading
@@ -18,23 +18,23 @@ RETRY_AFTER = 1.0
 """Seconds after which a fault of the disk may have passed."""
 
 NOTES_PER_TTL = 8
-"""How often, at most, the last use of an entry is noted in its file.
+"""Shortest period of noting the last use of an entry in its file.
 
-What a crash may take from its time to live.
+A crash may shorten its time to live by as much.
 """
 
 
 class DiskTier:
-    """Keeps files in step with a ledger.
+    """Keeps files in step with an index.
 
-    Files are written and removed by one thread at a time, those the ledger has parted with always
-    before the next is written: so the directory never holds more than the ledger's bound. Reading
+    Files are written and removed by one thread at a time, those that the index has dropped always
+    before the next is written: so the directory never exceeds the index's bound. Reading
     needs no turn.
 
     Args:
         directory: of the files; closed with this.
-        ledger: of the entries.
-        lock: guards the ledger; never held during IO. Taken after this tier's own.
+        ledger: the index of the entries.
+        lock: guards the index; never held during IO. Taken after this tier's own.
         now: seconds since the epoch, to tell which files have expired.
 
     Attributes:
@@ -93,7 +93,7 @@ class DiskTier:
         """Write an entry's file, unless it has one; False when there is no room or the disk fails.
 
         Args:
-            entry: whose.
+            entry: the entry.
             data: its elements, for an entry that is not in memory.
         """
         with self._turn:
@@ -212,9 +212,9 @@ class DiskTier:
             self._note_error(file.name, error)
 
     def note_use(self, entry: Entry) -> None:
-        """Have an entry's last use noted in its file soon, if the file is far behind.
+        """Schedule the note of an entry's last use in its file, if the file is far behind.
 
-        Called under the ledger's lock.
+        Called under the index's lock.
         """
         behind = entry.used_at - entry.saved_use
         if entry.file is not None and behind > self._ledger.limits.ttl / NOTES_PER_TTL:
@@ -232,7 +232,7 @@ class DiskTier:
             self._note_error(file.name, error)
 
     def tidy(self) -> None:
-        """Have the files the ledger has parted with removed soon."""
+        """Schedule the removal of files that the index has dropped."""
         if self._ledger.trash:
             self._background.submit(self._take_turn_and_tidy)
 
@@ -241,7 +241,7 @@ class DiskTier:
             self._empty_trash()
 
     def _empty_trash(self) -> bool:
-        """Remove what the ledger has parted with.
+        """Remove the files that the index has dropped.
 
         False when some could not be, which is tried again later.
         """
@@ -271,7 +271,7 @@ class DiskTier:
         self._background.flush()
 
     def close(self) -> None:
-        """Finish what is to be done in the background, note the last uses, give the directory up."""
+        """Finish background tasks, note the last uses, release the directory."""
         self._background.close()
         with self._turn:
             self._empty_trash()

@@ -1,4 +1,4 @@
-"""One stored prompt: what clients are told of it, what is written to its file, and what is kept of it in memory."""
+"""One stored prompt: its metadata for clients, the metadata in its file, its data in memory."""
 
 import math
 from typing import TypeAlias
@@ -17,7 +17,7 @@ An entry costs one page more than its tensor, in memory as on disk.
 
 
 def cost(num_bytes: int) -> int:
-    """What a tensor of `num_bytes` counts for, in bytes.
+    """Bytes that a tensor of `num_bytes` counts for.
 
     Whole pages, and one for the entry itself.
     """
@@ -25,18 +25,18 @@ def cost(num_bytes: int) -> int:
 
 
 class StoredPrompt(msgspec.Struct, frozen=True, kw_only=True):
-    """What its owner is told of a stored prompt.
+    """Metadata of a stored prompt for its owner.
 
     Attributes:
         id: `pe-...`.
-        num_prompts: how many prompts the tensor holds, each `num_tokens` long: 1 unless a batch was
+        num_prompts: prompts in the tensor, each `num_tokens` long: 1 unless a batch was
             uploaded.
         num_tokens: rows of one prompt.
         hidden_size: elements of a row.
         dtype: as it was uploaded.
         bytes: of the tensor.
         expires_at: seconds since the epoch; None while it is pinned.
-        pinned: whether it is kept until it is unpinned or deleted.
+        pinned: True if it is kept until it is unpinned or deleted.
     """
 
     id: str
@@ -61,7 +61,7 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
         loads: uses that had to read a file.
         misses: ids that were not found, those of other tenants included.
         evictions: prompts removed to make room.
-        expirations: prompts removed because nobody used them.
+        expirations: prompts removed because they were not used.
         spills: files written.
         refused_files: files removed because they were torn, changed, or written under another
             secret.
@@ -102,7 +102,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Description(msgspec.Struct, frozen=True, array_like=True):
-    """What a tensor is, apart from its elements.
+    """Metadata of a tensor.
 
     Attributes:
         tenant: digest of the owner.
@@ -131,11 +131,11 @@ class Description(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def key(self) -> Key:
-        """What it is found by."""
+        """Key in the index."""
         return self.tenant, self.id
 
     def told(self, *, expires_at: float | None) -> StoredPrompt:
-        """What its owner is told; without a time to expire it is pinned."""
+        """Metadata for its owner; without a time to expire it is pinned."""
         *batch, num_tokens, hidden = self.shape
         return StoredPrompt(
             id=self.id,
@@ -169,7 +169,7 @@ _Check: TypeAlias = tuple[int, str, str | None]
 
 
 class Entry:
-    """What is kept of one stored prompt. Changed by `StoreIndex` alone, under the store's lock.
+    """One stored prompt in memory. Changed by `StoreIndex` alone, under the store's lock.
 
     Attributes:
         description: what the tensor is.
@@ -217,15 +217,15 @@ class Entry:
 
     @property
     def key(self) -> Key:
-        """What it is found by."""
+        """Key in the index."""
         return self.description.key
 
     def told(self, ttl: float) -> StoredPrompt:
-        """What its owner is told."""
+        """Metadata for its owner."""
         return self.description.told(expires_at=None if self.pinned else self.used_at + ttl)
 
     def has_passed(self, target: Target) -> bool:
-        """Whether the tensor is known to pass all that `to_rows` checks for `target`."""
+        """True if the tensor is known to pass all checks of `to_rows` for `target`."""
         bound = self._passed.get(_check(target))
         return bound is not None and bound <= _bound(target)
 
@@ -235,7 +235,7 @@ class Entry:
         self._passed[check] = min(_bound(target), self._passed.get(check, math.inf))
 
     def recall(self, target: Target) -> tuple[Rows, ...] | None:
-        """The rows for `target` with their digests, one item a prompt, if that needs no look at the elements."""
+        """Rows for `target` with digests, one item a prompt, if the elements need no pass."""
         if not self.has_passed(target):
             return None
         if self._made_for != _check(target):

@@ -7,9 +7,9 @@
     136   the description in msgpack, zeros up to 4096
     4096  the payload: the elements, C order, little endian
 
-All little endian. The keyed digest lets nobody without the secret make or change a header that is
-taken; through it the payload's digest holds the rest. Nothing is believed, and no length used,
-before that digest is checked.
+All little endian. Without the secret no valid header can be made or changed, because of the keyed
+digest; the payload's digest in it covers the rest. No field is trusted, and no length used, before
+that digest is checked.
 """
 
 import os
@@ -128,7 +128,8 @@ class FileFormat:
             raise DamagedFileError(f"of version {version}; this build reads {VERSION}")
         if fingerprint != self._names.fingerprint:
             raise DamagedFileError(
-                f"written under the secret {fingerprint.hex()}; ours is {self._names.fingerprint.hex()}"
+                f"written under the secret {fingerprint.hex()}; ours is "
+                f"{self._names.fingerprint.hex()}"
             )
         page[_MAC_AT : _fixed.size] = bytes(DIGEST_BYTES)
         if not secrets.compare_digest(
@@ -191,7 +192,8 @@ class FileFormat:
             raise LockedFileError(f"sealed with the key {key_fingerprint.hex()}; we have none")
         if key_fingerprint != self._sealer.fingerprint:
             raise LockedFileError(
-                f"sealed with the key {key_fingerprint.hex()}; ours is {self._sealer.fingerprint.hex()}"
+                f"sealed with the key {key_fingerprint.hex()}; ours is "
+                f"{self._sealer.fingerprint.hex()}"
             )
         return self._sealer.seal(salt)
 

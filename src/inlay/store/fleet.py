@@ -1,7 +1,4 @@
-"""Stored prompts that every frontend of a fleet serves.
-
-In what they share, with each one's own store before it as a cache.
-"""
+"""Stored prompts that every frontend of a fleet serves: shared storage, and a local cache."""
 
 import asyncio
 import logging
@@ -46,13 +43,13 @@ _log = logging.getLogger(__name__)
 _id = re.compile(r"pe-[a-z2-7]{32}")
 
 _TRIES = 16
-"""How often a change is tried that others are quicker with, each time."""
+"""Attempts at a change that loses against concurrent ones."""
 _SPARE = 1 / 20
-"""Part of all room that is made beyond what is needed, so that not every upload has to look for it."""
+"""Part of the store that is freed beyond need, so that not every upload must free room."""
 
 
 class FleetLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much a fleet may keep, and for how long.
+    """Bounds of a fleet's storage, and lifetime of its prompts.
 
     Attributes:
         max_bytes: of all contents.
@@ -153,7 +150,7 @@ class FleetStore:
                     new = written.used(now, self._limits.ttl)
                 swap = self._shared.swap(name_of(key), encode(new), revision)
                 if written is not None and new.content == written.content:
-                    # Not cut off with whoever leaves: a content may be erased only where it is
+                    # Not cancelled with its caller: a content may be erased only where it is
                     # known whether a record names it.
                     offered = asyncio.create_task(swap)
                     done = await asyncio.shield(offered)
@@ -180,7 +177,7 @@ class FleetStore:
         return kept.told()
 
     async def _give_up(self, written: Record, offered: "asyncio.Task[bool] | None") -> None:
-        """Erase a content unless a record names it; what nobody can know is the reaper's."""
+        """Erase a content unless a record names it; the reaper handles what is unknown."""
         try:
             if offered is not None and await offered:
                 return
@@ -197,14 +194,15 @@ class FleetStore:
         largest = self._limits.max_bytes if share is None else min(self._limits.max_bytes, share)
         if max(size, self._format.file_size(description.num_bytes)) > largest:
             raise BodyTooLargeError(
-                f"prompt_embeds of {description.num_bytes} bytes take {size} in the store, which may hold {self._limits.max_bytes}"
+                f"prompt_embeds of {description.num_bytes} bytes take {size} in the store, which "
+                f"may hold {self._limits.max_bytes}"
                 + ("" if share is None else f", and {share} for one caller")
             )
 
     async def _written(
         self, description: Description, data: Buffer, hold: Callable[[int], None]
     ) -> Record:
-        """The record of a content that has been written, which nobody knows yet."""
+        """The record of a content that has been written, not published yet."""
         size = self._format.file_size(description.num_bytes)
         name = secrets.token_hex(16)
         async with self._making_room:
@@ -223,7 +221,7 @@ class FleetStore:
         return Record(name, size, description, self._clock(), self._limits.ttl)
 
     async def _make_room(self, size: int) -> None:
-        """See that `size` more bytes fit, at the cost of what was used least recently and is not pinned."""
+        """Make room for `size` bytes; the least recently used prompts go, pinned ones stay."""
         limits = self._limits
         held, count = await self._shared.size()
         short = held + self._writing + size - limits.max_bytes
@@ -238,7 +236,8 @@ class FleetStore:
         victims.sort(key=lambda found: (found[2].is_live(now), found[2].used_at))
         if sum(record.size for _, _, record in victims) < short or len(victims) < over:
             raise OverloadedError(
-                f"the fleet's store of prompt_embeds is full of pinned ones; {size} bytes more find no room",
+                f"the fleet's store of prompt_embeds is full of pinned ones; {size} bytes more "
+                "find no room",
                 retry_after=min(limits.ttl, LONGEST_WAIT),
             )
         short = max(0, short + int(_SPARE * limits.max_bytes))
@@ -311,7 +310,8 @@ class FleetStore:
                             "the stored prompt %s cannot be read: it is %s", record.content, error
                         )
                         raise OverloadedError(
-                            "the stored prompt cannot be read here: it was encrypted with another key",
+                            "the stored prompt cannot be read here: it was encrypted with another "
+                            "key",
                             retry_after=60,
                         ) from error
                     else:
@@ -352,7 +352,7 @@ class FleetStore:
                 if await self._shared.swap(name_of(key), encode(leaving), revision):
                     content = record.content
                 continue
-            # Marked first: whoever is cut off here leaves what nobody uses, and what can be
+            # Marked first: an interruption here leaves a prompt that is not used, and that can be
             # finished by asking again.
             content = record.content
             await self._shared.erase(content)
@@ -415,9 +415,9 @@ class FleetStore:
         self._later(self._compare())
 
     async def _compare(self) -> None:
-        """Forget what is no longer in what is shared.
+        """Forget cached prompts that are no longer in the fleet's storage.
 
-        Its deletion may have been told when we did not hear.
+        Messages of deletions may have been missed.
         """
         for key in self._local.names():
             await self._verify(key)
@@ -435,7 +435,7 @@ class FleetStore:
         return entry
 
     def _later(self, request: Coroutine[Any, Any, object]) -> None:
-        """Do what nobody waits for; what fails is done by the reaper, or at the next use."""
+        """Run in the background; on failure the reaper does it, or the next use."""
         task = asyncio.create_task(request)
         self._later_tasks.add(task)
         task.add_done_callback(self._done_later)

@@ -20,11 +20,11 @@ from inlay.store.entry import Entry, StoredFile, Target, cost
 from inlay.store.names import Key
 
 LONGEST_WAIT = 60.0
-"""Seconds after which a refused upload is told to come back, at most."""
+"""Bound of `Retry-After` of a refused upload, in seconds."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much a store may hold, in bytes as `cost` counts them, and for how long.
+    """Bounds of a store, in bytes as `cost` counts them, and lifetime of its prompts.
 
     Attributes:
         memory_bytes: tensors, digests and casts in memory, those being uploaded included.
@@ -51,7 +51,7 @@ class StoreIndex:
             `limits.disk_bytes`.
         trash: files no entry has any more, to be removed before the next is written.
         evictions: entries that went to make room.
-        expirations: entries that went because nobody used them.
+        expirations: entries removed because they were not used.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -79,7 +79,7 @@ class StoreIndex:
 
     @property
     def num_pinned(self) -> int:
-        """How many are pinned."""
+        """Number of pinned entries."""
         return len(self._pinned)
 
     @property
@@ -105,7 +105,7 @@ class StoreIndex:
                 order.move_to_end(entry.key)
 
     def expire(self, now: float) -> int:
-        """Remove what nobody used for the TTL; how many."""
+        """Remove entries not used for the TTL; return their number."""
         count = 0
         # Ordered by last use, so the expired are in front.
         while self._unpinned:
@@ -123,7 +123,7 @@ class StoreIndex:
     # Coming and going
 
     def admit(self, tenant: bytes, num_bytes: int) -> None:
-        """Take a place and a part of the tenant's share for an entry that will be added, or given up by `dismiss`.
+        """Reserve a place and a part of the tenant's quota for an entry; `dismiss` gives it back.
 
         Raises:
             BodyTooLargeError: it can never fit.
@@ -135,13 +135,14 @@ class StoreIndex:
         largest = max(limits.memory_bytes, limits.disk_bytes)
         if size > min(largest, largest if share is None else share):
             raise BodyTooLargeError(
-                f"prompt_embeds of {num_bytes} bytes take {size} in the store, which may hold {largest}"
-                + ("" if share is None else f", and {share} for one caller")
+                f"prompt_embeds of {num_bytes} bytes take {size} in the store, which may hold "
+                f"{largest}" + ("" if share is None else f", and {share} for one caller")
             )
         used = self._tenants.get(tenant, 0)
         if share is not None and used + size > share:
             raise RateLimitedError(
-                f"your stored prompt_embeds take {used} bytes; {size} more would pass your share of {share}: delete some, "
+                f"your stored prompt_embeds take {used} bytes; {size} more would pass your share "
+                f"of {share}: delete some, "
                 "or wait until they expire",
                 retry_after=self._wait,
             )
@@ -221,16 +222,17 @@ class StoreIndex:
     def full(self, num_bytes: int) -> OverloadedError:
         """The error for an upload that finds no room."""
         return OverloadedError(
-            f"the store of prompt_embeds is full of pinned or unsaved ones; {num_bytes} bytes more find no room",
+            f"the store of prompt_embeds is full of pinned or unsaved ones; {num_bytes} bytes more "
+            "find no room",
             retry_after=self._wait,
         )
 
     # Memory
 
     def reserve(self, num_bytes: int, *, sparing: Entry | None = None) -> bool:
-        """Hold `num_bytes` of memory for what comes, if dropping what need not be there makes room.
+        """Reserve `num_bytes` of memory, if dropping copies of files makes room.
 
-        Nobody is evicted.
+        No prompt is evicted.
         """
         limit = self.limits.memory_bytes
         if num_bytes > limit:
@@ -303,12 +305,12 @@ class StoreIndex:
         digests: tuple[bytes, ...],
         made: tuple[Rows, ...],
     ) -> None:
-        """Keep what was found out for `target`.
+        """Keep the results of the checks for `target`.
 
         That it passed, its digests, and its rows where memory allows.
 
         Args:
-            entry: whose.
+            entry: the entry.
             target: the model.
             data: the elements the rows were made of.
             digests: one item a prompt.
@@ -350,7 +352,7 @@ class StoreIndex:
     def evict_unsaved(self, num_bytes: int, *, sparing: Entry | None = None) -> bool:
         """Evict the oldest entry that is and stays in memory alone.
 
-        False, and nobody, if that cannot free `num_bytes`.
+        False, and no eviction, if that cannot free `num_bytes`.
         """
         stuck = self._reserved + sum(
             entry.held for entry in self._pinned.values() if entry.file is None
@@ -369,7 +371,7 @@ class StoreIndex:
     # Disk
 
     def reserve_disk(self, num_bytes: int, entry: Entry) -> bool:
-        """Hold `num_bytes` on disk for `entry`, at the cost of unpinned entries used less recently than it, if need be.
+        """Reserve `num_bytes` on disk for `entry`, evicting unpinned, less recently used ones.
 
         Such an entry that is in memory too stays there, without its file; any other is evicted.
         """

@@ -52,5 +52,5 @@ class Names:
         return ID_PREFIX + b32encode(hasher.digest(ID_DIGEST_SIZE)).decode().lower()
 
     def key(self, tenant: str, id_: str) -> Key:
-        """What an entry of `tenant` called `id_` is found by."""
+        """Key of the entry `id_` of `tenant`."""
         return blake3(tenant.encode(), key=self._tenant_key).digest(TENANT_DIGEST_SIZE), id_

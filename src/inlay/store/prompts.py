@@ -1,7 +1,4 @@
-"""Stored prompts as a frontend uses them, wherever they are kept.
-
-Nothing here holds up its event loop.
-"""
+"""Stored prompts as a frontend uses them, local or in a fleet; never blocks its event loop."""
 
 import asyncio
 import functools
@@ -43,7 +40,7 @@ class StoredPrompts(Protocol):
         ...
 
     async def get(self, tenant: str, id_: str) -> StoredPrompt:
-        """What is known of a stored prompt. Not a use."""
+        """Metadata of a stored prompt. Does not extend its TTL."""
         ...
 
     async def rows(
@@ -93,7 +90,7 @@ class Threads:
         )
 
     async def run(self, request: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """What `request` returns, run in one of them.
+        """Run `request` in one of them; return its result.
 
         Who is cancelled waits for its end, so that nothing is taken away from it.
         """

@@ -1,4 +1,4 @@
-"""What each tenant may keep in a fleet's store, its uploads under way included."""
+"""Quotas of tenants in a fleet's store, uploads in progress included."""
 
 import asyncio
 from collections import Counter
@@ -12,14 +12,14 @@ from inlay.store.shared import Shared, listed
 
 
 class TenantQuotas:
-    """Shares of tenants, in bytes as `inlay.store.entry.cost` counts them.
+    """Quotas of tenants, in bytes as `inlay.store.entry.cost` counts them.
 
-    Of uploads under way only those of this frontend are known.
+    Of uploads in progress only those of this frontend are known.
 
     Args:
-        shared: where the fleet keeps what is stored.
+        shared: the fleet's storage.
         share: of each tenant; None for no bound.
-        wait: seconds after which a refused upload is told to come back.
+        wait: `Retry-After` of a refused upload, in seconds.
         clock: seconds since the epoch.
     """
 
@@ -56,8 +56,7 @@ class TenantQuotas:
                 del self._under_way[description]
 
     async def _check(self, description: Description, share: int) -> None:
-        # Taken before the list: what is stored meanwhile, and so under way no more, need not be in
-        # that.
+        # Taken before the list: an upload that ends meanwhile need not be in the list.
         held: dict[Key, int] = {
             other.key: cost(other.num_bytes)
             for other in self._under_way
@@ -71,7 +70,8 @@ class TenantQuotas:
         used, size = sum(held.values()), cost(description.num_bytes)
         if used + size > share:
             raise RateLimitedError(
-                f"your stored prompt_embeds take {used} bytes; {size} more would pass your share of {share}: delete some, "
+                f"your stored prompt_embeds take {used} bytes; {size} more would pass your share "
+                f"of {share}: delete some, "
                 "or wait until they expire",
                 retry_after=self._wait,
             )

@@ -1,4 +1,4 @@
-"""Removes from what a fleet shares what nobody can use any more; of all frontends one at a time."""
+"""Removes unusable objects from a fleet's storage; one frontend at a time."""
 
 import time
 from collections.abc import Callable
@@ -8,14 +8,14 @@ import msgspec
 from inlay.store.shared import Record, Shared, listed
 
 PERIOD_SECONDS = 60.0
-"""How often it is done."""
+"""Period of removals."""
 ORPHAN_SECONDS = 900.0
-"""How long a content may have no record: many times what an upload may take."""
+"""Age at which a content without a record is removed: far more than an upload takes."""
 _LEASE = "reaper"
 
 
 class _Lease(msgspec.Struct, frozen=True, array_like=True):
-    """Whose turn it is, until when (seconds since the epoch)."""
+    """Holder of the lease, and its end (seconds since the epoch)."""
 
     holder: str
     until: float
@@ -28,7 +28,7 @@ _decode_lease = msgspec.msgpack.Decoder(_Lease).decode
 class Reaper:
     """One frontend's part in it.
 
-    The lease saves work and nothing else: everything is removed by compare-and-set, so two at once
+    The lease only saves effort: everything is removed by compare-and-set, so two at once
     do no harm.
 
     Args:
@@ -38,7 +38,7 @@ class Reaper:
         monotonic: seconds that only grow.
 
     Attributes:
-        expired: records removed because nobody used them.
+        expired: records removed because they were not used.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Reaper:
         self.expired = 0
 
     async def turn(self) -> bool:
-        """Whether it is this frontend's turn, which lasts for three periods.
+        """True if this frontend holds the lease, which lasts for three periods.
 
         Raises `OverloadedError`.
         """
@@ -70,7 +70,10 @@ class Reaper:
         return await self._shared.swap(_LEASE, _encode(new), revision)
 
     async def reap(self) -> None:
-        """Remove expired records, those whose deletion was cut short, and contents without a record. Raises `OverloadedError`."""
+        """Remove expired and half-deleted records, and contents without one.
+
+        Raises `OverloadedError`.
+        """
         # First contents, then records: a content that is not in the second list had no record for
         # longer than its upload takes.
         contents = await self._shared.contents()

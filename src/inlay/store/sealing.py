@@ -1,8 +1,9 @@
 """Encryption of files at rest: AES-256-GCM in chunks.
 
-Every file has a key of its own, a keyed BLAKE3 of its 32 random bytes of salt, so nonces need only differ within a file:
-they count its chunks and mark the last, so that chunks cannot be swapped, dropped or added (the STREAM construction of
-Hoang, Reyhanitabar, Rogaway, Vizár, "Online Authenticated-Encryption and its Nonce-Reuse Misuse-Resistance", 2015).
+Every file has a key of its own, a keyed BLAKE3 of its 32 random bytes of salt, so nonces need only
+differ within a file: they count its chunks and mark the last, so that chunks cannot be swapped,
+dropped or added (the STREAM construction of Hoang, Reyhanitabar, Rogaway, Vizár, "Online
+Authenticated-Encryption and its Nonce-Reuse Misuse-Resistance", 2015).
 """
 
 import struct

@@ -1,4 +1,4 @@
-"""Where the root secret of a namespace, and other 32-byte keys, come from.
+"""Sources of a namespace's root secret, and of other 32-byte keys.
 
 A key file holds 32 raw bytes, or 64 hex digits and perhaps a newline (`openssl rand -hex 32`).
 """
@@ -24,7 +24,7 @@ def load_secret(*, file: Path | None, state_dir: Path | None) -> Secret:
 
     Else the one kept in `state_dir`, made there at the first start; else random.
 
-    Whoever has the secret can make ids and digests, so what is stored under it does not outlive it:
+    With the secret anyone can make ids and digests, so what is stored under it does not outlive it:
     a store that is to survive a restart needs a file or a state directory.
 
     Args:
@@ -76,7 +76,8 @@ def read_key(path: Path) -> bytes:
         if len(key) == KEY_BYTES and len(data.rstrip(b"\r\n")) == 2 * KEY_BYTES:
             return key
     raise InvalidRequestError(
-        f"the key file {path} must hold {KEY_BYTES} bytes or {2 * KEY_BYTES} hex digits; got {status.st_size} bytes"
+        f"the key file {path} must hold {KEY_BYTES} bytes or {2 * KEY_BYTES} hex digits; got "
+        f"{status.st_size} bytes"
     )
 
 
@@ -86,7 +87,8 @@ def _check_private(path: Path, status: os.stat_result) -> None:
     mode = stat.S_IMODE(status.st_mode)
     if status.st_uid not in (os.geteuid(), 0):
         raise InvalidRequestError(
-            f"the key file {path} belongs to user {status.st_uid}; it must belong to {os.geteuid()} or to root"
+            f"the key file {path} belongs to user {status.st_uid}; it must belong to "
+            f"{os.geteuid()} or to root"
         )
     mounted = status.st_uid == 0 and os.geteuid() != 0
     forbidden = _OTHERS | (stat.S_IWGRP if mounted else _GROUP)

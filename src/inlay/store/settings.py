@@ -20,7 +20,7 @@ MIB = 1024 * 1024
 
 
 class StoreSettings(BaseModel):
-    """How many uploaded prompts are kept, where and for how long."""
+    """Bounds, location and lifetime of uploaded prompts."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -29,8 +29,8 @@ class StoreSettings(BaseModel):
     )
     prompt_store_dir: Path | None = Field(
         default=None,
-        description="Directory that uploaded embeddings are also written to, so that they outlive the process; needs "
-        "state_dir or secret_file. Memory alone unless set.",
+        description="Directory that uploaded embeddings are also written to, so that they outlive "
+        "the process; needs state_dir or secret_file. Memory alone unless set.",
     )
     prompt_store_disk_bytes: int = Field(
         default=10 * 1024 * MIB, ge=MIB, description="Bytes of files in prompt_store_dir at most."
@@ -43,17 +43,19 @@ class StoreSettings(BaseModel):
     prompt_store_tenant_bytes: int | None = Field(
         default=None,
         ge=0,
-        description="Bytes one API key may keep uploaded, in memory and on disk together; the whole store unless set.",
+        description="Bytes one API key may keep uploaded, in memory and on disk together; the "
+        "whole store unless set.",
     )
     prompt_store_key_file: Path | None = Field(
         default=None,
-        description="File of a 32-byte key that uploaded embeddings are encrypted with (AES-256-GCM) where they are kept "
-        "outside of memory; the same for all frontends of a fleet.",
+        description="File of a 32-byte key that uploaded embeddings are encrypted with "
+        "(AES-256-GCM) where they are kept outside of memory; the same for all frontends of a "
+        "fleet.",
     )
     state_dir: Path | None = Field(
         default=None,
-        description="Directory where what must outlive the process is kept: the secret that references and digests are "
-        "made with.",
+        description="Directory of what must outlive the process: the secret from which references "
+        "and digests are made.",
     )
     secret_file: Path | None = Field(
         default=None,
@@ -86,13 +88,14 @@ class StoreSettings(BaseModel):
             and self.secret_file is None
         ):
             raise InvalidRequestError(
-                "--prompt-store-dir needs --state-dir or --secret-file: what is stored is bound to a secret that must be "
-                "the same after a restart",
+                "--prompt-store-dir needs --state-dir or --secret-file: what is stored is bound to "
+                "a secret that must be the same after a restart",
                 param="prompt_store_dir",
             )
         if self.prompt_store_key_file is not None and self.prompt_store_dir is None:
             raise InvalidRequestError(
-                "--prompt-store-key-file encrypts the files of --prompt-store-dir, which is not set",
+                "--prompt-store-key-file encrypts the files of --prompt-store-dir, which is not "
+                "set",
                 param="prompt_store_key_file",
             )
         return self._own(secret, self.prompt_store_tenant_bytes)
@@ -122,19 +125,20 @@ class FleetStoreSettings(StoreSettings):
 
     prompt_store_nats: bool = Field(
         default=True,
-        description="Keep uploaded embeddings in NATS, so that every frontend serves every reference; memory, and the "
-        "directory if there is one, are caches then. Else they are at the frontend that took them.",
+        description="Keep uploaded embeddings in NATS, so that every frontend serves every "
+        "reference; memory, and the directory if there is one, are caches then. Otherwise each "
+        "stays at its frontend.",
     )
     prompt_store_nats_bytes: int = Field(
         default=10 * 1024 * MIB, ge=MIB, description="Bytes of uploaded embeddings in NATS at most."
     )
 
     def open_shared(self, secret: "Secret", shared: "Shared") -> "FleetStore":
-        """The store these settings describe, over what a fleet shares.
+        """The store these settings describe, over a fleet's storage.
 
         Args:
             secret: of the namespace.
-            shared: where the fleet keeps it.
+            shared: the fleet's storage.
 
         Raises:
             InvalidRequestError: as `PromptStore`, or a bad key.
@@ -144,7 +148,7 @@ class FleetStoreSettings(StoreSettings):
         return FleetStore(
             secret,
             shared,
-            # A caller's share is of what the fleet keeps.
+            # A tenant's quota is of the fleet's storage.
             self._own(secret, None),
             FleetLimits(
                 max_bytes=self.prompt_store_nats_bytes,

@@ -1,4 +1,4 @@
-"""What all frontends of a fleet share of stored prompts.
+"""Storage of prompts that all frontends of a fleet share.
 
 A record for each, and its content as a sealed file.
 """
@@ -29,7 +29,7 @@ _MEMFD = sys.platform == "linux"
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
-    """What a fleet knows of a stored prompt.
+    """Metadata of a stored prompt in a fleet.
 
     Attributes:
         content: the name of its content, which nothing else has or had.
@@ -51,11 +51,11 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     leaving: bool = False
 
     def told(self) -> StoredPrompt:
-        """What its owner is told."""
+        """Metadata for its owner."""
         return self.description.told(expires_at=None if self.pinned else self.used_at + self.ttl)
 
     def is_live(self, now: float) -> bool:
-        """Whether it may be used at `now`."""
+        """True if it may be used at `now`."""
         return not self.leaving and (self.pinned or now < self.used_at + self.ttl * (1 + LATE))
 
     def used(self, now: float, ttl: float) -> "Record":
@@ -63,7 +63,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.structs.replace(self, used_at=max(now, self.used_at), ttl=ttl)
 
     def is_late(self, now: float) -> bool:
-        """Whether a use at `now` should be noted."""
+        """True if a use at `now` should be noted."""
         return now > self.used_at + self.ttl * LATE
 
 
@@ -88,7 +88,7 @@ def decode(name: str, kept: bytes) -> Record | None:
 
 
 def name_of(key: Key) -> str:
-    """What a record is found by: the owner's digest and the id."""
+    """Key of a record: the owner's digest and the id."""
     tenant, id_ = key
     return f"{tenant.hex()}.{id_}"
 
@@ -102,7 +102,7 @@ def key_of(name: str) -> Key:
 
 
 class Shared(Protocol):
-    """Where records and contents are kept.
+    """Storage of records and contents.
 
     `inlay.transport.nats.prompts.NatsPrompts`, which says what the methods do.
     """
@@ -148,7 +148,7 @@ class Shared(Protocol):
         ...
 
     async def listen(self, told: Callable[[str], None], back: Callable[[], None]) -> None:
-        """Have `told` called with what others removed, and `back` when some of that may have been missed."""
+        """Call `told` with removals by others, and `back` when some may have been missed."""
         ...
 
 

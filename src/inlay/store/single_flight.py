@@ -1,4 +1,4 @@
-"""Single flight: of several that want the same thing at once, one works and all get its result."""
+"""Single flight: one computation for equal keys at a time; all callers get its result."""
 
 import asyncio
 import threading
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class SingleFlight(Generic[K, T]):
-    """Work under way in threads, by key."""
+    """Running computations in threads, by key."""
 
     __slots__ = ("_lock", "_under_way")
 
@@ -45,7 +45,7 @@ class SingleFlight(Generic[K, T]):
 
 
 class _TaskFlight(Generic[T]):
-    """Work under way, and how many wait for it."""
+    """A running computation, and the number of its callers."""
 
     __slots__ = ("task", "waiting")
 
@@ -55,9 +55,9 @@ class _TaskFlight(Generic[T]):
 
 
 class AsyncSingleFlight(Generic[K, T]):
-    """Work under way in one event loop, by key.
+    """Running computations in one event loop, by key.
 
-    It is cancelled when the last that waits for it leaves.
+    One is cancelled when its last caller leaves.
     """
 
     __slots__ = ("_under_way",)
@@ -69,30 +69,28 @@ class AsyncSingleFlight(Generic[K, T]):
         return len(self._under_way)
 
     async def run(self, key: K, request: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The result of `request`, or of that of whoever came first with an equal key.
+        """The result of `request`, or of the running one of an equal key; errors likewise.
 
-        Its errors likewise.
-
-        Who is the last to be cancelled returns when the request has ended, so what it held for it
-        is held until then.
+        The last caller to be cancelled returns when the computation has ended, so resources that it
+        holds for it are held until then.
         """
         flight = self._under_way.get(key)
         if flight is None:
             flight = self._under_way[key] = _TaskFlight(asyncio.create_task(request()))
         flight.waiting += 1
         try:
-            # Whoever leaves must not take it from the others.
+            # A caller that leaves must not cancel it for the others.
             return await asyncio.shield(flight.task)
         finally:
             flight.waiting -= 1
             if not flight.waiting:
-                # Before the end is waited for: nobody may join what is cancelled.
+                # Before waiting for the end: no caller may join a cancelled computation.
                 del self._under_way[key]
                 if not flight.task.done():
                     flight.task.cancel()
                     await asyncio.gather(flight.task, return_exceptions=True)
 
     def cancel(self) -> None:
-        """End all that is under way; those that wait are cancelled."""
+        """Cancel all computations and their callers."""
         for flight in self._under_way.values():
             flight.task.cancel()

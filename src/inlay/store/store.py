@@ -85,12 +85,14 @@ class PromptStore:
     ) -> None:
         if memory_bytes < 0 or disk_bytes < 0 or not ttl > 0 or max_entries < 1:
             raise InvalidRequestError(
-                f"a store needs bounds of at least 0 bytes, a TTL over 0 and at least one entry; got memory {memory_bytes}, "
+                "a store needs bounds of at least 0 bytes, a TTL over 0 and at least one entry; "
+                f"got memory {memory_bytes}, "
                 f"disk {disk_bytes}, TTL {ttl}, entries {max_entries}"
             )
         if (directory is None) != (disk_bytes == 0):
             raise InvalidRequestError(
-                f"a store's directory and its bound go together; got {directory} and {disk_bytes} bytes"
+                f"a store's directory and its bound go together; got {directory} and {disk_bytes} "
+                "bytes"
             )
         self._secret = secret
         self._names = Names(secret)
@@ -124,7 +126,7 @@ class PromptStore:
         """Store a tensor; the same bytes again only start the TTL again.
 
         Args:
-            tenant: whose it is.
+            tenant: the owner.
             data: the container bytes it was read from; with the tenant they make the id.
             tensor: what `inlay.tensors.read` found in them. Its elements are copied, so `data` may
                 be used again.
@@ -133,8 +135,8 @@ class PromptStore:
 
         Raises:
             EmbeddingsError: not two- or three-dimensional.
-            BodyTooLargeError: larger than the store, or than one tenant's share.
-            RateLimitedError: the tenant's share is used up.
+            BodyTooLargeError: larger than the store, or than one tenant's quota.
+            RateLimitedError: the tenant's quota is used up.
             OverloadedError: no room can be made, or the disk failed where memory has no room.
         """
         prompts_of(tensor)
@@ -145,9 +147,7 @@ class PromptStore:
         )
 
     def keep(self, description: Description, data: Buffer) -> Entry:
-        """Keep a copy of a prompt that is stored elsewhere, if there is room for it.
-
-        What `made` takes.
+        """Keep a copy of a prompt stored elsewhere, if there is room; `made` takes the result.
 
         Args:
             description: of the tensor.
@@ -156,7 +156,7 @@ class PromptStore:
         try:
             return self._uploads.run(description.key, partial(self._put, description, data, True))
         except (BodyTooLargeError, RateLimitedError, OverloadedError):
-            # Good for those who wait for it, and for nobody after them.
+            # Used by the current callers, and not kept for later ones.
             entry = Entry(description, self._clock())
             entry.data, entry.gone = data, True
             return entry
@@ -255,12 +255,12 @@ class PromptStore:
         return self._uses.run((entry, target), partial(self._prepare, entry, target))
 
     def holds(self, tenant: str, id_: str) -> bool:
-        """Whether a prompt is in any tier. Not a use."""
+        """True if a prompt is in any tier. Does not extend its TTL."""
         with self._lock:
             return self._ledger.find(self._names.key(tenant, id_), self._clock()) is not None
 
     def names(self) -> list[Key]:
-        """What every prompt is found by."""
+        """Keys of all prompts."""
         with self._lock:
             return [entry.key for entry in self._ledger.entries]
 
@@ -281,7 +281,7 @@ class PromptStore:
             return made
 
     def digests(self, tenant: str, id_: str, target: Target) -> tuple[bytes, ...] | None:
-        """The row digests for a model, one item a prompt, if it was used for that model before and they are kept.
+        """Row digests for a model, one item a prompt, if known from an earlier use for it.
 
         They are kept when the elements have left memory, and are all that a router, or a worker
         that holds the rows or their keys and values, has to know. Starts the TTL again if they are
@@ -298,7 +298,7 @@ class PromptStore:
             return digests
 
     def get(self, tenant: str, id_: str) -> StoredPrompt:
-        """What is known of a stored prompt. Not a use. Raises `NotFoundError` as `rows` does."""
+        """Metadata of a stored prompt; does not extend its TTL. Raises as `rows`."""
         with self._lock:
             return self._lookup(tenant, id_).told(self._ttl)
 
@@ -475,7 +475,7 @@ def missing(id_: str) -> NotFoundError:
 
 
 def _fills_its_memory(data: Buffer) -> bool:
-    """Whether keeping `data` keeps no more than a page alive beyond it."""
+    """True if keeping `data` keeps no more than a page alive beyond it."""
     return memoryview(data.view.obj).nbytes - len(data) <= PAGE
 
 

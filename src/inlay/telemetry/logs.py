@@ -45,7 +45,7 @@ class JsonLines(logging.Formatter):
 
 
 def configure(form: Literal["text", "json"]) -> None:
-    """Have everything from INFO on written to standard error in one of the two forms, in place of what was set before."""
+    """Configure logging: INFO and above to standard error, as text or JSON."""
     handler = logging.StreamHandler()
     handler.setFormatter(TextLines(_TEXT) if form == "text" else JsonLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class TelemetrySettings(BaseModel):
-    """What is told of requests, and how."""
+    """Settings of logs and traces."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -16,6 +16,6 @@ class TelemetrySettings(BaseModel):
     otlp_traces_endpoint: str | None = Field(
         default=None,
         pattern="^https?://",
-        description="URL that takes OpenTelemetry traces over HTTP, such as http://localhost:4318/v1/traces; needs the extra "
-        "inlay[otel]. None are made unless set.",
+        description="URL that takes OpenTelemetry traces over HTTP, such as "
+        "http://localhost:4318/v1/traces; needs the extra inlay[otel]. None are made unless set.",
     )

@@ -85,7 +85,10 @@ class Tracing:
         return cls(provider)
 
     def begin(self, name: str, parent: str | None, kind: Kind, began: int) -> Span:
-        """A span under `parent` (a `traceparent`; one that is none is passed over) that began at `began`, in ns of Unix time."""
+        """Begin a span at `began`, in ns of Unix time.
+
+        `parent` is a `traceparent`; an invalid one is ignored.
+        """
         return self._span(name, parent, began, kind)
 
     def record(

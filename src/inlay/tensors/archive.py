@@ -50,7 +50,8 @@ def records(archive: memoryview) -> dict[str, memoryview]:
         at = name_start + name_length + extra_length + comment_length
         if name_length > MAX_NAME_BYTES or at > end:
             raise _malformed(
-                f"a record's name or extra field reaches beyond {MAX_NAME_BYTES} bytes or the directory"
+                f"a record's name or extra field reaches beyond {MAX_NAME_BYTES} bytes or the "
+                "directory"
             )
         name_bytes = bytes(archive[name_start : name_start + name_length])
         name = _name(name_bytes)
@@ -87,7 +88,8 @@ def _directory(archive: memoryview) -> tuple[int, int, int]:
         raise _malformed("its directory is not where its end says")
     if count > MAX_RECORDS:
         raise refused(
-            f"an archive of {count} records, which is more than one tensor; allowed: at most {MAX_RECORDS} records"
+            f"an archive of {count} records, which is more than one tensor; allowed: at most "
+            f"{MAX_RECORDS} records"
         )
     return count, start, end
 
@@ -126,7 +128,7 @@ def _check_stored(name: str, flags: int, method: int, stored: int, size: int, di
 def _locate(
     archive: memoryview, name: bytes, wanted: tuple[int, int, int], at: int
 ) -> tuple[int, int]:
-    """(first byte of the content, past-last byte of the record) of the record whose local header is at `at`."""
+    """(start of the content, end of the record) of the record with its local header at `at`."""
     flags, crc, size = wanted
     if at + _LOCAL.size > len(archive):
         raise _malformed("a record begins beyond its end")

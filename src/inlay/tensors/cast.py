@@ -49,7 +49,7 @@ def largest_magnitude(bits: Bits) -> int:
 
 
 def first_at_least(bits: Bits, magnitude: int) -> int:
-    """Index of the first element whose bits without the sign are at least `magnitude`, -1 if there is none."""
+    """Index of the first element with bits, sign apart, of at least `magnitude`; -1 for none."""
     size = bits.dtype.itemsize
     step = _PIECE_BYTES // size
     without_sign = bits.dtype.type((1 << (8 * size - 1)) - 1)
@@ -95,7 +95,7 @@ def cast(bits: Bits, source: str, target: str) -> Bits:
 
 @cache
 def _every_cast(source: str, target: str) -> Bits:
-    """What each of the 256 or 65,536 bit patterns of `source` becomes.
+    """Look-up table of the cast of each of the 256 or 65,536 bit patterns of `source`.
 
     Looked up faster than numpy computes it.
     """
@@ -115,7 +115,7 @@ def _round(piece: Bits, source: str, out: Bits, target: str) -> None:
 
 
 def _float32_to_odd(wide: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-    """float32 elements, inexact ones with an odd last bit, so that rounding again is as good as rounding once.
+    """Round to odd: float32 elements that may be rounded again without double rounding.
 
     Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms using
     rounding to odd" (2008).

@@ -1,4 +1,4 @@
-"""Whether a model is named by a directory or by its name on the hub, and what the hub's refusals mean."""
+"""Models named by a directory or by a name on the hub, and errors of the hub in plain words."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,7 +52,7 @@ def _said(error: Exception) -> str:
         case LocalEntryNotFoundError():
             return "the hub cannot be reached, nor is a copy in its cache"
         case GatedRepoError():
-            return "the hub gives it only to those who have accepted its terms and show a token (HF_TOKEN)"
+            return "the hub asks for a token (HF_TOKEN) of a user who has accepted its terms"
         case RepositoryNotFoundError():
             return "the hub has no such model, or not for everyone (HF_TOKEN)"
         case RevisionNotFoundError():

@@ -40,7 +40,8 @@ def read_npy(container: memoryview) -> Tensor:
     length = int.from_bytes(container[8:start], "little")
     if length > MAX_HEADER_BYTES or start + length > len(container):
         raise _malformed(
-            f"its header is {length} bytes long in a file of {len(container)}; allowed: at most {MAX_HEADER_BYTES}"
+            f"its header is {length} bytes long in a file of {len(container)}; allowed: at most "
+            f"{MAX_HEADER_BYTES}"
         )
     descr, fortran, shape = _header(bytes(container[start : start + length]))
     dtype = _DTYPES.get(descr)
@@ -53,7 +54,8 @@ def read_npy(container: memoryview) -> Tensor:
     tensor = Tensor(dense(data, dtype, shape, strides=strides), dtype, shape, "npy")
     if len(tensor.data) != len(data):
         raise _malformed(
-            f"shape {shape} and dtype {descr} need {len(tensor.data)} bytes and it holds {len(data)}"
+            f"shape {shape} and dtype {descr} need {len(tensor.data)} bytes and it holds "
+            f"{len(data)}"
         )
     return tensor
 
@@ -98,7 +100,8 @@ def write_npy(array: npt.NDArray[Any], dtype: str, table_id: str | None) -> byte
     """
     if dtype not in _DTYPES.values():
         raise EmbeddingsError(
-            f"the npy format has no {dtype}; allowed: {', '.join(_DTYPES.values())}. Write safetensors or torch instead, or cast the rows to float32"
+            f"the npy format has no {dtype}; allowed: {', '.join(_DTYPES.values())}. Write "
+            "safetensors or torch instead, or cast the rows to float32"
         )
     if table_id is not None:
         raise EmbeddingsError(

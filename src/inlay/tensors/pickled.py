@@ -4,7 +4,7 @@ A short list of opcodes and names, and values that do nothing.
 
 Nothing is imported, looked up or called. A name on the list becomes a `Name`, what the pickle would
 call becomes a record of what it would have been called with (`StoredTensor`), and everything else
-is refused. Work and memory are bounded by `MAX_PICKLE_BYTES`: each opcode costs a constant, and no
+is refused. Time and memory are bounded by `MAX_PICKLE_BYTES`: each opcode costs a constant, and no
 value is ever walked.
 
 Opcodes: `pickletools` in Python's standard library, protocols 2 to 5.
@@ -37,7 +37,7 @@ class Name(msgspec.Struct, frozen=True):
 
 
 class Storage(msgspec.Struct, frozen=True):
-    """Where elements lie: record `data/<key>` of the archive.
+    """Location of elements: record `data/<key>` of the archive.
 
     Attributes:
         dtype: of the elements, or None for bytes without one.
@@ -116,9 +116,10 @@ _KINDS = {
     "_rebuild_njt": "a nested (jagged) tensor; send its parts one by one",
     "_rebuild_wrapper_subclass": "a tensor subclass; send a plain tensor",
     "_rebuild_device_tensor_from_numpy": "a tensor saved on its device; call .cpu() before saving",
-    "_rebuild_device_tensor_from_cpu_tensor": "a tensor saved on its device; call .cpu() before saving",
+    "_rebuild_device_tensor_from_cpu_tensor": "a tensor saved on its device; call .cpu() before "
+    "saving",
 }
-"""What other tensors' pickles call, and what to say of them."""
+"""Calls in pickles of tensors that are refused, and the error of each."""
 
 _MARK = object()
 
@@ -132,7 +133,8 @@ def load(data: bytes) -> Value:
     """
     if len(data) > MAX_PICKLE_BYTES:
         raise refused(
-            f"a pickle of {len(data)} bytes, which is more than one tensor; allowed: at most {MAX_PICKLE_BYTES} bytes"
+            f"a pickle of {len(data)} bytes, which is more than one tensor; allowed: at most "
+            f"{MAX_PICKLE_BYTES} bytes"
         )
     return _Machine(data).run()
 
@@ -159,7 +161,8 @@ class _Machine:
             step = _STEPS.get(code)
             if step is None:
                 raise refused(
-                    f"a pickle with opcode {code:#04x}, which the pickle of a plain tensor does not hold"
+                    f"a pickle with opcode {code:#04x}, which the pickle of a plain tensor does "
+                    "not hold"
                 )
             step(self)
             if len(self._stack) > MAX_STACK or len(self._memo) > MAX_MEMO:
@@ -381,7 +384,7 @@ def _storage(identity: Value) -> Storage:
 
 
 def _call(called: Name, arguments: tuple[Value, ...]) -> Value:
-    """What calling `called` would have made, as a record."""
+    """The result of calling `called`, as an inert record."""
     if called == _ORDERED_DICT and not arguments:
         return {}
     if called == _TENSOR_V2 and len(arguments) in (6, 7):
@@ -421,7 +424,8 @@ def _tensor(
         raise _malformed("a tensor in it has no storage, or one of another dtype")
     if metadata and metadata[0]:
         raise refused(
-            "a tensor with a pending negation or conjugation; call .resolve_neg().resolve_conj() before saving"
+            "a tensor with a pending negation or conjugation; call .resolve_neg().resolve_conj() "
+            "before saving"
         )
     for sizes in (shape, strides):
         if type(sizes) is not tuple or any(type(size) is not int for size in sizes):

@@ -14,7 +14,9 @@ _DEFAULT_LIMITS = ReadLimits()
 
 
 def read(data: Container, *, limits: ReadLimits = _DEFAULT_LIMITS) -> Tensor:
-    """The one dense float tensor in `data`, a file by `torch.save`, safetensors or `numpy.save`, told apart by content.
+    """Read the dense float tensor in a file by `torch.save`, safetensors or `numpy.save`.
+
+    The format is recognised by content.
 
     Nothing is executed or inflated. Elements are not copied unless they are a strided view, and
     memory beyond that copy, which is never larger than `data`, stays under a megabyte whatever the
@@ -39,6 +41,7 @@ def read(data: Container, *, limits: ReadLimits = _DEFAULT_LIMITS) -> Tensor:
         return read_safetensors(container)
     if start.startswith(b"\x80"):
         raise refused(
-            "a bare pickle (the legacy non-zip form of torch.save?); save again without _use_new_zipfile_serialization=False"
+            "a bare pickle (the legacy non-zip form of torch.save?); save again without "
+            "_use_new_zipfile_serialization=False"
         )
     raise refused(f"bytes in no known format, beginning with {start[:8]!r}")

@@ -14,7 +14,7 @@ ModelDType: TypeAlias = Literal["bfloat16", "float16", "float32"]
 
 
 MAX_PROMPTS = 128
-"""Prompts in one tensor at most, unless told otherwise."""
+"""Default bound of prompts in one tensor."""
 
 
 def prompts_of(tensor: Tensor, *, max_prompts: int = MAX_PROMPTS) -> list[Tensor]:
@@ -33,13 +33,15 @@ def prompts_of(tensor: Tensor, *, max_prompts: int = MAX_PROMPTS) -> list[Tensor
         return [tensor]
     if len(tensor.shape) != 3:
         raise EmbeddingsError(
-            "prompt_embeds must be a torch.Tensor of shape (num_tokens, hidden) or (batch, num_tokens, hidden); "
+            "prompt_embeds must be a torch.Tensor of shape (num_tokens, hidden) or (batch, "
+            "num_tokens, hidden); "
             f"got shape {tensor.shape}"
         )
     batch, num_tokens, hidden = tensor.shape
     if batch > max_prompts:
         raise EmbeddingsError(
-            f"prompt_embeds hold {batch} prompts in shape {tensor.shape}; allowed: at most {max_prompts}"
+            f"prompt_embeds hold {batch} prompts in shape {tensor.shape}; allowed: at most "
+            f"{max_prompts}"
         )
     size = len(tensor.data) // batch
     return [
@@ -87,13 +89,15 @@ def to_rows(
         )
     if tensor.table_id is not None and table_id is not None and tensor.table_id != table_id:
         raise EmbeddingsError(
-            f"prompt_embeds were made for embedding table {quoted(tensor.table_id)}; the model's embedding table is "
+            f"prompt_embeds were made for embedding table {quoted(tensor.table_id)}; the model's "
+            "embedding table is "
             f"{quoted(table_id)}"
         )
     num_tokens, hidden = tensor.shape
     if hidden != hidden_size:
         raise EmbeddingsError(
-            f"size of tensor must match the model's hidden size: got {hidden} in shape {tensor.shape}, "
+            f"size of tensor must match the model's hidden size: got {hidden} in shape "
+            f"{tensor.shape}, "
             f"the model takes {hidden_size}"
         )
     bits = np.frombuffer(tensor.data.view, BITS_DTYPES[DTYPE_SIZES[tensor.dtype]])
@@ -114,16 +118,19 @@ def _check_magnitude(bits: Bits, tensor: Tensor, dtype: str, max_abs: float | No
     non_finite = NON_FINITE[tensor.dtype]
     if largest >= non_finite:
         raise EmbeddingsError(
-            f"prompt_embeds must be finite: row {first_row(non_finite)} holds a {tensor.dtype} NaN or infinity"
+            f"prompt_embeds must be finite: row {first_row(non_finite)} holds a {tensor.dtype} NaN "
+            "or infinity"
         )
     cast_largest = int(cast(np.array([largest], bits.dtype), tensor.dtype, dtype)[0])
     value = value_of(largest, tensor.dtype)
     if cast_largest >= NON_FINITE[dtype]:
         raise EmbeddingsError(
-            f"prompt_embeds must be finite as the model's {dtype}: row {first_row(largest)} holds {value:g} as {tensor.dtype}"
+            f"prompt_embeds must be finite as the model's {dtype}: row {first_row(largest)} holds "
+            f"{value:g} as {tensor.dtype}"
         )
     if max_abs is not None and value_of(cast_largest, dtype) > max_abs:
         raise EmbeddingsError(
-            f"prompt_embeds exceed the largest magnitude allowed: row {first_row(largest)} holds {value:g}; "
+            f"prompt_embeds exceed the largest magnitude allowed: row {first_row(largest)} holds "
+            f"{value:g}; "
             f"allowed: at most {max_abs:g}"
         )

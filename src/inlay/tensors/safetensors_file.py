@@ -32,7 +32,8 @@ def read_safetensors(container: memoryview) -> Tensor:
     length = int.from_bytes(container[:8], "little")
     if length > MAX_HEADER_BYTES or 8 + length > len(container):
         raise _malformed(
-            f"its header is {length} bytes long in a file of {len(container)}; allowed: at most {MAX_HEADER_BYTES}"
+            f"its header is {length} bytes long in a file of {len(container)}; allowed: at most "
+            f"{MAX_HEADER_BYTES}"
         )
     header = _header(bytes(container[8 : 8 + length]))
     metadata = header.pop(_METADATA, {})

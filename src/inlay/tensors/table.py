@@ -39,7 +39,7 @@ _TABLES = (
     "embed_in.weight",
     "tok_embeddings.weight",
 )
-"""How families end the name of their input embedding table."""
+"""Suffixes of the name of the input embedding table, by families."""
 
 _OF_A_LAYER = re.compile(r"(^|\.)layers\.\d+\.")
 """A tensor of one layer, which the model's own embedding table is not."""
@@ -47,7 +47,7 @@ _OF_A_LAYER = re.compile(r"(^|\.)layers\.\d+\.")
 _SCALED_BY_ROOT = frozenset(
     {"gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n_text", "gemma4_text", "vaultgemma"}
 )
-"""Model types whose embedding module multiplies by the root of the hidden size, in the model's dtype."""
+"""Model types whose embeddings are scaled by sqrt(hidden size), in the model's dtype."""
 
 _OTHER_WEIGHTS = frozenset({".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"})
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
@@ -69,7 +69,7 @@ class _Entry(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where one tensor lies: `dtype` as safetensors names it, `offset` in `file`, `nbytes`."""
+    """Location of a tensor: `dtype` as safetensors names it, `offset` in `file`, `nbytes`."""
 
     name: str
     file: Path
@@ -104,7 +104,7 @@ def config_of(directory: Path) -> dict[str, Any]:
 def stored_tensors(
     directory: Path, wanted: Callable[[str], bool] = lambda name: True
 ) -> Iterator[StoredTensor]:
-    """All tensors of a directory's safetensors files, in the order of the files and of their headers.
+    """All tensors of a directory's safetensors files, in order of files and headers.
 
     With an index file, the files it names; else every `*.safetensors`.
 
@@ -129,7 +129,8 @@ def stored_tensors(
         missing = sorted(name for name in names if not (directory / name).is_file())
         if missing:
             raise InvalidRequestError(
-                f"{directory} lacks {len(missing)} of the {len(names)} weight files that {index.name} names: "
+                f"{directory} lacks {len(missing)} of the {len(names)} weight files that "
+                f"{index.name} names: "
                 f"{', '.join(missing[:_NAMED])}{', ...' if len(missing) > _NAMED else ''}"
             )
         files = [directory / name for name in sorted(names)]
@@ -195,7 +196,10 @@ def tensors_in(file: Path, max_header: int = _MAX_HEADER) -> Iterator[StoredTens
 def _no_header(file: Path, first: bytes, length: int, most: int) -> str:
     """Why a file whose first 8 bytes say a header of `length` bytes has none of at most `most`."""
     if first == _LFS_POINTER[:8]:
-        return f"{file} is a pointer of Git LFS and not the weights: `git lfs pull` in its directory fetches them"
+        return (
+            f"{file} is a pointer of Git LFS and not the weights: `git lfs pull` in its directory "
+            "fetches them"
+        )
     size = file.stat().st_size
     if size < _LEAST_BYTES:
         return f"{file} is cut short: it has {size} bytes"
@@ -349,7 +353,7 @@ class EmbeddingTable:
 
 
 def _may_be_table(name: str) -> bool:
-    """Whether a tensor of this name may be the model's embedding table."""
+    """True if a tensor of this name may be the model's embedding table."""
     called = name in _TABLES or name.endswith(tuple(f".{table}" for table in _TABLES))
     # A layer that predicts further tokens has a copy of its own.
     return called and not _OF_A_LAYER.search(name)

@@ -1,4 +1,4 @@
-"""What a reader returns, and what readers of all formats share.
+"""Result type of all readers, and their common checks.
 
 Size limits, refusals, strided views made dense.
 """
@@ -39,7 +39,7 @@ _MIB, _KIB = 1024 * 1024, 1024
 
 
 class ReadLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What `read` may be made to look at.
+    """Limits of `read`.
 
     Attributes:
         max_bytes: container bytes of one tensor file, after base64.
@@ -68,7 +68,7 @@ class Tensor(msgspec.Struct, frozen=True):
 
     @property
     def array(self) -> npt.NDArray[Any]:
-        """The elements as a read-only numpy array that shares their memory (bfloat16 and float8 by `ml_dtypes`)."""
+        """Elements as a read-only numpy view (bfloat16 and float8 by `ml_dtypes`)."""
         return np.frombuffer(self.data.view, NUMPY_DTYPES[self.dtype]).reshape(self.shape)
 
 
@@ -84,7 +84,8 @@ def check_size(num_bytes: int, *, limits: ReadLimits) -> None:
         )
     if num_bytes > limits.max_bytes:
         raise EmbeddingsError(
-            f"prompt_embeds exceeds maximum size of {_size(limits.max_bytes)}: got {num_bytes} bytes after decoding"
+            f"prompt_embeds exceeds maximum size of {_size(limits.max_bytes)}: got {num_bytes} "
+            "bytes after decoding"
         )
 
 
@@ -101,7 +102,8 @@ def refused(what: str) -> EmbeddingsError:
     `what` names what they are instead.
     """
     return EmbeddingsError(
-        "prompt_embeds must be a torch.Tensor: one dense floating-point tensor, written by torch.save, safetensors or "
+        "prompt_embeds must be a torch.Tensor: one dense floating-point tensor, written by "
+        "torch.save, safetensors or "
         f"numpy.save; got {what}"
     )
 
@@ -146,7 +148,8 @@ def dense(
         raise refused(f"a tensor of {len(shape)} sizes and {len(strides)} strides")
     if offset < 0 or any(stride < 0 for stride in strides):
         raise refused(
-            f"a tensor of shape {shape} with strides {strides} and offset {offset}; none may be negative"
+            f"a tensor of shape {shape} with strides {strides} and offset {offset}; none may be "
+            "negative"
         )
     steps = sorted((stride, n) for stride, n in zip(strides, shape, strict=True) if n > 1)
     reach = 0
@@ -157,13 +160,15 @@ def dense(
         if stride <= reach:
             how = "stride 0 (an expanded tensor)" if stride == 0 else "overlapping elements"
             raise refused(
-                f"a view of shape {shape} and strides {strides} with {how}; call .contiguous().clone() before saving"
+                f"a view of shape {shape} and strides {strides} with {how}; call "
+                ".contiguous().clone() before saving"
             )
         reach += stride * (n - 1)
     end = (offset + reach + 1) * size
     if end > len(view):
         raise refused(
-            f"a tensor of shape {shape}, strides {strides} and offset {offset}, which ends at byte {end} of a storage "
+            f"a tensor of shape {shape}, strides {strides} and offset {offset}, which ends at byte "
+            f"{end} of a storage "
             f"of {len(view)} bytes"
         )
     if all(a == b for a, b, n in zip(strides, c_strides(shape), shape, strict=True) if n > 1):

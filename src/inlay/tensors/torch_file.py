@@ -47,7 +47,8 @@ def _prefix(contents: dict[str, memoryview]) -> str:
     pickles = [name for name in contents if name.endswith("/" + _PICKLE)]
     if len(pickles) != 1:
         raise refused(
-            f"a zip archive with {len(pickles)} records {_PICKLE!r} where torch.save writes one (an .npz file? send .npy)"
+            f"a zip archive with {len(pickles)} records {_PICKLE!r} where torch.save writes one "
+            "(an .npz file? send .npy)"
         )
     prefix = pickles[0].removesuffix(_PICKLE)
     if prefix + "constants.pkl" in contents:

@@ -41,13 +41,15 @@ def write(array: npt.NDArray[Any], format: TensorFormat, *, table_id: str | None
         )
     if array.size == 0 or array.ndim > MAX_DIMENSIONS:
         raise EmbeddingsError(
-            f"embeddings of shape {array.shape}; at least one element and at most {MAX_DIMENSIONS} dimensions are needed"
+            f"embeddings of shape {array.shape}; at least one element and at most {MAX_DIMENSIONS} "
+            "dimensions are needed"
         )
     if table_id is not None and not (
         0 < len(table_id) <= MAX_TABLE_ID_LENGTH and table_id.isascii()
     ):
         raise EmbeddingsError(
-            f"embedding table id of {len(table_id)} characters; allowed: 1 to {MAX_TABLE_ID_LENGTH}, all ASCII"
+            f"embedding table id of {len(table_id)} characters; allowed: 1 to "
+            f"{MAX_TABLE_ID_LENGTH}, all ASCII"
         )
     elements = np.asarray(array, NUMPY_DTYPES[dtype], order="C")
     if format == "npy":
