@@ -22,10 +22,10 @@ from typing import NamedTuple, get_args
 from llguidance import LLMatcher, LLTokenizer
 
 from inlay import demo
-from inlay.engine.torch.grammar.cheap import is_cheap
-from inlay.engine.torch.grammar.matchers import matcher_of, tokenizer_of
-from inlay.engine.torch.grammar.source import source_of
-from inlay.engine.torch.grammar.trial_process import MAX_CPU
+from inlay.engine.grammar.cheap import is_cheap
+from inlay.engine.grammar.matchers import matcher_of, tokenizer_of
+from inlay.engine.grammar.source import source_of
+from inlay.engine.grammar.trial_process import MAX_CPU
 from inlay.errors import InlayError
 from inlay.request import Grammar, GrammarKind
 from tests.fuzz.mutation import mutated

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from inlay import demo
-from inlay.engine.torch.grammar.trial import Trial, TrialProcess
+from inlay.engine.grammar.trial import Trial, TrialProcess
 from inlay.errors import InvalidRequestError
 from tests.fuzz.fuzz_grammars import CORPUS, fuzz, grammar_in
 

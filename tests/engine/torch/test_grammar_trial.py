@@ -12,15 +12,16 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from inlay.engine.grammar.counting import THREADS, GrammarCounter
+from inlay.engine.grammar.trial import CHEAP_BYTES, Trial, TrialProcess
 from inlay.engine.torch.grammar import grammars
-from inlay.engine.torch.grammar.trial import Trial, TrialProcess, count
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.request import Grammar
 from tests.frontend.live import until
@@ -180,19 +181,86 @@ async def test_what_is_cheap_by_its_count_needs_no_process(directory: Path) -> N
         made.close()
 
 
-async def test_grammars_of_other_engines_are_counted_and_not_compiled() -> None:
-    process = TrialProcess(None)
+@pytest.fixture
+async def counter() -> AsyncIterator[GrammarCounter]:
+    made = GrammarCounter()
+    yield made
+    await asyncio.to_thread(made.close)
+
+
+COSTLY = Grammar("json_schema", '{"not": {"type": "null"}}')
+"""Not cheap by its count: it takes a process."""
+
+
+async def test_grammars_of_other_engines_are_counted_and_not_compiled(
+    counter: GrammarCounter,
+) -> None:
+    await counter.check(COSTLY, "a")
+    assert counter.trials.pid is not None
+    with pytest.raises(InvalidRequestError, match="transitions"):
+        await counter.check(Grammar("regex", "a?" * 5000 + "a" * 5000), "a")
+
+
+async def test_cheap_grammars_of_other_engines_are_counted_without_a_process(
+    counter: GrammarCounter,
+) -> None:
+    await counter.check(Grammar("json_object"), "a")
+    await counter.check(Grammar("regex", "[a-c]{3}"), "a")
+    await counter.check(Grammar("choice", '["yes", "no"]'), "a")
+    with pytest.raises(InvalidRequestError):
+        await counter.check(Grammar("choice", "[]"), "a")
+    assert counter.trials.pid is None
+
+
+async def test_a_client_who_has_many_grammars_counted_delays_its_own_alone(
+    counter: GrammarCounter,
+) -> None:
+    await counter.check(COSTLY, "other")
+    assert counter.trials.pid is not None
+    # What is stopped neither runs nor ends: the client's turns stay taken.
+    process = psutil.Process(counter.trials.pid)
+    process.suspend()
     try:
-        await count(Grammar("json_schema", '{"not": {"type": "null"}}'), process)
-        with pytest.raises(InvalidRequestError, match="transitions"):
-            await count(Grammar("regex", "a?" * 5000 + "a" * 5000), process)
+        own = [asyncio.create_task(counter.check(COSTLY, "greedy")) for _ in range(3 * THREADS)]
+        await asyncio.sleep(0)
+        await counter.check(Grammar("regex", "[a-c]{3}"), "other")
+        assert not any(task.done() for task in own)
+        for task in own:
+            task.cancel()
+        await asyncio.gather(*own, return_exceptions=True)
     finally:
-        await asyncio.to_thread(process.close)
+        process.resume()
+    await counter.check(COSTLY, "greedy")
+
+
+def test_a_trial_says_what_memory_a_compiled_grammar_takes(process: TrialProcess) -> None:
+    def large(count: int) -> Grammar:
+        properties = {f"p{index}": {"type": "string"} for index in range(count)}
+        return Grammar("json_schema", json.dumps({"type": "object", "properties": properties}))
+
+    small, big = (Trial(process, large(count)).run().num_bytes for count in (300, 2000))
+    # About 4 KB for a property.
+    assert CHEAP_BYTES <= small < big
+    assert big > 1024 * 2000
+
+
+async def test_compiled_grammars_are_kept_within_a_bound_of_their_memory(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammars, "MAX_KEPT_BYTES", 3 * CHEAP_BYTES + 1000)
+    made = grammars.Grammars(directory, VOCAB_SIZE, (EOS_ID,))
+    try:
+        for number in range(8):
+            one = Grammar("regex", f"[a-c]{{{number + 1}}}")
+            await asyncio.wrap_future(made.start(one, (), ()).state)
+            assert len(made) == min(number + 1, 3)
+    finally:
+        made.close()
 
 
 def test_a_fork_has_no_more_memory_than_its_limit() -> None:
     script = """
-from inlay.engine.torch.grammar import trial_process
+from inlay.engine.grammar import trial_process
 trial_process._limit()
 bytearray(trial_process.MAX_MEMORY // 2)
 try:
@@ -210,7 +278,7 @@ def test_many_trials_at_once_all_come_to_their_own_ends(process: TrialProcess) -
     came: dict[int, int] = {}
 
     def run(number: int) -> None:
-        came[number] = len(Trial(process, Grammar("regex", "[a-z]" * number)).run())
+        came[number] = len(Trial(process, Grammar("regex", "[a-z]" * number)).run().source)
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(1, 17)]
     for thread in threads:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from inlay.engine.grammar import source as grammar_source
+from inlay.engine.grammar import trial
+from inlay.engine.grammar.matchers import refusal
 from inlay.engine.torch.grammar import grammars
-from inlay.engine.torch.grammar import source as grammar_source
-from inlay.engine.torch.grammar.matchers import refusal
 from inlay.errors import DeadlineExceededError, InvalidRequestError, OverloadedError
 from inlay.request import Grammar
 from tests.models import EOS_ID, VOCAB_SIZE, tiny
@@ -32,7 +33,7 @@ async def test_what_nobody_waits_for_is_not_compiled(
         assert go_on.wait(60)
         return grammar_source.source_of(grammar)
 
-    monkeypatch.setattr(grammars, "source_of", slow)
+    monkeypatch.setattr(trial, "source_of", slow)
     made = grammars.Grammars(directory, VOCAB_SIZE, (EOS_ID,))
     try:
         first, left, shared, other = (
@@ -64,7 +65,7 @@ async def test_clients_take_turns_at_compiling(
         assert held[grammar.source].wait(60)
         return grammar_source.source_of(grammar)
 
-    monkeypatch.setattr(grammars, "source_of", slow)
+    monkeypatch.setattr(trial, "source_of", slow)
     made = grammars.Grammars(directory, VOCAB_SIZE, (EOS_ID,))
     try:
         mine = [made.start(Grammar("regex", regex), (), (), client="hostile") for regex in "abcd"]
@@ -95,7 +96,7 @@ async def test_a_compiled_grammar_is_not_shared_with_another_salt(
         compiled.append(grammar.source)
         return grammar_source.source_of(grammar)
 
-    monkeypatch.setattr(grammars, "source_of", counted)
+    monkeypatch.setattr(trial, "source_of", counted)
     made = grammars.Grammars(directory, VOCAB_SIZE, (EOS_ID,))
     try:
         for salt in (None, "one", "two", "one"):
@@ -115,7 +116,7 @@ async def test_a_grammar_that_comes_too_late_is_told_apart_from_one_that_had_no_
         assert go_on.wait(60)
         return grammar_source.source_of(grammar)
 
-    monkeypatch.setattr(grammars, "source_of", slow)
+    monkeypatch.setattr(trial, "source_of", slow)
     made = grammars.Grammars(directory, VOCAB_SIZE, (EOS_ID,))
     try:
         one, two = (made.start(Grammar("regex", regex), (), (), client="a") for regex in "ab")

@@ -19,10 +19,11 @@ from llguidance import LLParserLimits
 
 from inlay.card import Exactness
 from inlay.digest import with_digests
+from inlay.engine.grammar import matchers, trial
+from inlay.engine.grammar import source as grammar_source
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
-from inlay.engine.torch.grammar import grammars, matchers
-from inlay.engine.torch.grammar import source as grammar_source
+from inlay.engine.torch.grammar import grammars
 from inlay.engine.torch.grammar import state as grammar_state
 from inlay.engine.torch.grammar.state import GrammarState
 from inlay.errors import InvalidRequestError
@@ -472,7 +473,7 @@ async def test_one_grammar_is_compiled_once_and_the_oldest_is_dropped(
         compiled.append(grammar.source)
         return real(grammar)
 
-    monkeypatch.setattr(grammars, "source_of", counted)
+    monkeypatch.setattr(trial, "source_of", counted)
     monkeypatch.setattr(grammars, "MAX_KEPT", 2)
     made = grammars.Grammars(directory, VOCAB_SIZE, (EOS_ID,))
     try:

@@ -122,7 +122,7 @@ class VllmEngine:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._events.close()
         if self._loaded is not None:
-            self._loaded.trials.close()
+            self._loaded.grammars.close()
             await shut_down(self._loaded.llm)
 
     def watch_blocks(self, tell: Callable[[tuple[KvEvent, ...]], None]) -> bool:
@@ -294,7 +294,7 @@ class VllmEngine:
                 follower.end("length")
             if follower.ended:
                 return
-            await loaded.check_grammar(request.sampling)
+            await loaded.check_grammar(request)
             if self._followers.get(request.id) is not follower:
                 return  # it was stopped meanwhile
             place = self._enter(loaded, follower)

@@ -14,11 +14,11 @@ from inlay.card import Exactness, Limits, ModelCard
 from inlay.digest import Secret
 from inlay.engine.admission import Admission
 from inlay.engine.generation_config import default_sampling, eos_token_ids, generation_config
+from inlay.engine.grammar.counting import GrammarCounter
 from inlay.engine.length import MaxModelLen
 from inlay.engine.places import PROBES
 from inlay.engine.row_facts import row_facts
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.grammar.trial import TrialProcess, count
 from inlay.engine.vllm import capabilities, environment, reasoning, thinking
 from inlay.engine.vllm.arguments import engine_args
 from inlay.engine.vllm.cache_events import VllmCacheEvents
@@ -28,7 +28,7 @@ from inlay.engine.vllm.sampling import KINDS
 from inlay.engine.vllm.stats import Counters
 from inlay.engine.weights import directory_of, weights_id
 from inlay.errors import EngineError
-from inlay.request import Request, Sampling, Task
+from inlay.request import Request, Task
 from inlay.tensors.table import config_of
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class LoadedVllm(msgspec.Struct, frozen=True, kw_only=True):
         by_priority: whether it looks at priorities.
         sleeps: whether it was started to be able to sleep.
         lora: its LoRA configuration, or None.
-        trials: where grammars are counted before vLLM compiles them.
+        grammars: counts grammars before vLLM compiles them.
     """
 
     llm: Any
@@ -58,16 +58,16 @@ class LoadedVllm(msgspec.Struct, frozen=True, kw_only=True):
     by_priority: bool
     sleeps: bool
     lora: Any
-    trials: TrialProcess
+    grammars: GrammarCounter
 
     def check_thinking(self, request: Request) -> None:
         """As `thinking.check`."""
         thinking.check(request, self.llm.vllm_config)
 
-    async def check_grammar(self, sampling: Sampling) -> None:
+    async def check_grammar(self, request: Request) -> None:
         """Refuse a grammar that would cost too much, or is none. Raises `InvalidRequestError`."""
-        if sampling.grammar is not None:
-            await count(sampling.grammar, self.trials)
+        if request.sampling.grammar is not None:
+            await self.grammars.check(request.sampling.grammar, request.client)
 
     async def guard_against_nan(self) -> None:
         """Have vLLM count NaN by request, and clean up.
@@ -203,7 +203,7 @@ def _described(
         by_priority=config.scheduler_config.policy == "priority",
         sleeps=bool(config.model_config.enable_sleep_mode),
         lora=config.lora_config,
-        trials=TrialProcess(None),
+        grammars=GrammarCounter(),
     )
 
 

@@ -1,4 +1,4 @@
-"""What an output must match.
+"""Structured output: compiled grammars, the state of an output in one, and the masks of a step.
 
-Compiled grammars, where an output stands in one, and the masks of a step.
+Costs and trials come before it, in `inlay.engine.grammar`.
 """

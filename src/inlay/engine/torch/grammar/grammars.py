@@ -13,12 +13,11 @@ from typing import NamedTuple
 
 from llguidance import LLMatcher
 
-from inlay.engine.torch.grammar.cheap import is_cheap
-from inlay.engine.torch.grammar.fair_executor import FairExecutor, Task, yield_to_others
-from inlay.engine.torch.grammar.matchers import PARAM, matcher_of, tokenizer_of
-from inlay.engine.torch.grammar.source import source_of
+from inlay.engine.grammar.counting import THREADS
+from inlay.engine.grammar.fair_executor import FairExecutor, Task, yield_to_others
+from inlay.engine.grammar.matchers import PARAM, matcher_of, tokenizer_of
+from inlay.engine.grammar.trial import Trial, TrialProcess, checked_source
 from inlay.engine.torch.grammar.state import GrammarState
-from inlay.engine.torch.grammar.trial import Trial, TrialProcess
 from inlay.errors import (
     DeadlineExceededError,
     EngineError,
@@ -34,8 +33,8 @@ KINDS: tuple[GrammarKind, ...] = ("json_schema", "json_object", "regex", "choice
 MAX_KEPT = 128
 """Compiled grammars that are kept, the last used."""
 
-MAX_KEPT_SOURCE = 4 * 1024 * 1024
-"""Characters their sources may have together: what they take grows with them."""
+MAX_KEPT_BYTES = 256 * 1024 * 1024
+"""Memory that they may take together, by what each took in its trial."""
 
 MAX_SECONDS = 30.0
 """A request waits so long for its grammar.
@@ -43,14 +42,16 @@ MAX_SECONDS = 30.0
 On an idle core the limits of a trial allow two, and nearly all take less than 0.1.
 """
 
-_THREADS = 8
-"""Trials at a time: one more than the clients that must ask for what takes long before anyone else waits for them."""
-
 
 class _Key(NamedTuple):
     kind: GrammarKind
     source: str
     salt: str | None
+
+
+class _Compiled(NamedTuple):
+    matcher: LLMatcher
+    num_bytes: int
 
 
 class Waiting:
@@ -64,7 +65,7 @@ class Waiting:
 
     __slots__ = ("job", "state")
 
-    def __init__(self, job: Task[LLMatcher]) -> None:
+    def __init__(self, job: Task[_Compiled]) -> None:
         self.job = job
         self.state: Future[GrammarState] = Future()
 
@@ -87,11 +88,11 @@ class Grammars:
             eos_token_ids: what ends an output where its grammar may end.
         """
         self._vocab_size = vocab_size
-        self._turns: FairExecutor[LLMatcher] = FairExecutor(_THREADS, "inlay-grammar")
+        self._turns: FairExecutor[_Compiled] = FairExecutor(THREADS, "inlay-grammar")
         # Apart from those that compile: what has been compiled waits for nobody.
         self._threads = ThreadPoolExecutor(1, "inlay-grammar-state", initializer=yield_to_others)
         self._lock = threading.Lock()
-        self._kept: OrderedDict[_Key, Task[LLMatcher]] = OrderedDict()
+        self._kept: OrderedDict[_Key, Task[_Compiled]] = OrderedDict()
         self._tokenizer = self._threads.submit(tokenizer_of, path, eos_token_ids)
         self._trials = TrialProcess(path, eos_token_ids)
 
@@ -140,7 +141,7 @@ class Grammars:
                     if self._kept.get(key) is job:
                         del self._kept[key]
 
-        def begin(_: "Future[LLMatcher]") -> None:
+        def begin(_: "Future[_Compiled]") -> None:
             # Only now a thread is taken: none ever waits for another.
             try:
                 self._threads.submit(self._start, waiting, grammar, stop_token_ids, output)
@@ -164,14 +165,16 @@ class Grammars:
         try:
             size = self._tokenizer.result().vocab_size
             known = tuple(id_ for id_ in stop_token_ids if id_ < size)
-            state = GrammarState(waiting.job.done.result().deep_copy(), grammar, known, size)
+            state = GrammarState(
+                waiting.job.done.result().matcher.deep_copy(), grammar, known, size
+            )
             state.read(output)
         except BaseException as error:  # its waiter must hear of it, whatever it is
             waiting.state.set_exception(error)
         else:
             waiting.state.set_result(state)
 
-    def _job(self, key: "_Key") -> Task[LLMatcher]:
+    def _job(self, key: "_Key") -> Task[_Compiled]:
         found = self._kept.get(key)
         if found is None:
             grammar = Grammar(key.kind, key.source)
@@ -179,26 +182,38 @@ class Grammars:
             found = self._kept[key] = Task(partial(self._compile, grammar, trial), trial.stop)
             found.done.add_done_callback(partial(self._compiled, key, found))
         self._kept.move_to_end(key)
-        size = sum(len(kept.source) for kept in self._kept)
-        while len(self._kept) > MAX_KEPT or (size > MAX_KEPT_SOURCE and len(self._kept) > 1):
-            dropped, _ = self._kept.popitem(last=False)
-            size -= len(dropped.source)
+        self._evict()
         return found
 
-    def _compiled(self, key: "_Key", job: Task[LLMatcher], done: "Future[LLMatcher]") -> None:
+    def _evict(self) -> None:
+        """Drop the grammars that were not used for longest, while they are too many or too large."""
+        size = sum(map(self._num_bytes, self._kept))
+        while len(self._kept) > MAX_KEPT or (size > MAX_KEPT_BYTES and len(self._kept) > 1):
+            dropped = next(iter(self._kept))
+            size -= self._num_bytes(dropped)
+            del self._kept[dropped]
+
+    def _num_bytes(self, key: _Key) -> int:
+        """Memory of a grammar that is kept; before it is compiled, of its source."""
+        done = self._kept[key].done
+        compiled = done.done() and done.exception() is None
+        return len(key.source) + (done.result().num_bytes if compiled else 0)
+
+    def _compiled(self, key: "_Key", job: Task[_Compiled], done: "Future[_Compiled]") -> None:
         """Keep what a grammar is, and no failure of the machine: the next request tries again."""
         error = done.exception()
-        if error is not None and not isinstance(error, InvalidRequestError):
-            with self._lock:
-                if self._kept.get(key) is job:
-                    del self._kept[key]
+        with self._lock:
+            if error is None:
+                self._evict()
+            elif not isinstance(error, InvalidRequestError) and self._kept.get(key) is job:
+                del self._kept[key]
 
-    def _compile(self, grammar: Grammar, trial: Trial) -> LLMatcher:
+    def _compile(self, grammar: Grammar, trial: Trial) -> _Compiled:
         try:
-            source = source_of(grammar) if is_cheap(grammar) else trial.run()
+            checked = checked_source(grammar, trial)
         except InvalidRequestError as error:
             raise InvalidRequestError(error.message, param=PARAM) from error
-        return matcher_of(self._tokenizer.result(), source)
+        return _Compiled(matcher_of(self._tokenizer.result(), checked.source), checked.num_bytes)
 
 
 def too_late(waiting: Waiting, deadline: float | None) -> InlayError:

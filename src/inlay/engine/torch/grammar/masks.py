@@ -4,7 +4,7 @@ import time
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
-from inlay.engine.torch.grammar.fair_executor import FairExecutor
+from inlay.engine.grammar.fair_executor import FairExecutor
 from inlay.engine.torch.grammar.state import GrammarState, Mask
 from inlay.errors import InlayError
 

@@ -11,8 +11,8 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from inlay.engine.torch.grammar.fair_executor import FairExecutor, Task
-from inlay.engine.torch.grammar.matchers import PARAM, refusal
+from inlay.engine.grammar.fair_executor import FairExecutor, Task
+from inlay.engine.grammar.matchers import PARAM, refusal
 from inlay.errors import InlayError, InvalidRequestError
 from inlay.request import Grammar
 

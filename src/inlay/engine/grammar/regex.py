@@ -2,7 +2,7 @@
 
 import re
 
-from inlay.engine.torch.grammar.cost import (
+from inlay.engine.grammar.cost import (
     Cost,
     alternatives,
     check_expression,

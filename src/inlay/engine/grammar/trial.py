@@ -1,9 +1,5 @@
-"""Trials.
+"""Trials: a grammar is compiled in a process that can be killed, before it is where nothing can."""
 
-A grammar is compiled in a process that can be killed before it is compiled where nothing can.
-"""
-
-import asyncio
 import json
 import os
 import signal
@@ -13,12 +9,18 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
-from inlay.engine.torch.grammar.trial_process import MAX_CPU, MAX_MEMORY, Answer
+from inlay.engine.grammar.cheap import is_cheap
+from inlay.engine.grammar.source import source_of
+from inlay.engine.grammar.trial_process import MAX_CPU, MAX_MEMORY, Answer
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.request import Grammar
+
+CHEAP_BYTES = 2 * 1024 * 1024
+"""Memory of a compiled grammar that is cheap, at most: the largest take 1 MiB."""
 
 _ENDED_BY = {
     signal.SIGXCPU: f"compiling it takes more than {MAX_CPU} s of processor time",
@@ -82,7 +84,7 @@ class TrialProcess:
                     [
                         sys.executable,
                         "-m",
-                        "inlay.engine.torch.grammar.trial_process",
+                        "inlay.engine.grammar.trial_process",
                         str(theirs.fileno()),
                         str(self._path or ""),
                         json.dumps(self._eos_token_ids),
@@ -103,6 +105,18 @@ class TrialProcess:
         self._process = self._control = None
 
 
+class Checked(NamedTuple):
+    """A grammar whose cost is known.
+
+    Attributes:
+        source: in llguidance's form.
+        num_bytes: memory that it takes compiled, at most.
+    """
+
+    source: str
+    num_bytes: int
+
+
 class Trial:
     """One grammar's. `run` it in one thread, `stop` it from any."""
 
@@ -115,12 +129,8 @@ class Trial:
         self._socket: socket.socket | None = None
         self._stopped = False
 
-    def run(self) -> str:
-        """Compile it.
-
-        Returns:
-            The grammar in llguidance's form: compiling that takes no more than `MAX_CPU` and
-                `MAX_MEMORY`.
+    def run(self) -> Checked:
+        """Compile it: compiling it again takes no more than `MAX_CPU` and `MAX_MEMORY`.
 
         Raises:
             InvalidRequestError: it is none, or costs more.
@@ -154,7 +164,7 @@ class Trial:
                 with suppress(OSError):
                     self._socket.shutdown(socket.SHUT_RDWR)
 
-    def _read(self, came: bytes) -> str:
+    def _read(self, came: bytes) -> Checked:
         if self._stopped:
             raise EngineError("the trial was stopped")
         if not came or (came[-1] and came[-1] not in _ENDED_BY):
@@ -166,28 +176,15 @@ class Trial:
         answer = msgspec.msgpack.decode(came[:-1], type=Answer)
         if answer.source is None:
             raise InvalidRequestError(answer.refused or "the grammar cannot be used")
-        return answer.source
+        return Checked(answer.source, max(answer.num_bytes, CHEAP_BYTES))
 
 
-async def count(grammar: Grammar, process: TrialProcess) -> None:
-    """Refuse a grammar that would cost too much, or is none.
+def checked_source(grammar: Grammar, trial: Trial) -> Checked:
+    """A grammar in llguidance's form, after its trial unless it is cheap by its count.
 
-    It takes no time of the loop, and is killed when the caller is cancelled.
-
-    Args:
-        grammar: to be counted.
-        process: one that does not compile.
-
-    Raises:
-        InvalidRequestError: it is refused.
-        EngineError: the process died.
+    Raises as `Trial.run`.
     """
-    trial = Trial(process, grammar)
-    try:
-        await asyncio.to_thread(trial.run)
-    except asyncio.CancelledError:
-        trial.stop()
-        raise
+    return Checked(source_of(grammar), CHEAP_BYTES) if is_cheap(grammar) else trial.run()
 
 
-__all__ = ["Trial", "TrialProcess", "count"]
+__all__ = ["CHEAP_BYTES", "Checked", "Trial", "TrialProcess", "checked_source"]

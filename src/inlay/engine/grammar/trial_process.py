@@ -23,8 +23,8 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 from llguidance import LLTokenizer
 
-from inlay.engine.torch.grammar.matchers import matcher_of, tokenizer_of
-from inlay.engine.torch.grammar.source import source_of
+from inlay.engine.grammar.matchers import matcher_of, tokenizer_of
+from inlay.engine.grammar.source import source_of
 from inlay.errors import InlayError
 from inlay.request import Grammar
 
@@ -42,11 +42,19 @@ FAILED = 255
 """In the place of a signal's number."""
 
 
+SIZE, RESIDENT = 0, 1
+"""Fields of /proc/self/statm: all address space, and what is in memory."""
+
+
 class Answer(msgspec.Struct, omit_defaults=True):
-    """The outcome of a trial: the grammar in llguidance's form, or why it is refused."""
+    """The outcome of a trial: the grammar in llguidance's form, or why it is refused.
+
+    `num_bytes` is what memory grew by while it was compiled.
+    """
 
     source: str | None = None
     refused: str | None = None
+    num_bytes: int = 0
 
 
 _Tokenizer: TypeAlias = LLTokenizer | InlayError | None
@@ -139,19 +147,20 @@ def _try(grammar: Grammar, tokenizer: _Tokenizer) -> Answer:
     try:
         if isinstance(tokenizer, InlayError):
             raise tokenizer
-        source = source_of(grammar)
-        if tokenizer is not None:
-            matcher_of(tokenizer, source)
+        before, source = _pages(RESIDENT), source_of(grammar)
+        matcher = None if tokenizer is None else matcher_of(tokenizer, source)
+        grown = _pages(RESIDENT) - before
+        del matcher  # only now: it is what is measured
     except InlayError as error:
         return Answer(refused=error.message)
-    return Answer(source=source)
+    return Answer(source=source, num_bytes=max(0, grown * resource.getpagesize()))
 
 
 def _limit() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU, MAX_CPU + 1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for name, size in (
-        (resource.RLIMIT_AS, _address_space() + MAX_MEMORY),
+        (resource.RLIMIT_AS, _pages(SIZE) * resource.getpagesize() + MAX_MEMORY),
         (resource.RLIMIT_STACK, MAX_STACK),
     ):
         most = resource.getrlimit(name)[1]
@@ -159,12 +168,12 @@ def _limit() -> None:
             resource.setrlimit(name, (size, size))
 
 
-def _address_space() -> int:
-    """Bytes of address space that this process has; only Linux tells."""
+def _pages(field: int) -> int:
+    """Memory of this process in pages, `SIZE` or `RESIDENT`; only Linux tells."""
     try:
-        return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        return int(Path("/proc/self/statm").read_text().split()[field])
     except FileNotFoundError:
-        return 1 << 40
+        return 1 << 28
 
 
 if __name__ == "__main__":

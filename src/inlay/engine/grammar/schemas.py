@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
-from inlay.engine.torch.grammar.cost import (
+from inlay.engine.grammar.cost import (
     MAX_INTERSECTION,
     Cost,
     check_all,
@@ -17,7 +17,7 @@ from inlay.engine.torch.grammar.cost import (
     check_rules,
     sequence,
 )
-from inlay.engine.torch.grammar.regex import MAX_DEPTH, check_regex
+from inlay.engine.grammar.regex import MAX_DEPTH, check_regex
 from inlay.errors import InvalidRequestError
 
 MAX_PROPERTIES = 5_000

@@ -11,9 +11,9 @@ from typing import Any
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from inlay.engine.torch.grammar.lark import check_lark
-from inlay.engine.torch.grammar.regex import check_regex
-from inlay.engine.torch.grammar.schemas import check_schema
+from inlay.engine.grammar.lark import check_lark
+from inlay.engine.grammar.regex import check_regex
+from inlay.engine.grammar.schemas import check_schema
 from inlay.errors import InvalidRequestError
 from inlay.request import MAX_GRAMMAR, Grammar
 

@@ -8,15 +8,15 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from inlay.engine.torch.grammar.cost import (
+from inlay.engine.grammar.cost import (
     MAX_STATES,
     Cost,
     check_all,
     check_expression,
     check_rules,
 )
-from inlay.engine.torch.grammar.regex import MAX_DEPTH, Tree, check_regex, counted
-from inlay.engine.torch.grammar.schemas import check_schema
+from inlay.engine.grammar.regex import MAX_DEPTH, Tree, check_regex, counted
+from inlay.engine.grammar.schemas import check_schema
 from inlay.errors import InvalidRequestError
 
 # As llguidance's own lexer has them. Possessive: a string or an expression without its end is read

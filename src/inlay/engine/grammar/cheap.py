@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from inlay.engine.torch.grammar.regex import cost_of_regex
+from inlay.engine.grammar.regex import cost_of_regex
 from inlay.request import Grammar
 
 MAX_SOURCE = 8 * 1024

@@ -1,0 +1,55 @@
+"""The count of grammars for an engine that compiles them itself."""
+
+import asyncio
+from collections.abc import Hashable
+from functools import partial
+
+from inlay.engine.grammar.fair_executor import FairExecutor, Task
+from inlay.engine.grammar.trial import Checked, Trial, TrialProcess, checked_source
+from inlay.request import Grammar
+
+THREADS = 8
+"""Trials at a time: one more than the clients that must ask for costly grammars before others wait."""
+
+
+class GrammarCounter:
+    """Counts grammars off the event loop; clients take turns.
+
+    Cheap ones take no process; others are counted in one that is killed at its limits, or when the
+    last client has left.
+    """
+
+    def __init__(self) -> None:
+        self._trials = TrialProcess(None)
+        self._turns: FairExecutor[Checked] = FairExecutor(THREADS, "inlay-grammar")
+
+    @property
+    def trials(self) -> TrialProcess:
+        """The process that counts the costly ones; not started before the first."""
+        return self._trials
+
+    def close(self) -> None:
+        """Count nothing more; kill what is under way."""
+        self._turns.close()
+        self._trials.close()
+
+    async def check(self, grammar: Grammar, client: Hashable) -> None:
+        """Refuse a grammar that would cost too much, or is none.
+
+        Raises:
+            InvalidRequestError: it is refused.
+            EngineError: the process died.
+            OverloadedError: the engine is closing.
+        """
+        trial = Trial(self._trials, grammar)
+        task = Task(partial(checked_source, grammar, trial), trial.stop)
+        self._turns.submit(task, client)
+        try:
+            # Shielded: a task that is cancelled could not say that its thread is free.
+            await asyncio.shield(asyncio.wrap_future(task.done))
+        finally:
+            if self._turns.unsubscribe(task, client):
+                task.stop()
+
+
+__all__ = ["THREADS", "GrammarCounter"]
