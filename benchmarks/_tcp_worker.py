@@ -15,13 +15,10 @@ import uvloop
 from inlay.digest import Secret
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
-from inlay.transport import Connection, Listener, ReceiveMemory
-from inlay.transport.local import serve
-from inlay.transport.messages import ToWorker
-from inlay.transport.tls import make_identity
+from inlay.transport.embeds_cache import EmbedsCache
+from inlay.transport.endpoint import Endpoint
+from inlay.transport.tls import load_identity, make_certificate
 from inlay.worker.host import EngineHost
-
-MEMORY_BYTES = 1 << 30
 
 
 async def run(model: str) -> None:
@@ -30,26 +27,11 @@ async def run(model: str) -> None:
     engine = EchoEngine(EngineSettings(model=model, engine="echo", served_model_name=["m"]), secret)
     await engine.start()
     host = EngineHost(engine)
-    identity = make_identity()
-    serving: set[asyncio.Task[None]] = set()
-
-    def accepted(connection: Connection[ToWorker]) -> None:
-        task = asyncio.create_task(serve(connection, host))
-        serving.add(task)
-        task.add_done_callback(serving.discard)
-
-    listener = Listener(
-        secret,
-        ToWorker,
-        ReceiveMemory(MEMORY_BYTES),
-        accepted,
-        tls=identity.context,
-        fingerprint=identity.fingerprint,
-    )
-    port = await listener.listen("127.0.0.1", 0)
-    print(port, identity.fingerprint.hex(), flush=True)
+    endpoint = Endpoint(host, secret, load_identity(make_certificate()), EmbedsCache(0))
+    address = await endpoint.open("127.0.0.1", "127.0.0.1", 0)
+    print(address.port, address.fingerprint.hex(), flush=True)
     await asyncio.to_thread(sys.stdin.buffer.read)
-    listener.close()
+    await endpoint.close()
 
 
 if __name__ == "__main__":

@@ -174,7 +174,7 @@ async def measure(server: NatsServer, monitoring: int, model: str, rounds: int) 
     worker = Part("worker", *words, until=" serves ").wait_ready()
     member = await Member.join(fleet.settings, "frontend")
     secret = await member.secret(None)
-    plane = NatsPlane(member, secret_fingerprint=secret.fingerprint)
+    plane = NatsPlane(member, secret)
     await plane.start()
     one, other = [
         await fleet.frontend(memory_bytes=1 << 29, max_bytes=1 << 30, secret=secret)

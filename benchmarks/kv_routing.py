@@ -99,7 +99,7 @@ async def measure(server: NatsServer, rounds: int) -> None:
     """Print all figures."""
     member = await Member.join(server.settings(), "frontend")
     secret = await member.secret(None)
-    plane = NatsPlane(member, secret_fingerprint=secret.fingerprint)
+    plane = NatsPlane(member, secret)
     await plane.start()
     while len(plane.workers()) < WORKERS:
         await plane.changed()

@@ -29,6 +29,7 @@ from tests.models import tiny
 from tests.parts import Part
 from tests.serving import free_port
 
+from inlay.card import Address
 from inlay.digest import Secret, with_digests
 from inlay.engine.settings import EngineSettings
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
@@ -80,7 +81,7 @@ async def over_nats(settings: EngineSettings) -> AsyncIterator[tuple[Plane, Secr
         worker = Part("worker", *words, until=" serves ").wait_ready()
         member = await Member.join(NatsSettings(nats=[SecretStr(url)]), "frontend")
         secret = await member.secret(None)
-        plane = NatsPlane(member, secret_fingerprint=secret.fingerprint)
+        plane = NatsPlane(member, secret)
         await plane.start()
         while not plane.workers():
             await plane.changed()
@@ -111,14 +112,8 @@ async def over_tcp(settings: EngineSettings) -> AsyncIterator[tuple[Plane, Secre
         raise RuntimeError("the worker has no pipes")
     process.stdin.write(secret.root)
     port, fingerprint = (await process.stdout.readline()).split()
-    connection = await dial(
-        "127.0.0.1",
-        int(port),
-        secret,
-        FromWorker,
-        ReceiveMemory(1 << 30),
-        fingerprint=bytes.fromhex(fingerprint.decode()),
-    )
+    address = Address("127.0.0.1", int(port), bytes.fromhex(fingerprint.decode()))
+    connection = await dial(address, secret, FromWorker, ReceiveMemory(1 << 30))
     plane = LocalPlane([connection])
     await plane.start()
     await plane.wait_ready()

@@ -174,6 +174,20 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     next_within: float
 
 
+class Address(msgspec.Struct, frozen=True, array_like=True):
+    """Where frontends connect to an engine process.
+
+    Attributes:
+        host: name or IP address.
+        port: of TCP.
+        fingerprint: SHA-256 of the certificate that it shows, 32 bytes.
+    """
+
+    host: str
+    port: int
+    fingerprint: bytes
+
+
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker says of itself when it is ready and whenever it changes, and what `/v1/models` shows of it.
 
@@ -201,6 +215,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
         refusals: what it cannot do safely, or at all.
         kv_events: whether the worker tells which blocks it has cached, as `inlay.routing` says.
         adapters: those that are loaded; it changes while a worker runs.
+        address: where frontends of other machines connect to it.
         asleep: the level of its sleep, 0 while it is awake; only an awake worker is sent requests.
         probe: the last one of its engine; None before the first, while it sleeps, and where it is
             not probed.
@@ -234,6 +249,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     refusals: tuple[Refusal, ...] = ()
     adapters: tuple[Adapter, ...] = ()
     asleep: int = 0
+    address: Address | None = None
     probe: Probe | None = None
     secret_fingerprint: str = ""
     embedding: EmbeddingCard | None = None

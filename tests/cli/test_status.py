@@ -14,9 +14,8 @@ from inlay.engine.settings import EngineSettings
 from inlay.transport.nats import worker as worker_module
 from tests.models import tiny
 from tests.transport.conftest import nats_server
-from tests.transport.fleet import Fleet
+from tests.transport.fleet import SECRET, Fleet
 from tests.transport.nats_server import NatsServer
-from tests.transport.test_conformance import SECRET
 
 __all__ = ["nats_server"]
 

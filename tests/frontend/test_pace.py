@@ -105,7 +105,7 @@ def test_large_requests_are_prepared_in_the_background(llama: Fleet, pauses: lis
 
 def test_what_a_process_has_loaded_is_not_collected_again() -> None:
     code = (
-        "import gc, inlay.frontend.app, inlay.pace as pace; pace.keep_for_good();"
+        "import gc, inlay.frontend.app, inlay.pace as pace; pace.freeze_gc();"
         "print(gc.get_freeze_count() > 10_000, len(gc.get_objects()) < 1000)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -150,7 +150,7 @@ def test_by_reference_decodes_as_by_value_wherever_it_may_stand(
 def test_the_rows_of_a_reference_are_placed_in_shared_memory_once(llama: Fleet, rows: int) -> None:
     url = llama.serve(enable_prompt_embeds=True)
     id_ = uploaded(url, stored(random_rows(rows, rows)))
-    channel = llama.plane._links[0]._channel
+    channel = llama.plane._links[0]._carrier
     assert isinstance(channel, Channel)
     arena = channel.arena
     placed: list[int] = []

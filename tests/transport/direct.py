@@ -8,8 +8,9 @@ import socket
 from collections.abc import Callable
 
 from inlay.engine.api import Engine
-from inlay.transport.local import Arena, Channel, LocalPlane, serve
+from inlay.transport.local import Arena, Channel, LocalPlane
 from inlay.transport.messages import FromWorker, ToWorker
+from inlay.transport.serve import serve
 from inlay.worker.host import EngineHost
 
 ARENA_BYTES = 1 << 20

@@ -2,28 +2,50 @@
 
 import asyncio
 import uuid
+from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import cache
 from typing import Any
 
 from inlay.card import PROTOCOL, ModelCard
 from inlay.digest import Secret
 from inlay.engine.api import Engine
-from inlay.transport.api import RequestHandler, Worker
+from inlay.transport.api import Worker
+from inlay.transport.embeds_cache import EmbedsCache
+from inlay.transport.endpoint import Endpoint
+from inlay.transport.link import Link
 from inlay.transport.nats.frontend import NatsPlane
 from inlay.transport.nats.member import Member
 from inlay.transport.nats.settings import NatsSettings
 from inlay.transport.nats.worker import NatsWorker
+from inlay.transport.tls import Identity, load_identity, make_certificate
 from inlay.worker.host import EngineHost
 from tests.transport.nats_server import NatsServer
+
+SECRET = Secret(bytes(32))
+
+
+@cache
+def identity() -> Identity:
+    return load_identity(make_certificate())
 
 
 class FleetWorker:
     """An engine of this process that a fleet uses."""
 
-    def __init__(self, engine: Engine, member: Member, worker: NatsWorker) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        host: EngineHost,
+        member: Member,
+        worker: NatsWorker,
+        endpoint: Endpoint,
+    ) -> None:
         self.engine = engine
+        self.host = host
         self.member = member
         self.worker = worker
+        self.endpoint = endpoint
 
     @classmethod
     async def start(
@@ -31,26 +53,47 @@ class FleetWorker:
         engine: Engine,
         settings: NatsSettings,
         *,
-        handler: RequestHandler | None = None,
+        secret: Secret = SECRET,
+        kept_bytes: int = 1 << 28,
+        host: "Callable[[Engine], EngineHost] | None" = None,
         **options: Any,
     ) -> "FleetWorker":
         """Start `engine` and announce it; `options` are those of `NatsWorker`."""
         await engine.start()
+        embeds_cache = EmbedsCache(kept_bytes)
+        handler = EngineHost(engine, embeds_cache=embeds_cache) if host is None else host(engine)
+        endpoint = Endpoint(handler, secret, identity(), embeds_cache)
+        handler.listens(await endpoint.open("127.0.0.1", "127.0.0.1", 0))
         member = await Member.join(settings, "worker")
-        worker = NatsWorker(member, handler or EngineHost(engine), **options)
+        worker = NatsWorker(member, handler, **options)
         await worker.start()
         await worker.wait_announced()
-        return cls(engine, member, worker)
+        return cls(engine, handler, member, worker, endpoint)
+
+    @property
+    def cache(self) -> EmbedsCache:
+        return self.host._embeds_cache
+
+    async def cut(self) -> None:
+        """Cut the connections of frontends, as a network does."""
+        for connection in self.endpoint._serving.values():
+            connection.abort()
 
     async def kill(self) -> None:
         """End as a killed process does: its connections are closed, and nobody is told why."""
         for task in self.worker._tasks:
             task.cancel()
         await asyncio.gather(*self.worker._tasks, return_exceptions=True)
-        for connection in (self.member.control, self.member.bulk):
-            connection._outbox.clear()
-            await connection.close()
+        self.member.control._outbox.clear()
+        await self.member.control.close()
+        await self.cut()
+        await self.endpoint.close()
         await self.engine.close()
+
+    async def close(self) -> None:
+        """Leave."""
+        await self.worker.close()
+        await self.endpoint.close()
 
 
 class Fleet:
@@ -67,13 +110,13 @@ class Fleet:
         worker = await FleetWorker.start(engine, self.settings, **options)
         self.workers.append(worker)
         self._stack.push_async_callback(engine.close)
-        self._stack.push_async_callback(worker.worker.close)
+        self._stack.push_async_callback(worker.close)
         return worker
 
-    async def frontend(self, secret: Secret, *, protocol: int = PROTOCOL) -> NatsPlane:
+    async def frontend(self, secret: Secret = SECRET, *, protocol: int = PROTOCOL) -> NatsPlane:
         """One more frontend, which knows nobody yet."""
         member = await Member.join(self.settings, "frontend")
-        plane = NatsPlane(member, secret_fingerprint=secret.fingerprint, protocol=protocol)
+        plane = NatsPlane(member, secret, protocol=protocol)
         await plane.start()
         self._stack.push_async_callback(plane.close)
         return plane
@@ -88,6 +131,11 @@ async def found(plane: NatsPlane, workers: int = 1) -> list[Worker]:
     while len(plane.workers()) < workers:
         await plane.changed()
     return list(plane.workers())
+
+
+def links(plane: NatsPlane) -> list[Link]:
+    """Its connections to workers."""
+    return [one.link for one in plane._connected.values() if one.link is not None]
 
 
 def card_of(plane: NatsPlane) -> ModelCard:

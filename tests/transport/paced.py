@@ -12,16 +12,12 @@ from pathlib import Path
 
 import uvloop
 
-from inlay.digest import Secret
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
-from inlay.transport.nats.member import Member
 from inlay.transport.nats.settings import NatsSettings
-from inlay.transport.nats.worker import NatsWorker
-from inlay.worker.host import EngineHost
+from tests.transport.fleet import SECRET, FleetWorker
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SECRET = Secret(bytes(32))
 STEP_SECONDS = 0.004
 
 
@@ -38,14 +34,11 @@ def paced_settings(model: str) -> EngineSettings:
     return EngineSettings(model=model, engine="echo", served_model_name=["m"])
 
 
-async def _work(url: str, namespace: str, model: str) -> None:
+async def _serve(url: str, namespace: str, model: str) -> None:
     engine = PacedEngine(paced_settings(model), SECRET)
     await engine.start()
-    member = await Member.join(NatsSettings(nats=[url], namespace=namespace), "worker")  # type: ignore[list-item]
-    worker = NatsWorker(member, EngineHost(engine))
-    await worker.start()
-    await worker.wait_announced()
-    print(worker.id, flush=True)
+    worker = await FleetWorker.start(engine, NatsSettings(nats=[url], namespace=namespace))  # type: ignore[list-item]
+    print(worker.worker.id, flush=True)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     await stop.wait()
@@ -80,4 +73,4 @@ class PacedWorker:
 
 if __name__ == "__main__":
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_work(*sys.argv[1:4]))
+        runner.run(_serve(*sys.argv[1:4]))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inlay.digest import Secret, with_digests
+from inlay.digest import with_digests
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.errors import (
@@ -21,19 +21,17 @@ from inlay.errors import (
 )
 from inlay.prompt import Buffer, Prompt, Rows, Segment, Tokens
 from inlay.request import Command, EmbedOutput, EmbedRequest, Output, Request, Sampling
-from inlay.transport import Connection, Listener, ReceiveMemory, dial
+from inlay.transport import Connection, ReceiveMemory, dial
 from inlay.transport.api import Plane, Stream
-from inlay.transport.local import LocalPlane, serve
-from inlay.transport.messages import FromWorker, ToWorker
-from inlay.transport.nats.frontend import NatsPlane
-from inlay.transport.tls import make_identity
+from inlay.transport.embeds_cache import EmbedsCache
+from inlay.transport.endpoint import Endpoint
+from inlay.transport.local import LocalPlane
+from inlay.transport.messages import FromWorker
 from inlay.worker import spawn
 from inlay.worker.host import EngineHost
 from tests.transport.direct import DirectPlane
-from tests.transport.fleet import Fleet, found
+from tests.transport.fleet import SECRET, Fleet, found, identity
 from tests.transport.nats_server import NatsServer
-
-SECRET = Secret(bytes(32))
 
 
 class Place:
@@ -45,15 +43,14 @@ class Place:
 
     @property
     def link(self) -> Any:
-        """Of a local plane, the connection to its worker."""
-        assert isinstance(self.plane, LocalPlane)
-        return self.plane._links[0]
+        """The connection to its worker."""
+        if isinstance(self.plane, LocalPlane):
+            return self.plane._links[0]
+        return self.plane.workers()[0]
 
     @property
     def open_streams(self) -> Collection[object]:
         """What its only worker is thought to be at."""
-        if isinstance(self.plane, NatsPlane):
-            return self.plane.links()[0]._open
         return dict(self.link._streams)
 
 
@@ -98,44 +95,22 @@ async def over_nats(settings: EngineSettings, server: NatsServer) -> AsyncIterat
 async def over_tcp(settings: EngineSettings) -> AsyncIterator[Place]:
     engine = EchoEngine(settings, SECRET)
     await engine.start()
-    identity = make_identity()
-    serving: list[asyncio.Task[None]] = []
-    ends: list[Connection[ToWorker]] = []
-
-    def accepted(connection: Connection[ToWorker]) -> None:
-        ends.append(connection)
-        serving.append(asyncio.create_task(serve(connection, EngineHost(engine))))
-
-    listener = Listener(
-        SECRET,
-        ToWorker,
-        ReceiveMemory(1 << 28),
-        accepted,
-        tls=identity.context,
-        fingerprint=identity.fingerprint,
-    )
-    port = await listener.listen("127.0.0.1", 0)
+    endpoint = Endpoint(EngineHost(engine), SECRET, identity(), EmbedsCache(0))
+    address = await endpoint.open("127.0.0.1", "127.0.0.1", 0)
     connection: Connection[FromWorker] = await dial(
-        "127.0.0.1",
-        port,
-        SECRET,
-        FromWorker,
-        ReceiveMemory(1 << 28),
-        fingerprint=identity.fingerprint,
+        address, SECRET, FromWorker, ReceiveMemory(1 << 28)
     )
     plane = LocalPlane([connection])
     await plane.start()
     await plane.wait_ready()
 
     async def kill() -> None:
-        ends[0].abort()
+        for end in endpoint._serving.values():
+            end.abort()
 
     yield Place(plane, kill)
     await plane.close()
-    await asyncio.gather(*serving)
-    listener.close()
-    for end in ends:
-        end.abort()
+    await endpoint.close()
     await engine.close()
     await asyncio.sleep(0.05)
 
@@ -240,7 +215,7 @@ async def test_rows_of_a_stored_prompt_arrive_as_they_were_sent_each_time(place:
 
 async def test_the_arena_is_whole_again_after_many_prompts(shared_memory: Place) -> None:
     worker = shared_memory.plane.workers()[0]
-    arena = shared_memory.link._channel.arena
+    arena = shared_memory.link._carrier.arena
     prompts = [make_request(str(n), Tokens([n]), random_rows(300 + 50 * n)) for n in range(20)]
     streams = [worker.send(prompt) for prompt in prompts]
     assert arena.held_bytes
@@ -254,7 +229,7 @@ async def test_the_arena_is_whole_again_after_many_prompts(shared_memory: Place)
 
 async def test_requests_that_share_rows_share_them_on_the_way(shared_memory: Place) -> None:
     worker = shared_memory.plane.workers()[0]
-    arena = shared_memory.link._channel.arena
+    arena = shared_memory.link._carrier.arena
     shared = with_digests(Prompt.of(random_rows(1000)), SECRET)
     requests = [
         Request(id=str(n), prompt=shared, sampling=Sampling(max_tokens=50)) for n in range(8)
@@ -402,7 +377,7 @@ async def test_rows_to_be_embedded_leave_no_room_taken(shared_memory: Place) -> 
         for name in ("a", "b")
     ]
     assert first.data == second.data
-    assert shared_memory.link._channel.arena.held_bytes == 0
+    assert shared_memory.link._carrier.arena.held_bytes == 0
 
 
 async def test_what_cannot_be_embedded_is_refused_with_the_engines_own_words(place: Place) -> None:
@@ -421,7 +396,7 @@ async def test_vectors_that_nobody_waits_for_any_more_free_their_room(shared_mem
     with pytest.raises(asyncio.CancelledError):
         await waiting
     await worker.call(Command("probe"))
-    assert shared_memory.link._channel.arena.held_bytes == 0
+    assert shared_memory.link._carrier.arena.held_bytes == 0
 
 
 async def test_whoever_waits_for_vectors_hears_that_the_worker_is_gone(place: Place) -> None:

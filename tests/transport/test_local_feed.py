@@ -13,10 +13,12 @@ from inlay.engine.settings import EngineSettings
 from inlay.errors import OverloadedError
 from inlay.prompt import Buffer
 from inlay.routing import KEY_SIZE, Cleared, KvEvents, KvSnapshot, RoutingFeed, Stored
-from inlay.transport.local import Arena, Channel, Link, RoutedPlane, serve
+from inlay.transport.link import Link
+from inlay.transport.local import Arena, Channel, RoutedPlane
 from inlay.transport.messages import FromWorker, ToWorker
+from inlay.transport.serve import serve
 from tests.transport.caching import CachingHost
-from tests.transport.test_conformance import SECRET
+from tests.transport.fleet import SECRET
 
 
 @asynccontextmanager

@@ -16,9 +16,9 @@ from inlay.request import Request, Sampling
 from inlay.transport.nats.member import Member
 from inlay.transport.nats.settings import NatsSettings
 from tests.certificates import certificate
-from tests.transport.fleet import Fleet, found
+from tests.transport.fleet import SECRET, Fleet, found
 from tests.transport.nats_server import NatsServer
-from tests.transport.test_conformance import SECRET, collect, ids
+from tests.transport.test_conformance import collect, ids
 
 BOUND = 60
 """Seconds within which everything must have come to an end: nothing hangs."""
@@ -88,7 +88,7 @@ async def test_the_log_says_that_nats_is_lost_and_that_it_is_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def said(what: str) -> set[str]:
-        """Lines with `what`, once there is one of each connection of the member."""
+        """Lines with `what`, once there is one."""
         while True:
             lines = {
                 record.getMessage() for record in caplog.records if what in record.getMessage()

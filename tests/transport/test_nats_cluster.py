@@ -22,9 +22,9 @@ from inlay.transport.nats.settings import NatsSettings
 from tests.serving import free_port
 from tests.store.frontends import Frontends
 from tests.store.making import plain
-from tests.transport.fleet import Fleet, found
+from tests.transport.fleet import SECRET, Fleet, found
 from tests.transport.nats_server import NatsServer
-from tests.transport.paced import SECRET, PacedEngine, paced_settings
+from tests.transport.paced import PacedEngine, paced_settings
 from tests.transport.test_nats_faults import answer, check, start
 
 pytestmark = pytest.mark.slow

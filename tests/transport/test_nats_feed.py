@@ -25,9 +25,8 @@ from inlay.routing import (
 )
 from inlay.transport.nats.frontend import NatsPlane
 from tests.transport.caching import CachingHost
-from tests.transport.fleet import Fleet, found
+from tests.transport.fleet import SECRET, Fleet, found
 from tests.transport.nats_server import NatsServer
-from tests.transport.test_conformance import SECRET
 
 
 @pytest.fixture
@@ -54,7 +53,7 @@ async def test_what_a_worker_tells_of_its_cache_reaches_every_frontend_in_order(
 ) -> None:
     engine = EchoEngine(echo_settings, SECRET)
     host = CachingHost(engine, b"")
-    await fleet.worker(engine, handler=host)
+    await fleet.worker(engine, host=lambda _: host)
     planes = [await fleet.frontend(SECRET) for _ in range(2)]
     ears = [Ear(plane) for plane in planes]
     ids = [(await found(plane))[0].id for plane in planes]
@@ -72,9 +71,8 @@ async def test_all_that_a_worker_has_cached_is_told_whatever_it_comes_to(
     fleet: Fleet, echo_settings: EngineSettings, blocks: int
 ) -> None:
     engine = EchoEngine(echo_settings, SECRET)
-    await fleet.worker(engine, handler=CachingHost(engine, os.urandom(blocks * KEY_SIZE)))
-    host = fleet.workers[0].worker._handler
-    assert isinstance(host, CachingHost)
+    host = CachingHost(engine, os.urandom(blocks * KEY_SIZE))
+    await fleet.worker(engine, host=lambda _: host)
     plane = await fleet.frontend(SECRET)
     (worker,) = await found(plane)
     assert await plane.kv_snapshot(worker.id) == KvSnapshot(7, Buffer(host.keys))

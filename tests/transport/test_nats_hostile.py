@@ -14,9 +14,9 @@ from inlay.engine.settings import EngineSettings
 from inlay.prompt import Prompt, Tokens
 from inlay.request import Request, Sampling
 from inlay.transport.nats.connection import Connection
-from tests.transport.fleet import Fleet, found
+from tests.transport.fleet import SECRET, Fleet, found
 from tests.transport.nats_server import NatsServer
-from tests.transport.test_conformance import SECRET, collect, ids
+from tests.transport.test_conformance import collect, ids
 
 BOUND = 60
 """Seconds within which everything must have come to an end: nothing hangs."""

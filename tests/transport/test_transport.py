@@ -6,7 +6,7 @@ Strangers get nothing.
 import asyncio
 import os
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeAlias
 
@@ -15,13 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inlay.card import Address
 from inlay.digest import Secret
-from inlay.errors import OverloadedError
+from inlay.errors import InvalidRequestError, OverloadedError
 from inlay.prompt import Buffer
 from inlay.transport import Connection, Listener, ReceiveMemory, dial
+from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.handshake import Handshake, HandshakeError
 from inlay.transport.listener import MAX_UNPROVEN
-from inlay.transport.tls import Identity, make_identity
+from inlay.transport.tls import Identity
 from inlay.transport.wire import (
     CHUNK_BYTES,
     MAX_OPEN,
@@ -31,6 +33,7 @@ from inlay.transport.wire import (
     Offered,
     Withdrawn,
 )
+from tests.transport.fleet import identity
 
 SECRET = Secret(bytes(range(32)))
 OTHER = Secret(bytes(32))
@@ -186,8 +189,8 @@ class Ends:
     def __init__(self, limit: int = 1 << 28) -> None:
         self.memory = ReceiveMemory(limit)
         self.accepted: asyncio.Queue[Connection[Heard]] = asyncio.Queue()
-        self.known: dict[str, Buffer] = {}
-        self.identity: Identity = make_identity()
+        self.cache = EmbedsCache(1 << 26)
+        self.identity: Identity = identity()
         self.listener = Listener(
             SECRET,
             Heard,
@@ -195,7 +198,7 @@ class Ends:
             self.accepted.put_nowait,
             tls=self.identity.context,
             fingerprint=self.identity.fingerprint,
-            known=lambda name, size: self.known.get(name),
+            cache=self.cache,
         )
         self.port = 0
         self.opened: list[Connection[Any]] = []
@@ -218,12 +221,14 @@ class Ends:
         self, secret: Secret = SECRET, fingerprint: bytes | None = None
     ) -> Connection[Any]:
         connection = await dial(
-            "127.0.0.1",
-            self.port,
+            Address(
+                "127.0.0.1",
+                self.port,
+                self.identity.fingerprint if fingerprint is None else fingerprint,
+            ),
             secret,
             Heard,
             ReceiveMemory(1 << 28),
-            fingerprint=self.identity.fingerprint if fingerprint is None else fingerprint,
         )
         self.opened.append(connection)
         return connection
@@ -282,14 +287,70 @@ async def test_strangers_that_speak_no_tls_leave_no_trace(ends: Ends) -> None:
     assert not ends.listener._unproven
 
 
+def counted(connection: Connection[Any]) -> Callable[[], int]:
+    """A function that returns the bytes the connection has handed to its socket since."""
+    writer, total = connection._writer, 0
+    take = writer.take
+
+    def counting(limit: int) -> list[Any]:
+        nonlocal total
+        pieces = take(limit)
+        total += sum(map(len, pieces))
+        return pieces
+
+    writer.take = counting  # type: ignore[method-assign]
+    return lambda: total
+
+
 async def test_a_buffer_that_is_there_is_not_sent(ends: Ends) -> None:
     ours, theirs = await ends.pair()
     kept = Buffer(os.urandom(1_000_000))
-    ends.known["pe-1/0"] = kept
+    ends.cache.use("pe-1/0", kept, lasting=True, new=True)
     ours.send(Note("named", (Buffer(bytes(1_000_000), "pe-1/0"),)))
     got = await theirs.receive()
     assert isinstance(got, Note)
     assert got.data[0] is kept
+
+
+async def test_a_buffer_of_several_messages_is_sent_once(ends: Ends) -> None:
+    ours, theirs = await ends.pair()
+    shared, own = Buffer(os.urandom(1_000_000)), Buffer(os.urandom(300_000))
+    moved = counted(ours)
+    withdrawn = ours.send(Note("withdrawn", (shared,)))
+    for number in range(8):
+        ours.send(Note(str(number), (shared, own) if number == 7 else (shared,)))
+    assert ours.withdraw(withdrawn)
+    notes = [await theirs.receive() for _ in range(8)]
+    assert all(isinstance(note, Note) and note.data[0].view == shared.view for note in notes)
+    assert len({id(note.data[0]) for note in notes if isinstance(note, Note)}) == 1
+    assert 1_300_000 <= moved() < 1_310_000
+    assert not ends.cache.stats.kept_bytes
+
+
+async def test_messages_that_share_buffers_crosswise_do_not_wait_for_each_other(
+    ends: Ends,
+) -> None:
+    ours, theirs = await ends.pair()
+    one, other = Buffer(os.urandom(700_000)), Buffer(os.urandom(700_000))
+    ours.send(Note("a", (one, other)))
+    ours.send(Note("b", (other, one)))
+    ours.send(Note("c", (one,)))
+    async with asyncio.timeout(10):
+        notes = [await theirs.receive() for _ in range(3)]
+    assert [note.text for note in notes if isinstance(note, Note)] == ["a", "b", "c"]
+
+
+async def test_a_message_over_the_limit_is_refused_and_the_connection_goes_on(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = await ends.pair()
+    monkeypatch.setattr(ours._writer, "_max_bytes", 500_000)
+    with pytest.raises(InvalidRequestError, match="at most 500000"):
+        ours.send(Note("large", (Buffer(bytes(600_000)),)))
+    ours.send(Note("small"))
+    got = await theirs.receive()
+    assert isinstance(got, Note)
+    assert got.text == "small"
 
 
 async def test_a_message_waits_for_memory_and_a_withdrawn_one_makes_room() -> None:
@@ -355,7 +416,7 @@ async def test_strangers_are_bounded_in_number_and_time_and_members_are_served_a
     await asyncio.gather(
         *(connection.ready for connection in tuple(listener._unproven)), return_exceptions=True
     )
-    ours = await dial("127.0.0.1", port, SECRET, Heard, ReceiveMemory(1 << 20))
+    ours = await dial(Address("127.0.0.1", port, b""), SECRET, Heard, ReceiveMemory(1 << 20))
     theirs = await ends.accepted.get()
     ours.send(Note("in"))
     got = await theirs.receive()

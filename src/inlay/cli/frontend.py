@@ -42,7 +42,7 @@ async def _host(settings: FleetFrontendSettings, console: Console) -> None:
     async with AsyncExitStack() as undo:
         undo.push_async_callback(member.leave)
         secret = await member.secret(own)
-        plane = NatsPlane(member, secret_fingerprint=secret.fingerprint)
+        plane = NatsPlane(member, secret)
         await plane.start()
         undo.pop_all()
         undo.push_async_callback(plane.close)

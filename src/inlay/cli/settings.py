@@ -10,7 +10,7 @@ from inlay.frontend.settings import FrontendSettings
 from inlay.router.settings import RouterSettings
 from inlay.store.settings import FleetStoreSettings, StoreSettings
 from inlay.telemetry import TelemetrySettings
-from inlay.transport.nats.embeds_cache import KEPT_BYTES
+from inlay.transport.embeds_cache import KEPT_BYTES
 from inlay.transport.nats.settings import NatsSettings
 
 _MODEL = Field(description="Directory of the model, or its name on the hub.")
@@ -97,7 +97,27 @@ class WorkerSettings(BaseModel):
         ge=0,
         title="Fleet",
         description="Memory for the rows of stored prompts that were used here, so that their next "
-        "use moves none over NATS; for each engine. 0 keeps none.",
+        "use moves none; for each engine. 0 keeps none.",
+    )
+    transport_host: str | None = Field(
+        default=None,
+        title="Fleet",
+        description="Name or IP address at which frontends reach this machine; that of its way to "
+        "NATS unless set.",
+    )
+    transport_bind: str | None = Field(
+        default=None,
+        title="Fleet",
+        description="Address to listen on for frontends, such as 0.0.0.0; --transport-host unless "
+        "set.",
+    )
+    transport_port: int = Field(
+        default=0,
+        ge=0,
+        le=65535,
+        title="Fleet",
+        description="TCP port for frontends, of the first engine; further engines take the next "
+        "ports. 0: any free one.",
     )
     telemetry: TelemetrySettings = Field(default=TelemetrySettings(), title="Logs and traces")
 

@@ -12,8 +12,7 @@ import uvloop
 from inlay import liveness
 from inlay.cli.process import Console, on_signals
 from inlay.cli.settings import StatusSettings
-from inlay.transport.nats.frontend import LOADING, NatsPlane
-from inlay.transport.nats.link import Link
+from inlay.transport.nats.discovery import LOADING, Discovery, FleetWorker
 from inlay.transport.nats.member import Member
 
 _LISTEN_SECONDS = 0.6
@@ -39,29 +38,33 @@ async def _show(settings: StatusSettings, console: Console) -> None:
     stop = asyncio.Event()
     on_signals(stop.set)
     member = await Member.join(settings.fleet, "frontend")
-    plane = NatsPlane(member, secret_fingerprint=None)
-    await plane.start()
+    discovery = Discovery(member, secret_fingerprint=None)
+    await discovery.start()
     try:
         with suppress(TimeoutError):
             async with liveness.timeout(_LISTEN_SECONDS):
-                await _everybody(plane, member)
+                await _everybody(discovery, member)
         while True:
-            seen = fleet(plane, settings.fleet.namespace)
+            seen = fleet(discovery, settings.fleet.namespace)
             shown = json.dumps(seen) + "\n" if settings.output_json else table(seen)
             console.out((_CLEAR if settings.watch and not settings.output_json else "") + shown)
             if not settings.watch or stop.is_set():
                 return
             await _wait(stop, settings.interval)
     finally:
-        await plane.close()
+        await discovery.close()
+        await member.leave()
 
 
-async def _everybody(plane: NatsPlane, member: Member) -> None:
-    """Return once all running workers have answered the roll call that the transport began with."""
+async def _everybody(discovery: Discovery, member: Member) -> None:
+    """Return once all running workers have answered the roll call that discovery began with."""
     expected = await member.cards.workers()
     await asyncio.sleep(_ROLL_SECONDS)
-    while not expected <= {link.participant for link in plane.links()} | plane.unavailable().keys():
-        await plane.changed()
+    while (
+        not expected
+        <= {worker.participant for worker in discovery.workers()} | discovery.unavailable().keys()
+    ):
+        await discovery.changed()
 
 
 async def _wait(stop: asyncio.Event, seconds: float) -> None:
@@ -70,11 +73,11 @@ async def _wait(stop: asyncio.Event, seconds: float) -> None:
             await stop.wait()
 
 
-def fleet(plane: NatsPlane, namespace: str) -> dict[str, Any]:
+def fleet(discovery: Discovery, namespace: str) -> dict[str, Any]:
     """The state of a fleet, as `--output-json` prints it."""
-    links = sorted(plane.links(), key=lambda link: (link.card.name, link.id))
-    workers = [_worker(link) for link in links]
-    unavailable = plane.unavailable()
+    found = sorted(discovery.workers(), key=lambda worker: (worker.card.name, worker.id))
+    workers = [_worker(worker) for worker in found]
+    unavailable = discovery.unavailable()
     loading = sorted(name for name, reason in unavailable.items() if reason == LOADING)
     return {
         "namespace": namespace,
@@ -84,11 +87,11 @@ def fleet(plane: NatsPlane, namespace: str) -> dict[str, Any]:
     }
 
 
-def _worker(link: Link) -> dict[str, Any]:
-    card, beat, stats = link.card, link.beat, link.stats
+def _worker(worker: FleetWorker) -> dict[str, Any]:
+    card, beat, stats = worker.card, worker.beat, worker.stats
     state = "asleep" if beat.state == "ready" and card.asleep else beat.state
     return {
-        "id": link.id,
+        "id": worker.id,
         "model": card.name,
         "aliases": list(card.aliases),
         "state": state,

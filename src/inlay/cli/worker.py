@@ -1,7 +1,7 @@
 """`inlay worker`: one engine in a fleet.
 
-Two processes: this one talks to NATS, so that heartbeats and streams never wait for a step, and its
-child has the engine.
+Two processes: this one talks to NATS, so that heartbeats never wait for a step; its child has the
+engine, and frontends connect to that.
 """
 
 import asyncio
@@ -22,9 +22,11 @@ from inlay.engine.ranks import Rank, ranks_of, tied
 from inlay.store.secret import read_key
 from inlay.telemetry import configure
 from inlay.transport.local import LocalPlane
+from inlay.transport.messages import Listen
 from inlay.transport.nats.member import Member
 from inlay.transport.nats.worker import NatsWorker
-from inlay.worker import Relay, RestartGroup, Supervisor, starting
+from inlay.transport.tls import make_certificate
+from inlay.worker import EngineProxy, RestartGroup, Supervisor, starting
 from inlay.worker.load_adapter_request import check_adapters
 
 _EMBEDS = "--enable-prompt-embeds"
@@ -57,7 +59,10 @@ async def _host(settings: WorkerSettings, console: Console) -> None:
     ranks = ranks_of(settings.engine, os.environ)
     together = RestartGroup() if tied(settings.engine) else None
     async with AsyncExitStack() as undo:
-        places = [await _place(settings, rank, own, together, console, undo) for rank in ranks]
+        places = [
+            await _place(settings, index, rank, own, together, console, undo)
+            for index, rank in enumerate(ranks)
+        ]
         stop, at_once = asyncio.Event(), asyncio.Event()
 
         def stopping() -> None:
@@ -71,9 +76,9 @@ async def _host(settings: WorkerSettings, console: Console) -> None:
             if task.done():
                 stopped.cancel()
                 task.result()
-        under_way = sum(place.worker.under_way for place in places)
+        num_requests = sum([await place.worker.start_drain() for place in places])
         console.line(
-            f"stopping: {under_way} request{'' if under_way == 1 else 's'} running, up to "
+            f"stopping: {num_requests} running request{'' if num_requests == 1 else 's'}, up to "
             f"{settings.drain_timeout:g} s; Ctrl-C again ends at once"
         )
         await asyncio.gather(
@@ -90,6 +95,7 @@ class _Place(NamedTuple):
 
 async def _place(
     settings: WorkerSettings,
+    index: int,
     rank: Rank,
     own: Secret | None,
     together: RestartGroup | None,
@@ -102,21 +108,20 @@ async def _place(
     secret = await member.secret(own)
     plane = LocalPlane()
     undo.push_async_callback(plane.close)
-    kept_bytes = settings.prompt_store_memory_bytes
     start = starting(
         rank,
         secret,
         settings.telemetry,
-        kept_bytes=kept_bytes,
         prompt_embeds=settings.enable_prompt_embeds,
+        listen=_listen(settings, index),
     )
     supervisor = Supervisor(plane, start, tied=together)
-    relay = Relay(plane)
-    worker = NatsWorker(member, relay, room=plane.room, kept_bytes=kept_bytes)
+    engine = EngineProxy(plane)
+    worker = NatsWorker(member, engine)
     await worker.start()
     running = asyncio.create_task(supervisor.run())
-    following = asyncio.create_task(relay.follow(worker.away))
-    guarding = asyncio.create_task(relay.guard(supervisor.kill, settings.health_process_timeout))
+    following = asyncio.create_task(engine.follow(worker.away))
+    guarding = asyncio.create_task(engine.guard(supervisor.kill, settings.health_process_timeout))
     announcing = asyncio.create_task(_announced(worker, console))
     undo.push_async_callback(_end, running, following, guarding, announcing)
     # First of all in the end: running requests continue elsewhere, without an error that their
@@ -128,6 +133,18 @@ async def _place(
         f"{settings.engine.engine} engine{_of(rank)}"
     )
     return _Place(worker, running)
+
+
+def _listen(settings: WorkerSettings, index: int) -> Listen:
+    """Return where the engine of that number takes requests."""
+    host = settings.transport_host or settings.fleet.own_address()
+    return Listen(
+        host,
+        settings.transport_bind or host,
+        settings.transport_port and settings.transport_port + index,
+        make_certificate(),
+        settings.prompt_store_memory_bytes,
+    )
 
 
 def _of(rank: Rank) -> str:

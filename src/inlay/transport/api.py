@@ -1,7 +1,7 @@
 """Protocols of a transport: planes, workers and streams."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from inlay.card import ModelCard
 from inlay.request import (
@@ -14,6 +14,39 @@ from inlay.request import (
     Reply,
     Request,
 )
+
+Heard_co = TypeVar("Heard_co", covariant=True)
+
+
+class Carrier(Protocol[Heard_co]):
+    """A connection that carries messages.
+
+    `Channel` on a machine, `inlay.transport.Connection` between machines.
+    """
+
+    def send(self, message: object) -> Any:
+        """Send a message without waiting; return what `release` and `withdraw` take."""
+        ...
+
+    def release(self, sent: Any) -> None:
+        """Free what a message occupies here, as the other end reads it no more."""
+        ...
+
+    def withdraw(self, sent: Any) -> bool:
+        """Stop sending a message; False when it has left."""
+        ...
+
+    def room(self, num_bytes: int) -> memoryview | None:
+        """Return memory of which a buffer in a message is not copied; None where there is none."""
+        ...
+
+    async def receive(self) -> Heard_co:
+        """Return the next message. Raises `EOFError` when the other end is gone."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection. What was sent still leaves."""
+        ...
 
 
 class Stream(Protocol):
@@ -107,8 +140,8 @@ class Plane(Protocol):
 class RequestHandler(Protocol):
     """What a plane's worker side drives: `inlay.worker` implements it around an engine."""
 
-    def watch(self, announce: Callable[[ModelCard], None]) -> None:
-        """Call `announce` with the card, now and whenever it has changed."""
+    def watch(self, announce: Callable[[ModelCard], None]) -> Callable[[], None]:
+        """Call `announce` with the card, now and whenever it has changed, until the returned is called."""
         ...
 
     def generate(self, request: Request, emit: Emit) -> None:
@@ -125,6 +158,10 @@ class RequestHandler(Protocol):
 
     async def call(self, command: Command) -> Reply:
         """Run a command; failures are a `Reply` with an error."""
+        ...
+
+    def forget_prompt(self, key: str | None) -> None:
+        """Drop the copy of a stored prompt that was deleted; of every one for None."""
         ...
 
 

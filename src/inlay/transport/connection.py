@@ -13,11 +13,21 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 
 from inlay import liveness
+from inlay.errors import InvalidRequestError
 from inlay.prompt import Buffer
 from inlay.transport import frames
+from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.handshake import Handshake, HandshakeError
 from inlay.transport.memory import ReceiveMemory
-from inlay.transport.wire import FrameReader, FrameWriter, Message, Offer, Offered, Withdrawn
+from inlay.transport.wire import (
+    OWN_NAME,
+    FrameReader,
+    FrameWriter,
+    Message,
+    Offer,
+    Offered,
+    Withdrawn,
+)
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +42,6 @@ SILENCE_SECONDS = 3.0
 """A peer from which nothing came for so long is gone, counted while this process ran itself."""
 HANDSHAKE_SECONDS = 5.0
 
-Known = Callable[[str, int], Buffer | None]
-"""Gives a buffer by name and size where it is here already."""
-
 
 class Connection(asyncio.BufferedProtocol, Generic[T]):
     """One end of a connection. Its messages are received by one reader at a time.
@@ -43,7 +50,7 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
         handshake: proves both ends.
         hears: the type, or union of types, of the messages that will come.
         memory: for large messages.
-        known: finds buffers of large messages that need not be sent.
+        cache: of named buffers; those that are here are not sent again.
         check: looks at the transport first; what it raises ends the connection.
     """
 
@@ -52,7 +59,7 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
         handshake: Handshake,
         hears: Any,
         memory: ReceiveMemory,
-        known: Known = lambda name, size: None,
+        cache: EmbedsCache | None = None,
         check: Callable[[asyncio.BaseTransport], None] = lambda transport: None,
     ) -> None:
         self._check = check
@@ -61,7 +68,10 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
         self._came = bytearray()
         self._decoder = frames.Decoder[T](hears)
         self._memory = memory
-        self._known = known
+        self._cache = cache or EmbedsCache(0)
+        self._arriving: dict[int, tuple[Sequence[str], frozenset[int]]] = {}
+        """Names of the parts of each large message on its way in, and the parts that were here."""
+        self._deferred: deque[tuple[int, Offer]] = deque()
         self._writer = FrameWriter()
         self._reader = FrameReader(self._granted, memory.limit)
         self._withdraw: dict[int, Callable[[], None]] = {}
@@ -79,10 +89,20 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
     # What the owner calls.
 
     def send(self, message: object) -> int | None:
-        """Send a message; a number by which a large one can be withdrawn, else None."""
+        """Send a message.
+
+        Returns:
+            A number by which a large one can be withdrawn, else None.
+
+        Raises:
+            InvalidRequestError: it is larger than any message may be.
+        """
         if self._ended is not None or self._closing:
             return None
-        number = self._writer.put(message)
+        try:
+            number = self._writer.put(message)
+        except ValueError as error:
+            raise InvalidRequestError(str(error)) from error
         if self._writer.queued_bytes > MAX_QUEUED_BYTES:
             self._end(ConnectionError("the other end does not read"))
         self._flush_soon()
@@ -203,7 +223,9 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
 
     def _take(self, event: Message | Offered | Withdrawn) -> None:
         match event:
-            case Message(header, buffers):
+            case Message(header, buffers, number):
+                if number is not None:
+                    self._received(number, buffers)
                 self._deliver(header, buffers)
             case Offered(number, offer):
                 self._offered(number, offer)
@@ -211,19 +233,45 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
                 withdraw = self._withdraw.pop(number, None)
                 if withdraw is not None:
                     withdraw()
+                self._arriving.pop(number, None)
+                self._look_again()
 
     def _deliver(self, header: "bytes | memoryview", buffers: Sequence[Buffer]) -> None:
         self._arrived.append(self._decoder.decode(header, buffers))
         self._changed.set()
 
+    def _received(self, number: int, buffers: Sequence[Buffer]) -> None:
+        """Let later messages use the named buffers of a large message."""
+        names, present = self._arriving.pop(number)
+        for part, buffer in enumerate(buffers, 1):
+            name = names[part]
+            if name:
+                own = name.startswith(OWN_NAME)
+                self._cache.use(name, buffer, lasting=not own, new=part not in present)
+                if own:
+                    buffer.name = ""
+        self._look_again()
+
+    def _look_again(self) -> None:
+        for _ in range(len(self._deferred)):
+            number, offer = self._deferred.popleft()
+            if number in self._reader.waiting:
+                self._offered(number, offer)
+
     def _offered(self, number: int, offer: Offer) -> None:
         names = offer.names
+        named = {name for name in names if name}
+        if named and any(named.intersection(coming) for coming, _ in self._arriving.values()):
+            # It shares a buffer with a message on its way, and need not bring that again.
+            self._deferred.append((number, offer))
+            return
         present = {
             part: buffer
             for part, (size, name) in enumerate(zip(offer.sizes, names, strict=True))
-            if part and name and (buffer := self._known(name, size)) is not None
+            if part and name and (buffer := self._cache.find(name, size)) is not None
         }
         sizes = [0 if part in present else size for part, size in enumerate(offer.sizes)]
+        self._arriving[number] = names, frozenset(present)
 
         def granted(places: list[memoryview]) -> None:
             self._withdraw.pop(number, None)

@@ -6,9 +6,11 @@ import ssl
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from inlay.card import Address
 from inlay.digest import Secret
 from inlay.errors import OverloadedError
-from inlay.transport.connection import HANDSHAKE_SECONDS, Connection, Known
+from inlay.transport.connection import HANDSHAKE_SECONDS, Connection
+from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.handshake import Handshake, HandshakeError
 from inlay.transport.memory import ReceiveMemory
 
@@ -29,7 +31,7 @@ class Listener:
         accepted: takes each connection once its other end has proved itself.
         tls: the server's context, as `inlay.transport.tls` makes one; None for a Unix socket.
         fingerprint: SHA-256 of its certificate; empty without TLS.
-        known: finds buffers of large messages that need not be sent.
+        cache: of named buffers; those that are here are not sent again.
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class Listener:
         *,
         tls: ssl.SSLContext | None = None,
         fingerprint: bytes = b"",
-        known: Known = lambda name, size: None,
+        cache: EmbedsCache | None = None,
     ) -> None:
         self._secret = secret
         self._hears = hears
@@ -49,7 +51,7 @@ class Listener:
         self._accepted = accepted
         self._tls = tls
         self._fingerprint = fingerprint
-        self._known = known
+        self._cache = cache
         self._unproven: set[Connection[Any]] = set()
         self._server: asyncio.Server | None = None
 
@@ -75,7 +77,7 @@ class Listener:
             handshake,
             self._hears,
             self._memory,
-            self._known,
+            self._cache,
             check=lambda transport: self._admit(connection),
         )
         connection.ready.add_done_callback(lambda _: self._settled(connection))
@@ -101,27 +103,20 @@ class Listener:
 
 
 async def dial(
-    host: str,
-    port: int,
-    secret: Secret,
-    hears: Any,
-    memory: ReceiveMemory,
-    *,
-    fingerprint: bytes = b"",
+    address: Address, secret: Secret, hears: Any, memory: ReceiveMemory
 ) -> "Connection[Any]":
     """Open a connection to a listener and prove both ends.
 
     Args:
-        host: name or address.
-        port: of TCP.
+        address: of the listener, with the digest of its certificate; empty: no TLS.
         secret: the namespace's.
         hears: the type, or union of types, of the messages that will come.
         memory: for large messages.
-        fingerprint: SHA-256 of the certificate that the listener must show; empty: no TLS.
 
     Raises:
         OverloadedError: nobody answers there, or it is not who it should be.
     """
+    fingerprint = address.fingerprint
 
     def check(transport: asyncio.BaseTransport) -> None:
         if fingerprint:
@@ -135,15 +130,17 @@ async def dial(
         async with asyncio.timeout(HANDSHAKE_SECONDS):
             await asyncio.get_running_loop().create_connection(
                 lambda: connection,
-                host,
-                port,
+                address.host,
+                address.port,
                 ssl=_pinned() if fingerprint else None,
                 server_hostname="inlay" if fingerprint else None,
             )
             await asyncio.shield(connection.ready)
     except (OSError, HandshakeError, ValueError) as error:
         connection.abort()
-        raise OverloadedError(f"no connection to {host}:{port}: {error}", retry_after=1) from error
+        raise OverloadedError(
+            f"no connection to {address.host}:{address.port}: {error}", retry_after=1
+        ) from error
     return connection
 
 

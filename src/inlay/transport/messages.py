@@ -10,6 +10,24 @@ from inlay.request import Command, EmbedOutput, EmbedRequest, Output, Reply, Req
 from inlay.routing import KvEvents, KvSnapshot
 
 
+class Listen(msgspec.Struct, frozen=True, array_like=True):
+    """Where a worker process listens for frontends of other machines.
+
+    Attributes:
+        host: name or address that frontends dial.
+        bind: address it listens on.
+        port: of TCP; 0 for any free one.
+        identity: private key and certificate as PEM.
+        cache_bytes: of stored prompts kept after their use.
+    """
+
+    host: str
+    bind: str
+    port: int
+    identity: bytes
+    cache_bytes: int = 0
+
+
 class Boot(msgspec.Struct, frozen=True, tag="boot", array_like=True):
     """The first message to a process that is to become a worker.
 
@@ -22,6 +40,7 @@ class Boot(msgspec.Struct, frozen=True, tag="boot", array_like=True):
         restore: commands to run before it announces itself: they make it what a worker was whose
             place it takes.
         prompt_embeds: whether clients may send embeddings as prompts, where the model takes them.
+        listen: where it takes requests from other machines, if from any.
     """
 
     settings: str
@@ -29,6 +48,7 @@ class Boot(msgspec.Struct, frozen=True, tag="boot", array_like=True):
     restore: tuple[Command, ...] = ()
     telemetry: str = "{}"
     prompt_embeds: bool = True
+    listen: Listen | None = None
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):
@@ -54,6 +74,12 @@ class Call(msgspec.Struct, frozen=True, tag="call", array_like=True):
 
     number: int
     command: Command
+
+
+class ForgetPrompt(msgspec.Struct, frozen=True, tag="forget-prompt", array_like=True):
+    """Drop the copy of a stored prompt that was deleted; of every one for None."""
+
+    key: str | None = None
 
 
 class WatchCache(msgspec.Struct, frozen=True, tag="watch-cache", array_like=True):
@@ -111,5 +137,5 @@ class Cache(msgspec.Struct, frozen=True, tag="cache", array_like=True):
     error: ErrorFrame | None = None
 
 
-ToWorker: TypeAlias = Boot | Submit | Embed | Cancel | Call | WatchCache | GetCache
+ToWorker: TypeAlias = Boot | Submit | Embed | Cancel | Call | ForgetPrompt | WatchCache | GetCache
 FromWorker: TypeAlias = Ready | Failed | Outputs | Embedded | Answer | CacheChanged | Cache

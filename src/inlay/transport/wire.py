@@ -9,11 +9,13 @@ already has, and then gets the others in chunks. So one large message delays a s
 a chunk.
 """
 
+import secrets
 import struct
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias
+from weakref import ref
 
 import msgspec
 
@@ -24,6 +26,11 @@ CHUNK_BYTES = 128 * 1024
 """Bytes of a chunk, and of the largest message that is sent in one frame."""
 MAX_PARTS = 8192
 """Buffers of a message, at most."""
+MAX_MESSAGE_BYTES = 1 << 30
+NAMED_BYTES = 64 * 1024
+"""Bytes of a buffer from which on it is sent once, however many messages hold it."""
+OWN_NAME = "~"
+"""Begins the names that a connection gives; what they name is not kept beyond its use."""
 MAX_OPEN = 256
 """Large messages that one side may offer at a time."""
 _MAX_BODY = 4 * CHUNK_BYTES
@@ -52,10 +59,11 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Message(NamedTuple):
-    """A whole message: its header and its buffers."""
+    """A whole message: its header, its buffers, and the number of the offer of a large one."""
 
     header: "bytes | memoryview"
     buffers: Sequence[Buffer]
+    number: int | None = None
 
 
 class Offered(NamedTuple):
@@ -104,10 +112,37 @@ class _Outgoing:
         return memoryview(b"")
 
 
-class FrameWriter:
-    """Outgoing frames of one connection, in the order in which they should leave."""
+class _Names:
+    """Names of large buffers that have none, so that what several messages share is sent once."""
 
     def __init__(self) -> None:
+        self._prefix = f"{OWN_NAME}{secrets.token_hex(8)}."
+        self._next = 0
+        self._known: dict[int, tuple[ref[Buffer], str]] = {}
+
+    def of(self, buffer: Buffer) -> str:
+        """Return the name of a buffer; of a small one, that no name is worth it."""
+        if buffer.name or len(buffer) < NAMED_BYTES:
+            return buffer.name
+        key = id(buffer)
+        known = self._known.get(key)
+        if known is None:
+            self._next += 1
+            dead = ref(buffer, lambda _: self._known.pop(key, None))
+            known = self._known[key] = dead, f"{self._prefix}{self._next}"
+        return known[1]
+
+
+class FrameWriter:
+    """Outgoing frames of one connection, in the order in which they should leave.
+
+    Args:
+        max_bytes: bytes of one message, at most.
+    """
+
+    def __init__(self, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._names = _Names()
         self._small: deque[bytes] = deque()
         self._large: OrderedDict[int, _Outgoing] = OrderedDict()
         self._held: OrderedDict[int, bytes] = OrderedDict()
@@ -117,9 +152,18 @@ class FrameWriter:
         """Bytes of small messages that have not left."""
 
     def put(self, message: object) -> int | None:
-        """Queue a message; the number of a large one, None of a small one."""
+        """Queue a message.
+
+        Returns:
+            The number of a large one, None of a small one.
+
+        Raises:
+            ValueError: it is larger than `max_bytes`.
+        """
         header, buffers = frames.encode(message)
         total = len(header) + sum(map(len, buffers))
+        if total > self._max_bytes:
+            raise ValueError(f"a message of {total} bytes; at most {self._max_bytes} are sent")
         if total <= CHUNK_BYTES:
             sizes = struct.pack(f"<{len(buffers)}I", *map(len, buffers))
             body = (_counts.pack(len(header), len(buffers)), sizes, header)
@@ -131,7 +175,7 @@ class FrameWriter:
             )
             return None
         number = self._next_number = (self._next_number + 1) & 0xFFFFFFFF
-        offer = Offer((len(header), *map(len, buffers)), ("", *(buffer.name for buffer in buffers)))
+        offer = Offer((len(header), *map(len, buffers)), ("", *map(self._names.of, buffers)))
         self._large[number] = _Outgoing([memoryview(header), *(each.view for each in buffers)])
         self._held[number] = _encode_offer(offer)
         self._offer_held()
@@ -219,9 +263,10 @@ class FrameWriter:
 class _Incoming:
     """A large message on its way in: where its parts go, and how far they have come."""
 
-    __slots__ = ("index", "names", "parts", "position")
+    __slots__ = ("index", "names", "number", "parts", "position")
 
-    def __init__(self, parts: list[Buffer | memoryview], names: Sequence[str]) -> None:
+    def __init__(self, number: int, parts: list[Buffer | memoryview], names: Sequence[str]) -> None:
+        self.number = number
         self.parts = parts
         self.names = names
         self.index = 0
@@ -258,7 +303,7 @@ class _Incoming:
             part if isinstance(part, Buffer) else Buffer(part, name)
             for part, name in zip(self.parts, self.names, strict=True)
         ]
-        return Message(buffers[0].view, buffers[1:])
+        return Message(buffers[0].view, buffers[1:], self.number)
 
 
 class FrameReader:
@@ -292,7 +337,7 @@ class FrameReader:
         Returns:
             The message, where nothing of it is still to come.
         """
-        incoming = _Incoming(parts, names)
+        incoming = _Incoming(number, parts, names)
         if incoming.index == len(parts):
             del self._large[number]
             return incoming.message()

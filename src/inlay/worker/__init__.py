@@ -3,8 +3,16 @@
 And what keeps that process running.
 """
 
+from inlay.worker.engine_proxy import EngineProxy
 from inlay.worker.process import WorkerProcess, spawn, starting
-from inlay.worker.relay import Relay
 from inlay.worker.supervisor import Backoff, RestartGroup, Supervisor
 
-__all__ = ["Backoff", "Relay", "RestartGroup", "Supervisor", "WorkerProcess", "spawn", "starting"]
+__all__ = [
+    "Backoff",
+    "EngineProxy",
+    "RestartGroup",
+    "Supervisor",
+    "WorkerProcess",
+    "spawn",
+    "starting",
+]

@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from inlay.adapter.library import AdapterLibrary
-from inlay.card import EMBEDS_OFF, ModelCard
+from inlay.card import EMBEDS_OFF, Address, ModelCard
 from inlay.digest import Secret
 from inlay.engine.api import EmbeddingEngine, Engine, GenerateEngine
 from inlay.engine.kv_events import BlockEventSource
@@ -34,6 +34,7 @@ from inlay.request import (
 )
 from inlay.routing import KvEvents, KvSnapshot
 from inlay.telemetry import Tracing
+from inlay.transport.embeds_cache import EmbedsCache
 from inlay.worker.adapters import AdapterRegistry
 from inlay.worker.kv_feed import KvFeed
 from inlay.worker.load_adapter_request import load_request_of, parse_modules
@@ -56,6 +57,7 @@ class EngineHost:
         probe_interval: seconds between probes of the engine, 0 for none.
         probe_timeout: seconds after which an engine that does not answer one is stuck.
         tracing: makes spans of requests that belong to one, or None.
+        embeds_cache: of stored prompts that came over direct connections.
         prompt_embeds: whether works may have rows; those of adapters do in any case.
     """
 
@@ -69,12 +71,15 @@ class EngineHost:
         probe_timeout: float = 60,
         tracing: Tracing | None = None,
         prompt_embeds: bool = True,
+        embeds_cache: EmbedsCache | None = None,
     ) -> None:
         self._engine = engine
+        self._embeds_cache = embeds_cache or EmbedsCache(0)
         self._prompt_embeds = prompt_embeds
         self._adapters = adapters
         self._draining = False
-        self._announce: Callable[[ModelCard], None] | None = None
+        self._watchers: dict[object, Callable[[ModelCard], None]] = {}
+        self._address: Address | None = None
         self._requests = RunningRequests()
         self._tracing = tracing
         self._feed = KvFeed()
@@ -91,7 +96,7 @@ class EngineHost:
         """The engine's, with the adapters that take requests, its sleep, how it is, and whether rows are taken."""
         level = self._sleeping.level
         card = replace(self._engine.card, asleep=level, probe=None if level else self._probing.last)
-        card = replace(card, kv_events=self._tells)
+        card = replace(card, kv_events=self._tells, address=self._address)
         if not self._prompt_embeds:
             card = replace(card, prompt_embeds=EMBEDS_OFF)
         return card if self._adapters is None else replace(card, adapters=self._adapters.ready)
@@ -109,14 +114,29 @@ class EngineHost:
             raise InvalidRequestError("the worker tells of no cache")
         return self._feed.snapshot()
 
-    def watch(self, announce: Callable[[ModelCard], None]) -> None:
-        """Tell `announce` of the card, now and whenever it has changed."""
-        self._announce = announce
-        self._tell()
+    def watch(self, announce: Callable[[ModelCard], None]) -> Callable[[], None]:
+        """As `RequestHandler.watch`."""
+        key = object()
+        self._watchers[key] = announce
+        announce(self.card)
+        return lambda: self._watchers.pop(key, None) and None
 
     def _tell(self) -> None:
-        if self._announce is not None:
-            self._announce(self.card)
+        card = self.card
+        for announce in tuple(self._watchers.values()):
+            announce(card)
+
+    def listens(self, address: Address) -> None:
+        """Note in the card where frontends of other machines connect."""
+        self._address = address
+        self._tell()
+
+    def forget_prompt(self, key: str | None) -> None:
+        """As `RequestHandler.forget_prompt`."""
+        if key is None:
+            self._embeds_cache.clear()
+        else:
+            self._embeds_cache.forget(key)
 
     def generate(self, request: Request, emit: Emit) -> None:
         """Admit `request`, or emit the one output that says why not."""
@@ -247,7 +267,7 @@ class EngineHost:
                 stats: dict[str, str | int | float | bool | None] = msgspec.structs.asdict(
                     self._engine.stats()
                 )
-                return stats
+                return stats | msgspec.structs.asdict(self._embeds_cache.stats)
             case "load_adapter":
                 self._sleeping.check_awake()
                 adapter = await self._lending().load(load_request_of(command.arguments))
@@ -268,7 +288,7 @@ class EngineHost:
                 return await self._sleeping.follow(command)
             case "drain":
                 self._draining = True
-                return {}
+                return {"requests": len(self._requests.ids)}
             case unknown:
                 raise InvalidRequestError(f"a worker knows no command {unknown!r}")
 
@@ -294,6 +314,7 @@ async def host_of(
     tracing: Tracing | None = None,
     *,
     prompt_embeds: bool = True,
+    embeds_cache: EmbedsCache | None = None,
 ) -> EngineHost:
     """A host for a started engine, with the adapters that its settings name.
 
@@ -302,7 +323,8 @@ async def host_of(
         settings: it was made with.
         secret: of the namespace.
         tracing: makes spans, or None.
-        prompt_embeds: as of `Host`.
+        prompt_embeds: as of `EngineHost`.
+        embeds_cache: as of `EngineHost`.
 
     Raises:
         InlayError: one of them cannot be loaded.
@@ -326,4 +348,5 @@ async def host_of(
         probe_timeout=settings.health_probe_timeout,
         tracing=tracing,
         prompt_embeds=prompt_embeds,
+        embeds_cache=embeds_cache,
     )

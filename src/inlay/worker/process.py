@@ -2,15 +2,14 @@
 
 import asyncio
 import logging
-import math
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from types import MappingProxyType
 
-from inlay import engine
+from inlay import engine, liveness
 from inlay.digest import Secret
 from inlay.engine.api import FailingEngine
 from inlay.engine.ranks import Rank
@@ -19,14 +18,20 @@ from inlay.errors import EngineError, ErrorFrame, InlayError
 from inlay.pace import freeze_gc
 from inlay.request import Command
 from inlay.telemetry import TelemetrySettings, Tracing, configure
-from inlay.transport.local import RESERVED, Arena, Channel, serve
-from inlay.transport.messages import Boot, Failed, FromWorker, ToWorker
-from inlay.worker.host import host_of
+from inlay.transport.embeds_cache import EmbedsCache
+from inlay.transport.endpoint import Endpoint
+from inlay.transport.local import Arena, Channel
+from inlay.transport.messages import Boot, Failed, FromWorker, Listen, ToWorker
+from inlay.transport.serve import serve
+from inlay.transport.tls import load_identity
+from inlay.worker.host import EngineHost, host_of
 from inlay.worker.interpreter import Interpreter, interpreter
 
 log = logging.getLogger(__name__)
 
 ARENA_BYTES = 256 * 1024 * 1024
+FLEET_ARENA_BYTES = 1024 * 1024
+"""Of a worker whose requests come over direct connections."""
 STOP_SECONDS = 1.0
 """What a worker gets to end in once nothing is asked of it; it has no state to save."""
 
@@ -101,6 +106,7 @@ async def spawn(
     telemetry: TelemetrySettings | None = None,
     environment: Mapping[str, str] = MappingProxyType({}),
     prompt_embeds: bool = True,
+    listen: Listen | None = None,
 ) -> WorkerProcess:
     """Start a worker process for `settings`.
 
@@ -114,6 +120,7 @@ async def spawn(
         telemetry: how it logs, and where its spans go.
         environment: variables it is to have beside what it inherits and its engine needs.
         prompt_embeds: whether clients may send embeddings as prompts.
+        listen: where it takes requests from other machines, if from any.
 
     Raises:
         InvalidRequestError: it cannot run in the Python the settings name.
@@ -153,6 +160,7 @@ async def spawn(
             tuple(restore),
             told,
             prompt_embeds,
+            listen,
         )
     )
     return WorkerProcess(process, channel, python)
@@ -163,34 +171,31 @@ def starting(
     secret: Secret,
     telemetry: TelemetrySettings,
     *,
-    kept_bytes: int = 0,
     prompt_embeds: bool = True,
+    listen: Listen | None = None,
 ) -> Callable[[Sequence[Command]], Awaitable[WorkerProcess]]:
-    """What starts a process for `rank` that first runs the commands it is given.
+    """Return a function that starts a process for `rank`, which first runs the commands given.
 
     Arguments as `spawn`'s.
-
-    Of prompts that are written in place, `kept_bytes` may stay beyond their use and take no room
-    from others.
     """
-    arena_bytes = ARENA_BYTES + math.ceil(kept_bytes / RESERVED)
 
     def start(restore: Sequence[Command]) -> Awaitable[WorkerProcess]:
         return spawn(
             rank.settings,
             secret,
-            arena_bytes=arena_bytes,
+            arena_bytes=ARENA_BYTES if listen is None else FLEET_ARENA_BYTES,
             restore=restore,
             telemetry=telemetry,
             environment=rank.environment,
             prompt_embeds=prompt_embeds,
+            listen=listen,
         )
 
     return start
 
 
 async def run(socket_fd: int, arena_fd: int, arena_bytes: int) -> int:
-    """What the child process does; its exit status."""
+    """Run the child process; return its exit status."""
     arena = Arena(arena_bytes, arena_fd)
     channel: Channel[ToWorker] = await Channel.open(
         socket.socket(fileno=socket_fd), arena, ToWorker, sends_shared=False
@@ -211,7 +216,15 @@ async def run(socket_fd: int, arena_fd: int, arena_bytes: int) -> int:
         secret = Secret(boot.secret)
         runner = engine.create(settings, secret)
         await _start(runner, channel, stop)
-        host = await host_of(runner, settings, secret, tracing, prompt_embeds=boot.prompt_embeds)
+        cache = EmbedsCache(0 if boot.listen is None else boot.listen.cache_bytes, liveness.now)
+        host = await host_of(
+            runner,
+            settings,
+            secret,
+            tracing,
+            prompt_embeds=boot.prompt_embeds,
+            embeds_cache=cache,
+        )
     except InlayError as error:
         return await _fail(channel, error)
     except Exception as error:
@@ -223,7 +236,8 @@ async def run(socket_fd: int, arena_fd: int, arena_bytes: int) -> int:
     freeze_gc()
     try:
         await host.first_probe()
-        await _until_first(serve(channel, host), stop.wait(), _failed(runner), host.probe())
+        async with _listening(boot.listen, host, secret, cache):
+            await _until_first(serve(channel, host), stop.wait(), _failed(runner), host.probe())
     except EngineError as error:
         return await _fail(channel, error)
     finally:
@@ -232,6 +246,25 @@ async def run(socket_fd: int, arena_fd: int, arena_bytes: int) -> int:
         if tracing is not None:
             await asyncio.to_thread(tracing.close)
     return 0
+
+
+@asynccontextmanager
+async def _listening(
+    listen: Listen | None, host: EngineHost, secret: Secret, cache: EmbedsCache
+) -> AsyncIterator[None]:
+    """Take requests from other machines, if from any."""
+    if listen is None:
+        yield
+        return
+    endpoint = Endpoint(host, secret, load_identity(listen.identity), cache)
+    try:
+        host.listens(await endpoint.open(listen.host, listen.bind, listen.port))
+    except OSError as error:
+        raise EngineError(f"cannot listen on {listen.bind}:{listen.port}: {error}") from error
+    try:
+        yield
+    finally:
+        await endpoint.close()
 
 
 async def _start(runner: engine.Engine, channel: Channel[ToWorker], stop: asyncio.Event) -> None:

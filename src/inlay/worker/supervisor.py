@@ -10,7 +10,8 @@ from typing import NoReturn, TypeAlias
 from inlay.card import ModelCard
 from inlay.errors import EngineError
 from inlay.request import Command
-from inlay.transport.local import Link, LocalPlane
+from inlay.transport.link import Link
+from inlay.transport.local import LocalPlane
 from inlay.worker.process import WorkerProcess
 
 log = logging.getLogger(__name__)

@@ -5,8 +5,7 @@ A Unix socket and shared memory between a frontend and its worker processes.
 
 from inlay.transport.local.arena import RESERVED, Arena
 from inlay.transport.local.channel import Channel
-from inlay.transport.local.frontend import Link, LocalPlane
+from inlay.transport.local.plane import LocalPlane
 from inlay.transport.local.routed import RoutedPlane
-from inlay.transport.local.worker import serve
 
-__all__ = ["RESERVED", "Arena", "Channel", "Link", "LocalPlane", "RoutedPlane", "serve"]
+__all__ = ["RESERVED", "Arena", "Channel", "LocalPlane", "RoutedPlane"]

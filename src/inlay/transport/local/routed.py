@@ -5,7 +5,8 @@ from functools import partial
 
 from inlay.errors import OverloadedError
 from inlay.routing import FrontendLoad, KvEvents, KvSnapshot
-from inlay.transport.local.frontend import GONE, Link, LocalPlane
+from inlay.transport.link import GONE, Link
+from inlay.transport.local.plane import LocalPlane
 
 
 class RoutedPlane(LocalPlane):

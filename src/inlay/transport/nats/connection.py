@@ -15,7 +15,6 @@ from nats.js import JetStreamContext
 
 from inlay import liveness
 from inlay.errors import InvalidRequestError, OverloadedError
-from inlay.transport.nats.direct import DirectTransport, Sink
 from inlay.transport.nats.settings import NatsSettings
 
 log = logging.getLogger(__name__)
@@ -67,22 +66,17 @@ class Connection:
         max_payload: bytes of a message at most.
     """
 
-    def __init__(self, settings: NatsSettings, name: str, *, direct: bool = False) -> None:
+    def __init__(self, settings: NatsSettings, name: str) -> None:
         """Not connected.
 
         Args:
             settings: of the servers.
             name: that the servers know it by.
-            direct: large payloads pass the client by, where the connection is no WebSocket.
         """
         self._settings = settings
         self._name = name
         self._client = _Client()
-        self._direct: DirectTransport | None = None
-        if direct and not settings.urls[0].startswith("ws"):
-            # The client makes its own only where it has none.
-            self._client._transport = self._direct = DirectTransport()
-        self._outbox: deque[tuple[str, bytes, str]] = deque()
+        self._outbox: deque[tuple[str, bytes]] = deque()
         self._filled = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._on_reconnect: list[Callable[[], None]] = []
@@ -209,44 +203,11 @@ class Connection:
         """Have `act` called whenever the connection is back."""
         self._on_reconnect.append(act)
 
-    def publish(self, subject: str, payload: bytes, reply: str = "") -> None:
+    def publish(self, subject: str, payload: bytes) -> None:
         """Send a message, in the order of the calls."""
         if self.connected:
-            self._outbox.append((subject, payload, reply))
+            self._outbox.append((subject, payload))
             self._filled.set()
-
-    async def send(self, subject: str, payload: "bytes | memoryview") -> None:
-        """Send a message, past those of `publish`, once there is room for it on the connection.
-
-        Raises:
-            OverloadedError: there is no connection.
-        """
-        try:
-            if self._direct is None:
-                await self._client.publish(subject, payload)  # type: ignore[arg-type]  # it is joined, so a view will do
-            elif self.connected and len(payload) <= self.max_payload:
-                await self._direct.publish(subject, payload)
-            else:
-                raise OverloadedError(
-                    "there is no connection to NATS, or one of smaller messages", retry_after=1
-                )
-        except (nats.errors.Error, OSError) as error:
-            raise OverloadedError(
-                f"the connection to NATS is cut: {error}", retry_after=1
-            ) from error
-
-    async def receive(self, subject: str, sink: Sink) -> None:
-        """Have `sink` take every message on `subject`, whose subjects begin with its prefix, until the connection is closed."""
-
-        def take(message: Msg) -> None:
-            place = sink.place(message.subject, len(message.data))
-            if place is not None:
-                place[:] = message.data
-                sink.placed(message.subject)
-
-        if self._direct is not None:
-            self._direct.sink = sink
-        await self.subscribe(subject, take)
 
     async def subscribe(self, subject: str, take: Take) -> None:
         """Hand every message on `subject` to `take`, in order, until the connection is closed."""
@@ -295,9 +256,9 @@ class Connection:
             await self._filled.wait()
             self._filled.clear()
             while self._outbox:
-                subject, payload, reply = self._outbox.popleft()
+                subject, payload = self._outbox.popleft()
                 try:
-                    await self._client.publish(subject, payload, reply)
+                    await self._client.publish(subject, payload)
                 except nats.errors.MaxPayloadError:
                     # A cluster whose servers do not agree on the limit: it must not end the pump.
                     log.error("a message of %d bytes is over the limit of NATS", len(payload))

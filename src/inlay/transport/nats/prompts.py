@@ -104,7 +104,9 @@ class NatsPrompts:
                 await jetstream.create_object_store(name, ObjectStoreConfig(replicas=replicas))
 
         await storage(member.control, name, objects)
-        return cls(member.control, member.bulk, records, name, member.subjects.deleted_prompts)
+        # Contents go over a connection of their own: they must not delay heartbeats.
+        bulk = await member.connect("bulk")
+        return cls(member.control, bulk, records, name, member.subjects.deleted_prompts)
 
     # Records
 

@@ -4,6 +4,7 @@ The flags, environment variables and config keys of a connection to NATS.
 """
 
 import re
+import socket
 import ssl
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -84,6 +85,24 @@ class NatsSettings(BaseModel):
     def shown_urls(self) -> str:
         """The servers as they may be printed."""
         return ", ".join(map(shown, self.urls))
+
+    def own_address(self) -> str:
+        """Return the IP address of this machine on its way to the first server.
+
+        Raises `InvalidRequestError` where the server's name is not known.
+        """
+        parts = urlsplit(self.urls[0])
+        try:
+            found = socket.getaddrinfo(parts.hostname, parts.port or 4222, type=socket.SOCK_DGRAM)
+            family, kind, protocol, _, address = found[0]
+            with socket.socket(family, kind, protocol) as probe:
+                probe.connect(address)  # sends nothing
+                return str(probe.getsockname()[0])
+        except OSError as error:
+            raise InvalidRequestError(
+                f"cannot find this machine's address towards {self.shown_urls}: {error}; "
+                "give it with --transport-host"
+            ) from error
 
     @property
     def has_login(self) -> bool:

@@ -24,18 +24,6 @@ class Subjects:
 
     namespace: str
 
-    def messages(self, participant: str) -> str:
-        """Messages to one participant."""
-        return f"inlay.{self.namespace}.to.{participant}"
-
-    def chunks(self, receiver: str, sender: str = "*", transfer: "int | str" = "*") -> str:
-        """The parts of what is too large for a message, in order, to `receiver`."""
-        return f"inlay.{self.namespace}.chunk.{receiver}.{sender}.{transfer}"
-
-    def unheard(self, sender: str, receiver: str = "*") -> str:
-        """Where the server answers `sender` that nobody listens to messages to `receiver`."""
-        return f"inlay.{self.namespace}.unheard.{sender}.{receiver}"
-
     def beats(self, worker: str = "*") -> str:
         """Heartbeats of workers."""
         return f"inlay.{self.namespace}.beat.{worker}"

@@ -1,19 +1,20 @@
-"""The frontend's end of the local plane."""
+"""The frontend's end of a connection to one worker."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import count
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from inlay.card import ModelCard
 from inlay.errors import DeadlineExceededError, InlayError, OverloadedError
 from inlay.prompt import Buffer
 from inlay.request import Command, EmbedOutput, EmbedRequest, Output, Reply, Request
 from inlay.routing import KvEvents, KvSnapshot
-from inlay.transport.api import Worker
+from inlay.transport.api import Carrier
 from inlay.transport.messages import (
     Answer,
     Cache,
@@ -23,6 +24,7 @@ from inlay.transport.messages import (
     Embed,
     Embedded,
     Failed,
+    ForgetPrompt,
     FromWorker,
     GetCache,
     Outputs,
@@ -35,75 +37,46 @@ from inlay.transport.pending_calls import PendingCalls, snapshot_of
 
 log = logging.getLogger(__name__)
 
-Heard_co = TypeVar("Heard_co", covariant=True)
-
-GONE = "the worker process is gone"
+GONE = "the worker is gone"
 _CACHE_SECONDS = 10.0
 
 
-class Carrier(Protocol[Heard_co]):
-    """A connection that carries messages.
-
-    `Channel` on a machine, `inlay.transport.Connection` between them.
-    """
-
-    def send(self, message: object) -> Any:
-        """Send a message without waiting; return what `release` and `withdraw` take."""
-        ...
-
-    def release(self, sent: Any) -> None:
-        """Free what a message occupies here, as the other end reads it no more."""
-        ...
-
-    def withdraw(self, sent: Any) -> bool:
-        """Stop sending a message; False when it has left."""
-        ...
-
-    def room(self, num_bytes: int) -> memoryview | None:
-        """Return memory of which a buffer in a message is not copied; None where there is none."""
-        ...
-
-    async def receive(self) -> Heard_co:
-        """Return the next message. Raises `EOFError` when the other end is gone."""
-        ...
-
-    def close(self) -> None:
-        """Close the connection. What was sent still leaves."""
-        ...
-
-
-class LocalStream:
-    """`inlay.transport.api.Stream` over a local connection."""
+class RequestStream:
+    """`inlay.transport.api.Stream` over a connection."""
 
     def __init__(self, link: "Link", request: Request) -> None:
         self._link = link
-        self._work = request
-        self._deltas = OutputQueue()
+        self._request = request
+        self._outputs = OutputQueue()
         self._cancelled = False
         self.sent: Any = None
 
     def feed(self, output: Output) -> None:
         """Take an output of this request."""
-        self._deltas.put(output)
+        if not self._outputs.put(output):
+            self.cancel()
 
     def fail(self, error: InlayError) -> None:
         """End with `error` after what has arrived."""
-        self._deltas.fail(error)
+        self._outputs.fail(error)
 
     def __aiter__(self) -> AsyncIterator[Sequence[Output]]:
-        return aiter(self._deltas)
+        return aiter(self._outputs)
 
     def aborted(self) -> Output:
         """Return the last output of a request that was never begun."""
         return Output(
-            self._work.id, self._work.attempt, len(self._work.prior_output), finish_reason="abort"
+            self._request.id,
+            self._request.attempt,
+            len(self._request.prior_output),
+            finish_reason="abort",
         )
 
     def cancel(self) -> None:
         """Stop the request; needs no answer."""
         if not self._cancelled:
             self._cancelled = True
-            self._link.cancel(self._work.id)
+            self._link.cancel(self._request.id)
 
 
 class _Embedding(NamedTuple):
@@ -118,26 +91,42 @@ class _Embedding(NamedTuple):
 
 
 class Link:
-    """The connection to one worker process; a `Worker` once the card has come.
+    """The connection to one worker process; a `Worker` once its card has come.
+
+    Args:
+        id_: as `Worker.id`.
+        carrier: the connection.
+        changed: called when the worker is ready, has another card, or is gone.
+        scope: part of the ids of requests at the worker, where several frontends share one; unique
+            to the connection.
 
     Attributes:
-        alive: whether it holds.
-        failure: why the worker will never be ready, or is no longer, where it said so.
+        alive: the connection holds.
+        failure: the worker's own reason why it will never be ready, or is not any more.
     """
 
-    def __init__(self, id_: str, channel: Carrier[FromWorker], tell: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        id_: str,
+        carrier: Carrier[FromWorker],
+        changed: Callable[[], None],
+        *,
+        scope: str = "",
+    ) -> None:
         self._id = id_
-        self._channel = channel
-        self._tell = tell
+        self._carrier = carrier
+        self._tell_changed = changed
+        self._scope = scope
         self._settled = asyncio.Event()
         self._gone = asyncio.Event()
         self._card: ModelCard | None = None
-        self._streams: dict[str, LocalStream] = {}
+        self._streams: dict[str, RequestStream] = {}
         self._embeddings: dict[str, _Embedding] = {}
+        self._ids = count()
         numbers = count()
         self._calls = PendingCalls[Reply](numbers)
         self._caches = PendingCalls[KvSnapshot](numbers)
-        self._tell_cache: Callable[[KvEvents], None] | None = None
+        self._on_cache_events: Callable[[KvEvents], None] | None = None
         self.alive = True
         self.failure: InlayError | None = None
 
@@ -181,12 +170,14 @@ class Link:
         if self._card is None:
             raise self.failure or OverloadedError("the worker process ended before it was ready")
 
-    def send(self, request: Request) -> LocalStream:
+    def send(self, request: Request) -> RequestStream:
         """As `Worker.send`."""
         if not self.ready:
             raise OverloadedError(GONE, retry_after=1)
-        stream = LocalStream(self, request)
-        stream.sent = self._channel.send(Submit(request))
+        if self._scope:
+            request = replace(request, id=self._wire_id(request.id))
+        stream = RequestStream(self, request)
+        stream.sent = self._carrier.send(Submit(request))
         self._streams[request.id] = stream
         return stream
 
@@ -195,24 +186,28 @@ class Link:
         if not self.ready:
             raise OverloadedError(GONE, retry_after=1)
         answer: asyncio.Future[EmbedOutput] = asyncio.get_running_loop().create_future()
-        self._embeddings[request.id] = _Embedding(answer, self._channel.send(Embed(request)))
+        scoped = replace(request, id=self._wire_id(request.id)) if self._scope else request
+        self._embeddings[scoped.id] = _Embedding(answer, self._carrier.send(Embed(scoped)))
         try:
             vectors = await answer
         except asyncio.CancelledError:
-            self.cancel(request.id)
+            self.cancel(scoped.id)
             raise
         if vectors.error is not None:
             raise vectors.error.to_error()
-        return vectors
+        return replace(vectors, request_id=request.id)
+
+    def _wire_id(self, id_: str) -> str:
+        return f"{id_}{self._scope}.{next(self._ids)}"
 
     def cancel(self, request_id: str) -> None:
         """Stop a request it was sent."""
         waiting = self._streams.get(request_id) or self._embeddings.get(request_id)
         if not self.alive or waiting is None:
             return
-        if not self._channel.withdraw(waiting.sent):
-            self._channel.send(Cancel(request_id))
-        elif isinstance(waiting, LocalStream):
+        if not self._carrier.withdraw(waiting.sent):
+            self._carrier.send(Cancel(request_id))
+        elif isinstance(waiting, RequestStream):
             # The worker has not heard of it, and will not: nobody else can end it.
             self._take(waiting.aborted())
         else:
@@ -231,7 +226,7 @@ class Link:
 
     def watch_cache(self, tell: Callable[[KvEvents], None]) -> None:
         """As `inlay.routing.CacheEventSource`."""
-        self._tell_cache = tell
+        self._on_cache_events = tell
         self._say(WatchCache())
 
     async def kv_snapshot(self) -> KvSnapshot:
@@ -247,14 +242,18 @@ class Link:
                 "the worker does not tell what it has cached", retry_after=1
             ) from None
 
+    def forget_prompt(self, key: str | None) -> None:
+        """Have the worker drop its copy of a stored prompt that was deleted; of all for None."""
+        self._say(ForgetPrompt(key))
+
     def _say(self, message: object) -> None:
-        self._channel.send(message)
+        self._carrier.send(message)
 
     async def run(self) -> None:
         """Take what the worker says until it is gone."""
         try:
             while True:
-                match await self._channel.receive():
+                match await self._carrier.receive():
                     case Outputs(outputs):
                         for output in outputs:
                             self._take(output)
@@ -263,15 +262,15 @@ class Link:
                     case Ready(card):
                         self._card = card
                         self._settled.set()
-                        self._tell()
+                        self._tell_changed()
                     case Failed(error):
                         self.failure = error.to_error()
-                        self._tell()
+                        self._tell_changed()
                     case Answer(number, reply):
                         self._calls.resolve(number, reply)
                     case CacheChanged(events):
-                        if self._tell_cache is not None:
-                            self._tell_cache(events)
+                        if self._on_cache_events is not None:
+                            self._on_cache_events(events)
                     case Cache() as cache:
                         self._caches.resolve(cache.number, snapshot_of(cache))
         except EOFError:
@@ -280,7 +279,7 @@ class Link:
             # Nothing that follows can be trusted to be whole: to everyone waiting it is as if the
             # worker were gone.
             log.exception("worker %s sent what is no message", self._id)
-            self._channel.close()
+            self._carrier.close()
         finally:
             self._end()
 
@@ -291,14 +290,14 @@ class Link:
         if output.finish_reason is not None:
             # Only now has the engine let go of the rows: the memory may be used for another prompt.
             del self._streams[output.request_id]
-            self._channel.release(stream.sent)
+            self._carrier.release(stream.sent)
         stream.feed(output)
 
     def _take_vectors(self, vectors: EmbedOutput) -> None:
         embedding = self._embeddings.pop(vectors.request_id, None)
         if embedding is None:
             return
-        self._channel.release(embedding.sent)
+        self._carrier.release(embedding.sent)
         if not embedding.answer.done():
             embedding.answer.set_result(vectors)
 
@@ -308,101 +307,22 @@ class Link:
         for embedding in self._embeddings.values():
             if not embedding.answer.done():
                 embedding.answer.set_exception(error)
-            self._channel.release(embedding.sent)
+            self._carrier.release(embedding.sent)
         self._embeddings.clear()
         for stream in self._streams.values():
             stream.fail(error)
-            self._channel.release(stream.sent)
+            self._carrier.release(stream.sent)
         self._streams.clear()
         self._calls.fail(error)
         self._caches.fail(error)
         self._settled.set()
         self._gone.set()
-        self._tell()
+        self._tell_changed()
 
     def room(self, num_bytes: int) -> memoryview | None:
         """As `Plane.room`."""
-        return self._channel.room(num_bytes) if self.alive else None
+        return self._carrier.room(num_bytes) if self.alive else None
 
     def close(self) -> None:
         """Disconnect."""
-        self._channel.close()
-
-
-class LocalPlane:
-    """`inlay.transport.api.Plane` over connections to this machine's worker processes, which come and go."""
-
-    def __init__(self, channels: Iterable[Carrier[FromWorker]] = ()) -> None:
-        self._changed = asyncio.Event()
-        self._numbers = count()
-        self._links = [self._link(channel) for channel in channels]
-        self._tasks: dict[Link, asyncio.Task[None]] = {}
-        self._missing: dict[str, str] = {}
-
-    def _link(self, channel: Carrier[FromWorker]) -> Link:
-        return Link(f"local-{next(self._numbers)}", channel, self._tell)
-
-    def _tell(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    async def start(self) -> None:
-        """Begin to listen to the workers."""
-        for link in self._links:
-            self._listen(link)
-
-    def _listen(self, link: Link) -> None:
-        self._tasks[link] = asyncio.create_task(link.run())
-
-    def add(self, channel: Carrier[FromWorker]) -> Link:
-        """Listen to one more worker, of the plane until it is removed."""
-        link = self._link(channel)
-        self._links.append(link)
-        self._listen(link)
-        return link
-
-    async def remove(self, link: Link) -> None:
-        """Disconnect from a worker and forget it."""
-        link.close()
-        await self._tasks.pop(link)
-        self._links.remove(link)
-
-    async def wait_ready(self) -> None:
-        """Return when every worker is ready.
-
-        Raises:
-            InlayError: one ended before; its own reason where it gave one.
-        """
-        for link in tuple(self._links):
-            await link.wait_ready()
-
-    def workers(self) -> Sequence[Worker]:
-        """The workers that are ready now."""
-        return [link for link in self._links if link.ready]
-
-    def set_unavailable(self, name: str, reason: str | None) -> None:
-        """Say that a worker is not there that should be, and why; with None, that it is."""
-        if reason is None:
-            self._missing.pop(name, None)
-        else:
-            self._missing[name] = reason
-
-    def unavailable(self) -> Mapping[str, str]:
-        """As `Plane.missing`."""
-        return self._missing
-
-    async def changed(self) -> None:
-        """Return at the next change of the set of ready workers or of a card."""
-        await self._changed.wait()
-
-    def room(self, num_bytes: int) -> memoryview | None:
-        """Of the only worker's shared memory.
-
-        None where there are several, or too little of it is free.
-        """
-        return self._links[0].room(num_bytes) if len(self._links) == 1 else None
-
-    async def close(self) -> None:
-        """Disconnect; the workers abort what is under way and end."""
-        for link in tuple(self._tasks):
-            await self.remove(link)
+        self._carrier.close()

@@ -46,7 +46,7 @@ class EmbedsCache:
     """
 
     def __init__(self, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._clock = clock
         self._in_use: WeakValueDictionary[str, Buffer] = WeakValueDictionary()
         self._lasting: OrderedDict[str, Buffer] = OrderedDict()
@@ -77,12 +77,12 @@ class EmbedsCache:
             self._misses += 1
         else:
             self._hits += 1
-        if len(buffer) <= self._max_bytes and _prompt(name) not in self._gone:
+        if len(buffer) <= self.max_bytes and _prompt(name) not in self._gone:
             self._keep(name, buffer)
 
     def _keep(self, name: str, buffer: Buffer) -> None:
         self._drop(name)
-        while self._num_bytes + len(buffer) > self._max_bytes:
+        while self._num_bytes + len(buffer) > self.max_bytes:
             self._drop(next(iter(self._lasting)))
             self._evictions += 1
         self._lasting[name] = buffer

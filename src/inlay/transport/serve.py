@@ -1,12 +1,11 @@
-"""The worker's end of the local plane."""
+"""The worker's end of a connection to a frontend."""
 
 import asyncio
 
 from inlay.card import ModelCard
 from inlay.request import EmbedOutput, Output
 from inlay.routing import CacheEventSource, KvEvents
-from inlay.transport.api import RequestHandler
-from inlay.transport.local.frontend import Carrier
+from inlay.transport.api import Carrier, RequestHandler
 from inlay.transport.messages import (
     Answer,
     Boot,
@@ -15,6 +14,7 @@ from inlay.transport.messages import (
     Cancel,
     Embed,
     Embedded,
+    ForgetPrompt,
     GetCache,
     Outputs,
     Ready,
@@ -30,57 +30,67 @@ class _Outbox:
 
     def __init__(self, channel: Carrier[ToWorker]) -> None:
         self._channel = channel
-        self._deltas: list[Output] = []
-        self.under_way: set[str] = set()
+        self._outputs: list[Output] = []
+        self.running: set[str] = set()
 
     def put(self, output: Output) -> None:
         if output.finish_reason is not None:
-            self.under_way.discard(output.request_id)
-        if not self._deltas:
+            self.running.discard(output.request_id)
+        if not self._outputs:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._deltas.append(output)
+        self._outputs.append(output)
 
     def _flush(self) -> None:
-        outputs, self._deltas = tuple(self._deltas), []
+        outputs, self._outputs = tuple(self._outputs), []
         self._channel.send(Outputs(outputs))
 
     def put_vectors(self, vectors: EmbedOutput) -> None:
-        self.under_way.discard(vectors.request_id)
+        self.running.discard(vectors.request_id)
         self._channel.send(Embedded(vectors))
 
 
 async def serve(channel: Carrier[ToWorker], handler: RequestHandler) -> None:
-    """Announce the card of `handler`, again whenever it changes, and drive `handler` until the frontend is gone; then every request it had sent is aborted."""
+    """Serve one frontend until its connection ends; then abort every request it had sent.
+
+    The card of `handler` is announced at once, and again whenever it changes.
+    """
     outbox = _Outbox(channel)
     calls: set[asyncio.Task[None]] = set()
 
     def announce(card: ModelCard) -> None:
         channel.send(Ready(card))
 
-    handler.watch(announce)
+    def take(message: ToWorker) -> None:
+        match message:
+            case Submit(request):
+                outbox.running.add(request.id)
+                handler.generate(request, outbox.put)
+            case Embed(request):
+                outbox.running.add(request.id)
+                handler.embed(request, outbox.put_vectors)
+            case Cancel(request_id):
+                handler.abort(request_id)
+            case Boot():
+                raise ValueError("a worker is started once")
+            case ForgetPrompt(key):
+                handler.forget_prompt(key)
+            case WatchCache():
+                _watch_cache(channel, handler)
+            case (Call() | GetCache()) as question:
+                task = asyncio.create_task(_answer(channel, handler, question))
+                calls.add(task)
+                task.add_done_callback(calls.discard)
+
+    unwatch = handler.watch(announce)
     try:
         while True:
-            match await channel.receive():
-                case Submit(request):
-                    outbox.under_way.add(request.id)
-                    handler.generate(request, outbox.put)
-                case Embed(embed_request):
-                    outbox.under_way.add(embed_request.id)
-                    handler.embed(embed_request, outbox.put_vectors)
-                case Cancel(request_id):
-                    handler.abort(request_id)
-                case Boot():
-                    raise ValueError("a worker is started once")
-                case WatchCache():
-                    _watch_cache(channel, handler)
-                case (Call() | GetCache()) as question:
-                    task = asyncio.create_task(_answer(channel, handler, question))
-                    calls.add(task)
-                    task.add_done_callback(calls.discard)
+            # No name holds the last message: its rows may be large.
+            take(await channel.receive())
     except EOFError:
         return
     finally:
-        for request_id in tuple(outbox.under_way):
+        unwatch()
+        for request_id in tuple(outbox.running):
             handler.abort(request_id)
         for task in calls:
             task.cancel()

@@ -1,0 +1,103 @@
+"""The worker's end of direct connections: a listener, and a request handler behind each of them."""
+
+import asyncio
+import logging
+from typing import Any
+
+import msgspec
+
+from inlay.card import Address
+from inlay.digest import Secret
+from inlay.transport.api import RequestHandler
+from inlay.transport.connection import Connection
+from inlay.transport.embeds_cache import EmbedsCache
+from inlay.transport.listener import Listener
+from inlay.transport.memory import ReceiveMemory
+from inlay.transport.messages import ToWorker
+from inlay.transport.serve import serve
+from inlay.transport.tls import Identity
+
+log = logging.getLogger(__name__)
+
+RECEIVE_BYTES = 1 << 30
+"""Bytes of requests that are being received or used; what the cache keeps comes on top."""
+_CLOSE_SECONDS = 1.0
+_TICK_SECONDS = 60.0
+
+
+class Endpoint:
+    """Serves every frontend that connects.
+
+    Args:
+        handler: runs their requests.
+        secret: of the namespace.
+        identity: of the TLS server.
+        cache: of stored prompts; `cache.max_bytes` of memory is added for it.
+    """
+
+    def __init__(
+        self, handler: RequestHandler, secret: Secret, identity: Identity, cache: EmbedsCache
+    ) -> None:
+        self._handler = handler
+        self._cache = cache
+        self._fingerprint = identity.fingerprint
+        self._serving: dict[asyncio.Task[None], Connection[ToWorker]] = {}
+        self._ticking: asyncio.Task[None] | None = None
+        self._listener = Listener(
+            secret,
+            ToWorker,
+            ReceiveMemory(RECEIVE_BYTES + cache.max_bytes),
+            self._accepted,
+            tls=identity.context,
+            fingerprint=identity.fingerprint,
+            cache=cache,
+        )
+
+    async def open(self, host: str, bind: str, port: int) -> Address:
+        """Listen on TCP port `port` of `bind`, any free one for 0.
+
+        Returns:
+            The address to dial, with `host` for its name.
+
+        Raises:
+            OSError: it cannot listen there.
+        """
+        port = await self._listener.listen(bind, port)
+        self._ticking = asyncio.create_task(self._tick())
+        return Address(host, port, self._fingerprint)
+
+    def _accepted(self, connection: Connection[Any]) -> None:
+        task = asyncio.create_task(self._serve(connection))
+        self._serving[task] = connection
+        task.add_done_callback(self._serving.pop)
+
+    async def _serve(self, connection: Connection[ToWorker]) -> None:
+        try:
+            await serve(connection, self._handler)
+        except (ValueError, msgspec.MsgspecError) as error:
+            log.warning("a frontend is cut off, as it sent what is no message: %s", error)
+        finally:
+            connection.close()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_SECONDS)
+            self._cache.tick()
+
+    async def close(self) -> None:
+        """Listen no more, and close the connections after what was sent has left."""
+        self._listener.close()
+        if self._ticking is not None:
+            self._ticking.cancel()
+        tasks = dict(self._serving)
+        for connection in tasks.values():
+            connection.close()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
+        for task, connection in tasks.items():
+            connection.abort()
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+__all__ = ["RECEIVE_BYTES", "Endpoint"]

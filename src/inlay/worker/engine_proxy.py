@@ -1,0 +1,99 @@
+"""The engine process of a fleet's worker, as its supervising process sees it."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from inlay.card import ModelCard
+from inlay.errors import DeadlineExceededError, ErrorFrame, InlayError, OverloadedError
+from inlay.request import Command, Reply
+from inlay.routing import KvEvents
+from inlay.transport.link import Link
+from inlay.transport.local import LocalPlane
+
+log = logging.getLogger(__name__)
+
+NO_ENGINE = "the worker has no engine now"
+_GUARD_SECONDS = 1.0
+_CALL_SECONDS = 600.0
+"""Seconds after which a command ends that nobody waits for; a client waits less."""
+
+
+class EngineProxy:
+    """`inlay.transport.nats.worker.AnnouncedEngine` around whichever process a plane has now.
+
+    Args:
+        plane: of one worker, which may be another after a while.
+    """
+
+    def __init__(self, plane: LocalPlane) -> None:
+        self._plane = plane
+        self._link: Link | None = None
+        self._announce: Callable[[ModelCard], None] = lambda card: None
+        self._on_cache_events: Callable[[KvEvents], None] | None = None
+
+    def watch(self, announce: Callable[[ModelCard], None]) -> Callable[[], None]:
+        """Have `follow` call `announce` with each card."""
+        self._announce = announce
+
+        def unwatch() -> None:
+            self._announce = lambda card: None
+
+        return unwatch
+
+    def watch_cache(self, tell: Callable[[KvEvents], None]) -> None:
+        """As `CacheEventSource.watch_cache`, of every process there will be."""
+        self._on_cache_events = tell
+
+    async def follow(self, away: Callable[[], None]) -> None:
+        """Announce the cards of the process, and call `away` when it is gone, until cancelled."""
+        card: ModelCard | None = None
+        while True:
+            link = next(iter(self._plane.workers()), None)
+            if link is not self._link:
+                if self._link is not None:
+                    away()
+                self._link, card = link, None
+            if link is not None and link.card != card:
+                first, card = card is None, link.card
+                self._announce(card)
+                if first and card.kv_events and self._on_cache_events is not None:
+                    link.watch_cache(self._on_cache_events)
+            await self._plane.changed()
+
+    async def guard(self, kill: Callable[[], object], seconds: float) -> None:
+        """Call `kill` when the process has not answered for `seconds` (`inlay.liveness`).
+
+        Such a process stands still: its engine may take its time, what answers is another thread.
+        Runs until cancelled.
+        """
+        while True:
+            link = self._link
+            if link is not None:
+                try:
+                    await link.call(Command("stats"), seconds)
+                except DeadlineExceededError:
+                    log.error(
+                        "the worker's process has not answered for %g s: it is killed", seconds
+                    )
+                    kill()
+                except OverloadedError as error:
+                    log.debug("nothing to guard: %s", error.message)
+            await asyncio.sleep(_GUARD_SECONDS)
+
+    async def call(self, command: Command) -> Reply:
+        """Run a command; failures are a `Reply` with an error."""
+        try:
+            if self._link is None:
+                raise OverloadedError(NO_ENGINE, retry_after=1)
+            return await self._link.call(command, _CALL_SECONDS)
+        except InlayError as error:
+            return Reply(error=ErrorFrame.of(error))
+
+    def forget_prompt(self, key: str | None) -> None:
+        """As `RequestHandler.forget_prompt`; a process that comes later has no copies."""
+        if self._link is not None:
+            self._link.forget_prompt(key)
+
+
+__all__ = ["EngineProxy"]
