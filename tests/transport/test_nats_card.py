@@ -13,9 +13,8 @@ from inlay.transport.nats import worker as worker_module
 from inlay.transport.nats.cards import Cards
 from tests.models import tiny
 from tests.transport.conftest import nats_server
-from tests.transport.fleet import Fleet
+from tests.transport.fleet import SECRET, Fleet
 from tests.transport.nats_server import NatsServer
-from tests.transport.test_conformance import SECRET
 
 __all__ = ["nats_server"]
 
