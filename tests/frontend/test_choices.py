@@ -177,5 +177,5 @@ def test_a_request_that_failed_raises_what_the_worker_said() -> None:
         choice(DisplayOptions()).take([Output("w", 0, 0, finish_reason="error", error=frame)])
     with pytest.raises(EngineError):
         choice(DisplayOptions()).take([Output("w", 0, 0, finish_reason="error")])
-    with pytest.raises(OverloadedError, match="gave the request up"):
+    with pytest.raises(OverloadedError, match="aborted the request"):
         choice(DisplayOptions()).take([Output("w", 0, 0, finish_reason="abort")])

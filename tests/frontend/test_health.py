@@ -122,7 +122,7 @@ async def test_a_worker_that_says_nothing_for_too_long_is_not_well(
     found = judged(Seen("w", replace(engine.card, probe=old)))
     assert found.workers[0].state == "silent"
     assert found.error is not None
-    assert "has not told of its engine for 101 s" in found.error.message
+    assert "has not reported its engine's health for 101 s" in found.error.message
     asleep = judged(Seen("w", replace(engine.card, probe=old, asleep=1)))
     assert (asleep.status, asleep.workers[0].state) == ("ok", "asleep")
 

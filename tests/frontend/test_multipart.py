@@ -112,7 +112,7 @@ def test_the_standard_librarys_parser_reads_the_same() -> None:
     ("body", "phrase"),
     [
         (b"", "without its closing boundary"),
-        (body_of(), "not multipart/form-data as it should be: it has no part named 'request'"),
+        (body_of(), "not valid multipart/form-data: it has no part named 'request'"),
         (body_of(("request", b"{}"))[:-5], "without its closing boundary"),
         (b"preamble\r\n" + body_of(("request", b"{}")), "does not begin with its boundary"),
         (b"\r\n" + body_of(("request", b"{}")), "does not begin with its boundary"),

@@ -266,7 +266,7 @@ def test_another_attempt_tells_a_prompt_from_its_start() -> None:
 @pytest.mark.parametrize("start", [0, 3])
 def test_positions_that_are_not_next_are_an_engines_fault(start: int) -> None:
     scores = PromptScores(Prompt.of(Tokens([1, 2, 3])))
-    with pytest.raises(EngineError, match="told logprobs"):
+    with pytest.raises(EngineError, match="sent logprobs"):
         scores.take(piece(start, [[2]], [[-1.0]]))
 
 

@@ -145,9 +145,9 @@ def _routes() -> _Routes:
         """A server that waits for no thread, so that no event loop is needed."""
 
         async def prepare(
-            self, size: int, work: Callable[..., Any], *args: Any, **kwargs: Any
+            self, size: int, function: Callable[..., Any], *args: Any, **kwargs: Any
         ) -> Any:
-            return work(*args, **kwargs)
+            return function(*args, **kwargs)
 
     @dataclass(slots=True)
     class Kept(Call):

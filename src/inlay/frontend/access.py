@@ -1,4 +1,4 @@
-"""Who may use which operation, and for how long."""
+"""Authorisation of operations, request timeouts and session names."""
 
 import math
 
@@ -10,21 +10,21 @@ from inlay.frontend.server import Server
 from inlay.frontend.settings import FrontendSettings
 
 ADMIN_PORT = "inlay.admin_port"
-"""Key of a scope whose request came in on the admin port."""
+"""Key in the ASGI scope of a request that came through the admin port."""
 
 TIMEOUT_HEADER = b"x-request-timeout"
 SESSION_HEADER = b"x-session-id"
 
 _MAX_SESSION = 512
-"""Characters of a session's name."""
+"""Maximum characters of a session's name."""
 
 
 def caller_of(server: Server, operation: Operation, scope: Scope) -> Caller:
-    """Who asks for `operation`.
+    """Return the caller of `operation`.
 
     Raises:
-        AuthenticationError: a key is asked for, and there is none, or a wrong one.
-        PermissionDeniedError: an admin operation, and this is no admin.
+        AuthenticationError: a key is required, and it is missing, wrong or expired.
+        PermissionDeniedError: an admin operation, and the caller is not an admin.
     """
     if not is_admin(operation, server.settings):
         return (
@@ -41,19 +41,20 @@ def caller_of(server: Server, operation: Operation, scope: Scope) -> Caller:
                 f"{operation.path} is for admins: ask at the server's admin port"
             )
         raise PermissionDeniedError(
-            f"{operation.path} is for admins, and this server has none: start it with --admin-port, --admin-api-key, or "
-            "an admin key in --api-key-file"
+            f"{operation.path} is for admins, and this server has none: start it with "
+            "--admin-port, --admin-api-key, or an admin key in --api-key-file"
         )
     caller = server.keys.check(header(scope["headers"], b"authorization"))
     if not caller.admin:
         raise PermissionDeniedError(
-            f"{operation.path} is for admins; the API key may not use it. It takes an admin key, or the admin port"
+            f"{operation.path} is for admins; the API key may not use it. It takes an admin key, "
+            "or the admin port"
         )
     return caller
 
 
 def is_admin(operation: Operation, settings: FrontendSettings) -> bool:
-    """Whether an operation is for admins only."""
+    """Return True if an operation is for admins only."""
     if operation.path in ("/metrics", "/load"):
         return not settings.metrics_public
     if operation.path == "/tokenizer_info":
@@ -62,9 +63,8 @@ def is_admin(operation: Operation, settings: FrontendSettings) -> bool:
 
 
 def _check_no_page(headers: Headers) -> None:
-    # Where a port is all the right one needs, any page open in a browser beside it would have that
-    # right. Browsers send one of these with every request that can do something; tools send
-    # neither.
+    # The admin port needs no key, so any web page open in a browser on this machine could use it.
+    # Browsers send one of these headers with every request that has an effect; tools send neither.
     if header(headers, b"origin") is not None or header(headers, b"sec-fetch-site") not in (
         None, b"none", b"same-origin",
     ):  # fmt: skip
@@ -72,7 +72,7 @@ def _check_no_page(headers: Headers) -> None:
 
 
 def timeout_of(headers: Headers, settings: FrontendSettings) -> float | None:
-    """Seconds a request may take: the client's wish, within the server's bound.
+    """Seconds a request may take: the client's value, bounded by the server's.
 
     Raises:
         InvalidRequestError: the header is not a number of seconds.
@@ -87,7 +87,8 @@ def timeout_of(headers: Headers, settings: FrontendSettings) -> float | None:
         asked = math.nan
     if not (0 < asked < math.inf):
         raise InvalidRequestError(
-            f"X-Request-Timeout must be a number of seconds, more than 0, got {value[:40].decode('latin-1')!r}",
+            "X-Request-Timeout must be a number of seconds, more than 0, got "
+            f"{value[:40].decode('latin-1')!r}",
             param="X-Request-Timeout",
         )
     return asked if bound is None else min(asked, bound)
@@ -96,9 +97,9 @@ def timeout_of(headers: Headers, settings: FrontendSettings) -> float | None:
 def session_of(
     headers: Headers, session_id: str | None, prompt_cache_key: str | None, tenant: str
 ) -> str | None:
-    """The session a request belongs to, apart from all other tenants'; None where it names none.
+    """Name of a request's session, prefixed by its tenant; None if the request names none.
 
-    The body's word goes first.
+    Fields of the body take precedence over the header.
 
     Raises:
         InvalidRequestError: the name is empty or too long.

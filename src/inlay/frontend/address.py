@@ -1,4 +1,4 @@
-"""Addresses a server listens on."""
+"""Sockets for the addresses a server listens on."""
 
 from errno import EACCES, EADDRINUSE
 from socket import AI_PASSIVE, SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET, getaddrinfo, socket
@@ -7,16 +7,16 @@ from inlay.errors import InvalidRequestError
 
 
 def bound(host: str, port: int, *, options: str = "") -> socket:
-    """A socket that is bound to an address, and does not listen yet.
+    """Return a socket that is bound to an address and does not listen yet.
 
     Args:
         host: a name or an address.
-        port: 0 for any that is free.
-        options: what the options of both begin with behind `--`: "admin-" for `--admin-host` and
+        port: 0 for a free port.
+        options: prefix of both options behind `--`: "admin-" for `--admin-host` and
             `--admin-port`.
 
     Raises:
-        InvalidRequestError: it cannot be had; the message says why, and which option takes another.
+        InvalidRequestError: it cannot be bound; the message names the reason and the option.
     """
     try:
         family, kind, protocol, _, address = getaddrinfo(
@@ -39,7 +39,7 @@ def bound(host: str, port: int, *, options: str = "") -> socket:
 
 
 def check_address(host: str, port: int, *, options: str = "") -> None:
-    """Say now, before a model is loaded for it, that an address cannot be listened on.
+    """Check that an address can be bound, before a model is loaded.
 
     Arguments and errors as `bound`'s.
     """

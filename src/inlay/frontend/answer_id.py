@@ -1,4 +1,4 @@
-"""The `id` of an answer: drawn, or as the request names itself in vLLM's `request_id`."""
+"""The `id` of an answer: random, or from vLLM's request field `request_id`."""
 
 import re
 import uuid
@@ -10,16 +10,17 @@ _VISIBLE = re.compile(r"[!-~]{1,128}")
 
 
 def answer_id(prefix: str, request_id: str | None) -> str:
-    """`prefix` and the request's name for itself, or a drawn one.
+    """Return `prefix` followed by `request_id`, or by a random id.
 
     Raises:
-        InvalidRequestError: the name is not 1 to 128 visible ASCII characters.
+        InvalidRequestError: `request_id` is not 1 to 128 visible ASCII characters.
     """
     if request_id is None:
         return f"{prefix}{uuid.uuid4().hex}"
     if _VISIBLE.fullmatch(request_id) is None:
         raise InvalidRequestError(
-            f"request_id must have 1 to 128 visible ASCII characters, got {shown_value(request_id)}",
+            "request_id must have 1 to 128 visible ASCII characters, got "
+            f"{shown_value(request_id)}",
             param="request_id",
         )
     return prefix + request_id

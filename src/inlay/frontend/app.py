@@ -1,4 +1,4 @@
-"""The ASGI app: who asks, which endpoint, and what becomes of errors."""
+"""ASGI app: routing, authentication, and errors as responses."""
 
 import asyncio
 import logging
@@ -89,7 +89,7 @@ _log = logging.getLogger(__name__)
 _request_id = re.compile(rb"[\x21-\x7e]{1,128}")
 _NO_SNIFF = (b"x-content-type-options", b"nosniff")
 _KEPT_ALIVE = 64 * 1024
-"""Bytes of a refused body that are read for the sake of the connection; over them it is closed."""
+"""Bytes of a refused body that are read to keep the connection; a longer body closes it."""
 
 
 async def _openapi(call: Call) -> None:
@@ -115,119 +115,140 @@ _ROUTES: tuple[tuple[Operation, Handler], ...] = (
     ),
     (
         Operation(
-            "POST", "/v1/responses", "Answer items, which may hold embeddings, without keeping any state.",
+            "POST", "/v1/responses", "Answer items, which may hold embeddings. Stateless.",
             ResponsesRequest, Response, StreamEvent, multipart=True,
         ),
         responses,
     ),
     (
         Operation(
-            "POST", "/v1/embeddings", "The embeddings of texts, ids, chats or rows.",
+            "POST", "/v1/embeddings", "Embeddings of texts, ids, chats or prompt_embeds.",
             EmbeddingRequest, EmbeddingResponse, multipart=True,
         ),
         embeddings,
     ),
     (
         Operation(
-            "POST", "/pooling", "What the model pools of texts, ids, chats or rows: embeddings or classes.",
+            "POST", "/pooling", "Embeddings or classes of the same inputs, in vLLM's form.",
             PoolingRequest, PoolingResponse, multipart=True,
         ),
         pooling,
     ),
     (
         Operation(
-            "POST", "/classify", "The probabilities of classes.", ClassificationRequest, ClassificationResponse,
+            "POST", "/classify", "Class probabilities of texts.",
+            ClassificationRequest, ClassificationResponse,
         ),
         classify,
     ),
-    (Operation("POST", "/v1/score", "How well texts go together, pair by pair.", ScoreRequest, ScoreResponse), score),
+    (Operation("POST", "/v1/score", "Similarity scores of pairs of texts.",
+        ScoreRequest, ScoreResponse), score),
     (Operation("POST", "/score", "As /v1/score.", ScoreRequest, ScoreResponse), score),
-    (Operation("POST", "/v1/rerank", "Documents by how well they fit a query.", RerankRequest, RerankResponse), rerank),
-    (Operation("POST", "/v2/rerank", "As /v1/rerank, where Cohere's clients ask.", RerankRequest, RerankResponse), rerank),
+    (Operation("POST", "/v1/rerank", "Documents ranked by relevance to a query.",
+        RerankRequest, RerankResponse), rerank),
+    (Operation("POST", "/v2/rerank", "As /v1/rerank, at the path of Cohere's clients.",
+        RerankRequest, RerankResponse), rerank),
     (Operation("POST", "/rerank", "As /v1/rerank.", RerankRequest, RerankResponse), rerank),
     (
         Operation(
-            "POST", "/v1/prompt_embeds", "Store embeddings, raw (application/octet-stream) or in JSON.",
+            "POST", "/v1/prompt_embeds", "Store embeddings: octet-stream, or base64 in JSON.",
             UploadRequest, PromptEmbeds, octets=True,
         ),
         uploads.upload,
     ),
     (
-        Operation("POST", "/v1/prompt_embeds/{id}/pin", "Keep stored embeddings, or let them expire again.", PinRequest, PromptEmbeds),
+        Operation("POST", "/v1/prompt_embeds/{id}/pin", "Pin or unpin stored embeddings.",
+            PinRequest, PromptEmbeds),
         uploads.pin,
     ),
-    (Operation("GET", "/v1/prompt_embeds/{id}", "What is known of stored embeddings.", None, PromptEmbeds), uploads.show),
-    (Operation("DELETE", "/v1/prompt_embeds/{id}", "Delete stored embeddings.", None, PromptEmbedsDeleted), uploads.delete),
+    (Operation("GET", "/v1/prompt_embeds/{id}", "Metadata of stored embeddings.",
+        None, PromptEmbeds), uploads.show),
+    (Operation("DELETE", "/v1/prompt_embeds/{id}", "Delete stored embeddings.",
+        None, PromptEmbedsDeleted), uploads.delete),
     (Operation("GET", "/v1/models", "All models.", None, ModelList), models.list_models),
     (Operation("GET", "/v1/models/{id}", "One model.", None, ModelEntry), models.one_model),
-    (Operation("POST", "/tokenize", "Text or a chat to ids.", TokenizeRequest, TokenizeResponse), tokenize.tokenize),
-    (Operation("POST", "/detokenize", "Ids to text.", DetokenizeRequest, DetokenizeResponse), tokenize.detokenize),
+    (Operation("POST", "/tokenize", "Token ids of a text or a chat.",
+        TokenizeRequest, TokenizeResponse), tokenize.tokenize),
+    (Operation("POST", "/detokenize", "Text of token ids.",
+        DetokenizeRequest, DetokenizeResponse), tokenize.detokenize),
     (
         Operation(
-            "POST", "/reset_prefix_cache", "Have every worker forget what it has cached of prompts.",
+            "POST", "/reset_prefix_cache", "Clear the prefix cache of every worker.",
             None, CacheReset, admin=True,
         ),
         admin.reset_prefix_cache,
     ),
     (
-        Operation("POST", "/clear_kv_blocks", "As /reset_prefix_cache.", None, CacheReset, admin=True),
+        Operation("POST", "/clear_kv_blocks", "As /reset_prefix_cache.",
+            None, CacheReset, admin=True),
         admin.reset_prefix_cache,
     ),
     (
-        Operation("POST", "/sleep", "Have workers give their memory back: `level`, `mode`, `wait`, `model`.", None, Asleep, admin=True),
+        Operation("POST", "/sleep", "Put workers to sleep: `level`, `mode`, `wait`, `model`.",
+            None, Asleep, admin=True),
         admin.sleep,
     ),
     (
-        Operation("POST", "/wake_up", "Wake workers, or of them what `tags` name: weights, kv_cache.", None, Awake, admin=True),
+        Operation("POST", "/wake_up", "Wake workers, or only the `tags` weights or kv_cache.",
+            None, Awake, admin=True),
         admin.wake_up,
     ),
-    (Operation("GET", "/is_sleeping", "Whether a worker sleeps.", None, IsSleeping, admin=True), admin.is_sleeping),
+    (Operation("GET", "/is_sleeping", "Sleep level of each worker.",
+        None, IsSleeping, admin=True), admin.is_sleeping),
     (
         Operation(
-            "POST", "/v1/load_lora_adapter", "Load an adapter, which is a model of its own from then on.",
+            "POST", "/v1/load_lora_adapter", "Load an adapter and serve it as a model.",
             LoadLoraAdapterRequest, admin=True,
         ),
         adapters.load_lora_adapter,
     ),
     (
         Operation(
-            "POST", "/v1/unload_lora_adapter", "Unload an adapter once its running requests have ended.",
+            "POST", "/v1/unload_lora_adapter", "Unload an adapter after its running requests.",
             UnloadLoraAdapterRequest, admin=True,
         ),
         adapters.unload_lora_adapter,
     ),
-    (Operation("GET", "/v1/loras", "All adapters on all workers.", None, AdapterList, admin=True), adapters.list_loras),
-    (Operation("GET", "/live", "Whether the process answers.", None, Status, open=True), health.live),
-    (Operation("GET", "/ready", "Whether requests are taken.", None, Status, open=True), health.ready),
-    (Operation("GET", "/health", "How the workers' engines are.", None, Health, open=True), health.health),
-    (Operation("GET", "/ping", "As /health, where SageMaker asks.", None, Health, open=True), health.health),
-    (Operation("POST", "/ping", "As /health, where SageMaker asks.", None, Health, open=True), health.health),
-    (Operation("GET", "/load", "How many requests are under way.", None, info.Load, open=True), info.load),
+    (Operation("GET", "/v1/loras", "All adapters on all workers.",
+        None, AdapterList, admin=True), adapters.list_loras),
+    (Operation("GET", "/live", "Liveness probe: the process answers.",
+        None, Status, open=True), health.live),
+    (Operation("GET", "/ready", "Readiness probe: requests are accepted.",
+        None, Status, open=True), health.ready),
+    (Operation("GET", "/health", "Health of the workers' engines.",
+        None, Health, open=True), health.health),
+    (Operation("GET", "/ping", "As /health, at SageMaker's path.",
+        None, Health, open=True), health.health),
+    (Operation("POST", "/ping", "As /health, at SageMaker's path.",
+        None, Health, open=True), health.health),
+    (Operation("GET", "/load", "Number of running requests.",
+        None, info.Load, open=True), info.load),
     (
         Operation(
             "GET", "/tokenizer_info",
-            "The tokenizer's configuration; admin unless the server has --enable-tokenizer-info-endpoint.",
+            "Tokenizer configuration; admin without --enable-tokenizer-info-endpoint.",
             None, dict[str, Any],
         ),
         info.tokenizer_info,
     ),
     (
-        Operation("GET", "/server_info", "Settings, models and machine.", None, dict[str, Any], admin=True),
+        Operation("GET", "/server_info", "Settings, models and machine.",
+            None, dict[str, Any], admin=True),
         info.server_info,
     ),
     (Operation("GET", "/version", "inlay's version.", None, Version, open=True), health.version),
-    (Operation("GET", "/metrics", "What is counted, for Prometheus.", open=True), health.exposition),
-    (Operation("GET", "/openapi.json", "This description.", open=True), _openapi),
-    (Operation("GET", "/docs", "This description, to be read.", open=True), pages.docs),
-    (Operation("GET", "/", "Where to begin.", open=True), pages.home),
+    (Operation("GET", "/metrics", "Prometheus metrics.", open=True), health.exposition),
+    (Operation("GET", "/openapi.json", "OpenAPI description.", open=True), _openapi),
+    (Operation("GET", "/docs", "API reference as a page.", open=True), pages.docs),
+    (Operation("GET", "/", "Start page.", open=True), pages.home),
 )  # fmt: skip
 
 OPERATIONS = tuple(operation for operation, _ in _ROUTES)
-"""Every operation served, as `/openapi.json` describes it."""
+"""All operations, as `/openapi.json` describes them."""
 
 
 class _Endpoint:
-    """What one path does for each method."""
+    """The handlers of one path, by method."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -260,7 +281,7 @@ class _Endpoint:
 
 
 async def _in_time(call: Call, handler: Handler) -> None:
-    """Run `handler`. Raises `DeadlineExceededError` when the call's time is up before it answers."""
+    """Run `handler`. Raises `DeadlineExceededError` if the call's time is up before it answers."""
     call.clock = asyncio.timeout(call.remaining)
     try:
         async with call.clock:
@@ -294,10 +315,10 @@ async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class App:
-    """The ASGI app of a frontend, as `build_app` makes it.
+    """ASGI app of a frontend, made by `build_app`.
 
     Attributes:
-        server: what its endpoints share.
+        server: state that its endpoints share.
     """
 
     def __init__(self, server: Server) -> None:
@@ -306,7 +327,7 @@ class App:
         self._route = PathRouter(_PATHS, redirect_slashes=False, default=_no_route)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; see the ASGI specification. What is not HTTP is not answered."""
+        """Answer one HTTP request; see the ASGI specification. Other scopes are ignored."""
         if scope["type"] == "http":
             await self._answer(scope, receive, send)
 
@@ -354,13 +375,13 @@ class App:
             if not isinstance(failed, ClientGone):
                 server.metrics.answered(route, status)
             log_request(call, route, status, failed or call.failed)
-            # An error holds the frames it went through, this one and the request's among them: kept
-            # here, all of them would live, uncounted, until a collection finds them.
+            # An error holds the frames it passed through, with the request's memory. Kept here,
+            # they would live, uncounted, until the garbage collector finds them.
             failed = call.failed = None
 
 
 async def _refuse(call: Call, error: InlayError) -> None:
-    """Answer with an error, and take what is left of the body off the connection so that the client sees it."""
+    """Answer with an error, and read the rest of the body so that the client sees the answer."""
     headers = call.scope["headers"]
     body = error_json(error)
     own = [
@@ -389,15 +410,15 @@ def build_app(
     store: PromptStore | StoredPrompts | None = None,
     tracing: Tracing | None = None,
 ) -> App:
-    """The HTTP side of inlay, as an ASGI app.
+    """Return the HTTP server as an ASGI app.
 
     Args:
-        router: knows the models and takes requests; its plane is started and closed by the caller.
+        router: finds models and sends requests; the caller starts and closes its plane.
         settings: of the frontend.
-        secret: of the namespace; row digests are made with it, so it must be the workers' own.
-        store: of uploaded embeddings, made with the same secret and closed with the app; None where
-            there are no references.
-        tracing: makes spans, closed with the app; None for none.
+        secret: of the namespace, for row digests; the workers must have the same.
+        store: store of uploaded embeddings, made with the same secret and closed with the app;
+            None disables references.
+        tracing: makes spans, closed with the app; None for no spans.
 
     Raises:
         InvalidRequestError: a file named in the settings cannot be read.

@@ -1,7 +1,6 @@
-"""Which web pages may call the API from a browser (the Fetch standard's CORS protocol).
+"""CORS: web pages that may call the API from a browser (Fetch standard).
 
-Keys travel in a header a page has to set itself, so nothing here ever allows cookies or the like,
-and `*` is safe.
+Keys are sent in a header that a page has to set itself. Cookies are never allowed, so `*` is safe.
 """
 
 from collections.abc import Sequence
@@ -17,10 +16,10 @@ _MAX_AGE = b"600"
 
 
 class Cors:
-    """The origins that are allowed.
+    """The allowed origins.
 
     Args:
-        origins: exact ones, or `*` for all; none means that no page may call.
+        origins: exact origins, or `*` for all; empty allows no page.
     """
 
     def __init__(self, origins: Sequence[str]) -> None:
@@ -28,7 +27,7 @@ class Cors:
         self._origins = {origin.encode() for origin in origins}
 
     def headers(self, request: Headers) -> HeaderList:
-        """What is added to an answer."""
+        """Return the CORS headers of a response."""
         if not self._origins:
             return []
         if self._all:
@@ -46,9 +45,9 @@ class Cors:
         return added
 
     def preflight(self, method: str, request: Headers) -> HeaderList | None:
-        """What is answered to a browser that asks before it sends.
+        """Return the headers that answer a browser's preflight request.
 
-        None when this is no such question, or is not allowed.
+        None if this is no preflight request, or the origin is not allowed.
         """
         origin = header(request, b"origin")
         asked = header(request, b"access-control-request-method")
@@ -62,6 +61,6 @@ class Cors:
         ]
         wanted = header(request, b"access-control-request-headers")
         if wanted is not None:
-            # Any header is as good as another: none of them is trusted for coming from a page.
+            # Any header is allowed: none is trusted because it comes from a page.
             allowed.append((b"access-control-allow-headers", wanted))
         return allowed

@@ -1,10 +1,9 @@
-"""From errors to answers.
+"""Errors as HTTP responses.
 
-One place where an `InlayError`, or a parser's, becomes a status and a body.
+The one place where an `InlayError`, or an error of the JSON parser, becomes a status and a body.
 
-Four errors belong to HTTP alone and never cross the plane: `BodyTimeoutError` (408),
-`MethodNotAllowedError` (405), `TransferCodingError` (501) and `ClientGone`, which no one is left to
-be told.
+Four errors belong to HTTP alone and never cross the transport: `BodyTimeoutError` (408),
+`MethodNotAllowedError` (405), `TransferCodingError` (501) and `ClientGone`, which gets no answer.
 """
 
 import math
@@ -23,17 +22,17 @@ from inlay.errors import (
 )
 
 MAX_TEXT = 2000
-"""Characters of an error's message, or of its param, at most."""
+"""Maximum characters of an error's message, and of its param."""
 
 HOW_TO_SEND = (
     "send base64 of a tensor file, or name what was sent with ref or part (see docs/api.md)"
 )
-"""Advice to who has sent something else as embeddings."""
+"""Advice in the error for embeddings that are sent in another form."""
 
 _tensor_data = re.compile(r"(?:.*\.)?data|prompt_embeds(?:\[[^\]]*\])*")
 _PART = (
-    "a part is an object with type 'text' and text, with type 'token_ids' and token_ids, or with type 'prompt_embeds' and one of "
-    "data, ref and part"
+    "a part is an object with type 'text' and text, with type 'token_ids' and token_ids, or with "
+    "type 'prompt_embeds' and one of data, ref and part"
 )
 _part_of_prompt = re.compile(r"prompt(?:\[[^\]]*\])+(?:\.type)?")
 _encoder = msgspec.json.Encoder()
@@ -41,24 +40,24 @@ _path = re.compile(r"^(?P<what>.*) - at `(?:key in )?\$\.?(?P<path>[^`]*)`$", re
 
 
 class BodyTimeoutError(InlayError):
-    """The body came too slowly."""
+    """The body arrived too slowly."""
 
     status = 408
     type = "timeout_error"
 
 
 class TransferCodingError(InlayError):
-    """The body is transferred in a coding other than chunked."""
+    """The body has a transfer coding other than chunked."""
 
     status = 501
     type = "invalid_request_error"
 
 
 class MethodNotAllowedError(InlayError):
-    """The route exists, not for this method.
+    """The route exists, but not for this method.
 
     Attributes:
-        allowed: the methods it has.
+        allowed: methods of the route.
     """
 
     status: ClassVar[int] = 405
@@ -72,13 +71,13 @@ class MethodNotAllowedError(InlayError):
 
 
 class ClientGone(Exception):
-    """The client has closed the connection: stop, and answer nothing."""
+    """The client has closed the connection; there is nobody to answer."""
 
 
 def shown(error: InlayError) -> ErrorBody:
-    """An error as clients see it.
+    """Return an error as clients see it.
 
-    What its message quotes of the request is cut, or a large body would come back whole.
+    A long message is cut, or a large quoted body would be sent back whole.
     """
     body = error.body()
     return msgspec.structs.replace(
@@ -87,7 +86,7 @@ def shown(error: InlayError) -> ErrorBody:
 
 
 def error_json(error: InlayError) -> bytes:
-    """`{"error": {...}}`."""
+    """Return `{"error": {...}}` as JSON."""
     return _encoder.encode(ErrorResponse(shown(error)))
 
 
@@ -98,7 +97,7 @@ def _cut(text: str) -> str:
 
 
 def error_headers(error: InlayError) -> list[tuple[bytes, bytes]]:
-    """The headers an error brings: `Retry-After`, `Allow`, `WWW-Authenticate`."""
+    """Return the headers of an error: `Retry-After`, `Allow`, `WWW-Authenticate`."""
     headers: list[tuple[bytes, bytes]] = []
     if error.retry_after is not None:
         headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after))).encode()))
@@ -110,12 +109,12 @@ def error_headers(error: InlayError) -> list[tuple[bytes, bytes]]:
 
 
 def internal_error(request_id: str) -> EngineError:
-    """What clients see of a fault in the server: its request id, for whoever reads the log."""
+    """Return the error for a fault in the server; it names the request id that the log has."""
     return EngineError(f"Internal error; the server's log has it under request id {request_id}.")
 
 
 def from_parser(error: Exception) -> InvalidRequestError:
-    """What the JSON parser said, with the field it said it of as `param`."""
+    """Return an error of the JSON parser as a 400, with the field as `param`."""
     if isinstance(error, RecursionError):
         return InvalidRequestError("The body is nested too deeply.")
     text = str(error)
@@ -129,7 +128,5 @@ def from_parser(error: Exception) -> InvalidRequestError:
         return InvalidRequestError(f"{path or 'the body'}: {what}{how}", param=path or None)
     if isinstance(error, msgspec.ValidationError):
         missing = re.search(r"required field `([^`]+)`", text)
-        return InvalidRequestError(
-            f"The body is not as it should be: {text}", param=missing and missing[1]
-        )
+        return InvalidRequestError(f"Invalid request body: {text}", param=missing and missing[1])
     return InvalidRequestError(f"The body is not valid JSON: {text}")

@@ -1,4 +1,4 @@
-"""The description of the API, made from the types that parse it."""
+"""OpenAPI description, made from the types that parse requests."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,20 +16,19 @@ _REF = "#/components/schemas/{name}"
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One method of a route, for those who read about it.
+    """One method of a route.
 
     Attributes:
         method: upper case.
-        path: with `{name}` for parameters.
-        summary: one line.
+        path: path, with `{name}` for parameters.
+        summary: description in one line.
         request: type of the body, or None.
         response: type of the answer, or None where it is not JSON.
         event: type, or union of types, of a stream's events; None where there is no stream.
-        multipart: the body may also be a form, whose part `request` is that type, with files beside
-            it.
-        octets: the body may also be a file as it is.
-        open: no API key is asked for.
-        admin: only for those who run the server.
+        multipart: the body may also be a form: a part `request` of that type, and files.
+        octets: the body may also be a raw file.
+        open: no API key is required.
+        admin: for admins only.
     """
 
     method: str
@@ -78,7 +77,7 @@ def _responses(operation: Operation, schemas: dict[Any, dict[str, Any]]) -> dict
 
 
 def describe(operations: Iterable[Operation], version: str) -> dict[str, Any]:
-    """An OpenAPI 3.1 document of `operations`."""
+    """Return an OpenAPI 3.1 document of `operations`."""
     listed = tuple(operations)
     types = {
         kind
@@ -127,5 +126,5 @@ def describe(operations: Iterable[Operation], version: str) -> dict[str, Any]:
 
 @cache
 def document(operations: tuple[Operation, ...], version: str) -> bytes:
-    """`describe` as JSON."""
+    """Return the result of `describe` as JSON."""
     return msgspec.json.encode(describe(operations, version))

@@ -1,7 +1,4 @@
-"""What the routes that take embeddings read.
-
-A tensor file as it is, or a request and the files it comes with.
-"""
+"""Reading requests that may hold embeddings: JSON, multipart, or a raw tensor file."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,12 +33,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest(Generic[T]):
-    """A request as it came.
+    """A request after parsing.
 
     Attributes:
         parsed: its JSON.
         size: bytes of its body.
-        parts: the files it came with, by name; None where it came alone.
+        parts: files of a multipart body, by name; None for a JSON body.
     """
 
     parsed: Parsed[T]
@@ -52,16 +49,15 @@ class ParsedRequest(Generic[T]):
 async def read_request(
     call: Call, decoder: msgspec.json.Decoder[T], tensors_in: Callable[[T], Sequence[str]]
 ) -> ParsedRequest[T]:
-    """A request with all it came with, JSON or multipart.
+    """Read a request with its files, JSON or multipart.
 
     Args:
-        call: whose.
+        call: the HTTP request.
         decoder: of the request's type.
-        tensors_in: as `inlay.frontend.bodies.base64_extractor.parse` takes it.
+        tensors_in: as in `inlay.frontend.bodies.base64_extractor.parse`.
 
     Raises:
-        InvalidRequestError: not the JSON that was asked for, or not the multipart body it is said
-            to be.
+        InvalidRequestError: not JSON of the expected type, or not a valid multipart body.
         EmbeddingsError: tensor data over the limit.
         InlayError: as `inlay.frontend.bodies.body.receive_body`.
     """
@@ -92,7 +88,7 @@ async def read_request(
 
 
 async def read_json(call: Call, decoder: msgspec.json.Decoder[T], *, empty: T | None = None) -> T:
-    """A request that is JSON and brings no embeddings; `empty` where there is no body.
+    """Read a request that is JSON without embeddings; `empty` if there is no body.
 
     Raises as `read_request`.
     """
@@ -137,10 +133,10 @@ async def _read_form(call: Call, media: ContentType) -> Form:
 
 
 async def read_tensor(call: Call) -> Buffer:
-    """A body that is a tensor file.
+    """Read a body that is a tensor file.
 
     Raises:
-        EmbeddingsError: over the limit of one; told from Content-Length before anything is read.
+        EmbeddingsError: over the limit; from Content-Length, before anything is read.
         BodyTooLargeError: over the limit of bodies.
         InlayError: as `inlay.frontend.bodies.body.receive_body`.
     """
@@ -158,7 +154,7 @@ async def read_tensor(call: Call) -> Buffer:
     if whole is not None:
         call.body_read = True
         return Buffer(whole)
-    # Allocated at the first byte: by then the size that was declared has been checked.
+    # Allocated at the first byte: by then the declared size has been checked.
     memory: Memory | None = None
 
     def take(piece: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What a URL says after its question mark."""
+"""Query parameters of a URL."""
 
 from urllib.parse import parse_qs
 
@@ -9,10 +9,10 @@ _FIELDS = 16
 
 
 def query_of(call: Call, *names: str) -> dict[str, list[str]]:
-    """The values of each of the `names` that were given.
+    """Return the values of the parameters `names`, as far as they are given.
 
     Raises:
-        InvalidRequestError: the query cannot be read, or says something else.
+        InvalidRequestError: the query cannot be parsed, or has another parameter.
     """
     query: bytes = call.scope.get("query_string", b"")
     try:

@@ -1,6 +1,6 @@
-"""What errors quote of a request.
+"""Values of a request as error messages quote them.
 
-Short, made in no time whatever it is, and never its texts in full.
+A quote is short, costs little whatever the value is, and never holds a long text in full.
 """
 
 from collections.abc import Mapping
@@ -8,14 +8,14 @@ from collections.abc import Mapping
 import msgspec
 
 _CHARACTERS = 60
-"""Of a client's value."""
+"""Maximum characters of a quoted value."""
 _KEYS = 8
-"""Of a client's object that are named, each of up to `_KEY` characters."""
+"""Maximum number of keys of an object that are named, each of up to `_KEY` characters."""
 _KEY = 40
 
 
 def shown_value(value: object) -> str:
-    """A client's value; of an object its keys."""
+    """Return a client's value in short form; of an object, its keys."""
     if isinstance(value, str):
         return repr(value[:_CHARACTERS]) + ("..." if len(value) > _CHARACTERS else "")
     if isinstance(value, Mapping):
@@ -26,9 +26,9 @@ def shown_value(value: object) -> str:
 
 
 def shown_at(value: Mapping[str, object], key: str) -> str:
-    """What a client's object has at `key`.
+    """Return the value of a client's object at `key` in short form.
 
-    Where that is nothing, the keys it has, of which one may be meant.
+    If the key is missing, name the keys the object has: one may be a misspelling.
     """
     if key in value:
         return shown_value(value[key])

@@ -1,4 +1,4 @@
-"""Stored prompts in requests: references to rows."""
+"""References to stored prompts in requests."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,15 +15,15 @@ from inlay.store import StoredPrompt, StoredPrompts
 from inlay.tensors.tensor import quoted
 
 SWEEP_SECONDS = 10.0
-"""How often the store is looked through for what has expired."""
+"""Interval at which expired prompts are removed from the store."""
 
 
 def store_for(call: Call) -> StoredPrompts:
-    """The store.
+    """Return the store of uploaded embeddings.
 
     Raises:
-        InvalidRequestError: this server takes no embeddings.
-        NotFoundError: it stores none.
+        InvalidRequestError: this server accepts no embeddings.
+        NotFoundError: this server has no store.
     """
     server = call.server
     server.embeds.require_enabled()
@@ -35,16 +35,16 @@ def store_for(call: Call) -> StoredPrompts:
 async def embeddings_of(
     call: Call, incoming: ParsedRequest[Any], sources: Sequence[TensorSource], card: ModelCard
 ) -> Embeddings:
-    """All embeddings of a request.
+    """Return the embeddings of a request.
 
     Args:
-        call: whose.
-        incoming: the request.
-        sources: where it says that rows come from.
+        call: the HTTP request.
+        incoming: the parsed request.
+        sources: sources of embeddings that the request names.
         card: of the model.
 
     Raises:
-        InvalidRequestError: a part of the body that nothing in the request names.
+        InvalidRequestError: the body has a part that the request does not name.
         InlayError: as `stored_rows`.
     """
     limits, parts = call.server.embeds.limits, incoming.parts
@@ -68,21 +68,21 @@ async def embeddings_of(
 async def stored_rows(
     call: Call, sources: Sequence[TensorSource], card: ModelCard
 ) -> dict[str, tuple[Rows, ...]]:
-    """The rows of every reference among `sources`, by id.
+    """Return the rows of every reference among `sources`, by id.
 
-    Those a model has used before are looked up, not computed.
+    Rows that this model has used before are looked up, not computed again.
 
     Args:
-        call: whose.
-        sources: of its request.
+        call: the HTTP request.
+        sources: sources of embeddings that the request names.
         card: of the model.
 
     Raises:
         EmbeddingsError: not acceptable for the model.
         InvalidRequestError: a source that is not exactly one string.
         NotFoundError: no such stored prompt, or not the caller's.
-        BodyTooLargeError: they are more than one request may have.
-        OverloadedError: what must be read for them is over the budget.
+        BodyTooLargeError: they are over the limit of one request.
+        OverloadedError: reading them would exceed the memory budget.
     """
     wanted: dict[str, str] = {}
     for source in sources:
@@ -108,7 +108,7 @@ async def stored_rows(
 
 
 async def sweep(store: StoredPrompts) -> None:
-    """Remove what has expired, from time to time, until cancelled."""
+    """Remove expired prompts at intervals, until cancelled."""
     while True:
         await asyncio.sleep(SWEEP_SECONDS)
         await store.sweep()

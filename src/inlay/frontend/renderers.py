@@ -1,4 +1,4 @@
-"""The renderer of each model, loaded at first use."""
+"""Renderers of the models, loaded at first use."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ class _Key(NamedTuple):
 
 
 class Renderers:
-    """Renderers by model directory. Loading happens in a thread, once, whoever asks.
+    """Renderers by model directory. Each is loaded once, in a thread.
 
     Args:
         chat_template: a template that replaces the models' own, as `read_template` takes it, or
@@ -32,9 +32,9 @@ class Renderers:
         self._loading: dict[_Key, asyncio.Task[Renderer]] = {}
 
     async def of(self, card: ModelCard) -> Renderer:
-        """The renderer of the model of `card`.
+        """Return the renderer of the model of `card`.
 
-        Raises `EngineError` when its directory has no usable tokenizer here; the log says why.
+        Raises `EngineError` if its directory has no usable tokenizer here; the log says why.
         """
         key = _Key(card.path, card.limits.max_model_len)
         renderer = self._loaded.get(key)
@@ -45,7 +45,7 @@ class Renderers:
             task = asyncio.create_task(asyncio.to_thread(self._load, key))
             self._loading[key] = task
             task.add_done_callback(lambda _: self._loading.pop(key, None))
-        # Shielded: one waiter that leaves must not take the others' renderer with it.
+        # Shielded: other waiters still need the renderer when one of them leaves.
         renderer = await asyncio.shield(task)
         self._loaded[key] = renderer
         return renderer
@@ -56,18 +56,18 @@ class Renderers:
                 key.path, chat_template=self._template, max_positions=key.max_positions
             )
         except InlayError as error:
-            # Whoever asks has done nothing wrong, and is not shown how files are called here.
-            _log.error("no text can be read or written: %s", error.message)
+            # A fault of the server: the client is not shown the paths of its files.
+            _log.error("cannot load a tokenizer or chat template: %s", error.message)
             raise EngineError(
                 "this server cannot read the model's tokenizer or chat template"
             ) from error
 
 
 def read_template(given: str) -> str:
-    """The text of a chat template.
+    """Return the text of a chat template.
 
     Args:
-        given: path of its file, or the template itself. As in vLLM it is the template where there
+        given: path of its file, or the template itself. As in vLLM, it is the template if there
             is no such file and it has a brace or a line break.
 
     Raises:

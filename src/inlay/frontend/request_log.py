@@ -1,6 +1,6 @@
-"""What is told of a request once it is over.
+"""Log line and spans of a finished request.
 
-One line of log and its spans, of counts and times, never of content.
+They hold counts and times, never text of requests or answers.
 """
 
 import hashlib
@@ -16,11 +16,11 @@ from inlay.telemetry.tracing import Value
 _log = logging.getLogger("inlay.requests")
 
 CLIENT_GONE = 499
-"""The status that logs give a request whose client left, as nginx does."""
+"""Status in the log of a request whose client left, as in nginx."""
 
 
 def begin_span(call: Call, route: str) -> None:
-    """Begin the span of a request, in that of its client if it names one."""
+    """Begin the span of a request, within the client's span if it sends a `traceparent`."""
     tracing = call.server.tracing
     if tracing is not None:
         given = call.header(b"traceparent")
@@ -31,7 +31,7 @@ def begin_span(call: Call, route: str) -> None:
 
 
 def log_request(call: Call, route: str, status: int, error: BaseException | None) -> None:
-    """Log a request that is over, and end its span."""
+    """Log a finished request and end its span."""
     fields = _fields(call, route, status, error)
     if call.server.settings.log_requests:
         log_fields(_log, logging.DEBUG if call.quiet else logging.INFO, "request", fields)
@@ -49,7 +49,7 @@ def _fields(call: Call, route: str, status: int, error: BaseException | None) ->
     if call.tenant.id:
         fields["tenant"] = hashlib.blake2b(call.tenant.id.encode(), digest_size=6).hexdigest()
     if call.times is not None:
-        fields |= call.times.told()
+        fields |= call.times.log_fields()
     fields["ms"] = round((time.perf_counter() - call.began) * 1000, 3)
     kind = _kind(error)
     if kind is None:
@@ -80,5 +80,5 @@ def _end_span(call: Call, fields: dict[str, Value], error: BaseException | None)
         now, clock = time.time_ns(), time.perf_counter()
         began, sent = (now - int((clock - at) * 1e9) for at in (call.began, call.sent))
         call.server.tracing.record("inlay.prepare", call.span.traceparent, began, sent, {})
-    told = {names.get(name, f"inlay.{name}"): value for name, value in fields.items()}
-    call.span.end(told, failed=_kind(error))
+    attributes = {names.get(name, f"inlay.{name}"): value for name, value in fields.items()}
+    call.span.end(attributes, failed=_kind(error))

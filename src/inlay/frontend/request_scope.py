@@ -1,10 +1,8 @@
-"""What ties a response to the world outside its handler.
+"""Cancellation of a request when its client leaves, its time is up, or the server shuts down.
 
-The client may leave, the server may shut down.
-
-Either ends the handler's task at whatever it awaits: with `ClientGone`, or with the error the
-server gives. The mechanism is that of `asyncio.timeout`: cancel the task, and turn the cancellation
-into the reason on the way out.
+The handler's task is cancelled where it awaits, and ends with `ClientGone` or the given error. The
+mechanism is that of `asyncio.timeout`: cancel the task, and replace the cancellation by the reason
+at the end of the block.
 """
 
 import asyncio
@@ -18,19 +16,19 @@ from inlay.frontend.errors import ClientGone
 
 
 class Deadline(NamedTuple):
-    """The seconds something may still take, and how it ends when they have passed."""
+    """Remaining seconds, and the error when they have passed."""
 
     seconds: float
     error: InlayError
 
 
 class RequestScope:
-    """`async with`: the block ends with `ClientGone` when `receive` tells of a disconnect, or with what `end` was given.
+    """Block of a handler: ends with `ClientGone` on a disconnect, or with the error given to `end`.
 
     Args:
-        inflight: the requests under way; all of them can be ended.
-        receive: of the request.
-        deadline: when the block ends by itself, or None.
+        inflight: the running requests, which the server can end together.
+        receive: the ASGI receive function of the request.
+        deadline: time limit of the block, or None.
     """
 
     __slots__ = ("_deadline", "_inflight", "_reason", "_receive", "_task", "_timer", "_watcher")
@@ -47,7 +45,7 @@ class RequestScope:
         self._watcher: asyncio.Task[None] | None = None
 
     def end(self, reason: InlayError | ClientGone) -> None:
-        """End the block with `reason`; only the first counts."""
+        """End the block with `reason`; only the first call counts."""
         if self._reason is None and self._task is not None:
             self._reason = reason
             self._task.cancel()
@@ -85,12 +83,12 @@ class RequestScope:
 
 
 class Inflight:
-    """The requests under way.
+    """The running requests.
 
     Attributes:
-        count: requests that have been admitted.
-        draining: no new ones are.
-        lines: what ends those that generate.
+        count: number of admitted requests.
+        draining: True if no new requests are admitted.
+        lines: scopes of the generating requests.
     """
 
     def __init__(self, limit: int) -> None:
@@ -100,7 +98,7 @@ class Inflight:
         self.lines: set[RequestScope] = set()
 
     def __enter__(self) -> "Inflight":
-        """Admit a request. Raises `OverloadedError` when there are too many, or the server drains."""
+        """Admit a request. Raises `OverloadedError` if there are too many or the server drains."""
         if self.draining:
             raise shutting_down()
         if self.count >= self._limit:
@@ -119,11 +117,11 @@ class Inflight:
         self.count -= 1
 
     def end_all(self) -> None:
-        """End every generating request with the error of a server that shuts down."""
+        """End every generating request with the error of `shutting_down`."""
         for line in list(self.lines):
             line.end(shutting_down())
 
 
 def shutting_down() -> OverloadedError:
-    """The error of requests a server that shuts down does not take, or does not finish."""
+    """Return the error of requests that a stopping server refuses or does not finish."""
     return OverloadedError("the server is shutting down", retry_after=RETRY_AFTER)

@@ -1,4 +1,4 @@
-"""Runs the app on a port, and ends it well."""
+"""Runs the app on its ports and drains it at the end."""
 
 import asyncio
 import logging
@@ -30,23 +30,23 @@ ASGI: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
 KEEP_ALIVE = 30
-"""Seconds an idle connection is kept."""
+"""Seconds an idle connection is kept open."""
 
 _BACKLOG = 65_535
-"""Connections that wait to be accepted, or as many as the system allows.
+"""Connections that may wait to be accepted; the system may allow fewer.
 
-One more is refused, and tried again after 1, 3 and 7 s.
+A client whose connection is refused retries after 1, 3 and 7 s.
 """
 
 _LAST_WORDS = 0.8
-"""Part of the drain time after which open streams are ended.
+"""Fraction of the drain time after which open streams are ended.
 
-The rest is for their last events to leave.
+The rest is for sending their last events.
 """
 
 
 class _Draining(uvicorn.Server):
-    """uvicorn's server, but what is open when it stops ends with an error and not with a cut."""
+    """uvicorn's server; open streams end with an error event when it stops, not with a cut."""
 
     def __init__(
         self,
@@ -65,19 +65,19 @@ class _Draining(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """The first SIGINT or SIGTERM drains, the second ends at once; neither is raised again.
+        """Drain at the first SIGINT or SIGTERM, end at once at the second; reload at SIGHUP.
 
-        SIGHUP reloads.
+        The signals are not raised again afterwards.
         """
         loop = asyncio.get_running_loop()
-        # Without anything to read again it ends the process, as when a terminal is closed.
+        # Without files to reload, SIGHUP keeps its default: it ends the process.
         reload = _HANGUP if self._tls is not None or self._app.server.keys.reloadable else None
         try:
             for number in _SIGNALS:
                 loop.add_signal_handler(number, self.stop)
             if reload is not None:
                 loop.add_signal_handler(reload, self.reload)
-        except (RuntimeError, ValueError):  # not the main thread: whoever runs it there stops it
+        except (RuntimeError, ValueError):  # not the main thread: only `stop` ends it
             yield
             return
         try:
@@ -105,7 +105,7 @@ class _Draining(uvicorn.Server):
         self._app.server.inflight.draining = True
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
-        """Let what is open run on for most of the drain time, then end it."""
+        """Let open requests run for most of the drain time, then end them."""
         inflight = self._app.server.inflight
         inflight.draining = True
         timer = asyncio.get_running_loop().call_later(
@@ -118,11 +118,11 @@ class _Draining(uvicorn.Server):
 
 
 class _Beside(uvicorn.Server):
-    """uvicorn's server on a second port, which leaves signals to the first."""
+    """uvicorn's server on a second port; signals are handled by the first."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Take none."""
+        """Handle no signals."""
         yield
 
 
@@ -155,10 +155,10 @@ def _url(host: str, listening: socket, settings: FrontendSettings) -> str:
 
 
 def check(settings: FrontendSettings) -> None:
-    """Say now, before a model is loaded for them, which of the files and templates in `settings` cannot be used.
+    """Check the files and templates that `settings` name, before a model is loaded.
 
     Raises:
-        InvalidRequestError: one cannot; the message says why.
+        InvalidRequestError: one cannot be used; the message says why.
     """
     Tls.of(settings)
     if settings.api_key_file is not None:
@@ -178,25 +178,25 @@ async def serve(
 ) -> bool:
     """Serve `app` until SIGINT or SIGTERM, then drain.
 
-    On the first signal no more connections are taken, new requests on open ones get 503, and what
-    is under way may go on; streams that are still open when the drain time is nearly over end with
-    an error event. On the second everything ends at once. SIGHUP has the API keys and the
-    certificate read again. Run it in uvloop's event loop; outside the main thread only `stop` ends
-    it.
+    After the first signal no more connections are accepted, new requests on open connections get
+    503, and running requests continue; streams that are still open when the drain time is nearly
+    over end with an error event. A second signal ends everything at once. SIGHUP reloads the API
+    keys and the certificate. Run it in uvloop's event loop; outside the main thread only `stop`
+    ends it.
 
     Args:
-        app: from `build_app`; it is closed in the end.
+        app: from `build_app`; it is closed at the end.
         settings: hosts, ports, certificate, drain time.
         on_started: called once with the base URL, when the port is bound.
-        on_admin_started: called before it with the admin port's URL, where there is one.
-        on_stopping: called on the first signal with the number of requests under way.
-        stop: ends the serving when set, as the first signal does.
+        on_admin_started: called before `on_started` with the URL of the admin port, if any.
+        on_stopping: called at the first signal with the number of running requests.
+        stop: drains the server when set, as the first signal does.
 
     Returns:
-        Whether it drained: False where a second signal cut that short.
+        True if it drained, False if a second signal interrupted it.
 
     Raises:
-        InvalidRequestError: an address cannot be listened on, or the certificate not be used.
+        InvalidRequestError: an address cannot be bound, or the certificate cannot be used.
     """
     keep_freed_memory()
     set_switch_interval()
@@ -231,7 +231,7 @@ async def serve(
 async def _admin_port(
     app: App, settings: FrontendSettings, tls: Tls | None, on_started: Callable[[str], None] | None
 ) -> AsyncIterator[None]:
-    """Serve the admin port, if there is to be one, until the block ends."""
+    """Serve the admin port, if one is configured, until the block ends."""
     if settings.admin_port is None:
         yield
         return
@@ -242,7 +242,7 @@ async def _admin_port(
 
     with closing(bound(settings.admin_host, settings.admin_port, options="admin-")) as listening:
         url = _url(settings.admin_host, listening, settings)
-        _log.info("admin operations need no key at %s", url)
+        _log.info("admin port at %s: no key needed there", url)
         server = _Beside(_config(marked, settings, tls))
         serving = asyncio.create_task(server.serve(sockets=[listening]))
         if on_started is not None:

@@ -1,4 +1,4 @@
-"""What all endpoints of one frontend share, and what one call to it brings."""
+"""`Server`, the state all endpoints share, and `Call`, one HTTP request."""
 
 import asyncio
 import functools
@@ -42,9 +42,9 @@ from inlay.store import LocalStoredPrompts, PromptStore, StoredPrompts
 from inlay.telemetry import Span, Tracing
 
 OFFLOAD_BYTES = 16 * 1024
-"""Bytes of a body from which on it is parsed and prepared off the event loop.
+"""Bytes of a body from which it is parsed and prepared off the event loop.
 
-Below, the change of thread costs more.
+For smaller bodies the change of thread costs more than it saves.
 """
 
 P = ParamSpec("P")
@@ -53,18 +53,18 @@ R = TypeVar("R")
 _encode = msgspec.json.Encoder().encode
 
 JSON = (b"content-type", b"application/json")
-"""The header of an answer in JSON."""
+"""Header of a response in JSON."""
 
 
 class Server:
-    """One frontend: its settings and everything that lives as long as it does.
+    """One frontend: its settings and all objects of its lifetime.
 
     Attributes:
-        created: Unix time it came up; what `/v1/models` shows.
-        store: of uploaded embeddings, or None; closed with this.
+        created: Unix time of the start, shown by `/v1/models`.
+        store: store of uploaded embeddings, or None; closed with the server.
         secret: of the namespace.
-        results: embeddings that were computed, and those that are.
-        tracing: makes spans, or None; closed with this.
+        results: cache of computed embeddings, with those being computed.
+        tracing: makes spans, or None; closed with the server.
     """
 
     def __init__(
@@ -104,18 +104,18 @@ class Server:
         )
 
     def card(self, model: str | None) -> ModelCard:
-        """The card of the model asked for, or of the adapter's. Raises as `Router.card`."""
+        """Return the card of a model, or of an adapter's model. Raises as `Router.card`."""
         return self.model(model).card
 
     def model(self, name: str | None, *tasks: Task) -> ServedModel:
-        """The model or the adapter asked for; the first model that fits when none is named.
+        """Return the named model or adapter; without a name, the first model that fits.
 
         Args:
-            name: as the request has it.
-            tasks: of which it must do one; any does where none is given.
+            name: `model` of the request.
+            tasks: the model must do one of them; no tasks means any model.
 
         Raises:
-            InvalidRequestError: it does none of them.
+            InvalidRequestError: it does none of the tasks.
             InlayError: as `Router.card`.
         """
         if name is not None:
@@ -132,7 +132,7 @@ class Server:
         return found
 
     async def awake(self, name: str) -> None:
-        """Wait until a model is awake, where requests are to wait for that.
+        """Wait until a model is awake, if the settings say that requests wait.
 
         Raises `NotFoundError`.
         """
@@ -140,21 +140,21 @@ class Server:
             await self.router.wait_awake(name)
 
     def room(self, num_bytes: int) -> memoryview:
-        """Writable memory for a tensor file of `num_bytes`, from which the worker reads it where it lies, as long as there is some."""
+        """Return writable memory for a tensor file, shared with the worker while there is room."""
         shared = self.router.room(num_bytes) if num_bytes >= OFFLOAD_BYTES else None
         return private(num_bytes) if shared is None else shared
 
     async def prepare(
-        self, size: int, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs
+        self, size: int, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        """Run `request`, CPU work on a request of `size` bytes, where it does not hold up others."""
+        """Run `function`, CPU work on `size` bytes of a request, in a thread if it is large."""
         if size < OFFLOAD_BYTES:
-            return work(*args, **kwargs)
+            return function(*args, **kwargs)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, functools.partial(work, *args, **kwargs))
+        return await loop.run_in_executor(self._pool, functools.partial(function, *args, **kwargs))
 
     def close(self) -> None:
-        """Stop the threads once they have done what they are at."""
+        """Stop the threads after their current tasks, and close the store and the tracing."""
         self._pool.shutdown(wait=False)
         if self.store is not None:
             self.store.close()
@@ -164,20 +164,20 @@ class Server:
 
 @dataclass(slots=True)
 class Call:
-    """One request being answered.
+    """One HTTP request that is being answered.
 
     Attributes:
-        caller: who asks, once that has been checked.
+        caller: the caller, once authenticated.
         reservation: the bytes it holds.
         timeout: seconds it may take in all, or None.
-        began: `time.perf_counter` when it came.
+        began: `time.perf_counter` at its arrival.
         clock: ends the call when its time is up, until `take_clock`.
-        body_read: nothing of the body is left on the connection.
-        quiet: it is of no interest to those who read logs: a probe, or the metrics.
-        times: what is counted of it, once that has begun.
-        sent: `time.perf_counter` when its requests were sent.
-        span: of the request, where spans are made.
-        failed: what ended its stream after the answer had begun.
+        body_read: True if nothing of the body is left on the connection.
+        quiet: True for probes and metrics, which are logged at level DEBUG.
+        times: its measurements, once they have begun.
+        sent: `time.perf_counter` when its engine requests were sent.
+        span: span of the request, if spans are made.
+        failed: error that ended its stream after the answer had begun.
     """
 
     server: Server
@@ -199,11 +199,11 @@ class Call:
     _intake: RequestMemory | None = None
 
     def header(self, name: bytes) -> bytes | None:
-        """The first header of that name, in lower case, if there is one."""
+        """Return the value of the first header `name` (lower case), or None."""
         return header(self.scope["headers"], name)
 
     async def body(self, room: Room = private) -> ExtractedBody:
-        """The whole body; arguments and errors as `inlay.frontend.bodies.body.read_body`."""
+        """Read the body; arguments and errors as `inlay.frontend.bodies.body.read_body`."""
         body = await read_body(
             self.scope,
             self.receive,
@@ -218,26 +218,26 @@ class Call:
 
     @property
     def memory(self) -> RequestMemory:
-        """Counts what becomes of the body, once it has been read."""
+        """Accounting of the request's memory, once the body has been read."""
         if self._intake is None:
             self._intake = RequestMemory(self.reservation, self.server.limits)
         return self._intake
 
     @property
     def tenant(self) -> Tenant:
-        """Whose data the request's is."""
+        """The caller's tenant."""
         return self.caller.tenant
 
     @property
     def client(self) -> str | None:
-        """Who takes turns with the others, once that is known."""
+        """Name of the client for fair scheduling, once it is known."""
         return None if self.reservation.client is None else self.reservation.client.name
 
     @property
     def remaining(self) -> float | None:
-        """Seconds the request may still take, or None.
+        """Remaining seconds of the request, or None.
 
-        Raises `DeadlineExceededError` when there are none.
+        Raises `DeadlineExceededError` if there are none.
         """
         if self.timeout is None:
             return None
@@ -247,11 +247,11 @@ class Call:
         return left
 
     def too_late(self) -> DeadlineExceededError:
-        """The error of a request whose time is up."""
+        """Return the error of a request whose time is up."""
         return DeadlineExceededError(f"the request took longer than its {self.timeout or 0:g} s")
 
     def take_clock(self) -> "Deadline | None":
-        """When the call must end and with what. Whoever takes it sees to it from now on."""
+        """Return the deadline and stop the call's own clock; the caller enforces it from now on."""
         left = self.remaining
         if left is None:
             return None
@@ -261,7 +261,7 @@ class Call:
 
     @property
     def path_params(self) -> dict[str, Any]:
-        """What the route's path took from the URL."""
+        """Parameters of the route's path."""
         params: dict[str, Any] = self.scope.get("path_params", {})
         return params
 
@@ -270,10 +270,7 @@ class Call:
         await self.bytes(_encode(answer), JSON, status)
 
     async def prepared_json(self, size: int, make: Callable[[], msgspec.Struct]) -> None:
-        """Answer with what `make` returns, as JSON.
-
-        Work on `size` bytes, done where it does not hold up others.
-        """
+        """Answer with the result of `make` as JSON, made in a thread if `size` bytes are many."""
         await self.bytes(await self.server.prepare(size, lambda: _encode(make())), JSON)
 
     async def bytes(
@@ -283,7 +280,7 @@ class Call:
         status: int = 200,
         more: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
-        """Answer with `body`, and `more` headers."""
+        """Answer with `body` and the headers `more`."""
         length = (b"content-length", str(len(body)).encode())
         headers = [media, length, *more]
         await self.send({"type": "http.response.start", "status": status, "headers": headers})

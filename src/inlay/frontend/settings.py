@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, Va
 
 MIB = 1024 * 1024
 AUTO: Literal["auto"] = "auto"
-"""Of a limit: what the model makes of it."""
+"""Value of a limit that is derived from the model."""
 
 
 def _origin(value: str) -> str:
@@ -32,107 +32,110 @@ Origin = Annotated[str, AfterValidator(_origin)]
 
 
 class FrontendSettings(BaseModel):
-    """Who may ask, for what, and how much at a time. Names are vLLM's where vLLM has one."""
+    """Settings of a frontend. Names are vLLM's where vLLM has the same setting."""
 
     model_config = ConfigDict(frozen=True)
 
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(
-        default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one."
+        default=8000, ge=0, le=65535, description="Port to listen on; 0 for a free port."
     )
     api_key: list[SecretStr] = Field(
         default=[],
-        description="Keys clients may use; none, and no key file, means no key is asked for. Other users of the machine "
-        "can read a flag: the variable or the file keeps it from them.",
+        description="API keys; without any, and without a key file, no key is required. Other "
+        "users of the machine can read flags: prefer the variable or the file.",
     )
     admin_api_key: list[SecretStr] = Field(
         default=[], description="Keys that may also use the admin routes."
     )
     api_key_file: Path | None = Field(
         default=None,
-        description="YAML or JSON file of keys with names, rates and rights, read again when it changes and on SIGHUP.",
+        description="YAML or JSON file of keys with names, rates and rights; reloaded when it "
+        "changes and on SIGHUP.",
     )
     enable_prompt_embeds: bool = Field(default=False, description="Accept embeddings as prompts.")
     max_prompt_embeds_bytes: Annotated[int, Field(ge=100)] | Literal["auto"] = Field(
         default=10 * MIB,
-        description="Decoded container bytes of one embeddings prompt at most, at least 100; auto is what the model's "
-        "context can hold in its dtype.",
+        description="Maximum bytes of one tensor file, decoded; at least 100. auto is the size "
+        "of the model's whole context in its dtype.",
     )
     max_prompt_embeds_parts: int = Field(
-        default=128, ge=1, description="Embeddings, sent or named, in one request at most."
+        default=128, ge=1, description="Maximum embeddings in one request, references included."
     )
     max_request_embeds_bytes: int = Field(
         default=64 * MIB,
         ge=100,
-        description="Decoded bytes of all embeddings of one request at most.",
+        description="Maximum bytes of all embeddings of one request, decoded.",
     )
     max_body_bytes: int = Field(
-        default=64 * MIB, ge=1024, description="Bytes of a request body at most."
+        default=64 * MIB, ge=1024, description="Maximum bytes of a request body."
     )
     max_json_bytes: int = Field(
         default=16 * MIB,
         ge=1024,
-        description="Bytes of JSON in a request body at most, base64 strings of 64 KB and more not counted. They are parsed in one "
-        "piece, while everybody waits: about 5 ms a MiB, 15 at worst.",
+        description="Maximum bytes of JSON in a request body, without tensor data in base64 "
+        "strings of 64 KB or more. Parsing blocks all other requests: about 5 ms for each MiB, "
+        "15 at worst.",
     )
     max_inflight_bytes: int = Field(
         default=256 * MIB,
         ge=MIB,
-        description="Bytes of bodies, and of what they decode to, held at a time.",
+        description="Maximum bytes of bodies and their decoded data, held at a time.",
     )
-    max_inflight_requests: int = Field(
-        default=1024, ge=1, description="Requests under way at a time."
-    )
+    max_inflight_requests: int = Field(default=1024, ge=1, description="Maximum running requests.")
     max_client_bytes: int | None = Field(
         default=None,
         ge=1,
-        description="What one client may hold of max_inflight_bytes; half, or one largest request where that is more, "
-        "unless set. A client is a key or, where no key is asked for, an address.",
+        description="Maximum bytes of one client within max_inflight_bytes; by default half, or "
+        "the largest request if that is more. A client is a key, or an IP address if no key is "
+        "required.",
     )
     max_client_requests: int | None = Field(
         default=None,
         ge=1,
-        description="Requests one client may have under way; half of all unless set.",
+        description="Maximum running requests of one client; by default half of all.",
     )
     max_client_rate: float | None = Field(
         default=None,
         gt=0,
-        description="Requests one client may make in a minute; no bound unless set. A key file may say otherwise.",
+        description="Maximum requests of one client in a minute; unlimited unless set. A key file "
+        "may set it for each key.",
     )
     body_timeout: float = Field(
-        default=30.0, gt=0, description="Seconds a body may go without a byte arriving."
+        default=30.0, gt=0, description="Maximum seconds without a byte of a body arriving."
     )
     request_timeout: float | None = Field(
         default=None,
         gt=0,
-        description="Seconds a request may take in all; no bound unless set. A client may ask for less with the header "
-        "X-Request-Timeout.",
+        description="Maximum seconds of a request in all; unlimited unless set. A client may set "
+        "less with the header X-Request-Timeout.",
     )
     asleep_requests: Literal["reject", "wait"] = Field(
         default="reject",
-        description="What becomes of requests for a model that is asleep: 503 at once, or they wait until it is awake.",
+        description="Requests for a model that is asleep: reject them with 503, or let them wait "
+        "until it is awake.",
     )
     drain_timeout: float = Field(
-        default=5.0, ge=0, description="Seconds open requests get to end after SIGTERM or Ctrl-C."
+        default=5.0, ge=0, description="Seconds for open requests to end after SIGTERM or Ctrl-C."
     )
     max_choices: int = Field(
-        default=128, ge=1, description="Choices one request may ask for, over all its prompts."
+        default=128, ge=1, description="Maximum choices of one request, over all its prompts."
     )
     max_embedding_inputs: int = Field(
         default=2048,
         ge=1,
-        description="Texts, or pairs of texts, one request may have embedded or scored.",
+        description="Maximum texts, or pairs of texts, to embed or score in one request.",
     )
     embedding_cache_bytes: int = Field(
         default=0,
         ge=0,
-        description="Bytes of embeddings kept for texts that come again; 0 keeps none. Equal texts that are under way at a time are "
-        "computed once in any case.",
+        description="Bytes of the cache of embeddings for repeated texts; 0 disables it. Equal "
+        "texts in running requests are always computed once.",
     )
     scheduling_policy: Literal["fcfs", "priority"] = Field(
         default="fcfs",
-        description="Whose turn it is: first come, first served, or by the priority that requests give. Every client may give one, "
-        "so only for clients that trust each other.",
+        description="Scheduling: first come, first served, or by the priority in requests. Every "
+        "client may set one, so use it only for clients that trust each other.",
     )
     chat_template: str | None = Field(
         default=None,
@@ -150,29 +153,29 @@ class FrontendSettings(BaseModel):
         "openai",
     ] = Field(
         default=AUTO,
-        description="Form in which the model writes tool calls; auto is what its chat template shows.",
+        description="Format of the model's tool calls; auto detects it in the chat template.",
     )
     enable_auto_tool_choice: bool = Field(
         default=True,
-        description="Let the model decide whether it calls a tool; needs no more than a known form of calls.",
+        description="Let the model decide to call tools; needs a known format of tool calls.",
     )
     reasoning_parser: Literal[
         "auto", "none", "deepseek_r1", "deepseek_v3", "qwen3", "mistral", "openai_gptoss"
     ] = Field(
         default=AUTO,
-        description="Form in which the model writes its reasoning, which is told apart from the answer; auto is what its chat "
-        "template shows.",
+        description="Format of the model's reasoning, which is separated from the answer; auto "
+        "detects it in the chat template.",
     )
     share_prefix_cache: bool = Field(
         default=False,
-        description="Let the holders of different API keys share cached prefixes. Apart unless set: what is cached "
-        "would tell one what another asked.",
+        description="Share cached prefixes among API keys. By default each key has its own: a "
+        "shared cache would reveal to one client what another has sent.",
     )
     admin_port: int | None = Field(
         default=None,
         ge=0,
         le=65535,
-        description="Port on which admin routes need no key; 0 takes a free one. None unless set.",
+        description="Port on which admin routes need no key; 0 for a free port. Off by default.",
     )
     admin_host: str = Field(default="127.0.0.1", description="Address the admin port listens on.")
     metrics_public: bool = Field(
@@ -181,23 +184,24 @@ class FrontendSettings(BaseModel):
     )
     enable_tokenizer_info_endpoint: bool = Field(
         default=False,
-        description="Show /tokenizer_info, which has the chat template, to clients; otherwise it is an admin route.",
+        description="Show /tokenizer_info, which has the chat template, to clients; otherwise it "
+        "is an admin route.",
     )
     log_requests: bool = Field(
         default=True,
-        description="Log one line a request: counts and times, never what was asked or answered.",
+        description="Log one line for each request: counts and times, never its text or answer.",
     )
     allowed_origins: list[Origin] = Field(
         default=[],
-        description="Web origins whose pages may call the API; * for all, none unless set.",
+        description="Web origins whose pages may call the API; * for all; none by default.",
     )
     ssl_certfile: Path | None = Field(
         default=None,
-        description="Certificate chain, PEM; HTTPS is served when it is set. Read again on SIGHUP.",
+        description="Certificate chain, PEM; enables HTTPS. Reloaded on SIGHUP.",
     )
     ssl_keyfile: Annotated[Path | None, AfterValidator(_with_certfile)] = Field(
         default=None,
-        description="Private key of the certificate, PEM; in the certificate's file unless set.",
+        description="Private key of the certificate, PEM; by default in the certificate's file.",
     )
     ssl_ca_certs: Annotated[Path | None, AfterValidator(_with_certfile)] = Field(
         default=None,
@@ -207,6 +211,6 @@ class FrontendSettings(BaseModel):
         default=0,
         ge=0,
         le=2,
-        description="Clients' certificates: 0 not asked for, 1 optional, 2 required.",
+        description="Clients' certificates: 0 not requested, 1 optional, 2 required.",
     )
-    root_path: str = Field(default="", description="Path prefix a proxy in front strips.")
+    root_path: str = Field(default="", description="Path prefix that a proxy in front removes.")

@@ -26,11 +26,11 @@ def _named(event: msgspec.Struct) -> bytes:
 
 
 class Framing(NamedTuple):
-    """How an API writes its events.
+    """Encoding of an API's events.
 
     Attributes:
-        event: one event as bytes.
-        end: what comes after the last one.
+        event: encodes one event.
+        end: bytes after the last event.
     """
 
     event: Callable[[msgspec.Struct], bytes]
@@ -38,17 +38,17 @@ class Framing(NamedTuple):
 
 
 UNNAMED = Framing(_data, b"data: [DONE]\n\n")
-"""Completions and chat completions."""
+"""Framing of completions and chat completions."""
 
 NAMED = Framing(_named, b"")
-"""Responses: what an event is stands before it too, and the last one is known by that."""
+"""Framing of responses: the event's type is also its name, and the last event ends the stream."""
 
 
 class EventStream:
-    """Events to one client; the response starts with the first write.
+    """Stream of events to one client; the response starts with the first write.
 
     Attributes:
-        started: whether anything has been written, after which an error can only be an event.
+        started: True after the first write; from then on an error can only be an event.
     """
 
     __slots__ = ("_framing", "_send", "started")

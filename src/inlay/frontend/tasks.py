@@ -9,7 +9,7 @@ ROUTES: dict[Task, tuple[str, ...]] = {
     Task.EMBED: ("/v1/embeddings", "/pooling", "/v1/score", "/v1/rerank"),
     Task.SCORE: ("/v1/score", "/v1/rerank", "/classify", "/pooling"),
 }
-"""The routes of each task, the usual one first."""
+"""Routes of each task, the usual one first."""
 
 _DOES = {
     Task.GENERATE: "generates text",

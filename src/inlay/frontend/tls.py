@@ -1,4 +1,4 @@
-"""HTTPS: the server's certificate, and which certificates of clients it takes."""
+"""HTTPS: the server's certificate, and verification of clients' certificates."""
 
 import logging
 import ssl
@@ -10,7 +10,7 @@ _log = logging.getLogger(__name__)
 
 
 class Tls:
-    """The certificate of a server, which may be replaced while it runs.
+    """Certificate of a server, replaceable at run time.
 
     TLS 1.2 and later, with Python's own ciphers.
 
@@ -18,7 +18,7 @@ class Tls:
         settings: of the frontend, with a certificate.
 
     Attributes:
-        context: for the connections.
+        context: context for connections.
 
     Raises:
         InvalidRequestError: a file cannot be used.
@@ -30,7 +30,7 @@ class Tls:
 
     @classmethod
     def of(cls, settings: FrontendSettings) -> "Tls | None":
-        """What `settings` say, or None where HTTP is served. Raises `InvalidRequestError`."""
+        """Return the certificate of `settings`, or None for HTTP. Raises `InvalidRequestError`."""
         return None if settings.ssl_certfile is None else cls(settings)
 
     def _made(self) -> ssl.SSLContext:
@@ -45,12 +45,14 @@ class Tls:
                 context.load_verify_locations(settings.ssl_ca_certs)
             except (OSError, ssl.SSLError) as error:
                 raise InvalidRequestError(
-                    f"cannot use {settings.ssl_ca_certs} as certificates of authorities: {_why(error)}",
+                    f"cannot use {settings.ssl_ca_certs} as certificates of authorities: "
+                    f"{_why(error)}",
                     param="ssl_ca_certs",
                 ) from error
         elif settings.ssl_cert_reqs:
             raise InvalidRequestError(
-                "--ssl-cert-reqs needs --ssl-ca-certs: nothing else says whose certificates clients may have",
+                "--ssl-cert-reqs needs --ssl-ca-certs: nothing else says whose certificates "
+                "clients may have",
                 param="ssl_cert_reqs",
             )
         return context
@@ -60,7 +62,7 @@ class Tls:
         if certificate is None:
             raise InvalidRequestError("HTTPS needs a certificate", param="ssl_certfile")
         try:
-            # Without a password OpenSSL would ask the terminal for one.
+            # Without a password OpenSSL would ask for one at the terminal.
             context.load_cert_chain(certificate, key, password="")
         except (OSError, ssl.SSLError) as error:
             raise InvalidRequestError(
@@ -69,19 +71,18 @@ class Tls:
             ) from error
 
     def reload(self) -> None:
-        """Read certificate and key again, for connections to come.
+        """Read certificate and key again, for new connections.
 
-        The old ones stay when these cannot be used.
-
-        Authorities of clients' certificates are only read at the start.
+        If they cannot be used, the old ones stay. The authorities of clients' certificates are
+        read at the start only.
         """
         try:
-            # On a context of its own first: a failure half way must not leave the one in use with a
-            # wrong pair.
+            # On a separate context first: a failure half way must not leave the one in use with a
+            # certificate and key that do not match.
             self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
             self._load(self.context)
         except InvalidRequestError as error:
-            _log.error("the certificate stays as it was: %s", error)
+            _log.error("the certificate was not reloaded: %s", error)
         else:
             _log.info("certificate read again from %s", self._settings.ssl_certfile)
 

@@ -1,4 +1,4 @@
-"""Refusal of the fields that are known and not served."""
+"""Refusal of fields that are known and not served."""
 
 import msgspec
 

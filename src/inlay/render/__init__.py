@@ -1,6 +1,19 @@
-"""Text, chats and ids: what stands between what clients write and the positions models read.
+"""Tokenizer, chat templates, detokenizer, stop strings, and parsers of outputs. No torch.
 
-No torch.
+    Renderer.load(path)                  tokenizer.json and chat template of a model directory
+    renderer.encode(text)                token ids; encode_texts and encode_pairs take many
+    renderer.chat(messages, rows=...)    a `Prompt`; a part {"type": "prompt_embeds", "index": i}
+                                         stands for rows[i]
+    renderer.decode(ids)                 text; token_text and token_bytes take one id
+    renderer.detokenizer()               `Detokenizer`: push(ids) and flush() return text
+    OutputFormat.parser()                `OutputParser`: push(text) and flush() return deltas
+    StopStrings(stops), StopMatcher      one automaton for a request, one matcher for a choice
+
+Invariants:
+- Text of a message is never taken for embeddings or for a control token of the renderer.
+- A detokenizer's pieces join to the text of all ids, however the ids are split.
+- A parser loses no text and never raises: text that only looks like a tool call is content.
+- Templates run in a sandbox, bounded in time and size.
 """
 
 from inlay.render.detokenizer import Detokenizer

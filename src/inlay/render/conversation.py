@@ -1,4 +1,4 @@
-"""Messages as clients send them to messages as chat templates read them, with marks where embeddings go."""
+"""Messages in the form that chat templates read, with placeholder marks for embeddings."""
 
 import json
 import secrets
@@ -9,7 +9,7 @@ from inlay.errors import InvalidRequestError
 from inlay.render.template import Reads
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names under which a message carries its reasoning; templates read the first, some the second."""
+"""Fields for a message's reasoning; templates read the first, some the second."""
 
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -17,10 +17,10 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class PlaceholderMarks:
-    """Texts that stand for rows while a template is rendered, and one for the place where the last message ends.
+    """Placeholder texts for rows, and for the end of the last message, in a rendered template.
 
-    They are digits alone, which trimming, escaping, changing case and writing as JSON all leave as
-    they are, and 133 random bits make them such that no text sent beforehand can hold one.
+    They are digits only, which trimming, escaping, changes of case and JSON leave unchanged. They
+    have 133 random bits, so that no text of a client can contain one.
     """
 
     _INDEX_DIGITS = 6
@@ -28,43 +28,44 @@ class PlaceholderMarks:
     def __init__(self, num_rows: int) -> None:
         if num_rows >= 10**self._INDEX_DIGITS:
             raise InvalidRequestError(
-                f"a chat may have fewer than {10**self._INDEX_DIGITS} embeddings parts, got {num_rows}",
+                f"a chat may have fewer than {10**self._INDEX_DIGITS} embeddings parts, got "
+                f"{num_rows}",
                 param="messages",
             )
         self._nonce = f"{secrets.randbelow(10**40):040}"
         self._num_rows = num_rows
 
     def rows(self, index: int) -> str:
-        """The mark of rows `index`."""
+        """Return the mark of rows `index`."""
         return f"{self._nonce}{index:0{self._INDEX_DIGITS}}"
 
     @property
     def end(self) -> str:
-        """The mark of the end of the message to be continued.
+        """Mark of the end of the message to be continued.
 
-        Its last character is a space, to see whether it was trimmed.
+        Its last character is a space, which shows whether the template trims.
         """
         return f"{self._nonce}{'9' * self._INDEX_DIGITS} "
 
     def cut(self, text: str) -> str:
-        """`text` up to the mark of the end.
+        """Return `text` up to the mark of the end.
 
         Raises:
-            InvalidRequestError: the template did not write it, or not only once.
+            InvalidRequestError: the template did not write the mark exactly once.
         """
         times = text.count(self.end.rstrip())
         if times != 1:
             raise InvalidRequestError(
-                f"the final message cannot be continued: the chat template writes its content {times} times",
+                "the final message cannot be continued: the chat template writes its content "
+                f"{times} times",
                 param="continue_final_message",
             )
         place = text.index(self.end.rstrip())
-        # Without the space the template trims what it writes, so the content's own end is trimmed
-        # too.
+        # Without the space the template trims contents, so the end of this one is trimmed too.
         return text[:place] if text.startswith(self.end, place) else text[:place].rstrip()
 
     def replace(self, text: str, token: str) -> str:
-        """`text` with every mark of rows replaced by `token`.
+        """Return `text` with every mark of rows replaced by `token`.
 
         Raises:
             InvalidRequestError: the template dropped a mark, doubled one, or changed their order.
@@ -75,17 +76,16 @@ class PlaceholderMarks:
         return token.join((before, *after))
 
     def hide(self, message: str) -> str:
-        """An error message without marks."""
+        """Return an error message without marks."""
         before, _, after = self._split(message)
         return "<prompt_embeds>".join((before, *(text.removeprefix(" ") for text in after)))
 
     def _split(self, text: str) -> tuple[str, list[int], list[str]]:
-        """What stands before the first mark, and the index of each and what stands after it.
+        """Return the text before the first mark, and the index of each mark with the text after it.
 
-        -1 for one that is cut short.
+        The index of an incomplete mark is -1.
         """
-        # A regular expression would be compiled for each chat, which takes longer than all else
-        # that is done with marks.
+        # A regular expression would have to be compiled for each chat, which costs more than this.
         before, *rest = text.split(self._nonce)
         size = self._INDEX_DIGITS
         indices = [piece[:size] for piece in rest]
@@ -99,8 +99,9 @@ class PlaceholderMarks:
         if missing:
             which = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
             return (
-                f"the chat template dropped {len(missing)} of {self._num_rows} prompt_embeds parts (number {which}, "
-                "from 0): it may not write content of that role, or of a list"
+                f"the chat template dropped {len(missing)} of {self._num_rows} prompt_embeds "
+                f"parts (number {which}, from 0): it may not write content of that role, or of a "
+                "list"
             )
         if len(found) > self._num_rows:
             return (
@@ -119,28 +120,27 @@ def template_messages(
     absent_content: Callable[[], Mapping[str, str | None]],
     continues: bool,
 ) -> list[dict[str, Any]]:
-    """Messages for the template; `messages` are left as they are.
+    """Return the messages for the template; `messages` are not changed.
 
-    Fields that are None are left out, reasoning is found under each of its names, and tool calls'
-    arguments, which clients send as text, become the objects they say, since templates write them
-    as JSON again or go through them. Content that is a list becomes text parts where the template
-    reads several, else one text with line breaks between the parts, as vLLM has it. Embeddings
-    stand directly beside the text around them, in the same part: a text and the same text with some
-    of it as embeddings render alike.
+    Fields that are None are left out. Reasoning is copied to each of its names. Arguments of tool
+    calls, which clients send as text, become objects, because templates write them as JSON or
+    iterate over them. A list of parts becomes text parts if the template supports several, else one
+    text with line breaks between the parts, as in vLLM. Embeddings are joined to the text around
+    them, in the same part, so that a text renders alike with some of it as embeddings.
 
     Args:
         messages: a part `{"type": "prompt_embeds", "index": i}` stands for rows `i`.
-        marks: where rows go.
-        num_rows: how many rows there are.
-        reads: the forms of content the template writes out, by role.
-        names: whether the template has a literal, as it has of the roles that few know.
-        absent_content: what the template takes for the content of a message that has only tool
+        marks: placeholders for rows.
+        num_rows: number of rows.
+        reads: returns the forms of content that the template supports for a role.
+        names: returns True if a text is a literal of the template, as a further role is.
+        absent_content: returns the content that the template expects in a message with only tool
             calls.
-        continues: the last message is marked where it ends.
+        continues: True to mark the end of the last message.
 
     Raises:
-        InvalidRequestError: not messages, arguments that are no JSON object, or rows named twice,
-            never, or out of order.
+        InvalidRequestError: malformed messages, arguments that are no JSON object, or rows that
+            are not named exactly once, in order.
     """
     if not messages:
         raise InvalidRequestError("messages must not be empty", param="messages")
@@ -155,13 +155,12 @@ def template_messages(
             )
         if role not in ROLES and not names(role):
             raise InvalidRequestError(
-                f"messages[{number}].role must be one of {', '.join(ROLES)}, or a role that the model's chat template names; "
-                f"got {role[:80]!r}",
+                f"messages[{number}].role must be one of {', '.join(ROLES)}, or a role that the "
+                f"model's chat template names; got {role[:80]!r}",
                 param=f"messages[{number}].role",
             )
         if role == "developer" and not any(reads(role)):
-            # Templates from before there were developers pass them over or refuse them; to a model
-            # both are one voice.
+            # Older templates drop or refuse `developer`; its meaning is that of `system`.
             ready["role"] = role = "system"
         _name_reasoning(ready)
         content = ready.get("content")
@@ -186,7 +185,8 @@ def template_messages(
         result.append(ready)
     if indices != list(range(num_rows)):
         raise InvalidRequestError(
-            f"prompt_embeds parts name rows {indices[:8]}; each of the {num_rows} must be named once, in order",
+            f"prompt_embeds parts name rows {indices[:8]}; each of the {num_rows} must be named "
+            "once, in order",
             param="messages",
         )
     if continues:
@@ -197,9 +197,9 @@ def template_messages(
 def _texts(
     parts: Sequence[Any], where: str, marks: PlaceholderMarks, indices: list[int]
 ) -> list[str]:
-    """The texts of a list of parts, embeddings as marks glued to their neighbours.
+    """Return the texts of a list of parts, with embeddings as marks joined to their neighbours.
 
-    Appends the rows named to `indices`.
+    Appends the named rows to `indices`.
     """
     texts: list[str] = []
     glue = False
@@ -224,7 +224,7 @@ def _texts(
 
 
 def _shape(texts: Sequence[str], reads: Reads) -> str | list[dict[str, Any]]:
-    """Texts in the form that shows most of what they are."""
+    """Return the texts in the richest form of content that the template supports."""
     if texts and reads.parts:
         return [{"type": "text", "text": text} for text in texts]
     joined = "\n".join(texts)
@@ -239,9 +239,9 @@ def _name_reasoning(message: dict[str, Any]) -> None:
 
 
 def _open_arguments(call: Any, where: str) -> Any:
-    """A tool call with its arguments as an object.
+    """Return a tool call with its arguments as an object.
 
-    Raises `InvalidRequestError` when they are none.
+    Raises `InvalidRequestError` if they are no object.
     """
     function = call.get("function") if isinstance(call, Mapping) else None
     arguments = function.get("arguments") if isinstance(function, Mapping) else None

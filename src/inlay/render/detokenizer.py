@@ -1,6 +1,6 @@
-"""Ids to text as they come.
+"""Incremental detokenization: text of ids as they arrive.
 
-Nothing is shown that later ids could change, and nothing is held back longer than that.
+Text that later ids could change is held back, and no other.
 """
 
 import codecs
@@ -10,35 +10,30 @@ from typing import Protocol
 from inlay.render.vocabulary import Vocabulary
 
 MAX_UNRESOLVED = 16
-"""Ids a `WindowDetokenizer` holds back for ending in U+FFFD before it shows it.
-
-No character has more bytes.
-"""
+"""Ids that a `WindowDetokenizer` holds back while their text ends in U+FFFD."""
 
 
 class Detokenizer(Protocol):
-    """The text of a growing sequence of ids, in pieces.
+    """Text of a growing sequence of ids, in pieces.
 
-    What `push` and `flush` return, joined, is what decoding all ids at once returns, however they
-    were split among calls.
+    The joined results of `push` and `flush` equal the text of all ids decoded at once, however the
+    ids are split among calls.
     """
 
     def push(self, ids: Sequence[int]) -> str:
-        """The text that `ids` settle. Costs are proportional to their number."""
+        """Take ids and return the text that is final. The cost is linear in their number."""
         ...
 
     def flush(self) -> str:
-        """What is left when no more ids will come."""
+        """Return the rest of the text at the end."""
         ...
 
 
 class ByteLevelDetokenizer:
-    """For vocabularies whose tokens are bytes.
+    """Detokenizer for byte-level vocabularies.
 
-    Joins them, and keeps back an unfinished character alone.
-
-    Broken UTF-8 becomes U+FFFD by the rule of "maximal subparts" (Unicode 15, section 3.9), which
-    Python and Rust share.
+    It joins the tokens' bytes and holds back only an incomplete character. Invalid UTF-8 becomes
+    U+FFFD by the rule of "maximal subparts" (Unicode 15, section 3.9), as in Python and Rust.
     """
 
     __slots__ = ("_decoder", "_skipped", "_vocabulary")
@@ -59,12 +54,13 @@ class ByteLevelDetokenizer:
 
 
 class WindowDetokenizer:
-    """For all other vocabularies.
+    """Detokenizer for all other vocabularies.
 
-    Decodes what is new behind the last token already shown, and cuts that one's text off.
+    It decodes the new tokens after the last token already shown, and cuts that token's text off.
 
-    Such decoders treat tokens one by one, but for the first of a text, which may lose a space, and for a run of byte tokens:
-    the whole run is broken if any part of it is, so it is held back until another token ends it.
+    Such decoders treat tokens one by one, with two exceptions. The first token of a text may lose a
+    space. A run of byte tokens is invalid as a whole if any part of it is, so it is held back until
+    another token ends it.
     """
 
     __slots__ = ("_anchor", "_anchor_text", "_held", "_skipped", "_vocabulary")
@@ -99,15 +95,15 @@ class WindowDetokenizer:
         return self._decode(len(self._held)) if self._held else ""
 
     def _decode(self, count: int) -> str:
-        """The text of the first `count` ids held."""
+        """Return the text of the first `count` held ids."""
         window = self._anchor + self._held[:count]
         text = self._vocabulary.decode(window, skip_special_tokens=False)
         return text[len(self._anchor_text) :]
 
     def _settle(self, count: int) -> None:
-        """Let the first `count` ids held go.
+        """Release the first `count` held ids.
 
-        The last of them with any text is what the next are decoded behind.
+        The last of them that has text becomes the anchor for decoding the next.
         """
         window = self._anchor + self._held[:count]
         start = len(window) - 1
@@ -122,10 +118,7 @@ class WindowDetokenizer:
 
 
 class UnspacedDetokenizer:
-    """Shows added tokens that follow one another as they are spelt, with nothing between them.
-
-    None is skipped.
-    """
+    """Detokenizer that shows consecutive added tokens without spaces between them; skips none."""
 
     __slots__ = ("_added", "_after_added", "_detokenizer")
 

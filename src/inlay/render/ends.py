@@ -1,10 +1,10 @@
-"""One end of a long text as ids, without tokenizing the rest.
+"""Tokens at one end of a long text, without tokenizing the rest.
 
-A tokenizer looks at little of a text at a time, most often at a word, so that a place where a text
-is cut has no influence on its tokens some way off. How far it reaches is seen and not supposed:
-what lies around the cut is tokenized from it, and again from one to four characters beyond it. From
-where on all of them have the same tokens, the whole text is taken to have them too. That is so but
-in a run that repeats more than four characters, of which the tokenizer knows repetitions as tokens.
+A tokenizer reads little of a text at a time, usually a word, so a cut affects only tokens near it.
+The reach of a cut is measured, not assumed: the text around it is tokenized from the cut, and again
+from one to four characters beyond it. Where all of these agree, the whole text is assumed to have
+the same tokens. This fails only in a run that repeats a unit of more than four characters, if the
+tokenizer has tokens for repetitions of it.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,65 +12,62 @@ from itertools import takewhile
 from typing import Literal, NamedTuple, TypeAlias
 
 Side: TypeAlias = Literal["left", "right"]
-"""Which side of a text is cut off."""
+"""The side of a text that is cut off."""
 
 _CHARACTERS = 6
-"""Characters a token stands for, in nearly all texts."""
+"""Average characters of a token that nearly all texts stay below."""
 
 _LONGEST = 12
-"""Characters a token may stand for, in the mean.
-
-Of a text of longer ones fewer tokens are found than are asked for.
-"""
+"""Maximum average characters of a token; with longer tokens, fewer than requested are found."""
 
 _AT_LEAST = 4096
-"""Characters that are tokenized together at least."""
+"""Minimum characters that are tokenized together."""
 
 _ALWAYS = 256 * 1024
-"""Characters that are looked at for the sake of few tokens."""
+"""Characters that may be read even for few tokens."""
 
 _MARGIN = 32
-"""Tokens over which a cut may have influence."""
+"""Maximum tokens that a cut may affect."""
 
 _AROUND = 2048
-"""Characters in which its influence must end."""
+"""Characters around a cut within which its effect must end."""
 
 _BEYOND = 4
-"""Places beyond a cut that must lead to the same.
+"""Positions beyond a cut that must give the same tokens.
 
-A run of "ab" has the same tokens from each second character on, and others between.
+A run of "ab" has the same tokens from every second character, and others in between.
 """
 
 Encode: TypeAlias = Callable[[str], Sequence[int]]
-"""The ids of a text without the special tokens around it."""
+"""Returns the ids of a text, without special tokens around it."""
 
 
 class End(NamedTuple):
-    """Ids of one end of a text; `whole` where they are all of it."""
+    """Ids of one end of a text; `whole` is True if they are those of the whole text."""
 
     ids: Sequence[int]
     whole: bool
 
 
 def first_size(room: int) -> int:
-    """Characters that hold `room` tokens of most texts, and what a cut has influence on."""
+    """Return the characters that hold `room` tokens of most texts, and the margin of a cut."""
     return max(_AT_LEAST, _CHARACTERS * (room + _MARGIN))
 
 
 def end_of(encode: Encode, text: str, room: int, side: Side, *, size: int | None = None) -> End:
-    """The ids of the end of a text that is kept: `room` at least, where the whole text has as many.
+    """Return the ids of the kept end of a text: at least `room`, if the whole text has as many.
 
-    They are those that the whole text has there, but where no place is found at which a cut has no
-    influence (a single letter a hundred thousand times), where more than four characters are
-    repeated that often, or where tokens stand for more than 12 characters in the mean. Then they
-    are those of what was looked at, and may be fewer.
+    They equal those of the whole text, with three exceptions: texts without a position where a cut
+    has no effect (one letter a hundred thousand times), texts that repeat a unit of more than four
+    characters that often, and texts with more than 12 characters for each token on average. For
+    these, they are the ids of the part that was read, and may be fewer.
 
     Args:
         encode: of the tokenizer.
-        text: whole.
-        room: ids that are of interest.
-        side: which side of the text is not.
-        size: characters to look at first; `first_size` if None.
+        text: the whole text.
+        room: number of ids wanted.
+        side: the side that is cut off.
+        size: characters to read first; `first_size` if None.
     """
     size = first_size(room) if size is None else size
     most = max(_ALWAYS, _LONGEST * (room + _MARGIN))
@@ -85,19 +82,19 @@ def end_of(encode: Encode, text: str, room: int, side: Side, *, size: int | None
 
 
 def part_of(text: str, size: int, side: Side) -> str:
-    """The `size` characters that stay when `side` is cut off."""
+    """Return the `size` characters that remain when `side` is cut off."""
     if len(text) <= size:
         return text
     return text[:size] if side == "right" else text[len(text) - size :]
 
 
 def settles(encode: Encode, text: str, size: int, side: Side) -> bool:
-    """Whether a cut that leaves `size` characters of `text` has no influence on more than a few of their ids."""
+    """Return True if a cut that leaves `size` characters affects only a few of their ids."""
     around = min(_AROUND, size)
     start = len(text) - size
 
     def ids(beyond: int) -> Sequence[int]:
-        """From what both have on to the cut, or to a place beyond it."""
+        """Return the ids from the common end to a place `beyond` the cut."""
         if side == "right":
             return encode(text[size - around : size + beyond])
         return encode(text[start - beyond : start + around])[::-1]

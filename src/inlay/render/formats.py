@@ -1,7 +1,4 @@
-"""Which parsers read a model's output.
-
-By vLLM's names, or by what the model's chat template shows.
-"""
+"""Formats of tool calls and reasoning, by vLLM's names or from the model's chat template."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,13 +13,12 @@ from inlay.render.parsers.thinking import ThinkingParser
 
 @dataclass(frozen=True, slots=True)
 class ToolForm:
-    """A form of tool calls.
+    """A format of tool calls.
 
     Attributes:
-        parser: reads it.
-        tokens: those it is made of; some models have them as special tokens, which are otherwise
-            not shown.
-        make_id: ids of calls as the model's chat template takes them back.
+        parser: makes the parser.
+        tokens: its tags; some models have them as special tokens, which must not be skipped.
+        make_id: makes ids of calls that the model's chat template accepts.
     """
 
     parser: Callable[[Tools], CallsParser]
@@ -32,12 +28,12 @@ class ToolForm:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningForm:
-    """A form of reasoning: between tags, before the answer.
+    """A format of reasoning: between tags, before the answer.
 
     Attributes:
-        start: the tag before it.
-        end: the tag behind it.
-        begins: where an output begins when the prompt does not show it.
+        start: start tag.
+        end: end tag.
+        begins: position where an output begins if the prompt does not show it.
     """
 
     start: str
@@ -45,7 +41,7 @@ class ReasoningForm:
     begins: Begins
 
     def begins_after(self, prompt: str) -> Begins:
-        """Where an output begins behind `prompt`, of which the end is enough.
+        """Return the position where an output begins after `prompt`; its last tokens suffice.
 
         Chat templates may open or close the reasoning.
         """
@@ -55,25 +51,26 @@ class ReasoningForm:
         return Begins.BEHIND if shown.endswith(self.end) else self.begins
 
     def begins_within(self, content: str) -> Begins:
-        """Where an output begins that continues `content`."""
+        """Return the position where an output begins that continues `content`."""
         if content.rfind(self.start) > content.rfind(self.end):
             return Begins.INSIDE
         return Begins.BEHIND if content.strip() else Begins.OPEN
 
     def parser(self, begins: Begins, answer: OutputParser) -> OutputParser:
-        """A parser of one output, which has `answer` read what is behind the reasoning."""
+        """Return a parser of one output; `answer` parses the text after the reasoning."""
         return ThinkingParser(self.start, self.end, begins, answer)
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelForm:
-    """Reasoning, answer and tool calls as messages of channels, which one parser reads."""
+    """A format with channels for reasoning, answer and tool calls, read by one parser."""
 
     tokens: tuple[str, ...] = (
-        harmony.START, harmony.CHANNEL, harmony.MESSAGE, harmony.CONSTRAIN, harmony.END, harmony.RETURN, harmony.CALL,
+        harmony.START, harmony.CHANNEL, harmony.MESSAGE, harmony.CONSTRAIN, harmony.END,
+        harmony.RETURN, harmony.CALL,
     )  # fmt: skip
     answer: str = f"{harmony.CHANNEL}final{harmony.MESSAGE}"
-    """What an answer begins with."""
+    """Start of an answer."""
 
 
 CHANNELS = ChannelForm()
@@ -94,7 +91,7 @@ TOOL_FORMS: dict[str, ToolForm | ChannelForm] = {
     "deepseek_v31": _DEEPSEEK,
     "openai": CHANNELS,
 }
-"""Forms of tool calls by the names vLLM gives their parsers."""
+"""Formats of tool calls by the names of vLLM's parsers."""
 
 REASONING_FORMS: dict[str, ReasoningForm | ChannelForm] = {
     "deepseek_r1": ReasoningForm("<think>", "</think>", Begins.INSIDE),
@@ -103,12 +100,12 @@ REASONING_FORMS: dict[str, ReasoningForm | ChannelForm] = {
     "mistral": ReasoningForm("[THINK]", "[/THINK]", Begins.OPEN),
     "openai_gptoss": CHANNELS,
 }
-"""Forms of reasoning by the names vLLM gives their parsers."""
+"""Formats of reasoning by the names of vLLM's parsers."""
 
 
 @lru_cache(maxsize=64)
 def tool_form_of(templates: Sequence[str]) -> str | None:
-    """The name of the form in which `templates` write tool calls, or None."""
+    """Return the name of the tool-call format in some chat templates, or None."""
     return next((name for template in templates if (name := _tool_form(template))), None)
 
 
@@ -122,7 +119,7 @@ def _tool_form(template: str) -> str | None:
     if OPEN in template:
         if "<function=" in template:
             return "qwen3_coder"
-        # Others write tags of their own between these.
+        # Other models have tags of their own inside these.
         return "hermes" if "<arg_key>" not in template else None
     if llama.TAG in template or ("<|start_header_id|>" in template and '"parameters"' in template):
         return "llama3_json"
@@ -131,7 +128,7 @@ def _tool_form(template: str) -> str | None:
 
 @lru_cache(maxsize=64)
 def reasoning_form_of(templates: Sequence[str]) -> str | None:
-    """The name of the form in which `templates` write reasoning, or None."""
+    """Return the name of the reasoning format in some chat templates, or None."""
     for template in templates:
         if harmony.CHANNEL in template and harmony.MESSAGE in template:
             return "openai_gptoss"
@@ -143,7 +140,7 @@ def reasoning_form_of(templates: Sequence[str]) -> str | None:
 
 
 def answer_parser(form: ToolForm | None, tools: Tools) -> OutputParser:
-    """A parser of one answer, without its reasoning."""
+    """Return a parser of one answer, without its reasoning."""
     return ContentParser() if form is None else form.parser(tools)
 
 

@@ -1,12 +1,11 @@
-"""What a model's output says: content, reasoning and tool calls, told apart as the text comes.
+"""Parsed output of a model: content, reasoning and tool calls, separated as the text arrives.
 
     parser = format.parser()                 one for each choice
-    parser.push(text) -> [deltas]            what `text` settles
-    parser.flush() -> [deltas]               what is left when no more text will come
-    Output.of(deltas)                        all of them put together
+    parser.push(text) -> [deltas]            deltas of further text
+    parser.flush() -> [deltas]               the rest at the end
+    ParsedOutput.of(deltas)                  all deltas joined
 
-Every API shape builds on these types; which parser a model needs is for the others of this package
-to say.
+Every API shape builds on these types; `formats` chooses the parser of a model.
 """
 
 from collections.abc import Callable, Iterable
@@ -24,7 +23,7 @@ class ContentDelta:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """A piece of what the model thought before it answered."""
+    """A piece of the reasoning before the answer."""
 
     text: str
 
@@ -50,23 +49,23 @@ OutputDelta: TypeAlias = ContentDelta | ReasoningDelta | ToolCallDelta
 
 
 class OutputParser(Protocol):
-    """Reads the output of one choice.
+    """Parser of one choice's output.
 
-    What `push` and `flush` return says the same however the text was cut. No text is lost and
-    nothing raises: what looks like a tool call and is none is content.
+    The joined deltas do not depend on how the text is cut. No text is lost and nothing raises: text
+    that looks like a tool call but is none is content.
     """
 
     def push(self, text: str) -> list[OutputDelta]:
-        """What `text` settles; none of the deltas is empty, but for the first of a tool call."""
+        """Take text and return its deltas; only the first delta of a tool call may be empty."""
         ...
 
     def flush(self) -> list[OutputDelta]:
-        """What is left when no more text will come."""
+        """Return the deltas that were held back, at the end of the text."""
         ...
 
 
 class ContentParser:
-    """All text is content."""
+    """Parser for which all text is content."""
 
     __slots__ = ()
 
@@ -80,22 +79,19 @@ class ContentParser:
 
 
 class Begins(Enum):
-    """Where an output begins."""
+    """Position of an output's start relative to the reasoning."""
 
     INSIDE = "inside"
-    """In the reasoning, whether or not its tag is written once more."""
+    """Inside the reasoning; the start tag may be repeated."""
     OPEN = "open"
-    """Before everything: the first word may be the tag."""
+    """Before everything: the first word may be the start tag."""
     BEHIND = "behind"
-    """Behind the reasoning, or without any."""
+    """After the reasoning, or without any."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningIds:
-    """Where reasoning stands, in token ids.
-
-    Between the tokens `start` and `end`, in an output that begins as `begins` says.
-    """
+    """Token ids of the reasoning's tags, and the position of the output's start."""
 
     start: int
     end: int
@@ -104,13 +100,12 @@ class ReasoningIds:
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """How the output of a request is read.
+    """Output format of a request.
 
     Attributes:
         parser: makes the parser of one choice.
-        special_tokens: those the parser must see; it is shown them even where special tokens are
-            skipped.
-        reasoning: by which the tokens of the reasoning are counted; None where they cannot be.
+        special_tokens: special tokens that the parser must see, even if special tokens are skipped.
+        reasoning: ids for counting reasoning tokens; None if they cannot be counted.
     """
 
     parser: Callable[[], OutputParser] = ContentParser
@@ -119,18 +114,17 @@ class OutputFormat:
 
 
 PLAIN = OutputFormat()
-"""All text is content."""
+"""Format for which all text is content."""
 
 
 @dataclass(slots=True)
 class ParsedOutput:
-    """What deltas say together.
+    """Joined deltas of an output.
 
     Attributes:
         content: the answer.
-        reasoning: what was thought before it.
-        tool_calls: by index; a call whose first delta is not among the deltas has no id and no
-            name.
+        reasoning: the reasoning before it.
+        tool_calls: by index; a call without its first delta has no id and no name.
     """
 
     content: str = ""
@@ -139,7 +133,7 @@ class ParsedOutput:
 
     @classmethod
     def of(cls, deltas: Iterable[OutputDelta]) -> "ParsedOutput":
-        """Put `outputs` together."""
+        """Join deltas."""
         content: list[str] = []
         reasoning: list[str] = []
         calls: dict[int, list[ToolCallDelta]] = {}

@@ -1,4 +1,4 @@
-"""Text and chats to prompts, and ids back to text, by what stands in a model directory."""
+"""Renderer of a model directory: text and chats to prompts, ids to text."""
 
 import secrets
 import threading
@@ -26,16 +26,10 @@ from inlay.render.tokenizer import load_tokenizer
 from inlay.render.vocabulary import Vocabulary
 
 _AT_A_TIME = 64 * 1024
-"""Characters of a long text that are looked at together.
-
-A tokenizer takes about 250 bytes for each.
-"""
+"""Characters of a long text that are counted together; tokenizing takes 250 bytes for each."""
 
 _CHARACTERS = 4
-"""Characters a token stands for, in most texts.
-
-What has no more than that for each position may be tokenized at once.
-"""
+"""Typical characters of a token; shorter texts than this for each position are tokenized whole."""
 
 _RESERVED = frozenset(
     {
@@ -53,9 +47,8 @@ _RESERVED = frozenset(
 class Renderer:
     """Tokenizer and chat template of a model.
 
-    Every method may be called from any thread, at the same time as others; tokenizing lets other
-    threads run. A megabyte of text takes about a second: call it off the event loop where texts may
-    be long.
+    Every method is thread-safe; tokenizing releases the interpreter's lock. A megabyte of text
+    takes about a second: call it off the event loop for long texts.
     """
 
     def __init__(
@@ -89,12 +82,12 @@ class Renderer:
         Args:
             path: the directory.
             chat_template: text of a template that replaces the model's own.
-            max_positions: long texts that certainly take more are refused before they are tokenized
-                whole, which takes 250 times their size in memory. Whether what is tokenized fits is
-                still for the caller to check.
+            max_positions: long texts that certainly exceed it are refused before they are tokenized
+                whole, which takes 250 times their size in memory. The caller still has to check
+                the length of the result.
 
         Raises:
-            InvalidRequestError: there is no usable tokenizer, or `chat_template` is not a template.
+            InvalidRequestError: no usable tokenizer, or `chat_template` is not a valid template.
         """
         directory = Path(path)
         loaded = load_tokenizer(directory)
@@ -107,7 +100,7 @@ class Renderer:
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest id with a token.
+        """One more than the largest token id.
 
         The model's embedding table may have more rows.
         """
@@ -121,21 +114,20 @@ class Renderer:
         keep: int | None = None,
         side: Side = "left",
     ) -> tuple[int, ...]:
-        """The ids of a text; special tokens written in it become their ids.
+        """Return the ids of a text; special tokens written in it become their ids.
 
         Args:
-            text: any.
-            add_special_tokens: with those the tokenizer puts around a text, such as a
+            text: any text.
+            add_special_tokens: add those the tokenizer puts around a text, such as a
                 beginning-of-text token.
-            keep: ids that are of interest, or None for all. Of a long text only the end that has
-                them is tokenized: more of them may come back, and, as `end_of` says, of some texts
-                fewer.
-            side: the side of the text that is not of interest.
+            keep: number of ids wanted, or None for all. Only that end of a long text is tokenized:
+                more ids may be returned and, as `end_of` says, for some texts fewer.
+            side: the side that is cut off.
 
         Raises:
-            InvalidRequestError: the text holds unpaired surrogates, where it was tokenized.
-            ContextLengthError: it is certain to take more than `max_positions`, and all of it was
-                asked for.
+            InvalidRequestError: the tokenized text holds unpaired surrogates.
+            ContextLengthError: all ids are wanted, and there are certainly more than
+                `max_positions`.
         """
         if keep is not None:
             return tuple(self.end(text, keep, add_special_tokens=add_special_tokens, side=side).ids)
@@ -145,9 +137,9 @@ class Renderer:
     def end(
         self, text: str, keep: int, *, add_special_tokens: bool = True, side: Side = "left"
     ) -> End:
-        """What `encode` gives where `keep` ids are of interest, and whether that is the whole text.
+        """Return at least `keep` ids of one end of a text, and whether they are all of it.
 
-        Arguments and errors as there.
+        Arguments and errors as `encode`.
         """
         return self._text_encoder().end(
             text, add_special_tokens=add_special_tokens, keep=keep, side=side
@@ -161,7 +153,7 @@ class Renderer:
         keep: int | None = None,
         side: Side = "right",
     ) -> list[tuple[int, ...]]:
-        """The ids of each of many texts.
+        """Return the ids of each of many texts.
 
         Arguments and errors as `TextEncoder.encode`, and `ContextLengthError` as `encode`.
         """
@@ -175,7 +167,7 @@ class Renderer:
     def encode_pairs(
         self, pairs: Sequence[tuple[str, str]], *, keep: int | None = None, side: Side = "right"
     ) -> list[Pair]:
-        """The ids of each of many pairs.
+        """Return the ids of each of many pairs.
 
         Arguments and errors as `TextEncoder.pairs`, and `ContextLengthError` as `encode`.
         """
@@ -185,7 +177,7 @@ class Renderer:
         return self._text_encoder().pairs(pairs, keep=keep, side=side)
 
     def clipped(self, texts: Sequence[str], tokens: Sequence[int]) -> list[str]:
-        """The beginning of each text; arguments and errors as `TextEncoder.clipped`."""
+        """Return the beginning of each text; arguments and errors as `TextEncoder.clipped`."""
         return self._text_encoder().clipped(texts, tokens)
 
     def chat(
@@ -200,9 +192,9 @@ class Renderer:
         keep: int | None = None,
         side: Side = "left",
     ) -> Prompt:
-        """The prompt of a chat.
+        """Return the prompt of a chat.
 
-        Nothing a message says is ever taken for embeddings; text next to them is split only there.
+        Text of a message is never taken for embeddings; it is split only next to them.
 
         Args:
             messages: as OpenAI's; a content part `{"type": "prompt_embeds", "index": i}` stands for
@@ -212,14 +204,14 @@ class Renderer:
             add_generation_prompt: end where the assistant's answer begins.
             continue_final_message: end where the last message's content ends.
             template_kwargs: further variables for the template.
-            keep: positions that are of interest, or None for all; as for `encode`.
-            side: the side of the prompt that is not.
+            keep: number of positions wanted, or None for all; as for `encode`.
+            side: the side that is cut off.
 
         Raises:
             InvalidRequestError: the messages are malformed, the model has no template, or the
                 template refuses the messages, fails on them, or leaves out embeddings.
-            ContextLengthError: its text is certain to take more than `max_positions`, and all of it
-                was asked for.
+            ContextLengthError: all positions are wanted, and its text certainly takes more than
+                `max_positions`.
         """
         if continue_final_message and add_generation_prompt:
             raise InvalidRequestError(
@@ -263,7 +255,7 @@ class Renderer:
         return self._rows_tokenizer().prompt(text, marks, rows, keep=keep, side=side)
 
     def template_variables(self, *, tools: bool) -> frozenset[str]:
-        """The variables that the chat template for requests with or without tools reads.
+        """Return the variables that the chat template, with or without tools, reads.
 
         Raises:
             InvalidRequestError: the model has no template, or no valid one.
@@ -271,12 +263,11 @@ class Renderer:
         return self._templates.choose(tools=tools).variables()
 
     def _check_length(self, text: str) -> None:
-        """Count the tokens of a long text piece by piece, until they are too many."""
+        """Count the tokens of a long text piece by piece, and raise if there are too many."""
         limit = self._max_positions
         if limit is None or len(text) <= max(_AT_A_TIME, _CHARACTERS * limit):
             return
-        # Where a text is cut it may take a few tokens more than whole, so what is near the limit is
-        # left to be counted whole.
+        # Cutting a text may add a few tokens, so texts near the limit are left to the exact count.
         most = limit + limit // 8
         count = 0
         for start in range(0, len(text), _AT_A_TIME):
@@ -284,13 +275,13 @@ class Renderer:
             count += len(_encode(self._tokenizer, piece, add_special_tokens=False))
             if count > most:
                 raise ContextLengthError(
-                    f"This model's maximum context length is {limit} tokens; the first {start + len(piece)} of "
-                    f"{len(text)} characters take {count}.",
+                    f"This model's maximum context length is {limit} tokens; the first "
+                    f"{start + len(piece)} of {len(text)} characters take {count}.",
                     param="prompt",
                 )
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of ids; those without a token stand for nothing.
+        """Return the text of ids; ids without a token are ignored.
 
         Raises:
             InvalidRequestError: an id is negative or does not fit into 32 bits.
@@ -304,13 +295,13 @@ class Renderer:
         spaces_between_special_tokens: bool = True,
         keep: Collection[str] = frozenset(),
     ) -> Detokenizer:
-        """A new detokenizer for one sequence.
+        """Return a new detokenizer for one sequence.
 
         Args:
-            skip_special_tokens: special tokens stand for nothing.
-            spaces_between_special_tokens: false leaves out what the tokenizer puts between added
-                tokens that follow each other, where none are skipped; as vLLM's.
-            keep: tokens that are not skipped, special or not.
+            skip_special_tokens: leave special tokens out.
+            spaces_between_special_tokens: False leaves out the spaces that the tokenizer puts
+                between consecutive added tokens, if none are skipped; as in vLLM.
+            keep: tokens that are never skipped.
         """
         if (
             not spaces_between_special_tokens
@@ -326,33 +317,27 @@ class Renderer:
 
     @property
     def chat_templates(self) -> tuple[str, ...]:
-        """The texts of the chat templates, one for tools first; none where the model has none."""
+        """Texts of the chat templates, the one for tools first; empty if the model has none."""
         return self._templates.sources
 
     def token_id(self, token: str) -> int | None:
-        """The id of what is one token, as the vocabulary spells it."""
+        """Return the id of a token as the vocabulary spells it, or None."""
         id_: int | None = self._tokenizer.token_to_id(token)
         return id_
 
     def token(self, id_: int) -> str | None:
-        """The token of an id as the vocabulary spells it, such as `Ġa`.
-
-        None where the id has none.
-        """
+        """Return the token of an id as the vocabulary spells it, such as `Ġa`, or None."""
         return self._vocabulary.token(id_)
 
     def token_text(self, id_: int) -> str:
-        """What an id reads as within a text, its leading space included.
+        """Return the text of an id inside a text, with its leading space.
 
-        U+FFFD for a part of a character.
+        It is U+FFFD for a part of a character.
         """
         return self._vocabulary.text(id_)
 
     def token_bytes(self, id_: int) -> list[int]:
-        """The bytes of an id, also where they are a part of a character.
-
-        Empty for an id without a token.
-        """
+        """Return the bytes of an id, which may be a part of a character; empty without a token."""
         return list(self._vocabulary.data(id_))
 
     def _text_encoder(self) -> TextEncoder:
@@ -369,10 +354,10 @@ class Renderer:
 
 
 class _RowsTokenizer:
-    """A copy of a tokenizer with one more special token, which stands for rows.
+    """A copy of a tokenizer with one more special token, as placeholder for rows.
 
-    Around a special token text is tokenized as on its own, as it is around the model's own special
-    tokens. The token's text is random and never leaves this object.
+    Text next to a special token is tokenized as if it stood alone. The token's text is random and
+    never leaves this object.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -390,13 +375,13 @@ class _RowsTokenizer:
         keep: int | None,
         side: Side,
     ) -> Prompt:
-        """The prompt of a rendered text, with `rows` in the places of their marks.
+        """Return the prompt of a rendered text, with `rows` in place of their marks.
 
-        Of its one end, `keep` positions or more.
+        With `keep`, it is one end of it with at least as many positions.
         """
         whole = marks.replace(text, self._text)
         encode = partial(_encode, self._tokenizer, add_special_tokens=False)
-        # A mark counts as one position, so that there are never too few.
+        # A mark counts as one position, so there are never too few.
         ids = encode(whole) if keep is None else end_of(encode, whole, keep, side).ids
         count = ids.count(self._id)
         segments: list[Segment] = []
@@ -410,7 +395,7 @@ class _RowsTokenizer:
 
 
 def _encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-    # The batch form leaves out offsets, which nobody needs and which take two thirds of the time.
+    # The batch form leaves out offsets, which are not needed and take two thirds of the time.
     try:
         (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     except TypeError as error:

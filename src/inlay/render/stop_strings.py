@@ -1,4 +1,4 @@
-"""Stop strings in a text that comes in pieces."""
+"""Stop strings in a text that arrives in pieces."""
 
 import re
 from collections.abc import Iterable
@@ -6,18 +6,15 @@ from collections.abc import Iterable
 from inlay.errors import InvalidRequestError
 
 STATE_BYTES = 512
-"""Bytes that one state of the automaton takes at most.
-
-There is at most one for each character of the stop strings.
-"""
+"""Maximum bytes of one state of the automaton; there is at most one for each character."""
 
 
 class StopStrings:
     """Aho-Corasick automaton over the stop strings of one request, shared by all its choices.
 
-    A state stands for a prefix of stop strings; 0 is the empty one. A state is added when a text
-    first reaches it, so that building costs nothing before the text calls for it: no character adds
-    more states than there are stop strings. Not safe for use by two threads at a time.
+    A state is a prefix of stop strings; 0 is the empty prefix. States are added when a text first
+    reaches them, so that building costs nothing in advance: a character adds at most as many states
+    as there are stop strings. Not thread-safe.
 
     Source: Aho and Corasick, "Efficient string matching" (1975).
 
@@ -41,32 +38,31 @@ class StopStrings:
         self.lengths: list[int] = []
         self.ends: list[str | None] = []
         self._prefixed: list[str] = []
-        # Of each state by character: the next state, or the stop strings that go on so while no
-        # text has.
+        # For each state, by character: the next state, or the stop strings that continue this way
+        # while no text has reached it.
         self._next: list[dict[str, int | list[str]]] = []
-        # The state of the longest other prefix that each state's prefix ends with.
+        # For each state, the state of the longest other prefix that its prefix ends with.
         self._fallbacks: list[int] = []
-        # The first of a state's fallbacks that a character may follow which cannot follow the
-        # state.
+        # For each state, the first fallback that has a continuation which the state lacks.
         self._misses: list[int] = []
         self._add(unique, 0, 0)
         self.starts = re.compile("[" + "".join(map(re.escape, self._next[0])) + "]")
 
     @staticmethod
     def size(stops: Iterable[str]) -> int:
-        """Bytes that the automaton of `stops` takes at most."""
+        """Return the maximum bytes of the automaton of `stops`."""
         return STATE_BYTES * sum(map(len, stops))
 
     def __len__(self) -> int:
-        """States so far."""
+        """Return the number of states so far."""
         return len(self.lengths)
 
     def prefix(self, state: int) -> str:
-        """The prefix that `state` stands for."""
+        """Return the prefix of `state`."""
         return self._prefixed[state][: self.lengths[state]]
 
     def step(self, state: int, character: str) -> int:
-        """The state of the longest prefix that the prefix of `state` and then `character` end with."""
+        """Return the state of the longest prefix at the end of `state`'s prefix + `character`."""
         while True:
             following = self._next[state].get(character)
             if isinstance(following, int):
@@ -83,7 +79,7 @@ class StopStrings:
             state = self._misses[state]
 
     def _add(self, stops: list[str], length: int, fallback: int) -> int:
-        """The new state of the prefix of `length` characters that all of `stops` have."""
+        """Add the state of the prefix of `length` characters that all of `stops` share."""
         following: dict[str, int | list[str]] = {}
         end = self.ends[fallback] if length else None
         for stop in stops:
@@ -106,11 +102,11 @@ class StopStrings:
 
 
 class StopMatcher:
-    """The first stop string to be complete in the text of one choice, wherever its pieces are cut.
+    """Finder of the first complete stop string in one choice's text, however it is cut.
 
-    Of several that end at the same character the longest wins, so what is shown holds no part of
+    Of several that end at the same character the longest wins, so the shown text holds no part of
     any. Only text that may still become a stop string is held back: the prefix of the automaton's
-    state, which is all that is kept.
+    state, which is all that is stored.
 
     Attributes:
         matched: the stop string that was found, or None.
@@ -119,11 +115,11 @@ class StopMatcher:
     __slots__ = ("_include", "_state", "_stops", "matched")
 
     def __init__(self, stops: StopStrings, *, include: bool = False) -> None:
-        """Match nothing yet.
+        """Start before the text.
 
         Args:
             stops: of the request.
-            include: show the stop string too.
+            include: True to show the stop string too.
         """
         self._stops = stops
         self._include = include
@@ -131,10 +127,10 @@ class StopMatcher:
         self.matched: str | None = None
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """Take more of the text; after a match it is dropped.
+        """Take more text; after a match it is dropped.
 
         Returns:
-            What may be shown now, and the stop string that ended the text, or None.
+            The text that may be shown now, and the stop string that ended the text, or None.
         """
         if self.matched is not None:
             return "", self.matched
@@ -159,7 +155,7 @@ class StopMatcher:
         return whole[: len(whole) - stops.lengths[state]], None
 
     def flush(self) -> str:
-        """The text that was held back, when no more will come; nothing after a match."""
+        """Return the text that was held back, at the end; empty after a match."""
         held = "" if self.matched is not None else self._stops.prefix(self._state)
         self._state = 0
         return held

@@ -1,4 +1,4 @@
-"""Chat templates: Jinja as transformers (5.23) runs it, sandboxed, and bounded in time and size."""
+"""Chat templates: Jinja as in transformers (5.23), sandboxed and bounded in time and size."""
 
 import json
 import time
@@ -18,26 +18,20 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 from inlay.errors import InvalidRequestError
 
 MAX_CHARACTERS = 2**25
-"""Length of a rendered chat at most."""
+"""Maximum length of a rendered chat."""
 
 MAX_SECONDS = 10.0
-"""Time a template may take, looked at whenever it has written something."""
+"""Maximum time of a template, checked whenever it has written something."""
 
 _TEXTS = ("first\npart", 'second "part"')
-"""What templates are tried with.
-
-Written as they are by a template that reads them, escaped by one that prints a list.
-"""
+"""Texts for probing templates; a template that prints a list would escape them."""
 
 _CALLED = "called"
-"""Name of a function templates are tried with."""
+"""Name of a function for probing templates."""
 
 
 class Reads(NamedTuple):
-    """What forms of content a template writes out.
-
-    A string, a list of one text part, a list of several.
-    """
+    """Forms of content that a template supports: a string, one text part, several text parts."""
 
     text: bool
     part: bool
@@ -45,10 +39,7 @@ class Reads(NamedTuple):
 
 
 class ChatTemplates:
-    """The templates of a model.
-
-    One, or several by name, of which "tool_use" is for requests with tools.
-    """
+    """Chat templates of a model: one, or several by name; "tool_use" is for requests with tools."""
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         self._templates = {
@@ -59,7 +50,7 @@ class ChatTemplates:
     def load(
         cls, directory: Path, config: Mapping[str, Any], special_tokens: Mapping[str, str]
     ) -> "ChatTemplates":
-        """The templates in a model directory; files go before `tokenizer_config.json`.
+        """Load the templates of a model directory; files precede `tokenizer_config.json`.
 
         Raises:
             InvalidRequestError: a template file cannot be read.
@@ -79,12 +70,12 @@ class ChatTemplates:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The texts of all of them, the one for tools first."""
+        """Texts of all templates, the one for tools first."""
         names = sorted(self._templates, key=lambda name: name != "tool_use")
         return tuple(self._templates[name].source for name in names)
 
     def choose(self, *, tools: bool) -> "ChatTemplate":
-        """The template for a request, with tools or without.
+        """Return the template for a request with or without tools.
 
         Raises:
             InvalidRequestError: the model has none.
@@ -94,7 +85,8 @@ class ChatTemplates:
         if template is None:
             named = f", only {', '.join(sorted(self._templates))}" if self._templates else ""
             raise InvalidRequestError(
-                f"the model has no default chat template{named}: serve it with --chat-template, or use completions",
+                f"the model has no default chat template{named}: serve it with --chat-template, or "
+                "use completions",
                 param="messages",
             )
         return template
@@ -108,10 +100,10 @@ def _read(path: Path) -> str:
 
 
 class ChatTemplate:
-    """One template. Compiled at first use; may be rendered by many threads at once.
+    """One template. Compiled at first use; thread-safe.
 
     Attributes:
-        source: its text.
+        source: text of the template.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
@@ -129,11 +121,11 @@ class ChatTemplate:
         add_generation_prompt: bool,
         variables: Mapping[str, Any],
     ) -> str:
-        """The text of a chat. `variables` go before the special tokens of the same name.
+        """Render a chat. `variables` take precedence over special tokens of the same name.
 
         Raises:
-            InvalidRequestError: the template refused the messages, failed on them, or wrote too
-                much or too long.
+            InvalidRequestError: the template refused the messages, failed on them, wrote too much,
+                or took too long.
         """
         values = {
             "tools": tools,
@@ -164,7 +156,7 @@ class ChatTemplate:
             raise
         except jinja2.TemplateError as error:
             raise InvalidRequestError(f"the chat template: {error}", param="messages") from error
-        except Exception as error:  # whatever the template's expressions raise over these messages
+        except Exception as error:  # a template's expressions may raise anything
             reason = f"{type(error).__name__}: {error}"
             raise InvalidRequestError(
                 f"the chat template failed on these messages: {reason}", param="messages"
@@ -172,7 +164,7 @@ class ChatTemplate:
         return "".join(pieces)
 
     def compiled(self) -> jinja2.Template:
-        """The template, ready to be rendered.
+        """Return the compiled template.
 
         Raises:
             InvalidRequestError: it is not a valid template.
@@ -188,9 +180,9 @@ class ChatTemplate:
         return self._compiled
 
     def variables(self) -> frozenset[str]:
-        """The variables the template reads.
+        """Return the variables that the template reads.
 
-        Those of `chat_template_kwargs` that are not among them say nothing to it.
+        Other variables in `chat_template_kwargs` have no effect.
 
         Raises:
             InvalidRequestError: it is not a valid template.
@@ -202,7 +194,7 @@ class ChatTemplate:
         return self._variables
 
     def names(self, text: str) -> bool:
-        """Return True if `text` is a string literal of the template, as a role that it handles is."""
+        """Return True if `text` is a string literal of the template, as a supported role is."""
         return text in self._literals
 
     @cached_property
@@ -211,11 +203,10 @@ class ChatTemplate:
         return frozenset(node.value for node in tree.find_all(Const) if isinstance(node.value, str))
 
     def reads(self, role: str) -> "Reads":
-        """The forms of content the template writes out, in a message of `role`.
+        """Return the forms of content that the template supports in a message of `role`.
 
-        Found by trying: how a template goes through content (loops, macros, filters, the first part
-        alone) is too various to be read off its source. Roles that few templates know are treated
-        as the user's.
+        Found by rendering a probe: templates read content in too many ways (loops, macros, filters,
+        only the first part) to find it in the source. Other roles are treated as the user's.
         """
         if role not in ("system", "developer", "assistant"):
             role = "user"
@@ -226,12 +217,10 @@ class ChatTemplate:
 
     @cached_property
     def absent_content(self) -> Mapping[str, str | None]:
-        """What stands for content in a message that has tool calls and nothing else.
+        """Content of a message that has only tool calls: no field, None, or an empty text.
 
-        No field, None or an empty text.
-
-        Found by trying, as `reads` is: some templates ask whether content is None before they write
-        calls, others write a None out.
+        Found by rendering a probe, as `reads`: some templates test whether content is None before
+        they write calls, others print the None.
         """
         function = {"name": _CALLED, "arguments": {}}
         call = {"id": "a" * 9, "type": "function", "function": function}
@@ -260,7 +249,7 @@ class ChatTemplate:
         )
 
     def _writes(self, role: str, content: object, expected: Sequence[str]) -> bool:
-        """Whether all of `expected` is in the text of a chat with `content`, in order."""
+        """Return True if a chat with `content` renders with all of `expected`, in order."""
         tried: dict[str, object] = {"role": role, "content": content}
         other: dict[str, object] = {"role": "user", "content": "x"}
         before = [other] if role == "assistant" else []
@@ -280,12 +269,12 @@ class ChatTemplate:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Bounds the two operators by which a short expression makes a huge value."""
+    """Sandbox that bounds the two operators by which a short expression makes a huge value."""
 
     intercepted_binops = frozenset({"*", "**"})
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Multiply or raise to a power, unless the outcome would be absurd."""
+        """Multiply or raise to a power, unless the result would be too large."""
         if operator == "**":
             if abs(left) > 2**16 or abs(right) > 64:
                 raise jinja2.TemplateError(f"{left} ** {right} is too large")
@@ -302,15 +291,12 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Generation(Extension):
-    """`{% generation %}`, which marks what the assistant wrote, for training.
-
-    Its body is rendered as it is.
-    """
+    """Tag `{% generation %}`, which marks assistant text for training; rendered as its body."""
 
     tags = {"generation"}  # noqa: RUF012 (an instance variable to the base class)
 
     def parse(self, parser: Parser) -> list[Node]:
-        """The nodes of the body."""
+        """Return the nodes of the body."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -332,7 +318,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own escapes for HTML, which models were not trained on.
+    # Jinja's own filter escapes for HTML, which models were not trained on.
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

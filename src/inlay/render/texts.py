@@ -1,7 +1,4 @@
-"""Texts and pairs of texts to ids for models that embed or score them.
-
-Many at a time, cut where they are too long.
-"""
+"""Batch tokenization of texts and pairs for embedding and scoring models, with truncation."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -14,23 +11,23 @@ from inlay.render.ends import End, Side, end_of, first_size, part_of
 from inlay.render.word_pieces import WordPieces
 
 _CHARACTERS = 32
-"""Characters per kept token of which a text of a pair is cut before it is tokenized.
+"""Characters for each kept token beyond which a text of a pair is cut before tokenization.
 
-What is cut off takes time and memory for nothing.
+It saves the time and memory of tokenizing the rest.
 """
 
 _PROBE = "a"
 
 
 class Pair(NamedTuple):
-    """A pair of texts as ids; the second text's part begins at `second_from`."""
+    """Ids of a pair of texts; the second text begins at `second_from`."""
 
     ids: tuple[int, ...]
     second_from: int
 
 
 class TextEncoder:
-    """Tokenizes many texts at once. Safe to call from any thread."""
+    """Tokenizer of many texts at once. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -51,14 +48,13 @@ class TextEncoder:
         keep: int | None = None,
         side: Side = "right",
     ) -> list[tuple[int, ...]]:
-        """The ids of each text.
+        """Return the ids of each text.
 
         Args:
-            texts: any.
-            add_special_tokens: with those the tokenizer puts around a text; they stay when it is
-                cut.
-            keep: ids at most, or None for all.
-            side: which side of a text is cut off.
+            texts: any texts.
+            add_special_tokens: add those the tokenizer puts around a text; truncation keeps them.
+            keep: maximum ids, or None for all.
+            side: the side of a text that is cut off.
 
         Raises:
             InvalidRequestError: a text holds unpaired surrogates.
@@ -80,9 +76,9 @@ class TextEncoder:
         return found
 
     def end(self, text: str, *, add_special_tokens: bool, keep: int, side: Side) -> End:
-        """One end of a text's ids, the special tokens there included.
+        """Return at least `keep` ids of one end of a text, with the special tokens there.
 
-        `keep` of them at least, or all; as `end_of` has them.
+        Exceptions as in `end_of`.
         """
         found = end_of(self._bare, text, keep, side)
         before, after = (self._before, self._after) if add_special_tokens else ([], [])
@@ -91,12 +87,9 @@ class TextEncoder:
         return End((*before, *found.ids) if side == "right" else (*found.ids, *after), False)
 
     def _cut(self, texts: Sequence[str], room: int, side: Side) -> list[Sequence[int]]:
-        """The ids of each text without special tokens, of one end of it where it is long.
-
-        Those that `end_of` finds.
-        """
+        """Return the ids of each text without special tokens; of a long text, those of `end_of`."""
         size = first_size(room)
-        # Short texts, which most are, together.
+        # Short texts, the usual case, are tokenized together.
         short = iter(
             self._ids([text for text in texts if len(text) <= size], add_special_tokens=False)
         )
@@ -109,12 +102,10 @@ class TextEncoder:
         return self._ids([text], add_special_tokens=False)[0]
 
     def clipped(self, texts: Sequence[str], tokens: Sequence[int]) -> list[str]:
-        """The beginning of each text that takes as many tokens at most, special ones not counted.
+        """Return the first `tokens` tokens of each text as text; 0 keeps the whole text.
 
-        0 is the whole text.
-
-        As vLLM's `truncate_text_to_tokens`, but that a text is first cut to the characters that
-        certainly hold them.
+        Special tokens are not counted. As vLLM's `truncate_text_to_tokens`, but a text is first cut
+        to the characters that certainly hold its tokens.
 
         Raises:
             InvalidRequestError: a text holds unpaired surrogates.
@@ -134,19 +125,19 @@ class TextEncoder:
             if len(encoding.ids) <= most:
                 break
             end = min(encoding.offsets[most - 1][1], encoding.offsets[most][0])
-            # What was cut may take more tokens on its own: it gets shorter each time.
+            # A cut text may have more tokens on its own; it gets shorter in each round.
             text = text[: min(end, len(text) - 1)]
         return text
 
     def pairs(
         self, pairs: Sequence[tuple[str, str]], *, keep: int | None = None, side: Side = "right"
     ) -> list[Pair]:
-        """The ids of each pair of texts, with the special tokens around and between them.
+        """Return the ids of each pair of texts, with the special tokens around and between them.
 
         Args:
-            pairs: any.
-            keep: ids at most, or None for all; what is over is taken from the longer text first.
-            side: which side of a text is cut off.
+            pairs: any texts.
+            keep: maximum ids, or None for all; the longer text is cut first.
+            side: the side of a text that is cut off.
 
         Raises:
             InvalidRequestError: a text holds unpaired surrogates.
@@ -170,8 +161,7 @@ class TextEncoder:
         return found
 
     def _shortened(self, first: str, second: str, keep: int, side: Side) -> Pair:
-        # A tokenizer's own way to truncate is a setting of the whole tokenizer, which other threads
-        # use.
+        # A tokenizer's own truncation is a setting of the whole object, which other threads use.
         room = max(0, keep - self._tokenizer.num_special_tokens_to_add(True))
         one, two = (
             self._tokenizer.encode(part_of(text, _enough(room), side), add_special_tokens=False)
@@ -202,14 +192,14 @@ class TextEncoder:
 
 
 def _enough(room: int) -> int:
-    """Characters that certainly hold the `room` ids that are kept, unless tokens are very long."""
+    """Return the characters that certainly hold `room` ids, unless tokens are very long."""
     return _CHARACTERS * (room + 32)
 
 
 def _shared(one: int, two: int, room: int) -> tuple[int, int]:
-    """What two texts of `one` and `two` ids, too many together, keep of `room`.
+    """Return the ids that two texts of `one` and `two` ids keep, `room` in all.
 
-    As the tokenizers library's "longest_first".
+    As "longest_first" of the tokenizers library.
     """
     small, large = sorted((one, two))
     large = small if small > room else max(small, room - small)

@@ -1,11 +1,8 @@
-"""The tokenizer of a model directory.
+"""Tokenizer of a model directory: `tokenizer.json`, and additions of `tokenizer_config.json`.
 
-`tokenizer.json`, and what `tokenizer_config.json` adds to it.
-
-The rules are those by which transformers (5.23) makes a fast tokenizer of the same directory:
-tokens that the configuration names and the file lacks are added; `add_bos_token` and
-`add_eos_token` count for nothing beside the file, which says what goes around a text; truncation
-and padding in the file are switched off.
+The rules are those of a fast tokenizer of transformers (5.23): tokens that the configuration names
+and the file lacks are added; `add_bos_token` and `add_eos_token` have no effect, because the file
+defines the special tokens around a text; truncation and padding in the file are switched off.
 """
 
 import json
@@ -18,7 +15,7 @@ from inlay.errors import InvalidRequestError
 
 
 class LoadedTokenizer(NamedTuple):
-    """A tokenizer, and the special tokens by the names templates know them by ("bos_token")."""
+    """A tokenizer, its special tokens by their names in templates ("bos_token"), its config."""
 
     tokenizer: Tokenizer
     special_tokens: dict[str, str]
@@ -33,9 +30,11 @@ def load_tokenizer(directory: Path) -> LoadedTokenizer:
     """
     path = directory / "tokenizer.json"
     if not path.is_file():
+        where = repr(str(directory))
         raise InvalidRequestError(
-            f"{directory} has no tokenizer.json. If the model has another kind of tokenizer, convert it once: "
-            f"transformers.AutoTokenizer.from_pretrained({str(directory)!r}).save_pretrained({str(directory)!r})",
+            f"{directory} has no tokenizer.json. If the model has another kind of tokenizer, "
+            f"convert it once: transformers.AutoTokenizer.from_pretrained({where})"
+            f".save_pretrained({where})",
             param="model",
         )
     try:
@@ -59,7 +58,7 @@ def load_tokenizer(directory: Path) -> LoadedTokenizer:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a file, empty when there is no such file."""
+    """Return the JSON object in a file; empty if there is no such file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -74,7 +73,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _content(token: object) -> str | None:
-    """The text of a token as configurations write it: a string, or an object with `content`."""
+    """Return the text of a token in a configuration: a string, or an object with `content`."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None
@@ -92,7 +91,7 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
 def _add_missing(
     tokenizer: Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]
 ) -> None:
-    """Add what the configuration names and the tokenizer does not have as an added token."""
+    """Add the tokens of the configuration that are not added tokens of the tokenizer."""
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     missing: dict[str, AddedToken] = {}
     for _, token in sorted(

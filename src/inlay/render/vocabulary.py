@@ -1,4 +1,4 @@
-"""What single ids stand for: tokens, bytes, text."""
+"""Tokens, bytes and text of single ids."""
 
 import json
 from functools import cached_property
@@ -11,12 +11,12 @@ _MAX_ID = 2**32
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Characters that stand for bytes in byte-level vocabularies.
+    """Return the characters that represent bytes in byte-level vocabularies.
 
-    Printable Latin-1 for itself, U+0100 on for the rest.
+    Printable Latin-1 represents itself; the other bytes are U+0100 onwards.
 
-    Radford et al., "Language models are unsupervised multitask learners" (2019), in the code
-    published with it.
+    Source: the code of Radford et al., "Language models are unsupervised multitask learners"
+    (2019).
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
@@ -29,16 +29,16 @@ _ALPHABET = _byte_level_alphabet()
 
 
 class Vocabulary:
-    """Ids of a tokenizer, one by one.
+    """Vocabulary of a tokenizer, by single ids.
 
-    Safe to use from any thread: what it remembers is only ever added to.
+    Thread-safe: its caches only grow.
 
     Attributes:
-        tokenizer: whose ids they are.
+        tokenizer: the tokenizer.
         added: tokens added to the vocabulary, special or not, by id.
         special: ids of special tokens.
-        byte_level: the decoder joins the bytes of all tokens, so each id has bytes of its own.
-        byte_fallback: tokens like `<0xE2>` stand for single bytes among tokens of text.
+        byte_level: True if the decoder joins the bytes of all tokens.
+        byte_fallback: True if tokens like `<0xE2>` represent single bytes.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -60,7 +60,7 @@ class Vocabulary:
 
     @cached_property
     def byte_ids(self) -> dict[int, int]:
-        """Ids that a decoder with byte fallback takes for single bytes, and the bytes."""
+        """Bytes by id, for the ids that a decoder with byte fallback reads as single bytes."""
         if not self.byte_fallback:
             return {}
         ids = {
@@ -71,7 +71,7 @@ class Vocabulary:
         return {id_: byte for id_, byte in ids.items() if id_ is not None}
 
     def token(self, id_: int) -> str | None:
-        """The token as the vocabulary spells it, None where the id has none."""
+        """Return the token as the vocabulary spells it, or None."""
         known = self._tokens.get(id_)
         if known is None and 0 <= id_ < _MAX_ID:
             known = self.tokenizer.id_to_token(id_)
@@ -80,10 +80,7 @@ class Vocabulary:
         return known
 
     def data(self, id_: int) -> bytes:
-        """The bytes an id stands for; a part of a character where it is one.
-
-        Empty where the id has no token.
-        """
+        """Return the bytes of an id, which may be a part of a character; empty without a token."""
         known = self._bytes.get(id_)
         if known is None:
             token = self.token(id_)
@@ -101,14 +98,14 @@ class Vocabulary:
         return self._in_context(id_).encode() if byte is None else bytes((byte,))
 
     def text(self, id_: int) -> str:
-        """What an id reads as in the middle of a text.
+        """Return the text of an id inside a text, with its leading space.
 
-        With its leading space, U+FFFD for parts of a character.
+        It is U+FFFD for a part of a character.
         """
         return self.data(id_).decode("utf-8", "replace")
 
     def _in_context(self, id_: int) -> str:
-        """Decoded behind another token, as decoders drop the space in front of the first."""
+        """Decode an id after another token, because decoders drop a text's first space."""
         anchor = self._anchor
         before = self.decode(anchor, skip_special_tokens=False)
         return self.decode((*anchor, id_), skip_special_tokens=False)[len(before) :]
@@ -119,14 +116,14 @@ class Vocabulary:
         return tuple(id_ for id_ in ids[-1:] if id_ not in self.byte_ids)
 
     def alone(self, id_: int) -> str:
-        """An id decoded by itself, as the first of a text."""
+        """Decode an id by itself, as the first of a text."""
         known = self._alone.get(id_)
         if known is None:
             known = self._alone[id_] = self.decode((id_,), skip_special_tokens=False)
         return known
 
     def decode(self, ids: "tuple[int, ...] | list[int]", *, skip_special_tokens: bool) -> str:
-        """The text of `ids`; those without a token stand for nothing.
+        """Return the text of `ids`; ids without a token are ignored.
 
         Raises:
             InvalidRequestError: an id is negative or does not fit into 32 bits.
@@ -141,7 +138,7 @@ class Vocabulary:
 
 
 def _decoder_kinds(tokenizer: Tokenizer) -> list[str]:
-    """Names of the decoder's steps, in order."""
+    """Return the names of the decoder's steps, in order."""
     if tokenizer.decoder is None:
         return []
     decoder = json.loads(tokenizer.decoder.__getstate__())

@@ -1,10 +1,10 @@
-"""WordPiece as BERT's tokenizers do it, most of it by looking words up.
+"""BERT's WordPiece tokenization with a fast path that looks words up.
 
-WordPiece takes the longest token a word begins with, so a word that is a token is that token and
-nothing else: more than nine words in ten of English text are. Looking one up takes a sixth of the
-time that the tokenizers library takes for it. All other words are left to the library, one by one:
-what BERT's way to normalise and to split makes of a word does not depend on what is beyond the next
-space. Where there are many of them, it is given whole texts, as if no word had been looked up.
+WordPiece takes the longest token a word begins with, so a word that is a token is exactly that
+token: more than nine in ten words of English text are. Looking a word up takes a sixth of the
+library's time. All other words are tokenized by the library, one by one: BERT's normalisation and
+splitting of a word do not depend on anything beyond the next space. If there are many of them, the
+library gets the whole texts instead.
 """
 
 import re
@@ -13,33 +13,32 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 Encode = Callable[[Sequence[str]], Sequence[Sequence[int]]]
-"""The ids of each of some texts, without special tokens."""
+"""Returns the ids of each text, without special tokens."""
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-"""Are taken out, and what was around them is one word."""
+"""Control characters, which BERT removes, so that the text around them is one word."""
 
 _BETWEEN_SPACES = re.compile(r"[^ \t\n\r]+")
 _WORDS = re.compile(r"[A-Za-z0-9]+|[!-/:-@\[-`{-~]")
-"""Words and marks of ASCII."""
+"""ASCII words and punctuation."""
 
 _LONG = 32 * 1024
-"""Characters up to which words are looked up.
+"""Maximum characters of a text whose words are looked up.
 
-While a text is taken apart no other thread has a turn, for 4 ms at most, as measured; the
-library lets them work.
+Splitting holds the interpreter's lock, for at most 4 ms as measured; the library releases it.
 """
 
 _DEAR = 4
-"""A word on its own takes the library so many times what it takes within a text, as measured."""
+"""Cost of a word alone in the library, relative to a word within a text, as measured."""
 
 
 class WordPieces:
-    """The words that are tokens.
+    """Table of the words that are tokens.
 
     Args:
-        vocabulary: ids by token; those that are no word or mark of ASCII are not looked for.
-        added: tokens that are found in a text as they are, before it is split.
-        lowercase: whether words are made lower case.
+        vocabulary: ids by token; only ASCII words and punctuation are used.
+        added: added tokens, which are matched in a text before it is split.
+        lowercase: True if words are made lower case.
     """
 
     def __init__(
@@ -51,9 +50,8 @@ class WordPieces:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "WordPieces | None":
-        """Those of a tokenizer of BERT's kind; None of any other."""
-        # Asked of the parts, not read from all of it as text: that takes a while for a large
-        # vocabulary.
+        """Return the table of a BERT tokenizer; None for any other."""
+        # From the tokenizer's parts, because serialising a large vocabulary is slow.
         model, normalizer = tokenizer.model, tokenizer.normalizer
         added = tokenizer.get_added_tokens_decoder().values()
         if (
@@ -74,9 +72,9 @@ class WordPieces:
         )
 
     def encode(self, texts: Sequence[str], library: Encode) -> list[list[int]]:
-        """The ids of each text, without special tokens.
+        """Return the ids of each text, without special tokens.
 
-        `library` is asked at most once, for all that is not looked up.
+        `library` is called at most once, for all words that are not in the table.
         """
         found: list[list[int]] = []
         gaps: list[tuple[int, list[str], list[int | None]]] = []
@@ -112,9 +110,9 @@ class WordPieces:
         return found
 
     def _words(self, text: str) -> list[str]:
-        """What is looked up: words and marks; what lies between two spaces and is not all ASCII.
+        """Split a text into ASCII words, punctuation, and other words between spaces.
 
-        Or the whole text.
+        The whole text is one item if it cannot be split.
         """
         if (
             len(text) > _LONG

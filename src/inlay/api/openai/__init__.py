@@ -1,5 +1,7 @@
-"""What clients say and hear: OpenAI's requests and responses as msgspec structs.
+"""OpenAI's requests and responses, vLLM's fields included, as msgspec structs.
 
-Unknown fields are ignored, null is as good as absent, booleans are not integers. Structs hold what
-was said; whether it makes sense for a model is decided in `inlay.frontend`.
+One module for each route or family of routes. Unknown fields are ignored, null is treated as
+absent, and a boolean is never taken for an integer. A struct holds the request as it was sent;
+`inlay.frontend` checks it against the model and the settings. Fields that are known and not served
+are declared as `Unserved` (`unserved.py`) and refused.
 """

@@ -1,4 +1,4 @@
-"""Adapters at run time: vLLM's requests, and where an adapter may come from beside a directory."""
+"""Routes that load and unload adapters: vLLM's requests, and the sources of an adapter."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class AdapterSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where an adapter is.
+    """Location of an adapter's files.
 
     Attributes:
         uri: file://, https://, s3://bucket/prefix or hf://owner/name[@revision][/directory].
@@ -18,13 +18,13 @@ class AdapterSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LoadLoraAdapterRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Load an adapter. Either `lora_path` or `source` says where it is.
+    """Request to load an adapter from `lora_path` or from `source`.
 
     Attributes:
-        lora_name: what clients will call it.
+        lora_name: name that clients will use as `model`.
         lora_path: a directory of the worker's machine, or an address as in `source`.
-        load_inplace: it may take the place of another of that name.
-        base_model_name: of the model it is for, where several are served.
+        load_inplace: replace a loaded adapter of that name.
+        base_model_name: name of the base model, where several are served.
         is_3d_lora_weight: as vLLM's; only false is supported.
     """
 
@@ -37,13 +37,13 @@ class LoadLoraAdapterRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=
 
 
 class UnloadLoraAdapterRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Unload an adapter.
+    """Request to unload an adapter.
 
     Attributes:
         lora_name: of the adapter.
-        lora_int_id: as vLLM's; not looked at.
-        drain_timeout: seconds its running requests get before they are aborted; as the worker was
-            started unless given.
+        lora_int_id: as vLLM's; ignored.
+        drain_timeout: seconds that running requests have before they are aborted; the worker's
+            own setting when absent.
     """
 
     lora_name: str = ""
@@ -56,16 +56,16 @@ class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         id: its name.
-        worker: that has it.
-        parent: the model it is for.
-        root: where it came from.
-        state: it takes requests only when "ready".
-        kind: "lora", or "prompt": trained rows before every prompt.
+        worker: id of the worker.
+        parent: name of the base model.
+        root: path or URI it was loaded from.
+        state: requests are accepted in state "ready" only.
+        kind: "lora", or "prompt": trained embedding vectors before every prompt.
         content_id: digest of its files.
-        rank: of a LoRA.
-        num_positions: of a prompt.
-        running: requests under way.
-        reason: why it failed.
+        rank: rank of a LoRA.
+        num_positions: positions of a trained prompt.
+        running: running requests.
+        reason: cause of the failure.
     """
 
     id: str

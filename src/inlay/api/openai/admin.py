@@ -1,4 +1,4 @@
-"""What those who run a server are answered."""
+"""Responses of the admin routes."""
 
 from typing import Literal
 
@@ -8,16 +8,16 @@ from inlay.errors import ErrorBody
 
 
 class WorkerAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one worker made of a command.
+    """Result of a command on one worker.
 
     Attributes:
-        id: of the worker.
-        model: it serves.
-        status: as of HTTP; 200 when it followed.
-        error: why it did not.
-        blocks: cached blocks it forgot; those a running request uses stay.
-        level: of its sleep.
-        awake: whether it is wholly awake.
+        id: the worker's id.
+        model: name of the model it serves.
+        status: HTTP status of the command; 200 for success.
+        error: the error, where `status` is not 200.
+        blocks: cached blocks that were freed; blocks of running requests stay.
+        level: sleep level.
+        awake: True if weights and KV cache are both restored.
     """
 
     id: str
@@ -30,9 +30,9 @@ class WorkerAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CacheReset(msgspec.Struct, frozen=True):
-    """The answer of `/reset_prefix_cache` and `/clear_kv_blocks`.
+    """Response of `/reset_prefix_cache` and `/clear_kv_blocks`.
 
-    `success` when every worker did it.
+    `success` is True if every worker succeeded.
     """
 
     success: bool
@@ -40,7 +40,7 @@ class CacheReset(msgspec.Struct, frozen=True):
 
 
 class Asleep(msgspec.Struct, frozen=True):
-    """The answer of `/sleep`."""
+    """Response of `/sleep`."""
 
     status: Literal["sleeping"]
     level: int
@@ -48,7 +48,7 @@ class Asleep(msgspec.Struct, frozen=True):
 
 
 class Awake(msgspec.Struct, frozen=True):
-    """The answer of `/wake_up`; "sleeping" until all of them are wholly awake."""
+    """Response of `/wake_up`; "sleeping" until every worker is fully awake."""
 
     status: Literal["awake", "sleeping"]
     tags: list[str] | None
@@ -56,7 +56,7 @@ class Awake(msgspec.Struct, frozen=True):
 
 
 class WorkerSleep(msgspec.Struct, frozen=True):
-    """How deep one worker sleeps, 0 while it is awake."""
+    """Sleep level of one worker; 0 while it is awake."""
 
     id: str
     model: str
@@ -64,7 +64,7 @@ class WorkerSleep(msgspec.Struct, frozen=True):
 
 
 class IsSleeping(msgspec.Struct, frozen=True):
-    """The answer of `/is_sleeping`: whether any worker is."""
+    """Response of `/is_sleeping`: True if any worker sleeps."""
 
     is_sleeping: bool
     workers: list[WorkerSleep]

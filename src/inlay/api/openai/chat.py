@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`."""
+"""Types of `/v1/chat/completions`."""
 
 from typing import Any, Literal
 
@@ -12,17 +12,16 @@ class ChatRequest(GenerationRequest, kw_only=True):
     """A request to `/v1/chat/completions`.
 
     Attributes:
-        messages: as OpenAI's; what a template may want beyond them is passed on. Content parts:
+        messages: as OpenAI's; further fields are passed on to the chat template. Content parts:
             `text`, and `prompt_embeds` with one of `data` (base64), `ref`, `part`.
         tools: functions the model may call.
         tool_choice: "none", "auto", "required", or an object that names a function; "auto" when
             absent.
-        parallel_tool_calls: false allows one call at most.
+        parallel_tool_calls: false allows at most one call.
         include_reasoning: false leaves the reasoning out of the answer.
-        reasoning_effort: how much the model is to think, in its chat template's words; "none" not
-            at all.
+        reasoning_effort: a value that the chat template reads; "none" switches reasoning off.
         chat_template_kwargs: variables for the chat template.
-        continue_final_message: the last message is left open, to be continued.
+        continue_final_message: the output continues the last message.
     """
 
     messages: list[dict[str, Any]]
@@ -47,7 +46,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
-    """One candidate of a position."""
+    """One alternative token at a position."""
 
     token: str
     logprob: float
@@ -89,7 +88,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         content: None where there are only tool calls, or only reasoning.
-        reasoning: what the model thought before it answered; `reasoning_content` is the same under
+        reasoning: the model's reasoning before the answer; `reasoning_content` is the same under
             vLLM's older name.
     """
 
@@ -138,7 +137,7 @@ class FunctionCallDelta(msgspec.Struct, frozen=True):
 
 
 class ToolCallPiece(msgspec.Struct, frozen=True):
-    """What an event adds to the tool call `index`; id, type and name come with the first."""
+    """Addition of an event to the tool call `index`; id, type and name come with the first."""
 
     index: int
     id: str | msgspec.UnsetType
@@ -147,7 +146,7 @@ class ToolCallPiece(msgspec.Struct, frozen=True):
 
 
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """What an event adds to a message; the role comes with the first."""
+    """Addition of an event to a message; the role comes with the first."""
 
     role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
     content: str | msgspec.UnsetType = msgspec.UNSET
@@ -159,7 +158,7 @@ class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
 class ChatChunkChoice(msgspec.Struct, frozen=True):
     """A piece of one answer.
 
-    The first, which has the role, is without `token_ids`; only the last has `stop_reason`.
+    The first has the role and no `token_ids`; only the last has `stop_reason`.
     """
 
     index: int
@@ -171,9 +170,9 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """The event of a chat stream.
+    """Event of a chat stream.
 
-    The first of a choice has what is of the prompt, the last one `system_fingerprint`.
+    The first event of a choice has the prompt's fields, the last one `system_fingerprint`.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""`/v1/completions`."""
+"""Types of `/v1/completions`."""
 
 from typing import ClassVar, Literal, TypeAlias
 
@@ -8,7 +8,7 @@ from inlay.api.openai.generation import GenerationRequest, PromptLogprob, UsageI
 
 
 class EmbedsSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Embeddings named instead of sent: a stored prompt, or a part of a multipart body.
+    """Reference to embeddings: a stored prompt, or a part of a multipart body.
 
     Exactly one is set.
     """
@@ -54,11 +54,12 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
     Attributes:
         prompt: text, texts, ids, lists of ids, parts, or lists of parts; each text or list in a
-            list is a choice of its own.
-        prompt_embeds: base64 of a tensor file, a source, or a list of these; wins over `prompt`.
-        logprobs: alternatives a token.
-        best_of: outputs generated for each prompt, of which the `n` with the highest logprob a
-            token are shown.
+            list is a prompt of its own.
+        prompt_embeds: base64 of a tensor file, a source, or a list of these; it takes precedence
+            over `prompt`.
+        logprobs: number of alternatives for each token.
+        best_of: outputs generated for each prompt; the `n` with the highest mean logprob are
+            returned.
     """
 
     prompt: str | list[int | str | PromptPart | list[int | PromptPart]] | None = None
@@ -70,17 +71,17 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
     @property
     def candidates(self) -> int:
-        """Outputs generated for each prompt, of which `n` are shown."""
+        """Outputs generated for each prompt, of which `n` are returned."""
         return max(self.n or 1, self.best_of or 1)
 
     @property
     def only_echoes(self) -> bool:
-        """Whether nothing is to be generated: the prompt itself is the answer."""
+        """True if no token is to be generated: the answer is the prompt."""
         return bool(self.echo) and self.max_tokens == 0
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
-    """Parallel lists, one entry a token."""
+    """Logprobs as parallel lists with one entry for each token."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]
@@ -114,7 +115,7 @@ class Completion(WholeResponse, frozen=True, kw_only=True):
 
 
 class CompletionChunkChoice(msgspec.Struct, frozen=True):
-    """A piece of a continuation; the ids of the prompt come with the first."""
+    """A piece of a continuation; the prompt's ids come with the first."""
 
     index: int
     text: str
@@ -126,7 +127,7 @@ class CompletionChunkChoice(msgspec.Struct, frozen=True):
 
 
 class CompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """The event of a completion's stream; the last one has `system_fingerprint`."""
+    """Event of a completion's stream; the last one has `system_fingerprint`."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"

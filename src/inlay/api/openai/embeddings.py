@@ -1,4 +1,4 @@
-"""`/v1/embeddings`, `/pooling`, `/classify`, `/v1/score` and `/v1/rerank`."""
+"""Types of `/v1/embeddings`, `/pooling`, `/classify`, `/v1/score` and `/v1/rerank`."""
 
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -9,18 +9,18 @@ from inlay.api.openai.unserved import Unserved
 
 
 class TextsRequest(msgspec.Struct, kw_only=True):
-    """What all requests that hand in texts understand. Names beyond OpenAI's are vLLM's.
+    """Fields of all requests for embeddings or scores. Names beyond OpenAI's are vLLM's.
 
     Attributes:
         model: served name; the only model served when absent.
-        truncate_prompt_tokens: positions of an input that are kept, special tokens included; -1 is
-            as many as the model takes.
+        truncate_prompt_tokens: positions of an input that are kept, special tokens included; -1
+            is the model's limit.
         truncation_side: "right" keeps the first positions, as when absent; "left" the last.
         request_id: the answer's `id`, behind its prefix.
         cache_salt: results are shared only under equal salts.
-        priority: lower is sooner.
-        use_activation: apply the model's own last step, as when absent: unit length of embeddings,
-            probabilities of logits.
+        priority: lower values are served first.
+        use_activation: apply the model's last step (true when absent): unit length of embeddings,
+            probabilities from logits.
     """
 
     model: str | None = None
@@ -44,17 +44,17 @@ class PromptsRequest(TextsRequest, kw_only=True):
     """Fields of `/v1/embeddings`, `/pooling` and `/classify`.
 
     Attributes:
-        input: a text, token ids, a chat's messages, or a list of either; each item of a list is an
-            input of its own.
-        messages: a chat, or a list of chats, in the place of `input`.
-        prompt_embeds: inputs as embeddings, of decoders: base64 of a tensor file, a source, or a
-            list of these; in the place of `input`.
-        add_special_tokens: put the tokenizer's own tokens around a text, as when absent. Around a
-            chat its template puts them.
-        add_generation_prompt: end a chat where the answer would begin; not when absent.
-        continue_final_message: end a chat where its last message's content ends.
+        input: a text, token ids, a chat's messages, or a list of one of these; each item of a
+            list is an input of its own.
+        messages: a chat, or a list of chats, instead of `input`.
+        prompt_embeds: inputs as embeddings, for decoders: base64 of a tensor file, a source, or a
+            list of these; instead of `input`.
+        add_special_tokens: add the tokenizer's special tokens around a text (true when absent).
+            A chat has those of its template.
+        add_generation_prompt: end a chat where the answer would begin (false when absent).
+        continue_final_message: end a chat where the content of its last message ends.
         chat_template_kwargs: further variables for the chat template.
-        prompt_name: name of a prompt of the model's configuration, which is put before every text.
+        prompt_name: name of a prompt in the model's configuration, put before every text.
     """
 
     input: PromptInput | None = None
@@ -72,7 +72,7 @@ class PromptsRequest(TextsRequest, kw_only=True):
 
     @property
     def chats(self) -> list[Messages]:
-        """The chats that `messages`, or else `input`, holds; none where it holds something else."""
+        """Chats in `messages`, or else in `input`; empty where it holds something else."""
         given = self.input if self.messages is None else self.messages
         if not isinstance(given, list) or not given:
             return []
@@ -87,15 +87,14 @@ class PromptsRequest(TextsRequest, kw_only=True):
 
 
 class EncodedRequest(PromptsRequest, kw_only=True):
-    """Fields of `/v1/embeddings` and `/pooling` about the encoding of vectors.
+    """Fields of `/v1/embeddings` and `/pooling` for the encoding of vectors.
 
     Attributes:
-        encoding_format: "float", as when absent: numbers in JSON; "base64" in JSON; "bytes": the
-            vectors one after another as the body, described in the header `metadata`; "bytes_only"
-            without the header.
-        embed_dtype: of base64 and bytes; "float32" when absent.
-        endianness: byte order of base64 and bytes; "native", that of the server's machine, when
-            absent.
+        encoding_format: "float" (when absent): numbers in JSON; "base64": base64 in JSON;
+            "bytes": the body is the vectors one after another, described in the header
+            `metadata`; "bytes_only": without the header.
+        embed_dtype: dtype of base64 and bytes; "float32" when absent.
+        endianness: byte order of base64 and bytes; "native" (the server's machine) when absent.
     """
 
     encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = None
@@ -107,9 +106,9 @@ class EmbeddingRequest(EncodedRequest, kw_only=True):
     """A request to `/v1/embeddings`.
 
     Attributes:
-        dimensions: first elements of a vector that are kept; it gets length 1 again.
-        normalize: give vectors length 1; as the model says when absent. vLLM's `use_activation` is
-            the same.
+        dimensions: number of first elements that are kept; the vector gets length 1 again.
+        normalize: give vectors length 1; the model's setting when absent. vLLM's
+            `use_activation` is the same.
     """
 
     dimensions: int | None = None
@@ -120,7 +119,7 @@ class PoolingRequest(EncodedRequest, kw_only=True):
     """A request to `/pooling`.
 
     Attributes:
-        task: "embed" or "classify"; what the model does when absent.
+        task: "embed" or "classify"; the model's own task when absent.
     """
 
     task: str | None = None
@@ -134,7 +133,7 @@ class ClassificationRequest(PromptsRequest, kw_only=True):
 
 
 class TextsUsage(msgspec.Struct, frozen=True):
-    """Positions of all inputs. What is not counted here is shown as vLLM shows it."""
+    """Positions of all inputs. Fields that inlay does not count have vLLM's default."""
 
     prompt_tokens: int
     total_tokens: int
@@ -182,7 +181,7 @@ class PoolingResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClassificationData(msgspec.Struct, frozen=True, kw_only=True):
-    """The classes of one input; `label` is the likeliest, by the name the model has for it."""
+    """Class probabilities of one input; `label` is the model's name of the likeliest class."""
 
     index: int
     label: str | None
@@ -219,9 +218,9 @@ class ScoringRequest(TextsRequest, kw_only=True):
 
 
 class ScoreRequest(ScoringRequest, kw_only=True):
-    """A request to `/v1/score`: one text against many, or as many against as many.
+    """A request to `/v1/score`: one text against many, or texts pair by pair.
 
-    The two sides have several names, as vLLM's have.
+    Each side has several names, as in vLLM.
 
     Attributes:
         text_1: the first side; also `queries`, `data_1`.
@@ -273,10 +272,10 @@ class RerankRequest(ScoringRequest, kw_only=True):
     """A request to `/v1/rerank`, as Jina, Cohere and vLLM take it.
 
     Attributes:
-        query: what the documents are ranked by.
+        query: text that the documents are ranked against.
         documents: texts, or objects with `text`; or one text.
-        top_n: results at most; 0 or absent for all.
-        return_documents: show each result's document, as when absent.
+        top_n: maximum number of results; 0 or absent for all.
+        return_documents: include each result's document (true when absent).
     """
 
     query: str
@@ -286,7 +285,7 @@ class RerankRequest(ScoringRequest, kw_only=True):
 
 
 class RerankResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One document and how it does; `index` is its place in the request."""
+    """Relevance score of one document; `index` is its place in the request."""
 
     index: int
     document: RankedDocument | msgspec.UnsetType = msgspec.UNSET

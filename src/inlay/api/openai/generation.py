@@ -1,4 +1,4 @@
-"""The fields completions and chat completions share."""
+"""Fields that completions and chat completions share."""
 
 from typing import Any, ClassVar, Literal
 
@@ -15,14 +15,14 @@ class ErrorResponse(msgspec.Struct, frozen=True):
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    """What a stream shows besides its text."""
+    """Options of a stream: usage in the last event, or in each."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
 class WholeResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that every whole response has in vLLM 0.32, and that are null where they say nothing."""
+    """Fields of every whole response in vLLM 0.32; null where there is no value."""
 
     service_tier: None = None
     system_fingerprint: str | None = None
@@ -32,32 +32,31 @@ class WholeResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GenerationRequest(msgspec.Struct, kw_only=True):
-    """What completions and chat completions both understand. Names beyond OpenAI's are vLLM's.
+    """Fields of completions and chat completions. Names beyond OpenAI's are vLLM's.
 
     Attributes:
         model: served name; the only model served when absent.
-        seed: choice `i` of the request draws from `seed + i`; each choice draws its own when
-            absent.
+        seed: choice `i` samples with `seed + i`; a random seed for each choice when absent.
         cache_salt: prompts share cached prefixes only under equal salts.
-        prompt_cache_key: requests with the same go to the same worker, where that is possible.
-        session_id: the same by vLLM's name, which goes first.
+        prompt_cache_key: requests with the same key go to the same worker where possible.
+        session_id: the same under vLLM's name; it takes precedence.
         request_id: the answer's `id`, behind its prefix.
-        priority: lower is sooner.
-        echo: show the prompt before the output; of completions only.
-        prompt_logprobs: alternatives a token of the prompt; true is 1 and false 0, as in vLLM.
-        truncate_prompt_tokens: positions of a prompt that are kept; -1 is as many as leave room for
-            the output.
-        truncation_side: "left" keeps the last positions, as when absent; "right" the first.
+        priority: lower values are served first.
+        echo: return the prompt before the output; completions only.
+        prompt_logprobs: alternatives for each prompt token; true is 1 and false 0, as in vLLM.
+        truncate_prompt_tokens: positions of a prompt that are kept; -1 keeps as many as leave
+            room for the output.
+        truncation_side: "left" (when absent) keeps the last positions, "right" the first.
         response_format: OpenAI's: type "text", "json_object", or "json_schema" with `json_schema:
             {name, schema, strict}`.
         structured_outputs: vLLM's: one of json, regex, choice, grammar, json_object.
-        logprob_token_ids: ids whose logprobs are shown in the place of the most likely ones'.
-        return_tokens_as_token_ids: logprobs call a token "token_id:ID" and not by its text.
-        spaces_between_special_tokens: false leaves out what the tokenizer puts between special
-            tokens that are shown.
-        thinking_token_budget: tokens of reasoning after which it is ended; -1 for no bound.
-        bad_words: texts the output must not hold.
-        allowed_token_ids: the only ids that may be chosen.
+        logprob_token_ids: ids whose logprobs are returned instead of the most likely ids'.
+        return_tokens_as_token_ids: name tokens in logprobs "token_id:ID" instead of by text.
+        spaces_between_special_tokens: false leaves out the spaces that the tokenizer puts between
+            special tokens that are shown.
+        thinking_token_budget: number of reasoning tokens after which it is ended; -1 for no limit.
+        bad_words: texts that the output must not contain.
+        allowed_token_ids: the only ids that may be sampled.
     """
 
     model: str | None = None
@@ -126,9 +125,9 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     watermarking: Unserved = None
 
     DEFAULT_MAX_TOKENS: ClassVar[int | None] = None
-    """Output tokens at most where `max_tokens` is absent.
+    """Default of `max_tokens`.
 
-    None is all that fits behind the prompt.
+    None is the rest of the context.
     """
 
     @property
@@ -138,12 +137,12 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
 
     @property
     def only_echoes(self) -> bool:
-        """Whether nothing is to be generated: the prompt itself is the answer."""
+        """True if no token is to be generated: the answer is the prompt."""
         return False
 
 
 class PromptLogprob(msgspec.Struct, frozen=True, gc=False):
-    """How likely one token is at one position of the prompt; `rank` 1 is the most likely."""
+    """Logprob of one token at one prompt position; `rank` 1 is the most likely."""
 
     logprob: float
     rank: int
@@ -151,7 +150,7 @@ class PromptLogprob(msgspec.Struct, frozen=True, gc=False):
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
-    """What is known of the prompt's positions."""
+    """Counts of the prompt's positions."""
 
     cached_tokens: int
     created_cache_tokens: msgspec.UnsetType | None = None
@@ -159,15 +158,15 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True):
-    """What is known of the output's tokens."""
+    """Counts of the output's tokens."""
 
     reasoning_tokens: int
 
 
 class UsageInfo(msgspec.Struct, frozen=True):
-    """Positions in and out; rows of embeddings count as tokens.
+    """Prompt and output positions; embedding vectors count as tokens.
 
-    In a stream without details that are null.
+    In a stream, details that would be null are left out.
     """
 
     prompt_tokens: int

@@ -1,4 +1,4 @@
-"""`/v1/models`."""
+"""Types of `/v1/models`."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ from inlay.card import Exactness, Refusal
 
 
 class ModelLimits(msgspec.Struct, frozen=True):
-    """What one request may ask of the model."""
+    """Limits of one request to the model."""
 
     max_model_len: int
     max_logprobs: int
@@ -19,14 +19,14 @@ class ModelLimits(msgspec.Struct, frozen=True):
 
 
 class EmbeddingFacts(msgspec.Struct, frozen=True):
-    """What requests may ask of a model that makes vectors or scores.
+    """Options of a model that makes embeddings or scores.
 
     Attributes:
         size: elements of a vector, or labels of a pair.
-        normalize: whether vectors have length 1 unless asked otherwise.
-        dimensions: the numbers of elements that may be asked for, or "any" up to `size`.
-        prompts: what may be put before texts, by name.
-        default_prompt: name of the one that is unless another is named.
+        normalize: True if vectors have length 1 by default.
+        dimensions: values that `dimensions` may have, or "any" up to `size`.
+        prompts: prompts that may be put before texts, by name.
+        default_prompt: name of the prompt that is used when the request names none.
     """
 
     size: int
@@ -42,14 +42,14 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         capabilities: "completions", "chat", "responses", "prompt_embeds", "embeddings", "score",
             "rerank", "classify".
-        embedding_table_id: identity of the input embedding table, as clients stamp it into what
-            they send.
+        embedding_table_id: identity of the input embedding table; clients write it into the
+            tensor files they send.
         embedding_abs_max: largest absolute value in that table.
-        refusals: what its engine does not do, and why.
-        resuming: how an answer goes on whose worker was lost, by feature: "exact", "rounded",
-            "sampled" or "impossible"; the last two end with an error.
-        embedding: of a model that makes vectors or scores.
-        adapters: names of the adapters that may be asked for.
+        refusals: features that its engine does not support, with the reason.
+        resuming: continuation of an answer after its worker was lost, by feature: "exact",
+            "rounded", "sampled" or "impossible"; the last two end with an error.
+        embedding: options of a model that makes embeddings or scores.
+        adapters: names of the loaded adapters.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""`/v1/prompt_embeds`: embeddings uploaded once and used by reference."""
+"""Types of `/v1/prompt_embeds`: embeddings uploaded once and used by reference."""
 
 from typing import Literal
 
@@ -16,10 +16,10 @@ class UploadRequest(msgspec.Struct, frozen=True):
 
 
 class PinRequest(msgspec.Struct, frozen=True):
-    """What becomes of a stored prompt's expiry.
+    """Request to pin or unpin a stored prompt.
 
     Attributes:
-        pinned: keep it until it is unpinned or deleted; false lets it expire again.
+        pinned: true keeps it until it is unpinned or deleted; false lets it expire.
     """
 
     pinned: bool = True
@@ -29,12 +29,12 @@ class PromptEmbeds(msgspec.Struct, frozen=True, kw_only=True):
     """A stored prompt.
 
     Attributes:
-        id: what `{"ref": id}` names it by.
-        num_prompts: how many prompts it holds, each of `num_tokens` rows: 1 unless a batch was
+        id: id for `{"ref": id}`.
+        num_prompts: number of prompts, each of `num_tokens` vectors: 1 unless a batch was
             uploaded.
-        dtype: as it was uploaded.
-        bytes: of the tensor.
-        expires_at: Unix time it is forgotten at unless it is used before; null while it is pinned.
+        dtype: dtype of the uploaded tensor.
+        bytes: size of the tensor.
+        expires_at: Unix time at which it expires unless it is used before; null while pinned.
     """
 
     id: str
@@ -49,7 +49,7 @@ class PromptEmbeds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptEmbedsDeleted(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored prompt is gone."""
+    """Response to the deletion of a stored prompt."""
 
     id: str
     object: Literal["prompt_embeds"] = "prompt_embeds"

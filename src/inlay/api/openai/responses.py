@@ -1,4 +1,4 @@
-"""`/v1/responses`."""
+"""Types of `/v1/responses`."""
 
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -9,11 +9,11 @@ from inlay.api.openai.unserved import Unserved
 
 
 class ReasoningOptions(msgspec.Struct, frozen=True):
-    """How a model that reasons should.
+    """Options of reasoning.
 
     Attributes:
-        effort: goes to the chat template.
-        summary: accepted; reasoning is shown whole, never summed up.
+        effort: value for the chat template.
+        summary: accepted and ignored; reasoning is returned whole.
     """
 
     effort: str | None = None
@@ -21,12 +21,12 @@ class ReasoningOptions(msgspec.Struct, frozen=True):
 
 
 class TextOptions(msgspec.Struct, frozen=True):
-    """What the text of an answer should be.
+    """Format of the answer's text.
 
     Attributes:
         format: an object of type "text", "json_object" or "json_schema", the last with `name` and
             `schema`.
-        verbosity: "medium" is served.
+        verbosity: only "medium" is served.
     """
 
     format: dict[str, Any] | None = None
@@ -34,7 +34,7 @@ class TextOptions(msgspec.Struct, frozen=True):
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    """What a stream shows besides its events; no obfuscation is ever added."""
+    """Options of a stream; no obfuscation is ever added."""
 
     include_obfuscation: bool | None = None
 
@@ -46,14 +46,15 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
 
     Attributes:
         model: served name; the only model served when absent.
-        input: text, or items: messages, function calls, their outputs, reasoning. Parts of a message's content:
-            `input_text`, `output_text`, `refusal`, and `prompt_embeds` with one of `data` (base64), `ref`, `part`.
+        input: text, or items: messages, function calls, their outputs, reasoning. Parts of a
+            message's content: `input_text`, `output_text`, `refusal`, and `prompt_embeds` with
+            one of `data` (base64), `ref`, `part`.
         instructions: a system message before all others.
-        include: "message.output_text.logprobs" asks for logprobs; others say nothing here.
+        include: "message.output_text.logprobs" requests logprobs; other values have no effect.
         store: accepted; nothing is ever stored.
-        text: what the answer should be.
+        text: format of the answer.
         tools: functions.
-        truncation: "disabled" is served.
+        truncation: only "disabled" is served.
     """
 
     model: str | None = None
@@ -130,7 +131,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
         "max_completion_tokens": "max_output_tokens",
         "response_format": "text.format",
     }
-    """Fields of chat completions, and what they are called here."""
+    """Fields of chat completions, and their names in responses."""
 
 
 class OutputText(msgspec.Struct, frozen=True, tag="output_text", tag_field="type"):
@@ -151,7 +152,7 @@ ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
 
 class OutputMessage(msgspec.Struct, frozen=True, tag="message", tag_field="type"):
-    """What the assistant says."""
+    """A message of the assistant."""
 
     id: str
     status: ItemStatus
@@ -160,7 +161,7 @@ class OutputMessage(msgspec.Struct, frozen=True, tag="message", tag_field="type"
 
 
 class OutputReasoning(msgspec.Struct, frozen=True, tag="reasoning", tag_field="type"):
-    """What the assistant thought before, whole: never summed up, never encrypted."""
+    """The assistant's reasoning, whole: neither summarised nor encrypted."""
 
     id: str
     status: ItemStatus
@@ -170,9 +171,9 @@ class OutputReasoning(msgspec.Struct, frozen=True, tag="reasoning", tag_field="t
 
 
 class OutputFunctionCall(msgspec.Struct, frozen=True, tag="function_call", tag_field="type"):
-    """A function the assistant wants called.
+    """A function call of the assistant.
 
-    `arguments` are JSON in a string, as the model wrote them.
+    `arguments` is JSON text, as the model wrote it.
     """
 
     id: str
@@ -186,20 +187,20 @@ OutputItem: TypeAlias = OutputMessage | OutputReasoning | OutputFunctionCall
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True):
-    """What is known of the prompt's positions. Writing to the cache is not counted."""
+    """Counts of the prompt's positions. Positions written to the cache are not counted."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):
-    """What is known of the output's tokens."""
+    """Counts of the output's tokens."""
 
     reasoning_tokens: int
 
 
 class ResponsesUsage(msgspec.Struct, frozen=True):
-    """Positions in and out; rows of embeddings count as tokens."""
+    """Prompt and output positions; embedding vectors count as tokens."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -209,13 +210,13 @@ class ResponsesUsage(msgspec.Struct, frozen=True):
 
 
 class IncompleteDetails(msgspec.Struct, frozen=True):
-    """Why an answer stopped short."""
+    """Reason of an answer that ended early."""
 
     reason: Literal["max_output_tokens"]
 
 
 class FailureDetails(msgspec.Struct, frozen=True):
-    """Why there is no answer."""
+    """Code and message of a response that failed."""
 
     code: str
     message: str
@@ -224,7 +225,7 @@ class FailureDetails(msgspec.Struct, frozen=True):
 class Response(msgspec.Struct, frozen=True, kw_only=True):
     """The response of `/v1/responses`.
 
-    What the request said is shown as it was taken; `temperature` and `top_p` as used.
+    The request's fields are repeated; `temperature` and `top_p` are the values that were used.
     """
 
     id: str

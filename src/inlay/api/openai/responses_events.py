@@ -1,4 +1,4 @@
-"""The events of a stream of `/v1/responses`. Each is numbered, from 0."""
+"""Events of a stream of `/v1/responses`, numbered from 0."""
 
 from typing import TypeAlias
 
@@ -10,7 +10,7 @@ from inlay.errors import ErrorBody
 
 
 class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
-    """Any event."""
+    """Fields of every event."""
 
     sequence_number: int
 
@@ -21,83 +21,83 @@ class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type")
 
 
 class Created(ResponseEvent, frozen=True, kw_only=True, tag="response.created"):
-    """The first event; nothing is generated yet."""
+    """First event, before any output."""
 
     response: Response
 
 
 class InProgress(ResponseEvent, frozen=True, kw_only=True, tag="response.in_progress"):
-    """Generation has begun."""
+    """Start of the generation."""
 
     response: Response
 
 
 class Completed(ResponseEvent, frozen=True, kw_only=True, tag="response.completed"):
-    """The whole response, which ended by itself."""
+    """The whole response, which ended normally."""
 
     response: Response
 
 
 class Incomplete(ResponseEvent, frozen=True, kw_only=True, tag="response.incomplete"):
-    """The whole response, which ran into its limit."""
+    """The whole response, cut at its token limit."""
 
     response: Response
 
 
 class Failed(ResponseEvent, frozen=True, kw_only=True, tag="response.failed"):
-    """What there is of a response that failed."""
+    """The output so far of a response that failed."""
 
     response: Response
 
 
 class ItemAdded(ResponseEvent, frozen=True, kw_only=True, tag="response.output_item.added"):
-    """An item begins."""
+    """Start of an item."""
 
     output_index: int
     item: OutputItem
 
 
 class ItemDone(ResponseEvent, frozen=True, kw_only=True, tag="response.output_item.done"):
-    """An item is whole."""
+    """End of an item."""
 
     output_index: int
     item: OutputItem
 
 
 class _Within(ResponseEvent, frozen=True, kw_only=True):
-    """Something within an item."""
+    """Fields of events within an item."""
 
     item_id: str
     output_index: int
 
 
 class _WithinPart(_Within, frozen=True, kw_only=True):
-    """Something within a part of an item's content."""
+    """Fields of events within a part of an item's content."""
 
     content_index: int
 
 
 class PartAdded(_WithinPart, frozen=True, kw_only=True, tag="response.content_part.added"):
-    """A part begins."""
+    """Start of a part."""
 
     part: OutputText | ReasoningText
 
 
 class PartDone(_WithinPart, frozen=True, kw_only=True, tag="response.content_part.done"):
-    """A part is whole."""
+    """End of a part."""
 
     part: OutputText | ReasoningText
 
 
 class TextDelta(_WithinPart, frozen=True, kw_only=True, tag="response.output_text.delta"):
-    """More text, and the logprobs of the tokens that have come with it."""
+    """More text, with the logprobs of its tokens."""
 
     delta: str
     logprobs: list[TokenLogprob] = []
 
 
 class TextDone(_WithinPart, frozen=True, kw_only=True, tag="response.output_text.done"):
-    """All text."""
+    """The complete text."""
 
     text: str
     logprobs: list[TokenLogprob] = []
@@ -110,7 +110,7 @@ class ReasoningDelta(_WithinPart, frozen=True, kw_only=True, tag="response.reaso
 
 
 class ReasoningDone(_WithinPart, frozen=True, kw_only=True, tag="response.reasoning_text.done"):
-    """All reasoning."""
+    """The complete reasoning."""
 
     text: str
 
@@ -118,7 +118,7 @@ class ReasoningDone(_WithinPart, frozen=True, kw_only=True, tag="response.reason
 class ArgumentsDelta(
     _Within, frozen=True, kw_only=True, tag="response.function_call_arguments.delta"
 ):
-    """More of a call's arguments."""
+    """More arguments of a call."""
 
     delta: str
 
@@ -126,14 +126,14 @@ class ArgumentsDelta(
 class ArgumentsDone(
     _Within, frozen=True, kw_only=True, tag="response.function_call_arguments.done"
 ):
-    """All of a call's arguments."""
+    """The complete arguments of a call."""
 
     name: str
     arguments: str
 
 
 class ErrorEvent(ResponseEvent, frozen=True, kw_only=True, tag="error"):
-    """Why the response failed, as OpenAI's error event says it and, under `error`, as every error says it."""
+    """Error of a response, in the form of OpenAI's event and, under `error`, as on other routes."""
 
     error: ErrorBody
     code: str | None
@@ -159,4 +159,4 @@ StreamEvent: TypeAlias = (
     | ArgumentsDone
     | ErrorEvent
 )
-"""Every event there is."""
+"""All events."""

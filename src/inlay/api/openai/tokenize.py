@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, as vLLM has them."""
+"""Types of `/tokenize` and `/detokenize`, as vLLM's."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from inlay.api.openai.unserved import Unserved
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
-    """Text (`prompt`) or a chat (`messages`) to be tokenized; exactly one of them."""
+    """A text (`prompt`) or a chat (`messages`) to tokenize; exactly one of them."""
 
     model: str | None = None
     prompt: str | None = None
@@ -26,7 +26,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 class TokenizeResponse(msgspec.Struct, frozen=True):
-    """The ids; `token_strs`, as the vocabulary spells the tokens, when asked for."""
+    """Token ids, and on request `token_strs`: the tokens as the vocabulary spells them."""
 
     count: int
     max_model_len: int
@@ -35,13 +35,13 @@ class TokenizeResponse(msgspec.Struct, frozen=True):
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
-    """Ids to be made text."""
+    """Token ids to decode."""
 
     model: str | None = None
     tokens: list[int]
 
 
 class DetokenizeResponse(msgspec.Struct, frozen=True):
-    """The text."""
+    """The decoded text."""
 
     prompt: str

@@ -1,7 +1,7 @@
-"""Fields that are known and not served: a request that sets one is refused, never half obeyed.
+"""Fields that are known and not served: a request that sets one is refused.
 
 A request type declares such a field as `Unserved`; the reason is in the table `UNSERVED`. Null is
-as good as absent, and so are the values that ask for nothing, such as vLLM's default.
+treated as absent, and so are the values that change nothing, such as vLLM's default.
 """
 
 from collections.abc import Mapping
@@ -17,11 +17,11 @@ Unserved: TypeAlias = Annotated[Any, _MARK]
 
 
 class Reason(NamedTuple):
-    """Why a field is refused.
+    """Reason why a field is refused.
 
     Attributes:
         text: completes "FIELD is not supported: ".
-        absent: values beside null that ask for nothing.
+        absent: values beside null that change nothing.
     """
 
     text: str
@@ -84,7 +84,7 @@ UNSERVED: Mapping[str, Reason] = {
     ),
     "vllm_xargs": Reason("engines take no arguments but the fields of this API", ({},)),
     "watermarking": Reason("outputs carry no watermark", (False,)),
-    # vLLM's of old, which it ignores by now, and SGLang's
+    # older fields of vLLM, which it ignores now, and SGLang's
     "guided_choice": Reason(_STRUCTURED.format("choice")),
     "guided_grammar": Reason(_STRUCTURED.format("grammar")),
     "guided_json": Reason(_STRUCTURED.format("json")),
@@ -97,12 +97,12 @@ UNSERVED: Mapping[str, Reason] = {
     "dimensions": Reason("/pooling gives vectors whole, as in vLLM; /v1/embeddings shortens them"),
     "input_type": Reason("name the model's own prompt in prompt_name"),
 }
-"""The fields by name, of all requests."""
+"""The refused fields of all requests, by name."""
 
 
 @cache
 def unserved(request: type[msgspec.Struct]) -> tuple[str, ...]:
-    """The fields of a request type that are refused."""
+    """Return the names of the refused fields of a request type."""
     hints = get_type_hints(request, include_extras=True)
     return tuple(
         name

@@ -1,4 +1,4 @@
-"""How many bytes may be held: of bodies, of what they decode to, and of the rows in them."""
+"""Memory budget for bodies, decoded data and rows."""
 
 from collections.abc import Iterable
 from threading import Lock
@@ -10,12 +10,12 @@ from inlay.prompt import Prompt, Rows
 
 
 class ByteBudget:
-    """Bytes held for all requests together.
+    """Memory budget of all requests together.
 
     Attributes:
-        limit: bytes at most.
+        limit: maximum bytes.
         used: bytes held now.
-        taken: bytes that were held so far, all requests' added up.
+        taken: total bytes reserved since the start.
     """
 
     __slots__ = ("limit", "lock", "taken", "used")
@@ -28,15 +28,14 @@ class ByteBudget:
 
 
 class Reservation:
-    """One request's part of a `ByteBudget` and of its client's share.
+    """Bytes of one request, counted in a `ByteBudget` and in its client's quota.
 
-    Given back at the end of its `with` block.
-
-    Safe to call from any thread: bodies are taken in on the event loop, and decoded off it.
+    They are given back at the end of its `with` block. Safe to call from any thread: bodies are
+    received on the event loop and decoded off it.
 
     Attributes:
         size: bytes held.
-        client: whose share they come out of. Set before any are taken.
+        client: the client whose quota they count in. Set before any bytes are reserved.
     """
 
     __slots__ = ("_budget", "client", "size")
@@ -47,18 +46,18 @@ class Reservation:
         self.size = 0
 
     def grow_to(self, size: int) -> None:
-        """Hold at least `size` bytes.
+        """Reserve up to `size` bytes in all.
 
         Raises:
-            BodyTooLargeError: no request may ever hold as many.
-            RateLimitedError: the client's share is used up.
-            OverloadedError: the budget is.
+            BodyTooLargeError: more than any request may hold.
+            RateLimitedError: the client's quota is used up.
+            OverloadedError: the server's budget is used up.
         """
         with self._budget.lock:
             self._take(size - self.size)
 
     def grow(self, more: int) -> None:
-        """Hold `more` bytes than now. Raises as `grow_to`."""
+        """Reserve `more` bytes. Raises as `grow_to`."""
         with self._budget.lock:
             self._take(more)
 
@@ -79,22 +78,24 @@ class Reservation:
             share = min(client.share.max_bytes, budget.limit)
         if size > share:
             raise BodyTooLargeError(
-                f"the request takes {size} bytes with what it decodes to; one client may hold {share}"
+                f"the request takes {size} bytes with what it decodes to; one client may hold "
+                f"{share}"
             )
         if client is not None and share < budget.limit and client.bytes + more > share:
             raise RateLimitedError(
-                f"your requests hold {client.bytes} bytes; {more} more would pass your share of {share}",
+                f"your requests hold {client.bytes} bytes; {more} more would pass your share of "
+                f"{share}",
                 retry_after=RETRY_AFTER,
             )
         if budget.used + more > budget.limit:
             raise OverloadedError(
-                f"the server holds {budget.used} bytes of requests; {more} more would pass its limit of "
-                f"{budget.limit}",
+                f"the server holds {budget.used} bytes of requests; {more} more would pass its "
+                f"limit of {budget.limit}",
                 retry_after=RETRY_AFTER,
             )
 
     def shrink_to(self, size: int) -> None:
-        """Hold at most `size` bytes."""
+        """Release all but `size` bytes."""
         with self._budget.lock:
             less = self.size - size
             if less > 0:
@@ -116,10 +117,10 @@ class Reservation:
 
 
 def bytes_alive(prompts: Iterable[Prompt]) -> int:
-    """Bytes of memory that the rows of `prompts` keep alive.
+    """Return the bytes of memory that the rows of `prompts` keep alive.
 
-    A row may be a view of the file it came in, all of which lives as long as the row; what several
-    share counts once.
+    Rows may be a view of their file, which then lives as long as the rows; shared memory counts
+    once.
     """
     alive: dict[int, int] = {}
     for prompt in prompts:

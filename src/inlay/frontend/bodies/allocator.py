@@ -1,7 +1,4 @@
-"""Memory of this process.
-
-Kept from one large body to the next, and given back to the system when none comes.
-"""
+"""Settings of the C allocator: keep freed memory for the next body, trim it when idle."""
 
 import asyncio
 import ctypes
@@ -10,24 +7,22 @@ import sys
 from inlay.frontend.bodies.admission import ByteBudget
 
 IDLE_SECONDS = 5.0
-"""Seconds between two looks at whether memory is to be given back."""
+"""Interval in seconds at which memory may be given back."""
 
 _LITTLE = 8 << 20
-"""Bytes that are neither worth giving back, nor much to be held by requests."""
+"""Bytes below which memory is not worth giving back, and below which the server counts as idle."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _NEVER = 1 << 30
 
 
 def keep_freed_memory() -> bool:
-    """Have the allocator keep large blocks it gets back, for the next large body.
+    """Set the allocator to keep freed large blocks; return True if that succeeded.
 
-    Whether that could be done.
-
-    By default glibc maps every large block anew and gives it back at once, and touching new pages
-    costs several times more than filling them: half of all CPU time for a body of 64 MB. With one
-    arena and no trimming the next body finds the last one's pages. The process keeps what it once
-    needed at most, which the in-flight limits bound, until `give_back_memory` gives it back.
+    By default glibc maps every large block anew and unmaps it when freed. Touching new pages costs
+    several times more than filling them: half of all CPU time for a body of 64 MB. With one arena
+    and no trimming, the next body reuses the pages of the last one. The process keeps its peak
+    memory, which the in-flight limits bound, until `give_back_memory` trims it.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -41,10 +36,10 @@ def keep_freed_memory() -> bool:
 
 
 async def give_back_memory(budget: ByteBudget) -> None:
-    """Give back what the allocator keeps whenever requests have held much and hold little now, until cancelled.
+    """Trim the allocator whenever much memory was used and little is in use, until cancelled.
 
     Args:
-        budget: of all requests' bytes.
+        budget: memory budget of all requests.
     """
     try:
         trim = ctypes.CDLL(None).malloc_trim

@@ -1,18 +1,17 @@
-"""Large base64 strings are taken out of a JSON body while it arrives, and decoded piece by piece.
+"""Extraction of large base64 strings from a JSON body while it arrives.
 
-A run of at least `RUN` characters between two quotes is decoded into memory of its own as it comes;
-what is kept of the body is the rest. In the end a nonce stands where each run stood, a real JSON
-parser reads that, and a string that is a nonce and nothing else, where the schema expects tensor
-data, is what was decoded. Whenever anything else happens (a nonce elsewhere, within a longer
-string, or nowhere; a run that is not base64; a parser's complaint) the whole body is put together
-again and takes the full parser: the result is always the one the full parser alone would have
-given.
+A run of at least `RUN` base64 characters between two quotes is decoded into memory of its own as it
+arrives; only the rest of the body is kept. At the end a nonce stands in place of each run, and a
+JSON parser reads that text. A string that equals a nonce, where the schema expects tensor data,
+stands for the decoded bytes. In every other case (a nonce elsewhere, inside a longer string, or
+missing; a run that is not base64; an error of the parser) the whole body is reassembled and parsed
+in full. So the result is always that of the parser alone.
 
-Why that is enough: a string that reads as the nonce alone began at the quote before the run and
-ended at the quote after it, and base64 reads the same inside JSON as outside. A run behind an
-escaped quote is part of a longer string; one between a closing and an opening quote is no JSON,
-with or without the swap. Strict base64 encodes back to the same characters but for bits of its last
-four that mean nothing, and these are kept.
+Proof: a string that equals the nonce began at the quote before the run and ended at the quote after
+it, and base64 has the same characters inside JSON as outside. A run after an escaped quote is part
+of a longer string; one between a closing and an opening quote is invalid JSON with or without the
+nonce. Decoding and encoding strict base64 restores the same characters, except for unused bits in
+the last four, which are kept.
 """
 
 import re
@@ -32,10 +31,10 @@ from inlay.prompt import Buffer
 from inlay.tensors import ReadLimits, check_size
 
 RUN = 64 * 1024
-"""Base64 characters from which on a string is lifted."""
+"""Minimum base64 characters of a string that is extracted."""
 
 STEP = 256 * 1024
-"""Bytes looked at in one go: they stay in the cache between being received, decoded and moved."""
+"""Bytes processed at a time: they stay in the CPU cache while received, decoded and moved."""
 
 _KEPT = 4 * STEP
 _QUOTE = b'"'
@@ -48,13 +47,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Base64Span:
-    """A string that was cut out of a body.
+    """A base64 string that was extracted from a body.
 
     Attributes:
-        data: what it decodes to.
+        data: the decoded bytes.
         last: its last four characters.
-        whole: it is base64 to its end, where a quote follows. Otherwise `data` is what its
-            beginning decodes to, and the rest of it is in the text after it.
+        whole: True if it is base64 up to a quote. Otherwise `data` is its decoded beginning, and
+            the rest is in the text after it.
     """
 
     data: Buffer
@@ -62,18 +61,18 @@ class Base64Span:
     whole: bool = True
 
     def encoded(self) -> bytes:
-        """The characters that were cut out."""
+        """Return the characters that were extracted."""
         exact = len(self.data) - len(_decode(self.last))
         return pybase64.b64encode(self.data.view[:exact]) + self.last
 
 
 @dataclass(frozen=True, slots=True)
 class ExtractedBody:
-    """A body, cut up.
+    """A body as text and extracted strings.
 
     Attributes:
-        pieces: of it, in order; what is no `Run` stands as it came.
-        size: bytes of all of it.
+        pieces: pieces in order: unchanged text, or a `Base64Span`.
+        size: bytes of the whole body.
     """
 
     pieces: list[bytes | bytearray | Base64Span]
@@ -84,13 +83,13 @@ class ExtractedBody:
 
     @property
     def runs(self) -> list[Base64Span]:
-        """What was cut out, in order."""
+        """The extracted strings, in order."""
         return [piece for piece in self.pieces if isinstance(piece, Base64Span)]
 
     def text(
         self, stand_in: Callable[[Base64Span], bytes] = Base64Span.encoded
     ) -> bytes | bytearray:
-        """The body as it came, or with something else in the place of each run."""
+        """Return the body as it came, or with the result of `stand_in` for each run."""
         if len(self.pieces) == 1 and not isinstance(self.pieces[0], Base64Span):
             return self.pieces[0]
         return b"".join(
@@ -99,12 +98,12 @@ class ExtractedBody:
 
 
 class Base64Extractor:
-    """Cuts a body up as it arrives: `feed` it each piece, then `close` it.
+    """Extracts base64 strings as a body arrives: `feed` each piece, then `close`.
 
     Args:
-        expected: bytes of the body, where that is known.
-        room: where decoded strings go.
-        check: told how many bytes are certain to be text so far; raises when they are too many.
+        expected: bytes of the body, if known.
+        room: gives memory for decoded strings.
+        check: called with the bytes that are certain to be text so far; raises if too many.
     """
 
     def __init__(
@@ -116,30 +115,28 @@ class Base64Extractor:
         self._expected = expected
         self._room = room
         self._check = check
-        # Bytes of text in the pieces; what may still begin a run is not among them.
+        # Bytes of text in the pieces, without text that may still begin a run.
         self._num_text = 0
         self._size = 0
         self._pieces: list[bytes | bytearray | Base64Span] = []
         self._text = bytearray()
-        # In the text: no run begins before the one, and none reaches up to the other without having
-        # been seen.
+        # Search state: no run begins before `_floor`, and none that reaches `_probe` was missed.
         self._floor = 0
         self._probe = RUN
-        # Of the run that is arriving: where it goes, and its last one to four characters, which may
-        # be padding.
+        # Of the current run: its memory, and its last one to four characters, which may be padding.
         self._memory: Memory | None = None
         self._carry = b""
         self._broken = False
 
     def feed(self, piece: bytes | bytearray | memoryview) -> None:
-        """Take the next piece, which may change afterwards."""
+        """Take the next piece; its memory may be reused afterwards."""
         view = memoryview(piece)
         for start in range(0, len(view), STEP):
             self._take(view[start : start + STEP])
         self._check(self._num_text)
 
     def close(self) -> ExtractedBody:
-        """The body; nothing more is to come."""
+        """Return the body after its last piece."""
         if self._memory is not None:
             self._finish(self._carry)
         self._pieces.append(self._text)
@@ -151,7 +148,7 @@ class Base64Extractor:
             self._decode_more(piece)
         else:
             self._text += piece
-        # A run that ends in this piece leaves text behind, in which others may begin.
+        # After a run ends in this piece, others may begin in the rest of it.
         while self._memory is None and not self._broken and self._search():
             pass
         if len(self._text) > _KEPT:
@@ -160,14 +157,11 @@ class Base64Extractor:
             )
 
     def _search(self) -> bool:
-        """Look for a run in the text.
+        """Search the text for a run; return True if one was found, whole or not.
 
-        Any `RUN` positions in a row contain a multiple of `RUN` away from where the search stands,
-        so only those are looked at, and from them outwards for the quotes: the cost is a fraction
-        of a pass over the text.
-
-        Returns:
-            Whether one was found, to its end or not.
+        Any `RUN` consecutive positions contain one of the probes, which are `RUN` apart. So only
+        the probes are read, and the quotes around them are searched: the cost is a fraction of a
+        pass over the text.
         """
         text = self._text
         while self._probe < len(text):
@@ -207,7 +201,7 @@ class Base64Extractor:
     def _decode_more(self, piece: memoryview) -> None:
         assert self._memory is not None
         came = memoryview(b"".join((self._carry, piece))) if self._carry else piece
-        # One character at least is kept back, so that padding is always among what is kept.
+        # At least one character is kept back, so that padding is always in `_carry`.
         quads = (len(came) - 1) // 4 * 4
         data = _decoded(came[:quads])
         carry = bytes(came[quads:])
@@ -218,13 +212,12 @@ class Base64Extractor:
             self._carry = carry
 
     def _finish(self, rest: bytes) -> None:
-        """The run ends in `rest`, or is none."""
+        """End the run in `rest`, or find that it is no base64."""
         assert self._memory is not None
         end = rest.find(_QUOTE)
         data = _decoded(rest[:end]) if end >= 0 else None
         if data is None:
-            # Put together again by whoever parses it, which is not done here: there may be much of
-            # it.
+            # Not encoded back here: it may be long, and the parser's thread does it.
             self._pieces.append(Base64Span(self._memory.buffer(), whole=False))
             self._num_text += len(self._memory) // 3 * 4
             self._text, self._broken = bytearray(rest), True
@@ -236,7 +229,7 @@ class Base64Extractor:
         self._memory = None
 
     def _put_by(self, end: int) -> None:
-        """Move text that is not looked at again to the pieces."""
+        """Move text that is not searched again to the pieces."""
         self._pieces.append(bytes(memoryview(self._text)[:end]))
         self._num_text += end
         del self._text[:end]
@@ -244,8 +237,7 @@ class Base64Extractor:
 
 
 def _looks_like_base64(text: bytearray, start: int) -> bool:
-    # Only a look, so that long plain text is not lifted in vain: what is lifted is checked as it is
-    # decoded.
+    # A sample only, so that long plain text is not extracted in vain; decoding checks the rest.
     return _alphabet.fullmatch(text, start, start + _SAMPLE) is not None
 
 
@@ -266,10 +258,10 @@ def _decoded_most(length: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Parsed(Generic[T]):
-    """A request, and the tensor data that was lifted out of it.
+    """A parsed request, and the tensor data that was extracted from it.
 
     Attributes:
-        request: with nonces in the place of lifted strings.
+        request: the request, with nonces in place of extracted strings.
         lifted: decoded bytes by nonce.
     """
 
@@ -277,7 +269,7 @@ class Parsed(Generic[T]):
     lifted: Mapping[str, Buffer]
 
     def data(self, text: str, *, limits: ReadLimits) -> Buffer:
-        """The decoded bytes of a string where tensor data is expected. Raises `EmbeddingsError`."""
+        """Return the decoded bytes of a tensor-data string. Raises `EmbeddingsError`."""
         data = self.lifted.get(text)
         return Buffer(decode_base64(text, limits=limits)) if data is None else data
 
@@ -290,19 +282,19 @@ def parse(
     limits: ReadLimits,
     intake: RequestMemory | None = None,
 ) -> Parsed[T]:
-    """`body` as the request `decoder` reads.
+    """Parse a body with `decoder`.
 
     Args:
-        body: JSON, as it came or cut up already.
+        body: JSON, as it came or already extracted.
         decoder: of the request's type.
-        tensors_in: the strings of a request that are tensor data. May refuse the request.
+        tensors_in: returns the strings of a request that are tensor data; may refuse the request.
         limits: of one tensor file.
-        intake: told what parsing and decoding will take, before they do.
+        intake: reserves the memory of parsing and decoding beforehand.
 
     Raises:
-        InvalidRequestError: not the JSON that was asked for.
+        InvalidRequestError: not JSON of the expected type.
         EmbeddingsError: tensor data over the limit.
-        InlayError: what `intake` refuses.
+        InlayError: `intake` refuses the memory.
     """
     if not isinstance(body, ExtractedBody):
         lift = Base64Extractor(len(body))
@@ -322,14 +314,14 @@ def parse(
             intake.parsing(text)
         request = decoder.decode(text)
     except BodyTooLargeError:
-        # Its base64 counts only because it was refused without it: why says more.
+        # The base64 counts only because the first parse was refused: that error says more.
         if refused is not None:
             raise refused from None
         raise
     except _PARSER_ERRORS as error:
         raise from_parser(error) from error
     finally:
-        # What is raised keeps this frame: it must not be kept by it.
+        # The raised error holds this frame; breaking the cycle frees both without a collection.
         refused = None
     sizes = _check_encoded(tensors_in(request), limits)
     if intake is not None:
@@ -344,9 +336,9 @@ def _parse_extracted(
     limits: ReadLimits,
     intake: RequestMemory | None,
 ) -> Parsed[T] | InvalidRequestError | None:
-    """The request; why it is refused, where its whole text may say that better.
+    """Parse a body with nonces: the request, or an error that the full parse may state better.
 
-    None where strings are no tensor data.
+    None if an extracted string is not tensor data.
     """
     if not all(run.whole for run in body.runs):
         return None
@@ -382,8 +374,7 @@ def _parse_extracted(
 
 
 def _check_encoded(texts: Sequence[str], limits: ReadLimits) -> list[int]:
-    # Told from the lengths alone, before anything is decoded; what is too short is told after, as
-    # it may not be base64.
+    # From the lengths alone, before decoding. Too short is checked later: it may not be base64.
     sizes = [_decoded_size(text) for text in texts]
     for size in sizes:
         _check_fits(size, limits)
@@ -400,10 +391,10 @@ def _decoded_size(text: str) -> int:
 
 
 def decode_base64(text: str, *, limits: ReadLimits) -> bytes:
-    """Strict base64 (RFC 4648, no white space) to bytes.
+    """Decode strict base64 (RFC 4648, no white space).
 
     Raises:
-        EmbeddingsError: not base64, or certain to be over the limit.
+        EmbeddingsError: not base64, or over the limit.
     """
     _check_encoded([text], limits)
     try:

@@ -1,4 +1,4 @@
-"""Reading a request's body: within a limit, within the budget, within time."""
+"""Reading a request's body within its size limit, the memory budget and a time limit."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
@@ -22,17 +22,17 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Headers: TypeAlias = Iterable[tuple[bytes, bytes]]
 
 MIN_RATE = 64 * 1024
-"""Bytes a second a body must keep up in the long run, so that a trickle cannot hold the budget."""
+"""Minimum average bytes a second of a body, so that slow senders cannot hold the budget."""
 
 _WHOLE_FROM = 64 * 1024
-"""Bytes of a body from which on it is read straight from its connection."""
+"""Bytes of a body from which it is read directly from its connection."""
 
 LINGER = 2.0
-"""Seconds a refused body is read on and thrown away, so that its sender gets to see the answer."""
+"""Seconds a refused body is read and dropped, so that its sender sees the answer."""
 
 
 def header(headers: Headers, name: bytes) -> bytes | None:
-    """The first header called `name` (lower case)."""
+    """Return the value of the first header `name` (lower case), or None."""
     for key, value in headers:
         if key == name:
             return value
@@ -40,10 +40,10 @@ def header(headers: Headers, name: bytes) -> bytes | None:
 
 
 class ContentType(NamedTuple):
-    """What a body is said to be.
+    """Media type of a body.
 
     Attributes:
-        kind: lower case, without parameters; "application/json" where nothing is said.
+        kind: lower case, without parameters; "application/json" if the header is absent.
         parameters: by name in lower case.
     """
 
@@ -55,15 +55,16 @@ JSON = "application/json"
 
 
 def content_type_of(headers: Headers) -> ContentType:
-    """The media type of a body.
+    """Return the media type of a body.
 
     Raises:
-        UnsupportedMediaTypeError: it is compressed.
+        UnsupportedMediaTypeError: the body is compressed.
     """
     encoding = header(headers, b"content-encoding")
     if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
         raise UnsupportedMediaTypeError(
-            f"content-encoding {encoding.decode('latin-1')!r} is not supported; send the body as it is (identity)"
+            f"content-encoding {encoding.decode('latin-1')!r} is not supported; send the body as "
+            "it is (identity)"
         )
     value = (header(headers, b"content-type") or b"").decode("latin-1")
     kind, *rest = value.split(";")
@@ -74,7 +75,7 @@ def content_type_of(headers: Headers) -> ContentType:
 
 
 def check_transfer(headers: Headers) -> None:
-    """Raise `TransferCodingError` unless a body comes as it is or chunked, and nothing else beside it (RFC 9112, 6.1)."""
+    """Raise `TransferCodingError` for a transfer coding other than chunked (RFC 9112, 6.1)."""
     codings = [value for name, value in headers if name == b"transfer-encoding"]
     if codings and [coding.strip().lower() for coding in codings] != [b"chunked"]:
         got = b", ".join(codings)[:80].decode("latin-1")
@@ -92,7 +93,7 @@ def check_content_type(media: ContentType, *allowed: str) -> None:
 
 
 def declared_length(headers: Headers) -> int | None:
-    """`Content-Length`, or None when the body is chunked."""
+    """Return `Content-Length`, or None if the body is chunked."""
     value = header(headers, b"content-length")
     return int(value) if value is not None and value.isdigit() else None
 
@@ -106,20 +107,20 @@ async def receive_body(
     check: Callable[[int], None],
     take: Callable[[bytes], None],
 ) -> None:
-    """Hand a body on as it comes.
+    """Pass on a body as it arrives.
 
     Args:
         scope: of the request.
         receive: of the request.
         settings: of the frontend.
-        reservation: holds what has come, or what Content-Length says will.
-        check: told how long the body is at least, first by Content-Length; raises when that is too
-            much.
-        take: told each piece.
+        reservation: reserves the bytes received, or those that Content-Length declares.
+        check: called with the known minimum size, first that of Content-Length; raises if it is
+            too large.
+        take: called with each piece.
 
     Raises:
-        OverloadedError: the budget for bodies is used up.
-        BodyTimeoutError: it comes too slowly.
+        OverloadedError: the memory budget is used up.
+        BodyTimeoutError: the body arrives too slowly.
         ClientGone: the client left.
     """
     declared = declared_length(scope["headers"])
@@ -147,9 +148,9 @@ async def receive_body(
 async def _in_time(
     settings: FrontendSettings, declared: int | None
 ) -> AsyncIterator[Callable[[int], None]]:
-    """Yields what is to be told how much of a body has come.
+    """Yield a callback for the number of bytes received so far.
 
-    Raises `BodyTimeoutError` when that is too little.
+    Raises `BodyTimeoutError` if they are too few for the time.
     """
     began = liveness.now()
     size = 0
@@ -179,11 +180,9 @@ async def read_pieces(
     check: Callable[[int], None],
     take: Callable[[bytes | memoryview], None],
 ) -> None:
-    """Hand a body on as it comes.
+    """Pass on a body as it arrives; a large one of known length directly from the socket.
 
-    A large one of known length without what uvicorn makes of it in between.
-
-    Arguments and errors as `receive_body`; pieces change once they have been taken.
+    Arguments and errors as `receive_body`; the memory of a piece is reused afterwards.
     """
     declared = declared_length(scope["headers"])
     source = _source(scope, declared)
@@ -204,13 +203,11 @@ async def read_body(
     limits: EmbedsLimits,
     room: Room = private,
 ) -> ExtractedBody:
-    """The whole body of a request that is JSON, without its large base64 strings.
-
-    These are decoded as they come, into `room`.
+    """Read a JSON body; its large base64 strings are decoded into `room` as they arrive.
 
     Raises:
-        BodyTooLargeError: over the limit, told from Content-Length before anything is read; or too
-            much of it is text.
+        BodyTooLargeError: over the limit, by Content-Length before anything is read; or too much
+            JSON text.
         UnsupportedMediaTypeError: not JSON, or compressed.
         OverloadedError, BodyTimeoutError, ClientGone: as `receive_body`.
     """
@@ -225,11 +222,10 @@ async def read_body(
 async def read_whole(
     scope: Scope, settings: FrontendSettings, reservation: Reservation, check: Callable[[int], None]
 ) -> memoryview | None:
-    """The whole body, straight into its memory.
+    """Read a whole body directly into one piece of memory.
 
-    None where it is small, of unknown length, or the server cannot do that.
-
-    Arguments and errors as `receive_body`.
+    None if it is small, of unknown length, or the HTTP server does not support it. Arguments and
+    errors as `receive_body`.
     """
     declared = declared_length(scope["headers"])
     source = _source(scope, declared)
@@ -250,7 +246,7 @@ def _source(scope: Scope, declared: int | None) -> BodySource | None:
 
 
 def body_limit(settings: FrontendSettings) -> Callable[[int], None]:
-    """Raises `BodyTooLargeError` for sizes over the limit of bodies."""
+    """Return a function that raises `BodyTooLargeError` for sizes over the limit of bodies."""
 
     def check(size: int) -> None:
         if size > settings.max_body_bytes:
@@ -262,9 +258,9 @@ def body_limit(settings: FrontendSettings) -> Callable[[int], None]:
 
 
 async def discard_body(receive: Receive) -> None:
-    """Read and drop what is left of a body for at most `LINGER` s.
+    """Read and drop the rest of a body for at most `LINGER` s.
 
-    A connection closed on unread data is reset, and its client never sees why.
+    A connection closed with unread data is reset, and its client would not see the answer.
     """
     try:
         async with asyncio.timeout(LINGER):

@@ -1,10 +1,9 @@
-"""HTTP connections on which a large body goes from the socket straight to whoever takes it.
+"""HTTP connections that read a large body directly from the socket.
 
-uvicorn hands a body on in pieces, each copied on its way from socket to bytes, parser, cycle and
-message, with a task switch every 64 KB. A body of known length needs none of that: a `BodySource`
-takes the transport over for exactly as many bytes, has the event loop read into the caller's
-memory, or into one piece of memory again and again, and gives the transport back before the next
-request's first byte.
+uvicorn passes a body on in pieces, each copied from socket to bytes, parser, cycle and message,
+with a task switch every 64 KB. For a body of known length, a `BodySource` takes over the transport
+for exactly that many bytes. The event loop reads into the caller's memory, or into one reused
+buffer, and the transport is given back before the next request's first byte.
 """
 
 import asyncio
@@ -20,41 +19,41 @@ EXTENSION = "inlay.body"
 """Key of the `BodySource` in the extensions of a scope."""
 
 _AT_A_TIME = 256 * 1024
-"""Bytes of one read at most: what is done with them at once finds them in the cache."""
+"""Maximum bytes of one read, so that they are processed while in the CPU cache."""
 
 _IN_A_ROW = 1 << 20
-"""Bytes of one body after which the others have their turn: libuv would read 32 times in a row."""
+"""Bytes of one body after which others are served: libuv would read 32 times in a row."""
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's connection, whose scopes hold a `BodySource`."""
+    """uvicorn's connection, with a `BodySource` in its scopes."""
 
     _given_up = False
 
     def on_headers_complete(self) -> None:
-        """Called by the parser; starts the app."""
+        """Start the app; called by the parser."""
         super().on_headers_complete()
         scope: MutableMapping[str, Any] = cast("MutableMapping[str, Any]", self.scope)
         scope.setdefault("extensions", {})[EXTENSION] = BodySource(self, self.cycle)
 
     def data_received(self, data: bytes) -> None:
-        """Called by the transport."""
+        """Parse received data; called by the transport."""
         if not self._given_up:
             super().data_received(data)
 
     def start_over(self) -> None:
-        """A body was read past the parser: the next byte begins a request."""
+        """Reset the parser after a body that bypassed it: the next byte begins a request."""
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def give_up(self) -> None:
-        """A body was read in part past the parser: nothing that follows can be understood."""
+        """Ignore all further data after a partly read body: it cannot be parsed."""
         self._given_up = True
         self.cycle.keep_alive = False
 
 
 class BodySource:
-    """The body of one request, to be read whole into memory of the caller's."""
+    """Body of one request, readable into the caller's memory."""
 
     def __init__(self, connection: Connection, cycle: RequestResponseCycle) -> None:
         self._connection = connection
@@ -65,7 +64,7 @@ class BodySource:
 
         Args:
             view: writable.
-            progress: called with the number of bytes that have come, now and then.
+            progress: called at intervals with the number of bytes received.
 
         Raises:
             ClientGone: the client left before the end.
@@ -87,7 +86,7 @@ class BodySource:
 
         Args:
             size: of the body.
-            take: called with each piece, which changes afterwards. What it raises is raised.
+            take: called with each piece, whose memory is reused; its errors are raised.
             progress: as for `fill`.
 
         Raises:
@@ -106,7 +105,7 @@ class BodySource:
         )
 
     def _begin(self) -> bytearray:
-        """What has come already."""
+        """Return the bytes received so far."""
         connection, cycle = self._connection, self._cycle
         if cycle.disconnected:
             raise ClientGone
@@ -133,15 +132,15 @@ class BodySource:
 
 
 class _Filling(asyncio.BufferedProtocol):
-    """Holds the transport until all of a body has come.
+    """Protocol that holds the transport until a body is complete.
 
     Args:
-        connection: whose transport.
+        connection: owner of the transport.
         size: bytes of the body.
-        position: how many have come.
-        space: where the bytes from a position on go.
-        came: told how many bytes lie there.
-        progress: told how many have come.
+        position: number of bytes received so far.
+        space: returns the memory for the bytes from a position on.
+        came: called with the number of bytes written there.
+        progress: called with the number of bytes received.
     """
 
     def __init__(
@@ -175,8 +174,8 @@ class _Filling(asyncio.BufferedProtocol):
         finally:
             self._space = lambda _: memoryview(b"")
             self._came = lambda _: None
-            # It holds the error, whose frames hold this object and all that was read: kept, they
-            # would live until a collection.
+            # The future holds the error, whose frames hold this object and all that was read.
+            # Dropping it breaks the cycle, so that the memory is freed without a collection.
             self._done = self._connection.loop.create_future()
             self._done.cancel()
             self._transport.set_protocol(self._connection)
@@ -213,7 +212,7 @@ class _Filling(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def _end(self, error: Exception | None) -> None:
-        # The next bytes are another request's, and the parser's.
+        # The next bytes belong to another request, and to the parser.
         self._pause()
         if self._done.done():
             return
@@ -236,7 +235,7 @@ class _Filling(asyncio.BufferedProtocol):
         self._connection.resume_writing()
 
     def _lose(self) -> None:
-        # Told before the app ends without an answer, which uvicorn would take for a fault and log.
+        # Set before the app ends without an answer, which uvicorn would log as a fault.
         self._connection.cycle.disconnected = True
         if not self._done.done():
             self._done.set_exception(ClientGone())

@@ -1,4 +1,4 @@
-"""Tensor data in requests: whether it is taken, and how its bytes become rows of a model."""
+"""Tensor data in requests: checks, and conversion to rows of a model."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,10 +27,10 @@ class EmbedsReader:
     Its methods are CPU work, safe to call from any thread.
 
     Args:
-        enabled: whether this server takes any.
+        enabled: True if this server accepts embeddings.
         limits: of one request.
-        secret: that row digests are made with.
-        metrics: told what was read.
+        secret: key of row digests.
+        metrics: counts what was read.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class EmbedsReader:
 
     @property
     def limits(self) -> ReadLimits:
-        """Of one tensor file, while its model is not known."""
+        """Limits of a tensor file whose model is not known yet."""
         return self._limits.any
 
     def require_enabled(self) -> None:
-        """Raise `InvalidRequestError` when this server takes no embeddings."""
+        """Raise `InvalidRequestError` if this server accepts no embeddings."""
         if not self._enabled or self._limits.off_everywhere:
             where = "workers" if self._enabled else "server"
             raise InvalidRequestError(
@@ -70,14 +70,14 @@ class EmbedsReader:
         return self.tensors(sources.in_prompts(request))
 
     def in_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[str]:
-        """The strings of a chat that are tensor data.
+        """Return the strings of a chat that are tensor data.
 
         Raises `InvalidRequestError` when they are not allowed.
         """
         return self.tensors(sources.in_messages(messages))
 
     def tensors(self, found: Sequence[TensorSource]) -> list[str]:
-        """Those of a request's sources that are tensor data.
+        """Return the sources of a request that are tensor data.
 
         Raises `InvalidRequestError` when they are not allowed.
         """
@@ -87,7 +87,7 @@ class EmbedsReader:
         return sources.tensor_data(found)
 
     def target(self, card: ModelCard) -> Target:
-        """What `card`'s model takes. Raises `EmbeddingsError` when it takes no embeddings."""
+        """Return the format of a model's rows. Raises `EmbeddingsError` if it takes none."""
         if card.prompt_embeds is not None:
             raise EmbeddingsError(
                 f"The model `{card.name}` takes no prompt_embeds: {card.prompt_embeds}"
@@ -100,7 +100,7 @@ class EmbedsReader:
         )
 
     def check(self, tensor: Tensor, card: ModelCard) -> list[Rows]:
-        """The prompts of a tensor as rows of the model, without digests.
+        """Return the prompts of a tensor as rows of the model, without digests.
 
         Raises:
             EmbeddingsError: not acceptable for this model.
@@ -110,16 +110,16 @@ class EmbedsReader:
         return [to_rows(prompt, **msgspec.structs.asdict(target)) for prompt in prompts]
 
     def rows(self, data: Buffer, card: ModelCard, hold: Callable[[int], None]) -> list[Rows]:
-        """The prompts of a tensor file, as rows of the model, with their digests.
+        """Return the prompts of a tensor file as rows of the model, with their digests.
 
         Args:
             data: the file.
             card: of the model.
-            hold: told how many bytes the rows will take beside the file, where they are cast.
+            hold: reserves the bytes of rows that are cast to another dtype.
 
         Raises:
             EmbeddingsError: not an acceptable tensor for this model.
-            InlayError: what `hold` refuses.
+            InlayError: `hold` refuses the bytes.
         """
         began = time.perf_counter()
         tensor = read(data, limits=self._limits.of(card))
@@ -135,17 +135,17 @@ class EmbedsReader:
 
 
 class Embeddings:
-    """One request's embeddings, whichever way they were sent, as rows of its model.
+    """Embeddings of one request as rows of its model, from any kind of source.
 
     CPU work, for one thread at a time.
 
     Args:
         reader: of tensor files.
         card: of the model.
-        decode: tensor data, as it stands in the request, to a file.
-        hold: as `EmbedsReader.rows` takes it.
-        parts: the parts of a multipart body by name; None where the body is no such.
-        stored: the stored prompts the request refers to, by id.
+        decode: decodes a string of tensor data to a file.
+        hold: as in `EmbedsReader.rows`.
+        parts: parts of a multipart body by name; None for other bodies.
+        stored: stored prompts that the request refers to, by id.
     """
 
     def __init__(
@@ -167,12 +167,12 @@ class Embeddings:
         self._read: dict[str, list[Rows]] = {}
 
     def prompts(self, source: TensorSource) -> Sequence[Rows]:
-        """The prompts of a source: one, or as many as its tensor's batch.
+        """Return the prompts of a source: one, or as many as its tensor's batch.
 
         Raises:
             EmbeddingsError: not an acceptable tensor for the model.
-            InvalidRequestError: not exactly one string, or a part that is not there.
-            NotFoundError: a stored prompt that is not there.
+            InvalidRequestError: not exactly one string, or a missing part.
+            NotFoundError: no such stored prompt.
         """
         sources.check_source(source)
         if isinstance(source.ref, str):
@@ -186,9 +186,9 @@ class Embeddings:
         return self._reader.rows(self._decode(str(source.data)), self._card, self._hold)
 
     def one(self, source: TensorSource) -> Rows:
-        """The rows of a source that stands inside a prompt.
+        """Return the rows of a source inside a prompt.
 
-        Raises as `prompts`, and when it is several prompts.
+        Raises as `prompts`, and if it holds several prompts.
         """
         prompts = self.prompts(source)
         if len(prompts) != 1:
@@ -207,7 +207,7 @@ class Embeddings:
         data = self._parts.get(name)
         if data is None:
             raise InvalidRequestError(f"{param}: the body has no part {name[:80]!r}", param=param)
-        # A part that is named many times is read once.
+        # A part that is named several times is read once.
         if name not in self._read:
             self._read[name] = self._reader.rows(data, self._card, self._hold)
         return self._read[name]

@@ -1,6 +1,6 @@
-"""The HTTP/1.1 of one connection, bounded where uvicorn's is not.
+"""HTTP/1.1 connections with limits that uvicorn lacks.
 
-Request lines, headers, trailers, and requests in a row.
+They bound request lines, headers, trailers, and pipelined requests.
 """
 
 import asyncio
@@ -15,26 +15,26 @@ from inlay.frontend.bodies.connection import Connection
 from inlay.frontend.errors import error_json
 
 MAX_HEAD = 64 * 1024
-"""Bytes of a request line and its headers, or of trailers, at most.
+"""Maximum bytes of a request line with its headers, or of trailers.
 
-What one read brings may be beyond it before it is seen.
+One read may exceed it before it is checked.
 """
 
 HEAD_TIMEOUT = 20.0
-"""Seconds a head may take from its connection, or from its first byte on one that was kept, to its end."""
+"""Seconds for a head, from the connection or, on a kept connection, from the head's first byte."""
 
 _LOOK_AGAIN = 0.1
-"""Seconds after which a client that sends no more is looked at again: it may have left."""
+"""Interval in seconds at which a half-closed connection is checked: its client may have left."""
 
 MAX_WAITING = 16
-"""Requests that may wait on one connection for the one before them.
+"""Maximum pipelined requests on one connection.
 
-No known client sends even one.
+No known client sends any.
 """
 
 
 class HeadTooLargeError(InlayError):
-    """The request line and headers are over `MAX_HEAD`."""
+    """Request line and headers over `MAX_HEAD`."""
 
     status = 431
     type = "invalid_request_error"
@@ -48,9 +48,9 @@ class HeadTimeoutError(InlayError):
 
 
 class BoundedHttp(Connection):
-    """uvicorn's protocol, which closes connections that would otherwise take memory or stay half open without end.
+    """uvicorn's protocol with limits on heads, trailers, pipelining and half-open connections.
 
-    uvicorn has no limit for any of these, and they come before anyone has asked for a key.
+    uvicorn has no limit for any of these, and they are reached before authentication.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -59,21 +59,22 @@ class BoundedHttp(Connection):
         self._head_timer: liveness.Timer | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a head."""
+        """Start the timer of the head."""
         super().connection_made(transport)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no more."""
+        """Stop the timer of the head."""
         self._head_came()
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Keep the connection of a client that sends no more but has sent a whole request, and may read its answer.
+        """Keep a half-closed connection whose client has sent a whole request.
 
-        A client that has left looks the same until something is sent to it, hence an interim
-        response, which every HTTP/1.1 client has to pass over (RFC 9110, 15.2): of one that has
-        left it brings a reset, and the request ends. Over TLS there are no half-closed connections.
+        Such a client may still read the answer. A client that has left looks the same until
+        something is sent to it. So an interim response is sent, which every HTTP/1.1 client ignores
+        (RFC 9110, 15.2): if the client has left, it causes a reset and the request ends. TLS has no
+        half-closed connections.
         """
         cycle = cast("RequestResponseCycle | None", self.cycle)
         if cycle is None or cycle.response_complete or cycle.more_body or self.scheme == "https":
@@ -85,20 +86,20 @@ class BoundedHttp(Connection):
         return True
 
     def _look_for_reset(self) -> None:
-        """Close the connection of a client that has left, and look again later."""
+        """Close the connection if it was reset; else check again later."""
         if self.transport.is_closing():
             return
-        # Reading would only find the end again.
+        # Reading would only return the end of the stream again.
         if self.transport.get_extra_info("socket").getsockopt(SOL_SOCKET, SO_ERROR):
             self.transport.abort()
         else:
             self.loop.call_later(_LOOK_AGAIN, self._look_for_reset)
 
     def data_received(self, data: bytes) -> None:
-        """Count what is neither body nor the end of anything: heads, chunk headers and trailers."""
+        """Count the bytes of heads, chunk headers and trailers."""
         if self.transport.is_closing():
             return
-        # Set back by the parser's callbacks, which say that something got done.
+        # The parser's callbacks reset it when a head or a piece of a body is complete.
         self._unsettled += len(data)
         super().data_received(data)
         if self._unsettled > MAX_HEAD:
@@ -109,43 +110,42 @@ class BoundedHttp(Connection):
             self._give_up(None)
 
     def on_message_begin(self) -> None:
-        """Another request: its head is due."""
+        """Start the timer of the next head."""
         super().on_message_begin()
         self._await_head()
 
     def on_headers_complete(self) -> None:
-        """The head is there."""
+        """Stop the timer: the head is complete."""
         self._unsettled = 0
         self._head_came()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """A piece of the body; it has limits of its own."""
+        """Reset the count: bodies have limits of their own."""
         self._unsettled = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is there."""
+        """Reset the count: the request is complete."""
         self._unsettled = 0
         super().on_message_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        """Start the app once the rest of the body, or the end of the connection, had its chance to be read.
+        """Start the app after one more read of the socket.
 
-        An upload that broke off before its turn came then costs no more than its head: of thousands
-        of them at once each would else be routed, counted and logged before the next connection is
-        accepted.
+        An upload that was broken off then costs no more than its head. Otherwise each of thousands
+        of them would be routed, counted and logged before the next connection is accepted.
         """
 
         def start() -> None:
             if not self.transport.is_closing():
                 super(BoundedHttp, self)._start_asgi_task(cycle, app)
 
-        # Called after the data that is being parsed, and again after what is read then.
+        # The first callback runs after the current data, the second after the next read.
         self.loop.call_soon(lambda: self.loop.call_soon(start) if cycle.more_body else start())
 
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP; uvicorn would answer in plain text."""
+        """Answer invalid HTTP with a JSON error; uvicorn would send plain text."""
         self._give_up(InvalidRequestError(msg))
 
     def _await_head(self) -> None:
@@ -161,15 +161,15 @@ class BoundedHttp(Connection):
             self._head_timer = None
 
     def _give_up(self, error: InlayError | None) -> None:
-        """Close the connection, with a word to its client where no answer is under way."""
+        """Close the connection, with an error response unless another one has begun."""
         if self.transport.is_closing():
             return
         under_way = cast("RequestResponseCycle | None", self.cycle)  # None before the first request
         if error is not None and (under_way is None or under_way.response_complete):
             body = error_json(error)
             head = (
-                f"HTTP/1.1 {error.status} \r\ncontent-type: application/json\r\nconnection: close\r\n"
-                f"content-length: {len(body)}\r\n\r\n"
+                f"HTTP/1.1 {error.status} \r\ncontent-type: application/json\r\nconnection: "
+                f"close\r\ncontent-length: {len(body)}\r\n\r\n"
             )
             self.transport.write(head.encode() + body)
         self.transport.close()

@@ -1,4 +1,4 @@
-"""How much embeddings one request may bring, by the settings and by the model."""
+"""Limits on the embeddings and the JSON of one request, from the settings and the models."""
 
 from collections.abc import Callable, Iterable
 
@@ -9,21 +9,21 @@ from inlay.prompt import DTYPE_SIZES
 from inlay.tensors import ReadLimits
 
 OVERHEAD_BYTES = 64 * 1024
-"""What a container may hold beside the elements.
+"""Allowance for a container's bytes beside the elements.
 
 Zip entries padded to 64 bytes, a header, metadata.
 """
 
 
 class EmbedsLimits:
-    """The limits of one server.
+    """Limits of one server.
 
     Args:
         settings: of the frontend.
-        models: the cards of the models served now; `auto` depends on them.
+        models: returns the cards of the served models; `auto` depends on them.
 
     Attributes:
-        max_prompts: prompts in the batch of one tensor.
+        max_prompts: maximum prompts in the batch of one tensor.
     """
 
     def __init__(
@@ -43,15 +43,12 @@ class EmbedsLimits:
         return bool(cards) and all(card.prompt_embeds == EMBEDS_OFF for card in cards)
 
     def of(self, card: ModelCard) -> ReadLimits:
-        """The limits of one tensor file for a model."""
+        """Return the limits of one tensor file for a model."""
         return ReadLimits(max_bytes=self._bytes(card))
 
     @property
     def any(self) -> ReadLimits:
-        """The limits of a tensor file whose model is not known yet.
-
-        Those of the model that takes the most.
-        """
+        """Limits of a tensor file whose model is not known yet: the largest of all models."""
         if self._max_bytes != AUTO:
             return ReadLimits(max_bytes=self._max_bytes)
         return ReadLimits(max_bytes=max(map(self._bytes, self._models()), default=OVERHEAD_BYTES))
@@ -63,7 +60,7 @@ class EmbedsLimits:
         return rows + OVERHEAD_BYTES
 
     def check_count(self, count: int) -> None:
-        """Raise `InvalidRequestError` when a request may not have `count` embeddings, however they are given."""
+        """Raise `InvalidRequestError` if `count` embeddings are too many for one request."""
         if count > self._max_parts:
             raise InvalidRequestError(
                 f"the request has {count} prompt_embeds; at most {self._max_parts} are allowed",
@@ -71,15 +68,16 @@ class EmbedsLimits:
             )
 
     def check_total(self, num_bytes: int) -> None:
-        """Raise `BodyTooLargeError` when the embeddings of a request may not come to `num_bytes` decoded bytes."""
+        """Raise `BodyTooLargeError` if a request's embeddings are too large, decoded."""
         if num_bytes > self._max_total:
             raise BodyTooLargeError(
-                f"the prompt_embeds of the request come to {num_bytes} bytes; at most {self._max_total} are allowed",
+                f"the prompt_embeds of the request come to {num_bytes} bytes; at most "
+                f"{self._max_total} are allowed",
                 param="prompt_embeds",
             )
 
     def check_json(self, num_bytes: int) -> None:
-        """Raise `BodyTooLargeError` when a request may not have `num_bytes` of JSON, its long base64 strings not counted."""
+        """Raise `BodyTooLargeError` for too much JSON; extracted base64 strings do not count."""
         if num_bytes > self._max_json:
             raise BodyTooLargeError(
                 f"the body has {num_bytes} bytes of JSON text or more, which is over the limit of "

@@ -1,7 +1,4 @@
-"""Where bytes that come in pieces end up.
-
-Each is written once, to where it stays, or is there already.
-"""
+"""Memory for bytes that arrive in pieces; each byte is written once, to its final place."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -13,28 +10,23 @@ from inlay.prompt import Buffer
 _FIRST = 64 * 1024
 
 Room: TypeAlias = Callable[[int], memoryview]
-"""Gives writable memory of so many bytes.
-
-The system gives pages for it only as they are written.
-"""
+"""Returns writable memory of a number of bytes, whose pages are allocated as they are written."""
 
 
 def private(num_bytes: int) -> memoryview:
-    """Memory of this process."""
-    # numpy's memory is not cleared first, and large pieces of it lie in huge pages where the system
-    # has them.
+    """Return private memory of this process."""
+    # numpy does not clear the memory, and large arrays get huge pages where the system has them.
     return np.empty(num_bytes, np.uint8).data
 
 
 class Memory:
-    """Bytes that arrive piece by piece.
+    """Buffer for bytes that arrive in pieces.
 
-    Where their number is known no byte is copied again. Otherwise the memory doubles when it is
-    full.
+    If their number is known, no byte is copied again. Otherwise the memory doubles when full.
 
     Args:
-        expected: how many bytes are to come, or None.
-        room: where memory for as many as are expected comes from.
+        expected: number of bytes to come, or None.
+        room: gives memory for the expected bytes.
     """
 
     __slots__ = ("_size", "_view")
@@ -47,7 +39,7 @@ class Memory:
         return self._size
 
     def write(self, piece: bytes | memoryview) -> None:
-        """Take the next bytes."""
+        """Append the next bytes."""
         end = self._size + len(piece)
         if end > len(self._view):
             larger = private(max(end, 2 * len(self._view)))
@@ -57,8 +49,8 @@ class Memory:
         self._size = end
 
     def buffer(self) -> Buffer:
-        """What has come. Nothing may be written afterwards."""
+        """Return the bytes. Nothing may be written afterwards."""
         if self._size < _FIRST < len(self._view):
-            # A little in much room would hold on to all of it.
+            # A small view would keep the whole memory alive.
             return Buffer(bytes(self._view[: self._size]))
         return Buffer(self._view[: self._size])

@@ -1,11 +1,9 @@
-"""`multipart/form-data` (RFC 7578).
+"""Streaming parser of `multipart/form-data` (RFC 7578).
 
-A request in JSON, then the tensor files it names, read as they come.
-
-Every byte of a file is written once, to where its tensor is read from. A delimiter is looked for in
-each piece as it arrives; of one that two pieces share, the beginning is held back. Framing has one
-reading, and whatever differs from it is refused: no preamble, no epilogue, no white space after a
-boundary, no transfer encodings.
+A body is a request in JSON, then the tensor files it names. Every byte of a file is written once,
+to the memory its tensor is read from. Each piece is searched for the delimiter as it arrives; if a
+delimiter may span two pieces, its beginning is held back. Framing is strict, so that it has one
+meaning: no preamble, no epilogue, no white space after a boundary, no transfer encodings.
 """
 
 import re
@@ -24,10 +22,10 @@ REQUEST = "request"
 
 MAX_REQUEST_BYTES = 1024 * 1024
 MAX_HEADER_BYTES = 4096
-"""Bytes of one part's header lines at most."""
+"""Maximum bytes of one part's header lines."""
 
 MAX_FILES = 128
-"""Files in one body at most."""
+"""Maximum files in one body."""
 
 _MAX_NAME = 128
 _boundary = re.compile(r"[0-9A-Za-z'()+_,\-./:=? ]{0,69}[0-9A-Za-z'()+_,\-./:=?]")
@@ -37,7 +35,7 @@ _END_OF_HEADERS = b"\r\n\r\n"
 
 
 class _Next(Enum):
-    """What is to come."""
+    """State of the parser: the element that comes next."""
 
     DATA = auto()
     AFTER_BOUNDARY = auto()
@@ -46,21 +44,21 @@ class _Next(Enum):
 
 
 def _refused(what: str) -> InvalidRequestError:
-    return InvalidRequestError(f"the body is not {MULTIPART} as it should be: {what}")
+    return InvalidRequestError(f"the body is not valid {MULTIPART}: {what}")
 
 
 class Form:
-    """A body being read: `feed` it each piece, then `close` it.
+    """Parser of one body: `feed` each piece, then `close`.
 
     Args:
-        boundary: as the content type says.
-        declared: bytes of the body, where that is known.
+        boundary: from the content type.
+        declared: bytes of the body, if known.
         limits: of each file.
-        room: where files go, where the body's size is known.
+        room: gives memory for files, if the body's size is known.
 
     Attributes:
-        request: the first part, once it is whole.
-        parts: the files that are whole, by name.
+        request: the first part, once complete.
+        parts: complete files, by name.
         size: bytes so far.
 
     Raises:
@@ -83,9 +81,9 @@ class Form:
         self._room = room
         self._delimiter = b"\r\n--" + boundary.encode("ascii")
         self._next = _Next.DATA
-        # As if a line had ended before: the first boundary is then like all others.
+        # As if a line had ended before, so that the first boundary is like all others.
         self._pending = b"\r\n"
-        # How much of what is held back ends the headers, and is no data.
+        # Bytes of `_pending` that end the headers and are not data.
         self._before_data = 0
         self._name: str | None = None
         self._data = Memory()
@@ -113,18 +111,18 @@ class Form:
         self.size += len(piece)
 
     def close(self) -> None:
-        """Check that the body is whole. Raises `InvalidRequestError`."""
+        """Check that the body is complete. Raises `InvalidRequestError`."""
         if self._next is not _Next.NOTHING:
             raise _refused(f"it ends after {self.size} bytes without its closing boundary")
         if self._pending not in (b"", b"\r\n"):
             raise _refused("something follows its closing boundary")
 
     def _take_data(self, piece: bytes | bytearray, at: int) -> int:
-        """Data up to a delimiter; the place in `piece` where it goes on."""
+        """Take data up to a delimiter; return the position in `piece` after it."""
         delimiter = self._delimiter
         if self._pending:
-            # Only its first byte is a carriage return, so what is held back is no other delimiter's
-            # beginning.
+            # A delimiter has a carriage return only at its start, so the bytes held back cannot
+            # begin another one.
             wanted = delimiter[len(self._pending) :]
             got = piece[at : at + len(wanted)]
             if got == wanted:
@@ -167,8 +165,7 @@ class Form:
 
     def _end_data(self) -> None:
         if self._before_data:
-            # RFC 2046 lets no content hold a boundary's line, and some readers see none there but
-            # an empty part.
+            # RFC 2046 forbids a boundary line in content, and some parsers read an empty part here.
             raise _refused("the content of a part begins with a boundary")
         if self._name == REQUEST:
             self.request = bytes(self._data.buffer().view)
@@ -200,13 +197,12 @@ class Form:
             raise _refused("a part has no headers")
         end = taken.find(_END_OF_HEADERS)
         if end < 0:
-            # Whether they are too long is known when their end would have come, wherever the piece
-            # ends.
+            # The limit applies wherever the pieces are cut.
             if len(taken) >= MAX_HEADER_BYTES + len(_END_OF_HEADERS):
                 raise _refused(f"the headers of a part are over {MAX_HEADER_BYTES} bytes")
             self._pending = taken
             return at + len(taken) - before
-        # The line's end before them has been taken with their boundary.
+        # The line end before the headers was taken with their boundary.
         if self._delimiter in b"\r\n" + taken[:end]:
             raise _refused("the headers of a part hold a boundary")
         used = at + end + len(_END_OF_HEADERS) - before
@@ -228,18 +224,17 @@ class Form:
             if len(self.parts) >= MAX_FILES:
                 raise InvalidRequestError(f"the body has more than {MAX_FILES} files")
             limit = self._limits.max_bytes
-        # What is left of the body is room enough for the part; what of it stays unused is never
-        # written to.
+        # The rest of the body bounds the part; unused memory is never written to.
         left = None if self._declared is None else max(self._declared - position, 0)
         room = private if name == REQUEST else self._room
         self._data = Memory(None if left is None else min(left, limit), room)
         self._name = name
-        # The empty line's end may be that of a boundary as well.
+        # The end of the empty line may also begin a boundary.
         self._pending, self._before_data = b"\r\n", 2
         self._next = _Next.DATA
 
     def _take_nothing(self, piece: bytes | bytearray, at: int) -> int:
-        # A line's end after the closing boundary is what some clients write.
+        # Some clients write a line end after the closing boundary.
         self._pending += piece[at : at + 3]
         if not b"\r\n".startswith(self._pending):
             raise _refused("something follows its closing boundary")
@@ -247,7 +242,7 @@ class Form:
 
 
 def _name_of(headers: bytes) -> str:
-    """The name of a part with these header lines. Raises `InvalidRequestError`."""
+    """Return the name of a part from its header lines. Raises `InvalidRequestError`."""
     found: str | None = None
     for line in headers.split(b"\r\n"):
         key, colon, value = line.partition(b":")
@@ -264,7 +259,8 @@ def _name_of(headers: bytes) -> str:
                 b"7bit",
             ):
                 raise _refused(
-                    f"content-transfer-encoding {value.strip()[:80]!r} is not read; send files as they are"
+                    f"content-transfer-encoding {value.strip()[:80]!r} is not read; send files as "
+                    "they are"
                 )
     if found is None:
         raise _refused("a part has no content-disposition")
@@ -272,7 +268,7 @@ def _name_of(headers: bytes) -> str:
 
 
 def _disposed(value: bytes) -> str:
-    """The name in a content-disposition."""
+    """Return the name in a content-disposition."""
     start = _disposition.match(value)
     at = -1 if start is None else start.end()
     names: list[bytes] = []

@@ -1,4 +1,4 @@
-"""What a body becomes, counted before it is made: parsed JSON, decoded tensors, rows."""
+"""Memory of one request: parsed JSON, decoded tensors and rows, reserved beforehand."""
 
 import sys
 from collections.abc import Iterable
@@ -12,35 +12,34 @@ from inlay.pace import yield_gil
 from inlay.prompt import Prompt
 
 _MADE = {"objects": 176, "arrays": 64, "colons": 48, "commas": 64}
-"""Bytes that what stands before or after such a character takes, at most.
+"""Maximum bytes of the objects that the parser makes for each such character.
 
 Measured with CPython 3.11 and msgspec.
 """
 
 _WIDE = 7
-"""Bytes a character may take, while it is read, in a string that holds one outside ASCII.
+"""Maximum bytes of a character while a string with non-ASCII characters is parsed.
 
-4, and those of growing a buffer.
+4 for the character, and 3 for growing the buffer.
 """
 
 _SMALL = 4096
-"""Bytes under which the worst is assumed instead of counting."""
+"""Bytes of JSON below which the worst case is assumed instead of counting."""
 
 _WORST = 24
 
 
 class RequestMemory:
-    """The memory of one request, from its body to its prompts.
+    """Accounting of one request's memory, from its body to its prompts.
 
     Safe to call from any thread, by one at a time.
 
     Args:
-        reservation: of the request, whose body it holds.
+        reservation: of the request; it holds the body.
         limits: of its embeddings.
 
     Attributes:
-        json: bytes of the JSON that was parsed, the embeddings that were taken out of it not
-            counted.
+        json: bytes of the parsed JSON, without the extracted embeddings.
     """
 
     __slots__ = (
@@ -65,7 +64,7 @@ class RequestMemory:
         self.json = 0
 
     def parsing(self, rest: bytes | bytearray) -> None:
-        """Hold what parsing `rest` as JSON takes at most.
+        """Reserve the maximum memory of parsing `rest` as JSON.
 
         Raises:
             BodyTooLargeError: it is over `--max-json-bytes`.
@@ -84,7 +83,7 @@ class RequestMemory:
         self._reservation.grow_to(self._body + self._parsed)
 
     def on_reassembled(self, size: int) -> None:
-        """Hold a body of `size` bytes beside what it was cut up into.
+        """Reserve a reassembled body of `size` bytes, beside its extracted pieces.
 
         Raises as `Reservation.grow_to`.
         """
@@ -92,43 +91,41 @@ class RequestMemory:
         self._reservation.grow_to(self._body)
 
     def on_decoded(self, sizes: Iterable[int]) -> None:
-        """Count embeddings that were decoded as the body came, to `sizes` bytes each.
+        """Count embeddings that were decoded while the body arrived, of `sizes` bytes each.
 
-        They are held in the place of the body.
+        Their memory is reserved as that of the body.
 
         Raises:
-            BodyTooLargeError: the request has too much of them.
+            BodyTooLargeError: the request's embeddings are over the limit.
         """
         self._arrived = sum(sizes)
         self._check_total()
 
     def decoding(self, sizes: Iterable[int]) -> None:
-        """Hold the embeddings in the JSON, of `sizes` decoded bytes each.
+        """Reserve embeddings that are decoded from the JSON, of `sizes` bytes each.
 
-        Raises as `whole` and as `Reservation.grow_to`.
+        Raises as `check_total` and as `Reservation.grow_to`.
         """
         self._inline = sum(sizes)
         self._check_total()
         self._reservation.grow_to(self._body + self._parsed + self._inline)
 
     def body_freed(self, kept: int = 0) -> None:
-        """Hold no more of the body than was decoded as it came, and `kept` bytes, which are embeddings as they are."""
+        """Release the body, but for embeddings decoded as it arrived and `kept` bytes of files."""
         self._body = kept + self._arrived
         self._reservation.shrink_to(self._body + self._parsed + self._inline)
 
     def check_total(self, sizes: Iterable[int]) -> None:
-        """Count embeddings that came as they are, or had come before.
-
-        Nothing is made of them that must be held.
+        """Count embeddings of files or stored prompts, which take no further memory.
 
         Raises:
-            BodyTooLargeError: the request has too much of them.
+            BodyTooLargeError: the request's embeddings are over the limit.
         """
         self._whole += sum(sizes)
         self._check_total()
 
     def settle(self, prompts: Iterable[Prompt], kept: int) -> None:
-        """Hold no more than the rows of `prompts`, and the `kept` bytes of the request that live as long as its answer."""
+        """Release all but the rows of `prompts` and the `kept` bytes of the parsed request."""
         self._reservation.shrink_to(bytes_alive(prompts) + kept)
 
     def _check_total(self) -> None:
@@ -136,13 +133,13 @@ class RequestMemory:
 
 
 def parsed_size(counts: Counts) -> int:
-    """Bytes that parsing a JSON text takes at most, by its characters."""
+    """Return the maximum bytes of parsing a JSON text, from the counts of its characters."""
     made: int = sum(getattr(counts, name) * size for name, size in _MADE.items())
     return counts.size * (_WIDE if counts.wide else 1) + made
 
 
 def size_of(request: msgspec.Struct, *without: str) -> int:
-    """Bytes of memory that a parsed request takes, about, its fields `without` not counted."""
+    """Return the approximate bytes of a parsed request, without the fields `without`."""
     fields = (getattr(request, name) for name in request.__struct_fields__ if name not in without)
     items: list[object] = [value for value in fields if value is not None]
     size = 0

@@ -1,7 +1,4 @@
-"""Where a request says that rows come from.
-
-Its own JSON, a part of its body, or what was stored before it.
-"""
+"""Sources of embeddings in a request: base64 in its JSON, a multipart part, or a stored prompt."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,16 +11,16 @@ from inlay.frontend.quoting import shown_at
 
 
 class TensorSource(NamedTuple):
-    """Where a request says rows come from.
+    """One source of embeddings.
 
-    Exactly one of the first three is to be set, to a string.
+    Exactly one of the first three must be set, to a string.
 
     Attributes:
         data: base64 of a tensor file.
         ref: id of a stored prompt.
         part: name of a part of a multipart body.
-        param: where in the request it stands.
-        object: all that stands there, of which an error may name the keys.
+        param: path in the request.
+        object: the object at that path, for error messages.
     """
 
     data: object
@@ -34,14 +31,14 @@ class TensorSource(NamedTuple):
 
 
 def in_completion(request: CompletionRequest) -> list[TensorSource]:
-    """The sources of a completions request, in order."""
+    """Return the sources of a completions request, in order."""
     found = in_prompt_embeds(request.prompt_embeds)
     if found:
         return found
     if isinstance(request.prompt, list):
         for index, item in enumerate(request.prompt):
-            # There may be a million of these, which hold up everybody: by type is twice as fast as
-            # by `isinstance`.
+            # A prompt may have a million ids, and this blocks the server: comparing types is twice
+            # as fast as `isinstance`.
             if type(item) is int or type(item) is str:
                 continue
             if isinstance(item, PromptEmbedsPart):
@@ -58,7 +55,7 @@ def in_completion(request: CompletionRequest) -> list[TensorSource]:
 def in_prompt_embeds(
     embeds: str | EmbedsSource | list[str | EmbedsSource] | None,
 ) -> list[TensorSource]:
-    """The sources of a request's field `prompt_embeds`, in order."""
+    """Return the sources of a request's field `prompt_embeds`, in order."""
     if embeds is None:
         return []
     if not isinstance(embeds, list):
@@ -67,7 +64,7 @@ def in_prompt_embeds(
 
 
 def in_prompts(request: PromptsRequest) -> list[TensorSource]:
-    """The sources of a request for vectors: of its `prompt_embeds`, and of its chats, in order."""
+    """Return the sources of a request for vectors: `prompt_embeds`, then its chats, in order."""
     found = in_prompt_embeds(request.prompt_embeds)
     for chat in request.chats:
         found += in_messages(chat)
@@ -81,12 +78,12 @@ def _embeds(item: str | EmbedsSource, param: str) -> TensorSource:
 
 
 def part_source(part: PromptEmbedsPart, param: str) -> TensorSource:
-    """The source of a part of a completion's prompt."""
+    """Return the source of a part of a completion's prompt."""
     return TensorSource(part.data, part.ref, part.part, param)
 
 
 def in_messages(messages: Sequence[Mapping[str, Any]]) -> list[TensorSource]:
-    """The sources of a chat, in order."""
+    """Return the sources of a chat, in order."""
     found: list[TensorSource] = []
     for number, message in enumerate(messages):
         found += in_content(message.get("content"), f"messages[{number}].content")
@@ -94,7 +91,7 @@ def in_messages(messages: Sequence[Mapping[str, Any]]) -> list[TensorSource]:
 
 
 def in_content(content: object, where: str) -> list[TensorSource]:
-    """The sources of a message's content, which stands at `where`, in order."""
+    """Return the sources of a message's content at the path `where`, in order."""
     if not isinstance(content, list):
         return []
     return [
@@ -105,12 +102,12 @@ def in_content(content: object, where: str) -> list[TensorSource]:
 
 
 def content_source(part: Mapping[str, Any], param: str) -> TensorSource:
-    """The source of a part of a message's content."""
+    """Return the source of a part of a message's content."""
     return TensorSource(part.get("data"), part.get("ref"), part.get("part"), param, part)
 
 
 def tensor_data(sources: Sequence[TensorSource]) -> list[str]:
-    """The strings among `sources` that are tensor data."""
+    """Return the strings among `sources` that are tensor data."""
     return [source.data for source in sources if isinstance(source.data, str)]
 
 
@@ -132,7 +129,8 @@ def check_source(source: TensorSource) -> None:
         where = f"{source.param}.{name}"
         if name == "data":
             raise EmbeddingsError(
-                f"{where}: prompt_embeds must be valid base64, got {type(value).__name__}: {HOW_TO_SEND}",
+                f"{where}: prompt_embeds must be valid base64, got {type(value).__name__}: "
+                f"{HOW_TO_SEND}",
                 param=where,
             )
         raise InvalidRequestError(

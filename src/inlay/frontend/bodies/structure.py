@@ -1,11 +1,10 @@
-"""Bounds on the structure of JSON, counted before a parser sees it.
+"""Bounds on the structure of JSON, checked before it is parsed.
 
-A parser holds the interpreter until it is done, and everybody else waits. How long depends on what
-it makes: a key of an object takes about 1 us with what is done with it afterwards, a string or an
-escape 50 ns, a byte of text 1 ns. No request that is served needs as many of them as would make
-others wait for long, so more are refused. A body near several bounds at once still holds the
-interpreter for about 100 ms. Numbers are not bounded here: a million token ids are a prompt, take
-10 to 40 ms, and are bounded by the memory they take.
+A JSON parser holds the interpreter's lock until it is done, and all other requests wait. A key of
+an object takes about 1 us with its later processing, a string or an escape 50 ns, a byte of text 1
+ns. Requests that need many more than usual are refused. A body near several bounds at once still
+holds the lock for about 100 ms. Numbers are not bounded here: a million token ids are a prompt,
+take 10 to 40 ms, and are bounded by their memory.
 """
 
 from typing import NamedTuple
@@ -16,33 +15,33 @@ from inlay.errors import InvalidRequestError
 from inlay.pace import yield_gil
 
 MAX_CONTAINERS = 100_000
-"""Objects and arrays in one body."""
+"""Maximum objects and arrays in one body."""
 
 MAX_KEYS = 50_000
-"""Keys of all objects of one body together.
+"""Maximum keys of all objects in one body.
 
 A message has two, a tool call with its answer eleven.
 """
 
 MAX_STRINGS = 250_000
-"""Strings of one body, keys included."""
+"""Maximum strings in one body, keys included."""
 
 MAX_ESCAPES = 1_000_000
-"""Backslashes of one body."""
+"""Maximum backslashes in one body."""
 
 MAX_SPACES = 4_000_000
-"""Bytes of white space between the values of one body."""
+"""Maximum bytes of white space between the values of one body."""
 
 _BLOCK = 1 << 20
-"""Bytes looked at in one go: others have their turn between them."""
+"""Bytes counted at a time; other threads may run in between."""
 
 
 class Counts(NamedTuple):
-    """Characters of a JSON text, wherever they stand.
+    """Counts of characters in a JSON text, inside and outside strings.
 
     Attributes:
         size: bytes of the text.
-        wide: it has characters outside ASCII, or may have once it is read.
+        wide: True if it has, or may have after parsing, characters outside ASCII.
     """
 
     size: int = 0
@@ -67,7 +66,7 @@ class Counts(NamedTuple):
 
 
 def count(text: bytes | bytearray) -> Counts:
-    """The characters of `text`."""
+    """Count the characters of `text`."""
     characters = np.frombuffer(text, np.uint8)
     totals = [0] * 6
     spaces = 0
@@ -89,16 +88,16 @@ def check_structure(
 ) -> None:
     """Check that JSON texts together are within the bounds of this module.
 
-    Brackets and colons in strings do not count. Strings are told apart only where there are enough
-    of them to matter.
+    Brackets and colons inside strings do not count; strings are only located if the plain counts
+    are over a bound.
 
     Args:
         texts: of one request.
-        counted: what `count` says of the only one of them, where that is known.
-        where: they stand, for the error.
+        counted: result of `count` for the only text, if known.
+        where: name of the texts in the error.
 
     Raises:
-        InvalidRequestError: they are not.
+        InvalidRequestError: a bound is exceeded.
     """
     if counted is not None and counted.within():
         return
@@ -131,19 +130,20 @@ def check_structure(
 
 
 def _strings(block: np.ndarray, inside: bool, escaped: bool) -> tuple[np.ndarray, int, bool, bool]:
-    """Which characters of a piece of JSON are in strings, how many quotes bound strings, and how the next piece begins.
+    """Locate the strings in a piece of JSON.
 
     Args:
         block: uint8 [N], N at least 1.
-        inside: whether it begins in a string.
-        escaped: whether its first character is escaped by what stands before the piece.
+        inside: True if it begins inside a string.
+        escaped: True if its first character is escaped.
 
     Returns:
-        bool [N], opening quotes included; the number; `inside` and `escaped` of the next piece.
+        bool [N], True inside strings, opening quotes included; the number of quotes that bound
+        strings; `inside` and `escaped` of the next piece.
     """
     places = np.arange(len(block), dtype=np.int32)
-    # An odd run of backslashes escapes what follows it; a run that reaches back to the start has
-    # `escaped` before it.
+    # An odd run of backslashes escapes the next character; a run from the start continues that of
+    # the piece before, if `escaped`.
     before = np.maximum.accumulate(np.where(block == ord("\\"), np.int32(-1), places))
     quotes = np.flatnonzero(block == ord('"'))
     run = quotes - 1 - np.where(quotes > 0, before[quotes - 1], -1)

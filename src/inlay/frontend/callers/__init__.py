@@ -1,1 +1,8 @@
-"""Who asks, and how much of the server is theirs."""
+"""Authentication, tenants, rate limits and quotas.
+
+`Keys` maps the `Authorization` header to a `Caller`: its `Tenant`, its limits, and its admin right.
+`Clients` counts each client's running requests and bytes, and holds its token bucket. Where no key
+is required, a client is an IP address (an IPv6 /64).
+
+Keys are stored as hashes, and no message quotes a key.
+"""

@@ -1,4 +1,4 @@
-"""Who asks: API keys, the tenant each of them names, and what it may do."""
+"""API keys, their tenants and their rights."""
 
 import hashlib
 import hmac
@@ -11,19 +11,19 @@ from inlay.errors import AuthenticationError
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Whose data a request's is.
+    """Owner of a request's data.
 
     Attributes:
-        id: the key's name, or derived from the key where it has none; never the key itself; ""
-            where no key is asked for.
-        salt: keeps what is cached for this caller apart, or None where all callers share.
+        id: the key's name, or a digest of the key if it has none; never the key itself; "" where
+            no key is required.
+        salt: separates this tenant's cached prefixes from others'; None if all tenants share.
     """
 
     id: str
     salt: str | None
 
     def salted(self, cache_salt: str | None) -> str | None:
-        """The salt of a request that may bring its own."""
+        """Return the salt of a request that may have a `cache_salt` of its own."""
         if cache_salt is None:
             return self.salt
         return f"{self.salt or ''}/{cache_salt}"
@@ -31,11 +31,11 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """What one client may take; None is what the settings say for all.
+    """Rate limit and quota of one client; None means the settings' default.
 
     Attributes:
         rate: requests a minute.
-        max_requests: requests under way.
+        max_requests: running requests.
         max_bytes: bytes held.
     """
 
@@ -46,14 +46,14 @@ class ClientLimits:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key that is accepted.
+    """An accepted API key.
 
     Attributes:
-        sha256: of the key, 32 bytes; the key itself is not kept.
-        name: of its tenant. A tenant may have several keys, such as an old and a new one.
-        admin: whether it may use the admin routes.
-        share: of the tenant.
-        expires: Unix time from which on it is refused, or None.
+        sha256: SHA-256 of the key, 32 bytes; the key itself is not kept.
+        name: name of its tenant. A tenant may have several keys, such as an old and a new one.
+        admin: True if it may use the admin routes.
+        share: limits of the tenant.
+        expires: Unix time from which it is refused, or None.
     """
 
     sha256: bytes
@@ -64,18 +64,18 @@ class Key:
 
     @classmethod
     def unnamed(cls, key: str, *, admin: bool = False) -> "Key":
-        """A key that is its own tenant."""
+        """Return a key that is a tenant of its own."""
         digest = hashlib.blake2b(key.encode(), digest_size=8, person=b"inlay tenant").hexdigest()
         return cls(hashlib.sha256(key.encode()).digest(), UNNAMED + digest, admin)
 
 
 UNNAMED = "key-"
-"""How the tenants of keys without a name begin; no name may."""
+"""Prefix of the tenants of keys without a name; names in a key file may not begin with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, and what they may do."""
+    """An authenticated caller: its tenant, its admin right and its limits."""
 
     tenant: Tenant
     admin: bool = False
@@ -83,15 +83,15 @@ class Caller:
 
 
 ANYONE = Caller(Tenant("", None))
-"""The caller where no key is asked for."""
+"""Caller where no key is required."""
 
 
 class KeySet:
-    """The keys that are accepted at one time.
+    """Set of accepted keys.
 
     Args:
-        keys: none means that no key is asked for.
-        apart: whether tenants are kept from seeing what is cached for others.
+        keys: an empty sequence means that no key is required.
+        apart: True if tenants have prefix caches of their own.
 
     Raises:
         ValueError: two entries have the same key.
@@ -110,15 +110,14 @@ class KeySet:
         return len(self._keys)
 
     def _slot(self, sha256: bytes) -> bytes:
-        # Keyed, so that how long a look-up takes says nothing of any key's hash to those who choose
-        # what is looked up.
+        # Keyed, so that the time of a look-up tells a client nothing about the hashes of keys.
         return hashlib.blake2b(sha256, digest_size=16, key=self._secret).digest()
 
     def check(self, authorization: bytes | None, now: float) -> Caller:
-        """The caller. Takes as long for a key that is almost right as for one far off.
+        """Return the caller. The time taken does not depend on how much of a key is right.
 
         Args:
-            authorization: the header of that name.
+            authorization: value of the header `Authorization`.
             now: Unix time.
 
         Raises:

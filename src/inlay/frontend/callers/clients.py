@@ -1,7 +1,4 @@
-"""What each client has under way.
-
-Its part of the requests, of the bytes, and how often it may ask.
-"""
+"""Quotas of clients: running requests, bytes held, and request rate."""
 
 import time
 from collections.abc import Callable
@@ -14,23 +11,23 @@ from inlay.frontend.callers.rates import TokenBucket
 from inlay.frontend.settings import FrontendSettings
 
 RETRY_AFTER = 1.0
-"""Seconds after which to ask again where nothing better is known."""
+"""`Retry-After` in seconds, where nothing more exact is known."""
 
 _SWEEP_AT = 4096
-"""Clients from which on those that are as new are forgotten before another is added."""
+"""Number of clients from which idle ones are removed before another is added."""
 
 DECODED_SHARE = 0.75
-"""Bytes that base64 decodes to, for each of its characters."""
+"""Decoded bytes of each base64 character."""
 
 
 class Client:
-    """One client. `with` it, a request is under way.
+    """One client; a `with` block counts one running request.
 
     Attributes:
-        name: of its key, or its address.
-        share: what it may take; None is whatever the server has.
-        requests: under way.
-        bytes: held.
+        name: name of its key, or its address.
+        share: its limits; None in a field is no limit but the server's.
+        requests: running requests.
+        bytes: bytes held.
     """
 
     __slots__ = ("_clients", "bucket", "bytes", "name", "requests", "share")
@@ -45,11 +42,11 @@ class Client:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing would be lost by forgetting it."""
+        """True if its state is that of a new client, so that it can be removed."""
         return not self.requests and not self.bytes and (self.bucket is None or self.bucket.full)
 
     def __enter__(self) -> "Client":
-        """Begin a request. Raises `RateLimitedError` when it may not ask, or not now."""
+        """Begin a request. Raises `RateLimitedError` if the quota or the rate is exceeded."""
         most = self.share.max_requests
         if most is not None and self.requests >= most:
             raise RateLimitedError(
@@ -60,7 +57,8 @@ class Client:
             wait = self.bucket.take()
             if wait:
                 raise RateLimitedError(
-                    f"you may make {self.bucket.rate:g} requests a minute; ask again in {wait:.1f} s",
+                    f"you may make {self.bucket.rate:g} requests a minute; ask again in {wait:.1f} "
+                    "s",
                     retry_after=wait,
                 )
         self.requests += 1
@@ -77,14 +75,14 @@ class Client:
 
 
 class Clients:
-    """The clients that have something under way, or have lately asked.
+    """Clients with running requests or a token bucket that is not full.
 
     A client is a tenant or, where no key is asked for, an address; the addresses of one IPv6 /64
     are one client, as they are one subscriber's.
 
     Args:
-        settings: where a share of everything comes from when a key has none of its own.
-        clock: seconds that only grow.
+        settings: defaults for keys without limits of their own.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -99,11 +97,11 @@ class Clients:
         return len(self._known)
 
     def of(self, caller: Caller, address: str) -> Client:
-        """The client a request comes from.
+        """Return the client of a request.
 
         Args:
-            caller: who asks.
-            address: of the other end of the connection; "" where it has none.
+            caller: the authenticated caller.
+            address: the peer's address; "" if it has none.
         """
         name = f"key {caller.tenant.id}" if caller.tenant.id else f"address {network(address)}"
         share = _joined(caller.share, self._share)
@@ -125,20 +123,20 @@ class Clients:
         return client
 
     def left(self, name: str, client: Client) -> None:
-        """Forget a client that is as a new one would be."""
+        """Remove a client that is idle."""
         if client.idle and self._known.get(name) is client:
             del self._known[name]
 
 
 def default_share(settings: FrontendSettings) -> ClientLimits:
-    """What a client may take whose key says nothing.
+    """Return the limits of a client whose key sets none.
 
-    Half of everything, but one largest request at least.
+    They are half of the server's, but at least one request of the maximum size.
     """
     requests = settings.max_client_requests or max(1, settings.max_inflight_requests // 2)
     largest = int(settings.max_body_bytes * (1 + DECODED_SHARE))
     size = settings.max_client_bytes or max(settings.max_inflight_bytes // 2, largest)
-    # Where the whole is a client's share, what runs out is the server's.
+    # A limit equal to the server's is dropped: the error is then that of the server's limit.
     return ClientLimits(
         settings.max_client_rate,
         None if requests >= settings.max_inflight_requests else requests,
@@ -155,7 +153,7 @@ def _joined(own: ClientLimits, rest: ClientLimits) -> ClientLimits:
 
 
 def network(address: str) -> str:
-    """The part of an address that tells clients apart."""
+    """Return the part of an address that identifies a client."""
     try:
         parsed = ip_address(address.partition("%")[0])
     except ValueError:

@@ -1,7 +1,4 @@
-"""The keys of a running server.
-
-Those of the settings, and those of a file that may change meanwhile.
-"""
+"""API keys of a running server: those of the settings, and those of a file that is reloaded."""
 
 import asyncio
 import logging
@@ -17,18 +14,18 @@ from inlay.frontend.settings import FrontendSettings
 _log = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
-"""How often the key file is looked at: one `stat`."""
+"""Interval at which the key file is checked for changes, with one `stat`."""
 
 
 class Keys:
-    """Who may ask, now.
+    """The keys that are accepted now.
 
-    With more than one key each is a tenant of its own, unless they share the prefix cache. A file's
-    keys always are: a second may come at any time, and must not find what the first has left.
+    With more than one key, each tenant has a prefix cache of its own, unless the settings share it.
+    Keys of a file are separated even if there is only one: a second may be added at any time.
 
     Args:
         settings: of the frontend.
-        clock: Unix time.
+        clock: returns the Unix time.
 
     Raises:
         InvalidRequestError: the key file cannot be used.
@@ -55,22 +52,22 @@ class Keys:
 
     @property
     def required(self) -> bool:
-        """Whether a key is asked for at all."""
+        """True if a key is required."""
         return len(self._keys) > 0
 
     @property
     def reloadable(self) -> bool:
-        """Whether there is a file."""
+        """True if there is a key file."""
         return self._path is not None
 
     def check(self, authorization: bytes | None) -> Caller:
-        """The caller, by the header of that name. Raises `AuthenticationError`."""
+        """Return the caller from the header `Authorization`. Raises `AuthenticationError`."""
         return self._keys.check(authorization, self._clock())
 
     def _load(self) -> KeySet:
         if self._path is None:
             return KeySet(self._fixed, apart=self._apart)
-        # Before it is read: a change while it is read is seen at the next look.
+        # Taken before reading: a change during the reading is then seen at the next check.
         self._stamp = Stamp.of(self._path)
         read = read_keys(self._path)
         try:
@@ -95,17 +92,17 @@ class Keys:
     async def reload(self) -> None:
         """Read the file again, in a thread.
 
-        The keys of before stay when it cannot be used, and the log says why.
+        If it cannot be used, the old keys stay and the log says why.
         """
         if self._path is None:
             return
         try:
             self._keys = await asyncio.to_thread(self._load)
         except (InlayError, OSError) as error:
-            _log.error("the API keys stay as they were: %s", error)
+            _log.error("the API keys were not reloaded: %s", error)
 
     async def watch(self, every: float = POLL_SECONDS) -> None:
-        """Reload whenever the file has changed, until cancelled."""
+        """Reload the file whenever it has changed, until cancelled."""
         while self._path is not None:
             await asyncio.sleep(every)
             if Stamp.of(self._path) != self._stamp:

@@ -1,15 +1,14 @@
-"""The file of API keys: a list of entries, YAML or JSON.
+"""File of API keys: a list of entries in YAML or JSON.
 
-    - name: alice                    # the tenant; a second entry of this name is another key of the same tenant
+    - name: alice                    # the tenant; entries of one name are keys of one tenant
       key: sk-...                    # or sha256: its SHA-256 in hex
       rate: 600                      # requests a minute
-      max_requests: 8                # under way at a time
+      max_requests: 8                # running at a time
       max_bytes: 67108864            # held at a time
       admin: false
       expires: 2027-01-31T00:00:00Z
 
-No message quotes what the file holds: it goes to logs, and next to a typing error there may be a
-key.
+No message quotes the file's content: messages go to logs, and a mistyped line may hold a key.
 """
 
 import hashlib
@@ -30,7 +29,7 @@ from inlay.errors import InvalidRequestError
 from inlay.frontend.callers.auth import UNNAMED, ClientLimits, Key
 
 MAX_BYTES = 4 * 1024 * 1024
-"""Bytes of a key file at most."""
+"""Maximum bytes of a key file."""
 
 _name = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _key = re.compile(r"[\x21-\x7e]{1,512}")
@@ -40,9 +39,9 @@ _sha256 = re.compile(r"[0-9a-fA-F]{64}")
 
 
 class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One entry as it is written.
+    """One entry of the file.
 
-    Unknown fields are refused: a mistyped limit must not be no limit.
+    Unknown fields are refused, so that a mistyped limit is an error.
     """
 
     name: str
@@ -57,7 +56,7 @@ class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What tells one state of a file from another."""
+    """File metadata that changes when the file changes."""
 
     device: int
     inode: int
@@ -67,7 +66,7 @@ class Stamp:
 
     @classmethod
     def of(cls, path: Path) -> "Stamp | None":
-        """The stamp of a file, or None where there is none to be seen."""
+        """Return the stamp of a file, or None if it cannot be read."""
         try:
             found = path.stat()
         except OSError:
@@ -76,10 +75,10 @@ class Stamp:
 
 
 def read_keys(path: Path) -> list[Key]:
-    """The keys in a file.
+    """Return the keys in a file.
 
     Raises:
-        InvalidRequestError: it cannot be read, is not such a list, or holds no key.
+        InvalidRequestError: it cannot be read, is not a list of entries, or holds no key.
     """
     try:
         with path.open("rb") as file:
@@ -102,8 +101,7 @@ def _parsed(path: Path, data: bytes) -> Any:
     try:
         if path.suffix.lower() == ".json":
             return json.loads(data)
-        # Every scalar as the text it is written as: a key may look like a number, a time or a truth
-        # value.
+        # Scalars stay text: a key may look like a number, a time or a boolean.
         return yaml.load(data, Loader=yaml.BaseLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
@@ -126,7 +124,8 @@ def _entry(path: Path, number: int, item: object) -> Key:
     if not _name.fullmatch(entry.name) or entry.name.startswith(UNNAMED):
         raise _refused(
             path,
-            f"{where}: a name is 1 to 64 letters, digits or ._@- and does not begin with {UNNAMED!r}",
+            f"{where}: a name is 1 to 64 letters, digits or ._@- and does not begin with "
+            f"{UNNAMED!r}",
         )
     where += f" ({entry.name})"
     for field in ("rate", "max_requests", "max_bytes"):
@@ -146,7 +145,7 @@ def _complaint(text: str) -> str:
     unknown = _unknown.search(text)
     if unknown is None:
         return text
-    # Only what looks like the name of a field is repeated: a key may stand where a name should.
+    # Only what looks like a field's name is quoted: it may be a key in the wrong place.
     shown = f" {unknown[1]!r}" if _field.fullmatch(unknown[1]) else ""
     return f"unknown field{shown}; known: {', '.join(KeyEntry.__struct_fields__)}"
 
@@ -184,7 +183,7 @@ def _check_tenants(path: Path, keys: Sequence[Key]) -> None:
 
 
 def exposure(path: Path) -> str | None:
-    """Who else on this machine may read or write the file, in words, or None."""
+    """Return a warning if other users of the machine may read or write the file, else None."""
     mode = path.stat().st_mode
     if os.name != "posix":
         return None

@@ -1,19 +1,17 @@
-"""How often one may ask: a token bucket."""
+"""Rate limit of one client: a token bucket."""
 
 from collections.abc import Callable
 
 
 class TokenBucket:
-    """Fills evenly, `rate` tokens a minute, and holds one minute's worth at most.
+    """Token bucket that fills at `rate` tokens a minute and holds one minute's tokens.
 
-    A request takes one.
-
-    Whoever has been quiet for a minute may ask `rate` times at once, and `rate` times a minute from
-    then on.
+    A request takes one token. After a minute without requests, a client may send `rate` requests
+    at once, and `rate` a minute from then on.
 
     Args:
         rate: tokens a minute, more than 0.
-        clock: seconds that only grow.
+        clock: monotonic seconds.
     """
 
     __slots__ = ("_clock", "_level", "_seen", "rate")
@@ -26,25 +24,25 @@ class TokenBucket:
 
     @property
     def capacity(self) -> float:
-        """Tokens at most: at least one, or no request could ever be made."""
+        """Maximum number of tokens: at least one, or no request could ever be made."""
         return max(1.0, self.rate)
 
     @property
     def full(self) -> bool:
-        """Whether it is as a new one would be."""
+        """True if it is full, as a new bucket is."""
         self._fill()
         return self._level >= self.capacity
 
     def set_rate(self, rate: float) -> None:
-        """Fill at another rate from now on."""
+        """Change the rate."""
         self._fill()
         self.rate = rate
         self._level = min(self._level, self.capacity)
 
     def take(self) -> float:
-        """Take a token: 0 when there was one, else the seconds until there will be."""
+        """Take a token. Return 0, or the seconds until there will be one."""
         self._fill()
-        # A client told to come back in 3 s is let in after 3 s, whatever rounding has lost.
+        # Tolerance for rounding: a client that waits exactly `Retry-After` is admitted.
         if self._level >= 1.0 - 1e-9:
             self._level = max(0.0, self._level - 1.0)
             return 0.0

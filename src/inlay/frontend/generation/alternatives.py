@@ -1,4 +1,4 @@
-"""The tokens whose logprobs are shown beside the chosen one, and what tokens are called there."""
+"""Alternative tokens in logprobs, and the names of tokens there."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from inlay.errors import InvalidRequestError
 from inlay.render import Renderer
 
 MAX_IDS = 128
-"""Ids in `logprob_token_ids`; vLLM's number."""
+"""Maximum ids in `logprob_token_ids`, as in vLLM."""
 
 _FIELD = "logprob_token_ids"
 
@@ -15,12 +15,12 @@ _FIELD = "logprob_token_ids"
 def named_ids(
     request: GenerationRequest, *, logprobs: int | None, max_tokens: int | None
 ) -> tuple[int, ...]:
-    """The ids of `logprob_token_ids`, each once; none where the request names none.
+    """Return the ids of `logprob_token_ids` without duplicates; empty if the field is absent.
 
     Args:
-        request: says them.
-        logprobs: alternatives a token, or None for no logprobs.
-        max_tokens: what the client asked for.
+        request: the request.
+        logprobs: alternatives for each token, or None for no logprobs.
+        max_tokens: the request's value.
 
     Raises:
         InvalidRequestError: without logprobs, too many, or nothing is generated.
@@ -40,7 +40,7 @@ def named_ids(
 
 
 def token_names(request: GenerationRequest, renderer: Renderer) -> Callable[[int], str]:
-    """Name of a token in logprobs: its text, or `token_id:ID` where the request wants that."""
+    """Return the function that names tokens in logprobs: by text, or as `token_id:ID`."""
     return _by_id if request.return_tokens_as_token_ids else renderer.token_text
 
 

@@ -33,17 +33,17 @@ from inlay.router import ServedModel
 ReadMessages: TypeAlias = Callable[
     [Callable[[TensorSource], Rows]], tuple[list[dict[str, Any]], list[Rows]]
 ]
-"""From what reads a source to the messages for the renderer and their rows, as `with_rows` returns them."""
+"""Makes the messages for the renderer and their rows, given a reader of sources (`with_rows`)."""
 
 _decoder = msgspec.json.Decoder(ChatRequest)
 
 
 class PreparedChat(NamedTuple):
-    """A chat that is ready to be generated.
+    """A chat that is ready for generation.
 
     Attributes:
-        sampling: what the choices share.
-        use: of tools.
+        sampling: settings that the choices share.
+        use: tools of the request.
     """
 
     model: ServedModel
@@ -86,19 +86,19 @@ async def prepare_chat(
     messages: ReadMessages,
     kept: msgspec.Struct,
 ) -> PreparedChat:
-    """Everything between a chat that was asked and its first token, whatever API it came by.
+    """Check a chat and make its prompt and engine requests; used by every API with chats.
 
     Args:
-        call: whose.
-        incoming: the request as it came.
+        call: the HTTP request.
+        incoming: the parsed request.
         request: the request as a chat.
-        response_id: names its requests.
-        sources: where it says that rows come from.
-        messages: of the chat; those of `request` are dropped once they are a prompt.
-        kept: what the client sent, all but the messages of which lives as long as the answer.
+        response_id: id of the response, from which those of engine requests are made.
+        sources: sources of embeddings that the request names.
+        messages: makes the messages; those of `request` are dropped once the prompt is made.
+        kept: the client's request; all of it but the messages lives as long as the answer.
 
     Raises:
-        InlayError: what is wrong with the request.
+        InlayError: the request is not valid.
     """
     server = call.server
     check_request(request)
@@ -160,7 +160,7 @@ def _prompt(
     kept: msgspec.Struct,
     keep: int | None,
 ) -> tuple[Prompt, int]:
-    """The prompt of a chat, cut to `keep` positions unless that is None, and the bytes of `kept`."""
+    """Return a chat's prompt, cut to `keep` positions unless None, and the bytes of `kept`."""
     messages, rows = read_messages(embeddings.one)
     continues = bool(request.continue_final_message)
     prompt = renderer.chat(
@@ -177,31 +177,33 @@ def _prompt(
     )
     if not len(prompt):
         raise InvalidRequestError(
-            "messages: the chat template writes nothing for them; a prompt must have at least one position",
+            "messages: the chat template writes nothing for them; a prompt must have at least one "
+            "position",
             param="messages",
         )
     return truncated(prompt, keep, cut_off(request)), size_of(kept, "messages")
 
 
 def _effort(request: ChatRequest, renderer: Renderer) -> dict[str, object]:
-    """What the chat template is told of the effort that was asked for.
+    """Return the template variables for `reasoning_effort`.
 
     Raises:
-        InvalidRequestError: it reads no variable that says so.
+        InvalidRequestError: the template reads no such variable.
     """
     effort = request.reasoning_effort
     if effort is None:
         return {}
     read = renderer.template_variables(tools=bool(request.tools))
-    told: dict[str, object] = {"reasoning_effort": effort} if "reasoning_effort" in read else {}
+    known: dict[str, object] = {"reasoning_effort": effort} if "reasoning_effort" in read else {}
     # Models whose reasoning can only be switched on and off.
-    told |= {name: effort != "none" for name in ("enable_thinking", "thinking") if name in read}
-    if not told:
+    known |= {name: effort != "none" for name in ("enable_thinking", "thinking") if name in read}
+    if not known:
         raise InvalidRequestError(
-            f"reasoning_effort {effort[:40]!r} was asked for; the chat template of this model has no setting for it",
+            f"reasoning_effort {effort[:40]!r} was asked for; the chat template of this model has "
+            "no setting for it",
             param="reasoning_effort",
         )
-    return told
+    return known
 
 
 def _check_chat(request: ChatRequest, max_choices: int) -> None:

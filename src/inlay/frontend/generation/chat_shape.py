@@ -1,4 +1,4 @@
-"""How chat completions are shown."""
+"""JSON of chat completions, whole or as events."""
 
 import time
 from collections.abc import Callable
@@ -37,7 +37,7 @@ _UNSET = msgspec.UNSET
 
 
 class _Said(NamedTuple):
-    """What an output says, in the fields of messages and deltas; UNSET where it says nothing."""
+    """Fields of a message or delta; UNSET where the output has no such part."""
 
     content: str | msgspec.UnsetType
     reasoning: str | msgspec.UnsetType
@@ -45,9 +45,9 @@ class _Said(NamedTuple):
 
 
 class ChatShape:
-    """Chat completions as vLLM 0.32 shows them.
+    """Chat completions in vLLM 0.32's form.
 
-    Null where a field of a whole answer says nothing.
+    Fields of a whole answer without a value are null.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class ChatShape:
         )
 
     def events(self, pieces: Pieces) -> list[msgspec.Struct]:
-        """One event for each piece, and before a choice's first one another with the role."""
+        """Return an event for each piece, preceded by one with the role at a choice's start."""
         events: list[msgspec.Struct] = []
         with_ids = bool(self._request.return_token_ids)
         for choice, piece in pieces:
@@ -90,7 +90,7 @@ class ChatShape:
                 )
             delta = self._delta(piece)
             ends = piece.finish_reason is not None
-            # Clients look for the end of a call in the event behind its last piece.
+            # Clients expect the finish reason of a call in an event after its last piece.
             apart = ends and delta is not None and bool(delta.tool_calls)
             if delta is not None or ends or piece.logprobs or with_ids:
                 shown = ChatChunkChoice(
@@ -123,7 +123,7 @@ class ChatShape:
         return self._generation.usage_of(choice, piece) if self._usage.continuous else _UNSET
 
     def closing_events(self) -> list[msgspec.Struct]:
-        """One event without choices, only usage, where that was asked for."""
+        """Return an event with usage and no choices, if the request wants it."""
         if not self._usage.at_end:
             return []
         generation = self._generation
@@ -134,16 +134,16 @@ class ChatShape:
         ]
 
     def failure_events(self, error: InlayError) -> list[msgspec.Struct]:
-        """The error."""
+        """Return the error as an event."""
         return [ErrorResponse(shown(error))]
 
     def collect(self, pieces: Pieces) -> None:
-        """Keep the pieces by choice."""
+        """Store the pieces by choice, for `response`."""
         for choice, piece in pieces:
             self._collected.setdefault(choice.index, []).append(piece)
 
     def response(self) -> msgspec.Struct:
-        """All choices, whole."""
+        """Return the whole response."""
         with_ids = bool(self._request.return_token_ids)
         first = self._generation.choices[0].request.prompt
         scores = self._generation.scores_of(self._generation.choices[0])
@@ -166,7 +166,7 @@ class ChatShape:
         return _Said(output.content or _UNSET, reasoning or _UNSET, output.tool_calls)
 
     def _delta(self, piece: ChoicePiece) -> ChatDelta | None:
-        """What a piece adds to the message, None where that is nothing."""
+        """Return the delta of a piece, or None if it is empty."""
         said = self._said(piece)
         if said == (_UNSET, _UNSET, []):
             return None
@@ -201,7 +201,7 @@ class ChatShape:
         )
 
     def _finish_reason(self, choice: ChoiceState, piece: ChoicePiece) -> str | None:
-        """As OpenAI has it: the model's calls are a reason of their own, the one a request asks for by name is not."""
+        """Return OpenAI's reason: `tool_calls` for the model's calls, `stop` for a named call."""
         if piece.finish_reason == "stop" and choice.calls_tools and not self._named:
             return "tool_calls"
         return piece.finish_reason
@@ -233,13 +233,13 @@ def token_logprobs(
     top: int | None,
     name: Callable[[int], str] | None = None,
 ) -> list[TokenLogprob]:
-    """The logprobs of a piece.
+    """Return the logprobs of a piece.
 
     Args:
-        piece: with logprobs.
+        piece: a piece with logprobs.
         renderer: of the model.
-        top: alternatives a token; None for the chosen token and all others that logprobs came of.
-        name: what a token is called; by its text when None.
+        top: alternatives for each token; None for the chosen token and all that have logprobs.
+        name: names tokens; by their text if None.
     """
     name, data = name or renderer.token_text, renderer.token_bytes
     shown: list[TokenLogprob] = []

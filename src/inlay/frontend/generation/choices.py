@@ -1,6 +1,6 @@
-"""One choice of a response.
+"""State of one choice: from the outputs of its engine request to text.
 
-From the outputs of its request to text, with stop strings found and later tokens dropped.
+Finds stop strings and drops the tokens after them.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from inlay.request import Output, Request, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class DisplayOptions:
-    """How a request wants its output shown."""
+    """Options of a request for the text of its output."""
 
     stops: StopStrings | None = None
     include_stop: bool = False
@@ -35,14 +35,14 @@ class DisplayOptions:
 
 
 class ChoicePiece(NamedTuple):
-    """What some outputs add to a choice.
+    """Addition of some outputs to a choice.
 
     Attributes:
-        text: as the model wrote it.
-        output: what `text` says, by the request's format; may lag behind it.
-        logprobs: one entry for each of `token_ids` when they were asked for.
-        completion_tokens: of the choice up to here.
-        reasoning_tokens: of these, those of the reasoning.
+        text: text as the model wrote it.
+        output: `text` parsed by the request's format; may lag behind it.
+        logprobs: one entry for each of `token_ids`, if requested.
+        completion_tokens: tokens of the choice so far.
+        reasoning_tokens: those of them that are reasoning.
     """
 
     text: str
@@ -56,7 +56,7 @@ class ChoicePiece(NamedTuple):
 
 
 class _ReasoningCount:
-    """Counts the tokens of the reasoning and of its tags, which are all those before the answer."""
+    """Counter of reasoning tokens: all tokens before the answer, tags included."""
 
     __slots__ = ("_ids", "_inside", "_renderer", "_waiting", "tokens")
 
@@ -68,7 +68,7 @@ class _ReasoningCount:
         self.tokens = 0
 
     def take(self, ids: Sequence[int]) -> None:
-        """Go on with `ids`."""
+        """Count the next `ids`."""
         for id_ in ids:
             if self._waiting is not None:
                 self._wait(id_, self._waiting)
@@ -77,7 +77,7 @@ class _ReasoningCount:
                 self._inside = id_ != self._ids.end
 
     def _wait(self, id_: int, waited: int) -> None:
-        """The output has not begun with more than whitespace, of `waited` tokens."""
+        """Take a token after `waited` tokens of whitespace at the start of the output."""
         if id_ == self._ids.start:
             self._inside, self._waiting, self.tokens = True, None, waited + 1
         else:
@@ -85,16 +85,16 @@ class _ReasoningCount:
 
 
 class ChoiceState:
-    """The output of one request, so far.
+    """Output of one engine request so far.
 
     Attributes:
-        index: of the choice in the response.
-        request: what is generated from.
-        completion_tokens: tokens shown; those past a stop string are not counted.
-        cached_tokens: of the prompt, as the engine said.
-        queued_seconds: until its first step, as the engine said; 0 where it did not.
-        calls_tools: it has called a tool.
-        finish_reason: once it has ended.
+        index: index of the choice in the response.
+        request: the engine request.
+        completion_tokens: tokens shown; those after a stop string are not counted.
+        cached_tokens: prompt tokens found in the prefix cache, as the engine reported.
+        queued_seconds: seconds until its first step, as the engine reported; 0 if it did not.
+        calls_tools: True if it has called a tool.
+        finish_reason: the reason, once it has ended.
     """
 
     __slots__ = (
@@ -136,7 +136,7 @@ class ChoiceState:
         self._include_stop = display.include_stop
 
     def take(self, deltas: Sequence[Output]) -> ChoicePiece:
-        """What `outputs` add. Once `finish_reason` is set there is nothing more to take.
+        """Take outputs and return their piece. Must not be called once `finish_reason` is set.
 
         Raises:
             InlayError: the request failed.
@@ -150,9 +150,9 @@ class ChoiceState:
             if delta.error is not None:
                 raise delta.error.to_error()
             if delta.finish_reason == "error":
-                raise EngineError("the engine failed and did not say why")
+                raise EngineError("the engine failed without a reason")
             if delta.finish_reason == "abort":
-                raise OverloadedError("the worker gave the request up", retry_after=1.0)
+                raise OverloadedError("the worker aborted the request", retry_after=1.0)
             if delta.usage is not None:
                 self.cached_tokens = delta.usage.cached_tokens
                 self.queued_seconds = delta.usage.queued_seconds
@@ -183,7 +183,7 @@ class ChoiceState:
         )
 
     def _read(self, text: str, ids: Sequence[int]) -> list[OutputDelta]:
-        """What the text of more tokens says."""
+        """Parse the text of further tokens."""
         output = self._parser.push(text)
         if self.finish_reason is not None:
             output += self._parser.flush()
@@ -196,15 +196,12 @@ class ChoiceState:
 
     @property
     def counts_reasoning(self) -> bool:
-        """Whether the tokens of reasoning can be told from the answer's."""
+        """True if reasoning tokens can be counted."""
         return self._reasoning is not None
 
     @property
     def reasoning_tokens(self) -> int:
-        """Tokens before the answer, the tags of the reasoning counted.
-
-        0 where they are not told from it.
-        """
+        """Tokens before the answer, tags included; 0 if they cannot be counted."""
         return 0 if self._reasoning is None else self._reasoning.tokens
 
     def _ended_by(self, delta: Output) -> int | None:
@@ -216,9 +213,9 @@ class ChoiceState:
         return None
 
     def _show(self, delta: Output) -> tuple[str, int, str | None]:
-        """(text, tokens taken, stop string) of an output's ids.
+        """Return (text, tokens taken, stop string) of an output's ids.
 
-        The id that ended the output has no text of its own.
+        The id that ended the output has no text.
         """
         ids = delta.token_ids
         visible = ids if delta.stop_token_id is None or self._include_stop else ids[:-1]
@@ -237,7 +234,7 @@ class ChoiceState:
         return text, len(ids), None
 
     def _flush(self) -> tuple[str, str | None]:
-        """(text that was held back, stop string in it) at the end of the output."""
+        """Return (text that was held back, stop string in it) at the end of the output."""
         rest = self._detokenizer.flush()
         if self._stops is None:
             return rest, None

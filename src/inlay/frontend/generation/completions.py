@@ -50,7 +50,7 @@ async def completions(call: Call) -> None:
     card = model.card
     keep = kept_positions(request, model.max_len, request.max_tokens)
     renderer = await server.renderers.of(card)
-    # A million ids take 30 ms to look through.
+    # Scanning a million ids takes 30 ms.
     items = len(request.prompt) if isinstance(request.prompt, list) else 0
     sources = await server.prepare(items, in_completion, request)
     embeddings = await embeddings_of(call, incoming, sources, card)
@@ -77,7 +77,7 @@ async def completions(call: Call) -> None:
 def _prompts(
     reader: PromptReader, request: CompletionRequest, most: int
 ) -> tuple[list[Prompt], int]:
-    """The prompts of a request, and the bytes of what else it says."""
+    """Return the prompts of a request, and the bytes of its other fields."""
     prompts = reader.prompts(most=most)
     asked = len(prompts) * request.candidates
     if asked > most:
@@ -91,9 +91,9 @@ def _prompts(
 
 
 def _sampling(request: CompletionRequest, model: ServedModel, prompts: list[Prompt]) -> Sampling:
-    """What the choices share.
+    """Return the settings that the choices share.
 
-    Raises `InlayError` for what these prompts or this model cannot do.
+    Raises `InlayError` for fields that these prompts or this model do not support.
     """
     if request.suffix:
         check_has_ids(prompts, "suffix")
@@ -116,7 +116,7 @@ def _sampling(request: CompletionRequest, model: ServedModel, prompts: list[Prom
 
 
 class CompletionShape:
-    """Completions as vLLM 0.32 shows them, null where a field says nothing."""
+    """Completions in vLLM 0.32's form; fields without a value are null."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class CompletionShape:
         )
 
     def events(self, pieces: Pieces) -> list[msgspec.Struct]:
-        """One event for each piece."""
+        """Return an event for each piece."""
         events: list[msgspec.Struct] = []
         for choice, piece in pieces:
             ends = piece.finish_reason is not None
@@ -179,7 +179,7 @@ class CompletionShape:
         return events
 
     def closing_events(self) -> list[msgspec.Struct]:
-        """One event without choices, only usage, where that was asked for."""
+        """Return an event with usage and no choices, if the request wants it."""
         if not self._usage.at_end:
             return []
         generation = self._generation
@@ -190,16 +190,16 @@ class CompletionShape:
         ]
 
     def failure_events(self, error: InlayError) -> list[msgspec.Struct]:
-        """The error."""
+        """Return the error as an event."""
         return [ErrorResponse(shown(error))]
 
     def collect(self, pieces: Pieces) -> None:
-        """Keep the pieces by choice."""
+        """Store the pieces by choice, for `response`."""
         for choice, piece in pieces:
             self._collected.setdefault(choice.index, []).append(piece)
 
     def response(self) -> msgspec.Struct:
-        """All choices, whole."""
+        """Return the whole response."""
         return Completion(
             id=self._id,
             created=self._created,
@@ -216,7 +216,7 @@ class CompletionShape:
         ]
 
     def _best(self) -> list[CompletionChoice]:
-        """The `n` of each prompt's choices with the highest logprob a token, best first."""
+        """Return each prompt's `n` choices with the highest mean logprob, best first."""
         best: list[CompletionChoice] = []
         for choices in self._generation.by_prompt():
             found = [(choice, joined(self._collected[choice.index])) for choice in choices]
@@ -259,7 +259,7 @@ class CompletionShape:
         )
 
     def _prompt_text(self, prompt: Prompt) -> str:
-        """The prompt as text, made once for all its choices."""
+        """Return the prompt as text, decoded once for all its choices."""
         text = self._echoed.get(id(prompt))
         if text is None:
             text = self._renderer.decode(prompt.token_ids(), skip_special_tokens=self._skips)
@@ -278,9 +278,9 @@ class CompletionShape:
         *,
         echoed: int | None,
     ) -> CompletionLogprobs:
-        """Of `ids`, the first `echoed` of which are the prompt's.
+        """Return the logprobs of `ids`, the first `echoed` of which are the prompt's.
 
-        None where nothing can be said, at a prompt's first token.
+        An entry is None where there is no logprob: at a prompt's first token.
         """
         offsets = self._offsets.get(choice.index)
         if offsets is None:
@@ -297,7 +297,7 @@ class CompletionShape:
                 continue
             result.token_logprobs.append(max(entry.logprob, LEAST))
             top: dict[str, float] = {}
-            # Parts of characters read alike; the likeliest of them stands for all.
+            # Tokens that are parts of characters have the same text; the likeliest one is shown.
             for other, logprob in ((id_, entry.logprob), *entry.top):
                 name = self._name(other)
                 top[name] = max(logprob, top.get(name, LEAST))
@@ -306,7 +306,7 @@ class CompletionShape:
 
 
 class _Offsets:
-    """Offsets of the tokens of a choice in its text. A token that is not shown has no length."""
+    """Text offsets of a choice's tokens. A token that is not shown has no length."""
 
     __slots__ = ("_detokenizer", "_length", "_renderer", "_skips")
 
@@ -320,13 +320,13 @@ class _Offsets:
         return self._renderer.detokenizer(skip_special_tokens=self._skips)
 
     def next(self, id_: int) -> int:
-        """The offset of the next token, in characters."""
+        """Return the offset of the next token, in characters."""
         offset = self._length
         self._length += len(self._detokenizer.push((id_,)))
         return offset
 
     def restart(self) -> None:
-        """Begin another text behind the one so far: the output behind its prompt."""
+        """Begin another text after the one so far: the output after its prompt."""
         self._length += len(self._detokenizer.flush())
         self._detokenizer = self._new()
 
@@ -336,7 +336,7 @@ def _mean_logprob(piece: ChoicePiece) -> float:
 
 
 def joined(pieces: list[ChoicePiece]) -> ChoicePiece:
-    """A choice's pieces as one."""
+    """Return a choice's pieces as one piece."""
     return ChoicePiece(
         "".join(piece.text for piece in pieces),
         tuple(delta for piece in pieces for delta in piece.output),
@@ -350,5 +350,5 @@ def joined(pieces: list[ChoicePiece]) -> ChoicePiece:
 
 
 def prompt_ids(prompt: Prompt) -> list[int] | None:
-    """The ids of a prompt, or None where some of its positions have none."""
+    """Return the ids of a prompt, or None if it has embeddings."""
     return None if prompt.has_rows else list(prompt.token_ids())

@@ -1,4 +1,4 @@
-"""The requests of one request under way together."""
+"""The engine requests of one HTTP request, sent and read together."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -22,13 +22,13 @@ from inlay.transport.api import Stream
 Pieces: TypeAlias = list[tuple[ChoiceState, ChoicePiece]]
 
 _QUEUED = 64
-"""Batches of outputs that may wait between the streams of a request and its response, together."""
+"""Batches of outputs that may wait between the streams of a request and its response."""
 
 
 class UsageShown(NamedTuple):
-    """Events of a stream that show usage: each one, the last one.
+    """Events of a stream that have usage: each one, or the last one.
 
-    As in vLLM, never each without the last.
+    As in vLLM, `continuous` needs `at_end`.
     """
 
     continuous: bool
@@ -36,21 +36,21 @@ class UsageShown(NamedTuple):
 
     @classmethod
     def of(cls, request: GenerationRequest) -> "UsageShown":
-        """As the request's `stream_options` say."""
+        """Return the options of the request's `stream_options`."""
         options = request.stream_options
         at_end = bool(options and options.include_usage)
         return cls(at_end and bool(options and options.continuous_usage_stats), at_end)
 
 
 class Generation:
-    """Sends a request's requests and gathers what they answer.
+    """Sends the engine requests of an HTTP request and merges their outputs.
 
-    `close` must be called whatever happens.
+    `close` must always be called.
 
     Attributes:
         choices: in the order of the response.
-        bulk: bytes that showing logprobs takes: the prompts', and what is kept of the outputs'.
-        fingerprint: what names the system that answers, as OpenAI's `system_fingerprint`.
+        bulk: bytes of logprobs in the response: of the prompts, and of the outputs so far.
+        fingerprint: OpenAI's `system_fingerprint`.
     """
 
     def __init__(
@@ -68,12 +68,11 @@ class Generation:
 
         Args:
             choices: those of the first prompt, then those of the next, equally many of each.
-            prompts: how many there are.
-            times: of the request.
-            fingerprint: what names the system that answers.
-            positions_before: those the model puts before each prompt.
-            scores: for each prompt what its first choice's work is told of it, where that was asked
-                for.
+            prompts: number of prompts.
+            times: measurements of the request.
+            fingerprint: OpenAI's `system_fingerprint`.
+            positions_before: positions that the model puts before each prompt.
+            scores: logprobs of each prompt, if requested.
             bulk: bytes that showing them takes.
         """
         self.choices = choices
@@ -87,22 +86,22 @@ class Generation:
         self._tasks: list[asyncio.Task[None]] = []
 
     def scores_of(self, choice: ChoiceState) -> PromptScores | None:
-        """The logprobs of a choice's prompt, if they were asked for."""
+        """Return the logprobs of a choice's prompt, if requested."""
         return self._scores[choice.index // self._per_prompt] if self._scores else None
 
     def by_prompt(self) -> Sequence[Sequence[ChoiceState]]:
-        """The choices of each prompt."""
+        """Return the choices of each prompt."""
         each = self._per_prompt
         return [self.choices[start : start + each] for start in range(0, len(self.choices), each)]
 
     async def start(self, router: Router, name: str, *, session: str | None) -> None:
-        """Send the requests, those of each prompt to one worker, or wait until there is room for the first prompt's.
+        """Send the requests; return once those of the first prompt are at a worker.
 
-        Arguments and errors as `Router.send`.
+        The requests of one prompt go to one worker. Arguments and errors as `Router.send`.
         """
         prompts = [[choice.request for choice in choices] for choices in self.by_prompt()]
         if len(prompts) == 1:
-            # As nearly always; a task for it would cost a turn of the event loop.
+            # The usual case; a task would cost one more iteration of the event loop.
             sent: asyncio.Future[list[Stream]] = asyncio.get_running_loop().create_future()
             sent.set_result(await router.send(name, prompts[0], session=session))
             self._sending = [sent]
@@ -114,7 +113,7 @@ class Generation:
         await self._sending[0]
 
     async def pieces(self) -> AsyncGenerator[Pieces, None]:
-        """What comes, all that has arrived at a time, until every choice has ended.
+        """Yield the pieces that have arrived, until every choice has ended.
 
         Raises:
             InlayError: a request was refused or failed.
@@ -149,7 +148,7 @@ class Generation:
         try:
             async for piece in self._follow(choice):
                 await queue.put((choice, piece))
-        except Exception as error:  # handed on: raised where the pieces are read
+        except Exception as error:  # raised again where the pieces are read
             await queue.put(error)
 
     async def _follow(self, choice: ChoiceState) -> AsyncGenerator[ChoicePiece, None]:
@@ -163,8 +162,8 @@ class Generation:
                 continue
             scores = self.scores_of(choice)
             if scores is not None:
-                # Whoever shows a prompt needs all that is told of it, by the request of another
-                # choice perhaps.
+                # The first piece shows the prompt's logprobs, which may come with the request of
+                # another choice.
                 await scores.complete.wait()
             yield piece
             if choice.finish_reason is not None:
@@ -187,7 +186,7 @@ class Generation:
         return piece
 
     def close(self) -> None:
-        """Cancel what is still under way."""
+        """Cancel the requests that are still running."""
         for task in self._tasks:
             task.cancel()
         for choices, sending in zip(self.by_prompt(), self._sending, strict=False):
@@ -211,7 +210,7 @@ class Generation:
         )
 
     def usage(self) -> UsageInfo:
-        """Usage of a whole response; each prompt counts once, however many choices it has."""
+        """Return the usage of a whole response; each prompt counts once."""
         prompts = sum(self._prompt_tokens(choice) for choice in self.choices[:: self._per_prompt])
         completed = sum(choice.completion_tokens for choice in self.choices)
         return UsageInfo(
@@ -225,7 +224,7 @@ class Generation:
         )
 
     def usage_at_end(self) -> UsageInfo:
-        """Usage in the last event of a stream, where nothing is null."""
+        """Return the usage of a stream's last event, which leaves null details out."""
         usage = self.usage()
         return msgspec.structs.replace(
             usage,
@@ -236,10 +235,7 @@ class Generation:
         )
 
     def usage_of(self, choice: ChoiceState, piece: ChoicePiece | None) -> UsageInfo:
-        """Usage of one choice up to `piece`, or before its first.
-
-        What a stream shows as it goes.
-        """
+        """Return the usage of one choice up to `piece`, or before its first, for an event."""
         prompt, completed = (
             self._prompt_tokens(choice),
             0 if piece is None else piece.completion_tokens,

@@ -1,7 +1,4 @@
-"""What a request says its output must match.
-
-`response_format` as OpenAI's, `structured_outputs` as vLLM's.
-"""
+"""Structured output: grammars from OpenAI's `response_format` and vLLM's `structured_outputs`."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,10 +17,7 @@ _FORMAT, _OUTPUTS = "response_format", "structured_outputs"
 
 
 def field_of(request: GenerationRequest) -> str:
-    """The field whose grammar binds the output of a request that has one.
-
-    `tools` where a call is forced.
-    """
+    """Return the field that a request's grammar comes from; `tools` for a forced call."""
     if isinstance(request, ChatRequest) and request.tool_choice not in (None, "auto", "none"):
         return "tools"
     if request.structured_outputs is not None:
@@ -32,10 +26,10 @@ def field_of(request: GenerationRequest) -> str:
 
 
 def grammar_of(request: GenerationRequest) -> Grammar | None:
-    """The grammar `request` asks for, read as far as that needs no engine; None for free text.
+    """Return the grammar of a request, checked without an engine; None for free text.
 
     Raises:
-        InvalidRequestError: it asks wrongly, or for two.
+        InvalidRequestError: it is malformed, or both fields give one.
     """
     by_format = _of_format(request.response_format)
     by_outputs = _of_outputs(request.structured_outputs)
@@ -47,7 +41,8 @@ def grammar_of(request: GenerationRequest) -> Grammar | None:
     grammar = by_format or by_outputs
     if grammar is not None and len(grammar.source) > MAX_GRAMMAR:
         raise InvalidRequestError(
-            f"{field_of(request)} has {len(grammar.source)} characters; at most {MAX_GRAMMAR} are allowed",
+            f"{field_of(request)} has {len(grammar.source)} characters; at most {MAX_GRAMMAR} are "
+            "allowed",
             param=field_of(request),
         )
     return grammar
@@ -61,7 +56,8 @@ def check_served(grammar: Grammar | None, card: ModelCard, param: str) -> None:
         f"it can do {', '.join(card.grammars)}" if card.grammars else "it has no structured output"
     )
     raise InvalidRequestError(
-        f"{param} asks for {grammar.kind!r}, which is not supported by the engine of this model: {can}",
+        f"{param} asks for {grammar.kind!r}, which is not supported by the engine of this model: "
+        f"{can}",
         param=param,
     )
 
@@ -77,13 +73,15 @@ def _of_format(value: Any) -> Grammar | None:
     if kind != "json_schema":
         got = f"type {shown_value(kind)}" if isinstance(kind, str) else shown_value(value)
         raise InvalidRequestError(
-            f"{_FORMAT} must be an object of type 'text', 'json_object' or 'json_schema', got {got}",
+            f"{_FORMAT} must be an object of type 'text', 'json_object' or 'json_schema', got "
+            f"{got}",
             param=_FORMAT,
         )
     named = value.get("json_schema")
     if not isinstance(named, dict) or "schema" not in named:
         raise InvalidRequestError(
-            f"{_FORMAT} of type 'json_schema' needs json_schema: an object with name and schema, got {shown_at(value, 'json_schema')}",
+            f"{_FORMAT} of type 'json_schema' needs json_schema: an object with name and schema, "
+            f"got {shown_at(value, 'json_schema')}",
             param=_FORMAT,
         )
     _expect(named.get("name"), str, f"{_FORMAT}.json_schema.name must be a string", _FORMAT)
@@ -111,7 +109,8 @@ def _of_outputs(value: Any) -> Grammar | None:
             raise InvalidRequestError(f"{_OUTPUTS}.{name} is not supported", param=_OUTPUTS)
     if len(asked) != 1 or not asked.keys() <= _READERS.keys():
         raise InvalidRequestError(
-            f"{_OUTPUTS} must be an object with exactly one of {', '.join(_READERS)}, got {shown_value(value)}",
+            f"{_OUTPUTS} must be an object with exactly one of {', '.join(_READERS)}, got "
+            f"{shown_value(value)}",
             param=_OUTPUTS,
         )
     (name,) = asked

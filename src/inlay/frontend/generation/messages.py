@@ -1,4 +1,4 @@
-"""The messages of a chat request: checked, and with rows in the place of their embeddings."""
+"""Messages of a chat request: checks, and rows for their embeddings."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from inlay.pace import yield_gil
 from inlay.prompt import Rows
 
 MAX_DEPTH = 64
-"""Levels of nesting the free-form parts of a request may have."""
+"""Maximum levels of nesting in the free-form parts of a request."""
 
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
@@ -40,26 +40,26 @@ def with_rows(
     named: Sequence[str] | None = None,
     served: str = "text, prompt_embeds",
 ) -> tuple[list[dict[str, Any]], list[Rows]]:
-    """Messages for the renderer, and the rows their `prompt_embeds` parts stand for.
+    """Return the messages for the renderer, and the rows of their `prompt_embeds` parts.
 
     Args:
         messages: as the client sent them.
-        read: the source of a part to its rows.
-        named: where in the request the content of each message stands; None where the request has
-            the messages themselves.
-        served: the types of parts that an error says are.
+        read: returns the rows of a part's source.
+        named: path in the request of each message's content; None if the request has the messages
+            themselves.
+        served: supported types of parts, for error messages.
 
     Returns:
         The messages, each such part replaced by `{"type": "prompt_embeds", "index": i}`, and the
         rows by index.
 
     Raises:
-        InvalidRequestError: not messages, or a content part that is not served.
-        NotFoundError: a reference to what is not there.
+        InvalidRequestError: malformed messages, or a content part that is not supported.
+        NotFoundError: a stored prompt or part does not exist.
     """
     if not messages:
         raise InvalidRequestError("messages must not be empty", param="messages")
-    # They are text here, and will be parsed.
+    # Arguments are JSON text that will be parsed.
     check_structure(*_arguments(messages), where="the arguments of all tool calls")
     rows: list[Rows] = []
     result: list[dict[str, Any]] = []
@@ -72,11 +72,11 @@ def with_rows(
             )
         content = message.get("content")
         if content is None:
-            # Templates may want messages without content, but of a user there is nothing else to be
-            # said.
+            # Other roles may have no content; a user's message has nothing else.
             if message["role"] == "user" and "content" not in message:
                 raise InvalidRequestError(
-                    f"{where}.content must be a string or a list of parts, got {shown_at(message, 'content')}",
+                    f"{where}.content must be a string or a list of parts, got "
+                    f"{shown_at(message, 'content')}",
                     param=f"{where}.content",
                 )
             result.append(dict(message))
@@ -87,7 +87,7 @@ def with_rows(
 
 
 def _arguments(messages: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
-    """The arguments of all tool calls."""
+    """Yield the arguments of all tool calls."""
     for message in messages:
         calls = message.get("tool_calls")
         for call in calls if isinstance(calls, list) else ():

@@ -1,7 +1,4 @@
-"""How the answers of a chat are read.
-
-Which parsers, from where, and where in them a grammar begins to bind.
-"""
+"""Output format of a chat: its parsers, and the position from which a grammar binds."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -31,18 +28,18 @@ from inlay.render.parsers.harmony import HarmonyParser
 from inlay.request import Grammar, Sampling
 
 _TAIL = 16
-"""Tokens at the end of a prompt that show whether it leaves the reasoning open."""
+"""Tokens at the end of a prompt that are checked for an open reasoning tag."""
 
 
 class ModelFormats(NamedTuple):
-    """The forms in which a model writes tool calls and reasoning, None where it has none that is known."""
+    """Formats of a model's tool calls and reasoning; None where the format is not known."""
 
     tools: ToolForm | ChannelForm | None
     reasoning: ReasoningForm | ChannelForm | None
 
     @classmethod
     def of(cls, settings: FrontendSettings, renderer: Renderer) -> "ModelFormats":
-        """Those the settings name, else those the model's chat templates show."""
+        """Return the formats that the settings name, or those that the chat templates show."""
         templates = renderer.chat_templates
         tools, reasoning = settings.tool_call_parser, settings.reasoning_parser
         tools_name = tool_form_of(templates) if tools == "auto" else tools
@@ -51,27 +48,28 @@ class ModelFormats(NamedTuple):
 
     @property
     def channels(self) -> bool:
-        """One parser reads all."""
+        """True if one parser reads answer, reasoning and calls."""
         return CHANNELS in self
 
 
 def check_tool_use(
     settings: FrontendSettings, card: ModelCard, forms: ModelFormats, use: ToolUse
 ) -> None:
-    """Raise `InvalidRequestError` where calls could not be told from text, or not be enforced."""
+    """Raise `InvalidRequestError` if tool calls cannot be parsed, or cannot be enforced."""
     check_served(use.grammar, card, "tool_choice")
     if use.choice is not ToolChoice.AUTO:
         return
     if not settings.enable_auto_tool_choice:
         raise InvalidRequestError(
-            "tool_choice 'auto' is switched off on this server (--no-enable-auto-tool-choice); 'none', 'required' and a named "
-            "function are served",
+            "tool_choice 'auto' is switched off on this server (--no-enable-auto-tool-choice); "
+            "'none', 'required' and a named function are served",
             param="tool_choice",
         )
     if forms.tools is None:
         raise InvalidRequestError(
-            "tool_choice 'auto' needs a model whose chat template shows a known form of tool calls, and this one's does not: "
-            "name the form with --tool-call-parser, or choose 'none', 'required' or a function",
+            "tool_choice 'auto' needs a model whose chat template shows a known form of tool "
+            "calls, and this one's does not: name the form with --tool-call-parser, or choose "
+            "'none', 'required' or a function",
             param="tool_choice",
         )
 
@@ -85,19 +83,18 @@ def output_format_for(
     *,
     continued: Sequence[Mapping[str, Any]] | None = None,
 ) -> tuple[OutputFormat, Sampling]:
-    """How the answers to `prompt` are read, and `sampling` with the grammar that the tools ask for.
+    """Return the output format of a chat, and `sampling` with the grammar of its tools.
 
-    A grammar binds the answer and not the reasoning before it: where the prompt leaves the
-    reasoning open, it binds behind the reasoning's end. Where it does not, it binds from the first
-    token, so that what must match does.
+    A grammar binds the answer, not the reasoning before it. If the prompt leaves the reasoning
+    open, the grammar binds after the reasoning's end tag. Otherwise it binds from the first token.
 
     Args:
-        forms: of the model.
+        forms: formats of the model.
         renderer: of the model.
         prompt: of the chat.
-        use: of tools; its grammar goes before that of `sampling`.
+        use: tools of the request; their grammar takes precedence over that of `sampling`.
         sampling: of all choices.
-        continued: the messages, when the last of them is to be continued.
+        continued: the messages, if the last of them is to be continued.
     """
     grammar = use.grammar or sampling.grammar
     tools = Tools(
@@ -153,7 +150,7 @@ def _begins(
 
 
 def _text(content: object) -> str:
-    """What of a message's content is text."""
+    """Return the text in a message's content."""
     if isinstance(content, list):
         return "".join(map(_text, content))
     if isinstance(content, Mapping):

@@ -1,4 +1,4 @@
-"""How likely a prompt's own tokens are: from what engines tell of it to what clients are shown."""
+"""Prompt logprobs: collected from engines' outputs and encoded for clients."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,60 +15,60 @@ from inlay.render import Renderer
 from inlay.request import PromptLogprobs, Sampling, TokenLogprobs
 
 LEAST = -9999.0
-"""What is shown for a logprob below it, as JSON has no infinity; vLLM's and OpenAI's number."""
+"""Lowest logprob in JSON, which has no infinity; the same number in vLLM and OpenAI's API."""
 
 BYTES = 512
-"""Bytes that one logprob takes at most on its way into a response.
+"""Maximum bytes of one logprob while a response is made.
 
-As an object (about 250) and in JSON, twice.
+About 250 as an object, and twice in JSON.
 """
 
 
 class PromptScores:
-    """The logprobs of one prompt, which all its choices show.
+    """Logprobs of one prompt, shared by all its choices.
 
-    Told once, by the request of the first of them.
+    They come once, with the outputs of the first choice's request.
 
     Attributes:
-        complete: set when all positions but the first, of which nothing can be said, have been
-            told.
+        complete: set when all positions but the first, which has no logprob, have arrived.
     """
 
-    __slots__ = ("_length", "_pieces", "_told", "complete")
+    __slots__ = ("_length", "_num_received", "_pieces", "complete")
 
     def __init__(self, prompt: Prompt) -> None:
         self._length = len(prompt) - 1
-        self._told = 0
+        self._num_received = 0
         self._pieces: list[PromptLogprobs] = []
         self.complete = asyncio.Event()
         if not self._length:
             self.complete.set()
 
-    def take(self, told: PromptLogprobs) -> None:
-        """Take what an engine tells. Raises `EngineError` when it is not what comes next."""
-        if told.start == 1:  # another attempt starts over
-            self._pieces, self._told = [], 0
-        if told.start != 1 + self._told or told.start + len(told) > 1 + self._length:
+    def take(self, chunk: PromptLogprobs) -> None:
+        """Take a chunk. Raises `EngineError` if it does not follow the one before."""
+        if chunk.start == 1:  # another attempt starts over
+            self._pieces, self._num_received = [], 0
+        if chunk.start != 1 + self._num_received or chunk.start + len(chunk) > 1 + self._length:
             raise EngineError(
-                f"the engine told logprobs of {len(told)} prompt positions from {told.start} on, after {self._told} of "
-                f"{self._length}"
+                f"the engine sent logprobs of {len(chunk)} prompt positions from {chunk.start} on, "
+                f"after {self._num_received} of {self._length}"
             )
-        self._pieces.append(told)
-        self._told += len(told)
-        if self._told == self._length:
+        self._pieces.append(chunk)
+        self._num_received += len(chunk)
+        if self._num_received == self._length:
             self.complete.set()
 
     def check(self) -> None:
-        """Raise `EngineError` unless all has been told."""
+        """Raise `EngineError` unless all logprobs have arrived."""
         if not self.complete.is_set():
             raise EngineError(
-                f"the engine told logprobs of {self._told} of {self._length} prompt positions"
+                f"the engine sent logprobs of {self._num_received} of {self._length} prompt "
+                "positions"
             )
 
     def entries(self, top: int) -> Iterator[TokenLogprobs]:
-        """One for each position but the first.
+        """Yield the logprobs of each position but the first.
 
-        Of its token, and the `top` most likely (id, logprob), best first.
+        Each has the position's token, and the `top` most likely (id, logprob), best first.
         """
         for piece in self._pieces:
             ids, logprobs = _columns(piece)
@@ -80,10 +80,7 @@ class PromptScores:
                 )
 
     def shown(self, renderer: Renderer, top: int) -> list[dict[str, PromptLogprob] | None]:
-        """What vLLM shows as `prompt_logprobs`.
-
-        By token id, one entry for each position, nothing for the first.
-        """
+        """Return vLLM's `prompt_logprobs`: an object by token id for each position, None first."""
         result: list[dict[str, PromptLogprob] | None] = [None]
         name = renderer.token_text
         for piece in self._pieces:
@@ -106,7 +103,7 @@ class PromptScores:
 
 
 def _columns(piece: PromptLogprobs) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and logprobs, [N, 1 + K]."""
+    """Return ids and logprobs, each [N, 1 + K]."""
     shape = (len(piece), -1 if len(piece) else 0)
     return np.frombuffer(piece.ids, np.int32).reshape(shape), np.frombuffer(
         piece.logprobs, np.float32
@@ -121,17 +118,17 @@ def with_prompt_logprobs(
     *,
     echoed: int | None,
 ) -> Sampling:
-    """`sampling`, and the prompt's logprobs that `request` asks for.
+    """Return `sampling` with the prompt logprobs that a request wants.
 
     Args:
-        sampling: the request's.
-        request: says `prompt_logprobs`.
+        sampling: settings of the request.
+        request: has `prompt_logprobs`.
         card: of the model.
         prompts: of the request.
-        echoed: alternatives a position of the prompt shown before the output, or None.
+        echoed: alternatives for each position of an echoed prompt, or None.
 
     Raises:
-        InvalidRequestError: more than the model allows, in a stream, or of embeddings.
+        InvalidRequestError: more than the model allows, in a stream, or for embeddings.
     """
     asked = None if request.prompt_logprobs is None else int(request.prompt_logprobs)
     if asked is not None:
@@ -150,7 +147,7 @@ def with_prompt_logprobs(
 
 
 def check_has_ids(prompts: Sequence[Prompt], name: str) -> None:
-    """Raise `InvalidRequestError` when the field `name` was used with a prompt that is not all tokens."""
+    """Raise `InvalidRequestError` if a prompt of a request with the field `name` has embeddings."""
     if any(prompt.has_rows for prompt in prompts):
         raise InvalidRequestError(
             f"{name} is not compatible with prompt embeds: rows have no token ids", param=name
@@ -158,19 +155,17 @@ def check_has_ids(prompts: Sequence[Prompt], name: str) -> None:
 
 
 def size_of_logprobs(entries: Iterable[TokenLogprobs]) -> int:
-    """Bytes that the logprobs of an output take in a whole response, at most."""
+    """Return the maximum bytes of an output's logprobs in a whole response."""
     return BYTES * sum(1 + len(entry.top) for entry in entries)
 
 
 def reserve(
     reservation: Reservation, sampling: Sampling, prompts: Sequence[Prompt], choices: int
 ) -> int:
-    """Hold what the prompts' logprobs take at most, where `choices` of each prompt show them.
-
-    The bytes.
+    """Reserve memory for the prompts' logprobs in `choices` choices of each; return its bytes.
 
     Raises:
-        InvalidRequestError: no request may ever hold as many.
+        InvalidRequestError: more than any request may hold.
         InlayError: as `Reservation.grow`.
     """
     if sampling.prompt_logprobs is None:
@@ -180,8 +175,8 @@ def reserve(
         reservation.grow(count * BYTES)
     except BodyTooLargeError as error:
         raise InvalidRequestError(
-            f"the prompts' logprobs are {count} in all, which is more than can be held at {BYTES} bytes each: "
-            f"{error.message}",
+            f"the prompts' logprobs are {count} in all, which is more than can be held at {BYTES} "
+            f"bytes each: {error.message}",
             param="prompt_logprobs",
         ) from error
     return count * BYTES

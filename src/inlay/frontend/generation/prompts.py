@@ -1,4 +1,4 @@
-"""The prompts of a completions request."""
+"""Prompts of a completions request, and truncation of prompts."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ from inlay.render import End, Renderer, Side
 
 
 class PromptReader:
-    """Makes prompts for one model. CPU work, safe to call from any thread."""
+    """Makes the prompts of a request. CPU work, safe to call from any thread."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class PromptReader:
         *,
         keep: int | None,
     ) -> None:
-        """For `request`, which keeps `keep` positions of each prompt, or all where it is None."""
+        """Prepare for `request`, which keeps `keep` positions of each prompt, or all if None."""
         self._request = request
         self._keep = keep
         self._side = cut_off(request)
@@ -36,11 +36,11 @@ class PromptReader:
         self._special = request.add_special_tokens is not False
 
     def prompts(self, *, most: int) -> list[Prompt]:
-        """Every prompt of the request, in order, cut to what it keeps.
+        """Return the prompts of the request in order, truncated.
 
         Raises:
-            InvalidRequestError: none, more than `most`, or one that is not a prompt for this model.
-            NotFoundError: a reference to what is not there.
+            InvalidRequestError: none, more than `most`, or one that the model cannot take.
+            NotFoundError: a stored prompt or part does not exist.
         """
         request = self._request
         if request.prompt_embeds is not None and request.prompt_embeds != []:
@@ -77,8 +77,9 @@ class PromptReader:
         flat = [item for item in prompt if not isinstance(item, str | list)]
         if len(flat) != len(prompt):
             raise InvalidRequestError(
-                "prompt is a string, a list of strings, of token ids or of parts, or a list of lists, each of token ids or of "
-                f"parts; got a list that begins with {_kind(prompt[0])} and has {_kind(_other(prompt))} too. Beside lists, write a "
+                "prompt is a string, a list of strings, of token ids or of parts, or a list of "
+                "lists, each of token ids or of parts; got a list that begins with "
+                f"{_kind(prompt[0])} and has {_kind(_other(prompt))} too. Beside lists, write a "
                 'text as [{"type": "text", "text": ...}]',
                 param="prompt",
             )
@@ -97,14 +98,14 @@ class PromptReader:
             return self._kept(Prompt.of(self._ids(ids, param)))
         room = self._keep
         segments: list[Segment] = []
-        # From the end that is kept, so that texts beyond what is kept are not tokenized.
+        # From the end that is kept, so that texts beyond it are not tokenized.
         order = range(len(parts)) if self._side == "right" else reversed(range(len(parts)))
         whole = True
         for index in order:
             segment, all_of_it = self._part(parts[index], index, f"{param}[{index}]", room)
             if not whole:
-                # What is beyond a cut is checked and not kept, although there may be room: else a
-                # piece would be missing between.
+                # Parts beyond a cut are checked and dropped, even if there is room: keeping them
+                # would leave a gap.
                 continue
             segments.append(segment)
             whole = all_of_it
@@ -114,9 +115,9 @@ class PromptReader:
     def _part(
         self, part: PromptPart, index: int, param: str, room: int | None
     ) -> tuple[Segment, bool]:
-        """As much of a part as is kept or more, and whether it is all of it."""
+        """Return at least the kept end of a part, and whether it is the whole part."""
         if isinstance(part, TextPart):
-            # Only the beginning of a prompt is where a tokenizer's own first token belongs.
+            # The tokenizer's beginning-of-text token belongs at the start of the prompt only.
             end = self._end(part.text, self._special and index == 0, room)
             return Tokens(end.ids), end.whole
         if isinstance(part, TokenIdsPart):
@@ -150,23 +151,22 @@ def _kind(item: object) -> str:
 
 
 def _other(items: Sequence[object]) -> object:
-    """The first that is of another kind than the first of all."""
+    """Return the first item whose kind differs from the first one's."""
     return next(item for item in items if _kind(item) != _kind(items[0]))
 
 
 def kept_positions(
     request: GenerationRequest | TextsRequest, limit: int, max_tokens: int | None
 ) -> int | None:
-    """How many positions of each prompt `request` keeps at most, or None for all.
+    """Return the positions of each prompt that `truncate_prompt_tokens` keeps, or None for all.
 
     Args:
-        request: says how many.
-        limit: positions the model takes.
-        max_tokens: of the output, for which room is left when as much as fits is kept; None asks
-            for one at least.
+        request: the request.
+        limit: maximum positions of the model.
+        max_tokens: output tokens for which -1 leaves room; None leaves room for one.
 
     Raises:
-        InvalidRequestError: more than the model takes is to be kept, or nothing.
+        InvalidRequestError: 0, below -1, or more than `limit`.
     """
     keep = request.truncate_prompt_tokens
     if keep is None:
@@ -182,19 +182,19 @@ def kept_positions(
 
 
 def cut_off(request: GenerationRequest) -> Side:
-    """Which side of a prompt `request` cuts off."""
+    """Return the side of a prompt that `request` cuts off."""
     return request.truncation_side or "left"
 
 
 def truncated(prompt: Prompt, keep: int | None, side: Side) -> Prompt:
-    """What is kept of a prompt, which shares its memory.
+    """Return a truncated prompt, which shares the memory of `prompt`.
 
-    Atomic segments are kept whole or not at all.
+    Atomic segments are kept whole or dropped.
 
     Args:
-        prompt: whole, or as much of it.
-        keep: positions at most, or None for all.
-        side: which is cut off.
+        prompt: the prompt, or its kept end.
+        keep: maximum positions, or None for all.
+        side: the side that is cut off.
 
     Raises:
         InvalidRequestError: nothing is left.
@@ -214,8 +214,8 @@ def truncated(prompt: Prompt, keep: int | None, side: Side) -> Prompt:
         kept = prompt.slice(start, length)
     if not len(kept):
         raise InvalidRequestError(
-            f"truncate_prompt_tokens leaves nothing of the prompt: {keep} positions do not hold its embeddings that "
-            "may not be split",
+            f"truncate_prompt_tokens leaves nothing of the prompt: {keep} positions do not hold "
+            "its embeddings that may not be split",
             param="truncate_prompt_tokens",
         )
     return kept

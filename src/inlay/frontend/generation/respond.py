@@ -1,4 +1,4 @@
-"""From a request's requests to its response, streamed or whole."""
+"""Engine requests of an HTTP request, and its response, streamed or whole."""
 
 import logging
 import time
@@ -40,26 +40,26 @@ _log = logging.getLogger(__name__)
 
 
 class ResponseShape(Protocol):
-    """How one API shows a generation."""
+    """Response of a generation in one API's form."""
 
     def events(self, pieces: Pieces) -> list[msgspec.Struct]:
-        """The events of a stream for what has come."""
+        """Return the events for some pieces."""
         ...
 
     def closing_events(self) -> Sequence[msgspec.Struct]:
-        """The events after the last choice's end."""
+        """Return the events after the last choice's end."""
         ...
 
     def failure_events(self, error: InlayError) -> Sequence[msgspec.Struct]:
-        """The events after which nothing comes, because of `error`."""
+        """Return the events that end a stream because of `error`."""
         ...
 
     def collect(self, pieces: Pieces) -> None:
-        """Keep what has come for `response`."""
+        """Store some pieces for `response`."""
         ...
 
     def response(self) -> msgspec.Struct:
-        """The whole response."""
+        """Return the whole response."""
         ...
 
 
@@ -75,15 +75,15 @@ def generation_of(
     *,
     output: OutputFormat = PLAIN,
 ) -> Generation:
-    """The requests of a request: `candidates` for each prompt, all of which share its memory.
+    """Return the generation of a request, with `candidates` engine requests for each prompt.
 
-    `output` says how each answer is read. Raises `InvalidRequestError` for what the engine refuses,
-    and as `prompt_logprobs.reserve`.
+    The engine requests of a prompt share its memory. `output` is the format of the answers. Raises
+    `InvalidRequestError` for features that the engine refuses, and as `prompt_logprobs.reserve`.
     """
     stops = stops_of(request)
     call.reservation.grow(StopStrings.size(stops))
-    # Clients may name two requests alike; works never.
-    works_id = response_id if request.request_id is None else uuid.uuid4().hex
+    # Two clients may send the same request_id; ids of engine requests must be unique.
+    unique_id = response_id if request.request_id is None else uuid.uuid4().hex
     display = DisplayOptions(
         stops=StopStrings(stops) if stops else None,
         include_stop=bool(request.include_stop_str_in_output),
@@ -93,14 +93,14 @@ def generation_of(
     )
     if request.priority and call.server.settings.scheduling_policy != "priority":
         raise InvalidRequestError(
-            f"priority {request.priority} was asked for; this server serves first come, first served unless it is started "
-            "with --scheduling-policy priority",
+            f"priority {request.priority} was asked for; this server serves first come, first "
+            "served unless it is started with --scheduling-policy priority",
             param="priority",
         )
     if request.seed is not None and sampling.temperature > 0 and not model.card.seeds:
         raise InvalidRequestError(
-            f"seed is not supported by the engine of this model ({model.card.engine} {model.card.engine_version}): what it "
-            "draws does not depend on one",
+            f"seed is not supported by the engine of this model ({model.card.engine} "
+            f"{model.card.engine_version}): what it draws does not depend on one",
             param="seed",
         )
     sampling = msgspec.structs.replace(sampling, bad_words=bad_words_of(request, renderer))
@@ -114,10 +114,10 @@ def generation_of(
         unscored = msgspec.structs.replace(own, prompt_logprobs=None)
         for number in range(request.candidates):
             index = len(choices)
-            # A prompt is told of once, however many choices show it.
+            # The logprobs of a prompt are sent once, however many choices show them.
             shared = unscored if number else own
             engine_request = Request(
-                id=f"{works_id}-{index}",
+                id=f"{unique_id}-{index}",
                 prompt=prompt,
                 sampling=for_choice(shared, seed=request.seed, index=index, max_tokens=wanted),
                 adapter=None if model.adapter is None else model.adapter.name,
@@ -146,7 +146,7 @@ def generation_of(
 
 
 def fingerprint_of(card: ModelCard) -> str:
-    """The `system_fingerprint` of answers: equal where release, engine, weights and dtype are."""
+    """Return the `system_fingerprint`: equal if release, engine, weights and dtype are equal."""
     parts = (card.engine, card.engine_version, card.weights_id, card.dtype)
     return f"inlay-{__version__}-{blake3(repr(parts).encode()).hexdigest(4)}"
 
@@ -154,7 +154,7 @@ def fingerprint_of(card: ModelCard) -> str:
 def _check_served(model: ServedModel, engine_request: Request, request: GenerationRequest) -> None:
     card = model.card
     if model.positions_before:
-        # To its engine that is rows and no adapter; what it refuses of those it says itself.
+        # A trained prompt is embeddings to the engine, not an adapter.
         engine_request = msgspec.structs.replace(engine_request, adapter=None)
     try:
         refusals.check(card.refusals, engine_request, f"{card.engine} {card.engine_version}")
@@ -164,7 +164,7 @@ def _check_served(model: ServedModel, engine_request: Request, request: Generati
 
 
 def _map_error_fields(error: InlayError, request: GenerationRequest) -> None:
-    """Name the client's own field where the error names a grammar, as engines do."""
+    """Replace the param `grammar`, which engines use, by the request's own field."""
     if error.param == "grammar":
         error.param = field_of(request)
 
@@ -179,12 +179,12 @@ async def respond(
 ) -> None:
     """Run `generation` and answer the call in `shape`.
 
-    The response of a stream starts with the first tokens, so that what an engine refuses is a
-    status and not an event.
+    A stream starts with the first tokens, so that an engine's refusal is an HTTP status and not an
+    event.
 
     Raises:
-        InlayError: before anything was sent. After that, errors are events.
-        ClientGone: the client left; the requests are cancelled.
+        InlayError: before the first event; later errors are events.
+        ClientGone: the client left; the engine requests are cancelled.
     """
     stream = EventStream(call.send, framing)
     session = session_of(

@@ -1,4 +1,4 @@
-"""From what a request says, and the model's own defaults, to a checked `Sampling`."""
+"""Sampling settings of a request: checks, the model's defaults, and the `Sampling` of a choice."""
 
 import math
 import secrets
@@ -19,15 +19,15 @@ _INF = math.inf
 MAX_STOPS, MAX_STOP_LENGTH, MAX_STOPS_LENGTH = 64, 4096, 16_384
 MAX_LOGIT_BIAS = MAX_STOP_TOKEN_IDS = 1024
 MAX_ALLOWED_IDS = 1 << 20
-"""Allowed token ids of a request, counted once for each choice.
+"""Maximum allowed token ids of a request, counted once for each choice.
 
-Each is a message of its own to a worker.
+Each choice sends them in its own message to a worker.
 """
 MAX_BAD_WORDS, MAX_BAD_WORDS_LENGTH, MAX_BAD_WORD_IDS = 128, 4096, 1024
 
 
 class _Range(NamedTuple):
-    """What a number may be: `low` to `high`, `low` itself excluded where `above`."""
+    """Allowed range of a number: `low` to `high`; `low` is excluded if `above`."""
 
     low: float
     high: float = _INF
@@ -36,7 +36,8 @@ class _Range(NamedTuple):
     def __str__(self) -> str:
         if self.high == _INF:
             return f"{'above' if self.above else 'at least'} {self.low}"
-        return f"{'above' if self.above else 'from'} {self.low} {'and at most' if self.above else 'to'} {self.high}"
+        low = f"{'above' if self.above else 'from'} {self.low}"
+        return f"{low} {'and at most' if self.above else 'to'} {self.high}"
 
 
 _RANGES: dict[str, _Range] = {
@@ -60,9 +61,9 @@ _RANGES: dict[str, _Range] = {
 
 
 def check_request(request: GenerationRequest) -> None:
-    """Check all that needs no model.
+    """Check the fields that can be checked without a model.
 
-    Raises `InvalidRequestError` naming the field, what it was and what it may be.
+    Raises `InvalidRequestError` that names the field, its value and the allowed values.
     """
     for name, allowed in _RANGES.items():
         value = getattr(request, name, None)
@@ -77,12 +78,14 @@ def check_request(request: GenerationRequest) -> None:
     _check_words(request.bad_words or [])
     if request.best_of is not None and request.best_of != request.candidates:
         raise InvalidRequestError(
-            f"best_of must be at least n ({request.n or 1}), and is n in a chat; got {request.best_of}",
+            f"best_of must be at least n ({request.n or 1}), and is n in a chat; got "
+            f"{request.best_of}",
             param="best_of",
         )
     if request.stream and request.candidates > (request.n or 1):
         raise InvalidRequestError(
-            f"best_of ({request.best_of}) above n is not possible when stream is true: the best is known in the end",
+            f"best_of ({request.best_of}) above n is not possible when stream is true: the best is "
+            "known in the end",
             param="best_of",
         )
     if request.cache_salt == "":
@@ -97,7 +100,7 @@ def check_request(request: GenerationRequest) -> None:
 
 
 def stops_of(request: GenerationRequest) -> tuple[str, ...]:
-    """The stop strings."""
+    """Return the stop strings."""
     if request.stop is None:
         return ()
     return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
@@ -140,10 +143,10 @@ def _check_words(words: list[str]) -> None:
 
 
 def bad_words_of(request: GenerationRequest, renderer: Renderer) -> tuple[tuple[int, ...], ...]:
-    """The ids of each bad word at the start of a text and behind a space.
+    """Return the ids of each bad word, at the start of a text and after a space.
 
-    vLLM leaves out the second where it has another number of ids than the first; a word could then
-    be said after all.
+    vLLM leaves out the second if its number of ids differs from the first's; the word could then
+    still be generated.
 
     Raises:
         InvalidRequestError: together they have too many tokens.
@@ -180,15 +183,15 @@ def sampling_of(
     logprobs: int | None,
     logprobs_param: str = "logprobs",
 ) -> Sampling:
-    """The settings all choices of `request` share; `for_choice` adds what is a choice's own.
+    """Return the settings that all choices share; `for_choice` adds those of one choice.
 
     Args:
         request: checked by `check_request`.
-        card: of the model; its generation config gives the defaults a request leaves open.
+        card: of the model; its generation config has the defaults of absent fields.
         longest: positions of the longest prompt.
-        max_tokens: what the client asked for, or None.
-        logprobs: alternatives a token, or None for no logprobs.
-        logprobs_param: the field that said so.
+        max_tokens: the request's value, or None.
+        logprobs: alternatives for each token, or None for no logprobs.
+        logprobs_param: name of that field.
 
     Raises:
         InvalidRequestError: out of the model's range.
@@ -210,7 +213,8 @@ def sampling_of(
         )
     if len(request.stop_token_ids or ()) > MAX_STOP_TOKEN_IDS:
         raise InvalidRequestError(
-            f"stop_token_ids has {len(request.stop_token_ids or ())} ids; at most {MAX_STOP_TOKEN_IDS}",
+            f"stop_token_ids has {len(request.stop_token_ids or ())} ids; at most "
+            f"{MAX_STOP_TOKEN_IDS}",
             param="stop_token_ids",
         )
     stop_token_ids = tuple(request.stop_token_ids or ())
@@ -233,7 +237,7 @@ def sampling_of(
         min_tokens=min_tokens,
         temperature=_chosen(request, card, "temperature", 1.0),
         top_p=_chosen(request, card, "top_p", 1.0),
-        # More than there are is all there are, and may be more than a message can hold.
+        # A larger value means all tokens, and could overflow the integer of a message.
         top_k=min(max(0, int(_chosen(request, card, "top_k", 0))), card.vocab_size),
         min_p=_chosen(request, card, "min_p", 0.0),
         repetition_penalty=_chosen(request, card, "repetition_penalty", 1.0),
@@ -250,27 +254,25 @@ def sampling_of(
 
 
 def check_together(sampling: Sampling, choices: int) -> None:
-    """Raise `InvalidRequestError` where `choices` with the settings of one are more than workers are sent."""
+    """Raise `InvalidRequestError` if the allowed ids of all choices are too many."""
     count = choices * len(sampling.allowed_token_ids or ())
     if count > MAX_ALLOWED_IDS:
         raise InvalidRequestError(
-            f"allowed_token_ids has {count} ids in all, with each of {choices} choices; at most {MAX_ALLOWED_IDS}",
+            f"allowed_token_ids has {count} ids in all, with each of {choices} choices; at most "
+            f"{MAX_ALLOWED_IDS}",
             param="allowed_token_ids",
         )
 
 
 def output_limit(request: GenerationRequest, max_tokens: int | None, room: int) -> int:
-    """Output tokens at most.
-
-    What was asked for, else the API's default, as far as there is `room` for it.
-    """
+    """Return the maximum output tokens: the request's, or the API's default within `room`."""
     if max_tokens is not None:
         return max_tokens
     return room if request.DEFAULT_MAX_TOKENS is None else min(request.DEFAULT_MAX_TOKENS, room)
 
 
 def _chosen(request: GenerationRequest, card: ModelCard, name: str, default: float) -> float:
-    """What the request says, else the model's generation config, else OpenAI's default."""
+    """Return the request's value, or the generation config's, or OpenAI's default."""
     value: float | None = getattr(request, name)
     return card.default_sampling.get(name, default) if value is None else value
 
@@ -280,14 +282,14 @@ def check_length(length: int, max_tokens: int | None, limit: int) -> None:
     least = 1 if max_tokens is None else min(1, max_tokens)
     if length + least > limit:
         raise ContextLengthError(
-            f"This model's maximum context length is {limit} tokens; the prompt has {length}, and needs room for at "
-            "least one more.",
+            f"This model's maximum context length is {limit} tokens; the prompt has {length}, and "
+            "needs room for at least one more.",
             param="prompt",
         )
     if max_tokens is not None and length + max_tokens > limit:
         raise ContextLengthError(
-            f"This model's maximum context length is {limit} tokens; the prompt has {length} and max_tokens asks for "
-            f"{max_tokens} more.",
+            f"This model's maximum context length is {limit} tokens; the prompt has {length} and "
+            f"max_tokens asks for {max_tokens} more.",
             param="max_tokens",
         )
 
@@ -316,13 +318,13 @@ def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int, flo
 
 
 def for_choice(sampling: Sampling, *, seed: int | None, index: int, max_tokens: int) -> Sampling:
-    """The settings of one choice.
+    """Return the settings of one choice.
 
     Args:
-        sampling: the request's.
-        seed: the request's: choice `index` draws from `seed + index`. Without one, a seed is drawn.
-        index: of the choice in the response.
-        max_tokens: as asked for, or what fits behind the choice's own prompt.
+        sampling: settings of the request.
+        seed: the request's; choice `index` samples with `seed + index`. None draws a seed.
+        index: index of the choice in the response.
+        max_tokens: the request's value, or what fits after the choice's prompt.
     """
     own = secrets.randbits(63) if seed is None else (seed + index) % 2**63
     return msgspec.structs.replace(sampling, seed=own, unseeded=seed is None, max_tokens=max_tokens)

@@ -17,11 +17,10 @@ _FIELD = "thinking_token_budget"
 def with_budget(
     sampling: Sampling, request: GenerationRequest, forms: ModelFormats, renderer: Renderer
 ) -> Sampling:
-    """`sampling` with the request's budget, before anything is known of its prompts.
+    """Return `sampling` with the request's budget, before its prompts are known.
 
     Raises:
-        InvalidRequestError: how the model writes its reasoning is not known, or has no end that
-            could be chosen for it.
+        InvalidRequestError: the model's reasoning format is not known, or has no end tag.
     """
     tokens = request.thinking_token_budget
     if tokens is None or tokens == -1:
@@ -29,13 +28,14 @@ def with_budget(
     form = forms.reasoning
     if form is None:
         raise InvalidRequestError(
-            f"{_FIELD} needs a model whose form of reasoning is known, and this one's chat template shows none: "
-            "name the form with --reasoning-parser",
+            f"{_FIELD} needs a model whose form of reasoning is known, and this one's chat "
+            "template shows none: name the form with --reasoning-parser",
             param=_FIELD,
         )
     if not isinstance(form, ReasoningForm):
         raise InvalidRequestError(
-            f"{_FIELD} needs a model that writes its reasoning between two tags; this one writes it in a channel",
+            f"{_FIELD} needs a model that writes its reasoning between two tags; this one writes "
+            "it in a channel",
             param=_FIELD,
         )
     start, end = (_ids(renderer, tag) for tag in (form.start, form.end))
@@ -43,9 +43,9 @@ def with_budget(
 
 
 def for_prompt(sampling: Sampling, prompt: Prompt, output: OutputFormat) -> Sampling:
-    """`sampling` with what `prompt` has spent of its budget.
+    """Return `sampling` with the tokens that `prompt` has already spent of the budget.
 
-    `output` says whether the model begins by thinking.
+    `output` tells whether the output begins inside the reasoning.
     """
     budget = sampling.thinking
     if budget is None:

@@ -1,7 +1,4 @@
-"""What a request says about tools.
-
-Which there are, and whether the model may, must or must not call one.
-"""
+"""Tools of a request, and whether the model may, must or must not call one."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -24,7 +21,7 @@ _CHOICES = "'none', 'auto', 'required' or {'type': 'function', 'function': {'nam
 
 
 class ToolChoice(Enum):
-    """Who decides whether a tool is called."""
+    """Kind of `tool_choice`."""
 
     NONE = "none"
     AUTO = "auto"
@@ -34,15 +31,15 @@ class ToolChoice(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """A request's tools and what may become of them.
+    """Tools of a request, and how they may be called.
 
     Attributes:
-        choice: who decides.
+        choice: kind of `tool_choice`.
         schemas: JSON Schema of each function's arguments, by name.
-        name: of the function that must be called, where one is named.
-        parallel: several calls may be made in one answer.
-        grammar: makes the output the calls that must be made: a list of objects with name and
-            parameters, or the arguments alone of the function that is named.
+        name: name of the function that must be called, if one is named.
+        parallel: True if an answer may have several calls.
+        grammar: grammar of forced calls: a list of objects with name and parameters, or the
+            arguments of the named function.
     """
 
     choice: ToolChoice = ToolChoice.NONE
@@ -58,17 +55,17 @@ class ToolUse:
         tool_choice: object,
         parallel_tool_calls: bool | None,
     ) -> "ToolUse":
-        """Read and check what a chat completion says. Nesting is to be checked before.
+        """Read and check the tools of a chat. The caller has checked the nesting.
 
         Args:
             tools: `{"type": "function", "function": {"name", "description", "parameters",
                 "strict"}}` each.
             tool_choice: "none", "auto", "required", `{"type": "function", "function": {"name"}}`,
                 or None for "auto".
-            parallel_tool_calls: False allows one call at most.
+            parallel_tool_calls: False allows at most one call.
 
         Raises:
-            InvalidRequestError: something is not as it should be.
+            InvalidRequestError: malformed tools or `tool_choice`.
         """
         if tools is not None and len(tools) > MAX_TOOLS:
             raise InvalidRequestError(
@@ -98,11 +95,11 @@ class ToolUse:
 
     @property
     def forced(self) -> bool:
-        """A call must be made."""
+        """True if a call must be made."""
         return self.choice in (ToolChoice.REQUIRED, ToolChoice.NAMED)
 
     def forced_parser(self, tools: Tools) -> CallsParser:
-        """Reads an output bound by `grammar`."""
+        """Return the parser of an output that `grammar` binds."""
         return RequiredParser(tools) if self.name is None else NamedParser(tools, self.name)
 
 
@@ -110,14 +107,15 @@ def _grammar(schema: Mapping[str, Any]) -> Grammar:
     source = json.dumps(schema)
     if len(source) > MAX_GRAMMAR:
         raise InvalidRequestError(
-            f"the schemas of tools that must be called have {len(source)} characters; at most {MAX_GRAMMAR} are allowed",
+            f"the schemas of tools that must be called have {len(source)} characters; at most "
+            f"{MAX_GRAMMAR} are allowed",
             param="tools",
         )
     return Grammar("json_schema", source)
 
 
 def _function(tool: Mapping[str, Any], where: str) -> tuple[str, Mapping[str, Any]]:
-    """Name and schema of one tool."""
+    """Return the name and the schema of one tool."""
     if tool.get("type") != "function":
         raise InvalidRequestError(
             f"{where}.type must be 'function', got {shown_at(tool, 'type')}", param=f"{where}.type"
@@ -131,18 +129,20 @@ def _function(tool: Mapping[str, Any], where: str) -> tuple[str, Mapping[str, An
     name = function.get("name")
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
         raise InvalidRequestError(
-            f"{where}.function.name must be a string of 1 to {MAX_NAME} characters, got {shown_at(function, 'name')}",
+            f"{where}.function.name must be a string of 1 to {MAX_NAME} characters, got "
+            f"{shown_at(function, 'name')}",
             param=f"{where}.function.name",
         )
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, Mapping):
         raise InvalidRequestError(
-            f"{where}.function.parameters must be a JSON Schema, an object, got {shown_value(parameters)}",
+            f"{where}.function.parameters must be a JSON Schema, an object, got "
+            f"{shown_value(parameters)}",
             param=f"{where}.function.parameters",
         )
     if parameters and "$ref" in parameters:
         return name, parameters
-    # Without its type a schema would let anything through.
+    # A schema without a type would accept any value.
     return name, {"type": "object", "properties": {}, **(parameters or {})}
 
 
@@ -159,7 +159,8 @@ def _named(tool_choice: object, schemas: Mapping[str, object]) -> str:
         )
     if name not in schemas:
         raise InvalidRequestError(
-            f"tool_choice names {name[:MAX_NAME]!r}, which is none of the tools: {', '.join(map(repr, list(schemas)[:8]))}",
+            f"tool_choice names {name[:MAX_NAME]!r}, which is none of the tools: "
+            f"{', '.join(map(repr, list(schemas)[:8]))}",
             param="tool_choice",
         )
     return name

@@ -1,4 +1,4 @@
-"""What the cache of embeddings counts, in Prometheus' form."""
+"""Metrics of the embedding cache."""
 
 from collections.abc import Iterator
 
@@ -11,19 +11,19 @@ _COUNTERS = {
     "hits": "Embeddings that were in the cache.",
     "joined": "Embeddings that another request was computing already.",
     "misses": "Embeddings that were computed.",
-    "evictions": "Embeddings that went to make room.",
+    "evictions": "Embeddings evicted to make room.",
     "refused": "Embeddings larger than the whole cache.",
 }
 
 
 class CacheMetrics(Collector):
-    """Reads a cache's own counters whenever someone looks."""
+    """Collector of a cache's counters."""
 
     def __init__(self, cache: ResultCache) -> None:
         self._cache = cache
 
     def collect(self) -> Iterator[Metric]:
-        """Every counter of the cache."""
+        """Yield every metric of the cache."""
         yield GaugeMetricFamily(
             "inlay:embedding_cache_entries", "Embeddings kept.", len(self._cache)
         )

@@ -1,4 +1,4 @@
-"""What the workers' engines count, under vLLM's names where the meaning is the same."""
+"""Metrics of the workers' engines, under vLLM's names where the meaning is the same."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -14,10 +14,7 @@ from inlay.request import Command
 from inlay.transport.api import Worker
 
 WITHIN = 0.5
-"""Seconds a worker has to answer.
-
-One that does not is missing from what is shown, which is not the same as 0.
-"""
+"""Seconds a worker has to answer; the metrics of one that does not are left out."""
 
 _LABELS = ("model_name", "engine")
 
@@ -36,14 +33,14 @@ _GAUGES: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
     ("inlay:kv_cache_blocks", "Blocks of the KV cache.", lambda stats: stats.blocks_total),
     (
         "inlay:worker_prompt_store_bytes",
-        "Bytes of stored embeddings that the worker keeps.",
+        "Bytes of stored embeddings held by the worker.",
         lambda stats: stats.kept_bytes,
     ),
 )
 _COUNTERS: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
     (
         "vllm:num_preemptions",
-        "Sequences that had to give their blocks up.",
+        "Preempted sequences.",
         lambda stats: stats.preemptions,
     ),
     (
@@ -58,12 +55,12 @@ _COUNTERS: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
     ),
     (
         "inlay:engine_rows",
-        "Rows of embeddings in the prompts the engine took.",
+        "Embedding vectors in the prompts of the engine.",
         lambda stats: stats.rows_served,
     ),
     (
         "inlay:engine_generated_tokens",
-        "Tokens made, those cut off later included.",
+        "Generated tokens, including those cut off later.",
         lambda stats: stats.generated_tokens,
     ),
     ("inlay:engine_steps", "Steps of the engine.", lambda stats: stats.steps),
@@ -80,19 +77,19 @@ _COUNTERS: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
     ),
     (
         "inlay:worker_prompt_store_evictions",
-        "Stored embeddings that went from the worker's memory to make room.",
+        "Stored embeddings evicted from the worker's memory.",
         lambda stats: stats.kept_evictions,
     ),
     (
         "inlay:engine_busy_seconds",
-        "Seconds in which the model had a batch; of engines that make vectors.",
+        "Seconds in which the model computed a batch; engines for embeddings only.",
         lambda stats: stats.busy_seconds,
     ),
 )
 
 
 class _Seen(NamedTuple):
-    """One worker at the last look; `stats` is None when it did not answer."""
+    """One worker's counters at the last refresh; `stats` is None if it did not answer."""
 
     model: str
     id: str
@@ -100,10 +97,10 @@ class _Seen(NamedTuple):
 
 
 class EngineMetrics(Collector):
-    """The workers' counters as they were at the last `refresh`.
+    """Collector of the workers' counters at the last `refresh`.
 
     Args:
-        workers: those that are ready now.
+        workers: returns the ready workers.
     """
 
     def __init__(self, workers: Callable[[], Sequence[Worker]]) -> None:
@@ -112,22 +109,22 @@ class EngineMetrics(Collector):
         self._looking: asyncio.Task[None] | None = None
 
     async def refresh(self) -> None:
-        """Ask every worker, all at once, for at most `WITHIN` s.
+        """Ask all workers at once, for at most `WITHIN` s.
 
-        Those who ask meanwhile get the same answer.
+        Concurrent calls share one refresh.
         """
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look())
-        # Shielded: a scraper that leaves must not take the answer from the others.
+        # Shielded: a scrape that is cancelled must not cancel the others'.
         await asyncio.shield(self._looking)
 
     async def _look(self) -> None:
         self._seen = list(await asyncio.gather(*map(_seen, self._workers())))
 
     def collect(self) -> Iterator[Metric]:
-        """Every counter, by model and worker."""
+        """Yield every metric, by model and worker."""
         up = GaugeMetricFamily(
-            "inlay:worker_answers", "Whether a ready worker answered.", labels=_LABELS
+            "inlay:worker_answers", "1 if a ready worker answered, else 0.", labels=_LABELS
         )
         for worker in self._seen:
             up.add_metric([worker.model, worker.id], worker.stats is not None)

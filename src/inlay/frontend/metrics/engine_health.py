@@ -1,4 +1,4 @@
-"""How the workers' engines are, by what they said last; nobody is asked."""
+"""Health of the workers' engines, from their last reports; no worker is asked."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,16 +12,16 @@ from inlay.errors import ErrorBody
 from inlay.transport.api import Worker
 
 State = Literal["ok", "unprobed", "asleep", "failing", "silent"]
-"""`failing`: its last probe failed.
+"""State of a worker. `failing`: its last probe failed.
 
-`silent`: the next is long overdue, so the worker itself is stuck.
+`silent`: the next probe is long overdue, so the worker process itself is stuck.
 """
 
 _WELL: frozenset[State] = frozenset({"ok", "unprobed", "asleep"})
 
 
 class LastProbe(msgspec.Struct, frozen=True):
-    """The last probe of an engine: how long ago it was, how long it took, why it failed."""
+    """Last probe of an engine: its age, its duration, and its error if it failed."""
 
     age: float
     seconds: float
@@ -29,7 +29,7 @@ class LastProbe(msgspec.Struct, frozen=True):
 
 
 class WorkerHealth(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How one worker is."""
+    """Health of one worker."""
 
     id: str
     model: str
@@ -38,28 +38,28 @@ class WorkerHealth(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def well(self) -> bool:
-        """Whether nothing speaks against it."""
+        """True if the worker is healthy."""
         return self.state in _WELL
 
     @property
     def reason(self) -> str:
-        """What is wrong with it."""
+        """Cause of a bad state."""
         probe = self.last_probe
         if probe is None or self.well:
             return f"{self.id} is {self.state}"
         if self.state == "silent":
-            return f"{self.id} has not told of its engine for {probe.age:.0f} s"
+            return f"{self.id} has not reported its engine's health for {probe.age:.0f} s"
         return f"{self.id}: {probe.error} ({probe.age:.0f} s ago)"
 
 
 class Health(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The answer of `/health`.
+    """Response of `/health`.
 
     Attributes:
-        status: "degraded" when some worker is not well, but each model has one that is.
-        workers: those that are ready, or asleep.
-        missing: those that should be there and are not, and why.
-        error: with "failing".
+        status: "degraded" if a worker is unhealthy, but each model has a healthy one.
+        workers: workers that are ready or asleep.
+        missing: workers that should be ready and are not, with the reason.
+        error: the error, if `status` is "failing".
     """
 
     status: Literal["ok", "degraded", "failing"]
@@ -69,7 +69,7 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def health_of(worker: Worker) -> WorkerHealth:
-    """How a worker is now."""
+    """Return the health of a worker."""
     card = worker.card
     probe = card.probe
     if card.asleep:
@@ -88,12 +88,12 @@ def health_of(worker: Worker) -> WorkerHealth:
 def combined_status(
     models: Iterable[ModelCard], workers: Sequence[Worker], missing: Mapping[str, str]
 ) -> Health:
-    """How all of them are.
+    """Return the health of all workers.
 
     Args:
-        models: that are or were served.
-        workers: that are ready.
-        missing: workers that should be there and are not, and why.
+        models: models that are or were served.
+        workers: ready workers.
+        missing: workers that should be ready and are not, with the reason.
     """
     found = [health_of(worker) for worker in workers]
     well = {worker.model for worker in found if worker.well}

@@ -1,7 +1,4 @@
-"""What a frontend counts.
-
-VLLM's names where the meaning is the same, `inlay:` for what only inlay has.
-"""
+"""Metrics of a frontend, under vLLM's names where the meaning is the same."""
 
 import time
 from collections.abc import Callable
@@ -47,11 +44,11 @@ _REASONS = (
 
 
 class Metrics:
-    """The counters of one frontend, in a registry of their own.
+    """Counters of one frontend, in a registry of their own.
 
     Args:
-        held_bytes: bytes of bodies and embeddings held now.
-        running: requests under way now.
+        held_bytes: returns the bytes of bodies and embeddings held now.
+        running: returns the number of running requests.
     """
 
     def __init__(self, held_bytes: Callable[[], int], running: Callable[[], int]) -> None:
@@ -64,15 +61,17 @@ class Metrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(name, text, model, buckets=buckets, registry=self.registry)
 
-        Gauge(
-            "inlay:requests_under_way", "Requests under way.", registry=self.registry
-        ).set_function(running)
+        Gauge("inlay:requests_under_way", "Running requests.", registry=self.registry).set_function(
+            running
+        )
         Gauge(
             "inlay:held_bytes",
             "Bytes of bodies and embeddings held for requests.",
             registry=self.registry,
         ).set_function(held_bytes)
-        self._prompt_tokens = counter("vllm:prompt_tokens", "Prompt positions, rows included.")
+        self._prompt_tokens = counter(
+            "vllm:prompt_tokens", "Prompt positions, embedding vectors included."
+        )
         self._cached = counter(
             "vllm:prompt_tokens_cached", "Prompt positions found in the prefix cache."
         )
@@ -119,18 +118,18 @@ class Metrics:
         )
         self._reading = histogram(
             "inlay:prompt_embeds_decode_seconds",
-            "Of one tensor: reading, checking, casting and hashing its rows, once it is there as bytes.",
+            "Time to read, check, cast and hash one tensor, after its bytes have arrived.",
             _SECONDS,
         )
         self._gone = counter("inlay:client_disconnects", "Clients that left before the end.", ())
         self._bytes = counter("inlay:prompt_embeds_bytes", "Container bytes of embeddings read.")
-        self._rows = counter("inlay:prompt_embeds_rows", "Rows of embeddings read.")
+        self._rows = counter("inlay:prompt_embeds_rows", "Embedding vectors read.")
         self._rejects = counter(
             "inlay:prompt_embeds_rejected", "Embeddings refused, by reason.", ("reason",)
         )
 
     def exposition(self) -> bytes:
-        """Everything in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def answered(self, route: str, status: int) -> None:
@@ -138,7 +137,7 @@ class Metrics:
         self._http.labels(route, str(status)).inc()
 
     def failed(self, error: InlayError) -> None:
-        """Count an error whose kind has a counter of its own."""
+        """Count an error of a kind that has a counter."""
         if isinstance(error, EmbeddingsError) or error.param == "prompt_embeds":
             reason = next((name for phrase, name in _REASONS if phrase in error.message), "other")
             self._rejects.labels(reason).inc()
@@ -148,38 +147,39 @@ class Metrics:
         self._gone.inc()
 
     def body_read(self, route: str, size: int) -> None:
-        """Count a body that has come."""
+        """Count a received body."""
         self._bodies.labels(route).inc(size)
 
     def embeds_read(self, model: str, size: int, rows: int, seconds: float) -> None:
-        """Count embeddings that were read, in so many seconds."""
+        """Count embeddings, and the seconds of reading them."""
         self._reading.labels(model).observe(seconds)
         self._bytes.labels(model).inc(size)
         self._rows.labels(model).inc(rows)
 
     def embedded(self, model: str, texts: int, positions: int, began: float) -> None:
-        """Count a request that came in at `began` (`time.perf_counter`) and has been answered with `texts` vectors or scores."""
+        """Count an answered request with `texts` vectors or scores, which arrived at `began`."""
         self._prompt_tokens.labels(model).inc(positions)
         self._lengths.labels(model).observe(positions)
         self._texts.labels(model).inc(texts)
         self._whole.labels(model).observe(time.perf_counter() - began)
 
     def request(self, model: str, prompt_tokens: int, began: float) -> "RequestTimes":
-        """Begin to measure a request that came in at `began` (`time.perf_counter`)."""
+        """Begin to measure a request that arrived at `began` (`time.perf_counter`)."""
         self._prompt_tokens.labels(model).inc(prompt_tokens)
         self._lengths.labels(model).observe(prompt_tokens)
         return RequestTimes(self, model, prompt_tokens, began)
 
 
 class RequestTimes:
-    """The clock of one request.
+    """Times of one request.
 
-    Times are taken once a write, not once a token: the tokens of one write share the time since the
-    last.
+    Times are taken for each write, not each token: the tokens of one write share the time since
+    the last one.
     """
 
     __slots__ = (
-        "_began", "_between", "_cached", "_first", "_firsts", "_last", "_metrics", "_model", "_output", "_prompt",
+        "_began", "_between", "_cached", "_first", "_firsts", "_last", "_metrics", "_model",
+        "_output", "_prompt",
     )  # fmt: skip
 
     def __init__(self, metrics: Metrics, model: str, prompt_tokens: int, began: float) -> None:
@@ -195,7 +195,7 @@ class RequestTimes:
         self._between = metrics._between.labels(model)
 
     def tokens(self, choice: int, count: int) -> None:
-        """`count` tokens of a choice have come."""
+        """Record `count` tokens of a choice."""
         if not count:
             return
         now = time.perf_counter()
@@ -211,10 +211,7 @@ class RequestTimes:
         self._last[choice] = now
 
     def ended(self, choice: int, reason: str, tokens: int, queued: float) -> None:
-        """A choice ended with `tokens` in all.
-
-        It was queued for so many seconds, 0 where nobody knows.
-        """
+        """Record the end of a choice with `tokens` in all; `queued` is seconds, 0 if unknown."""
         if choice in self._firsts:
             decoding = self._last[choice] - self._firsts[choice]
             self._metrics._decoding.labels(self._model).observe(decoding)
@@ -227,19 +224,19 @@ class RequestTimes:
         self._metrics._outputs.labels(self._model).observe(tokens)
 
     def finished(self, cached_tokens: int) -> None:
-        """The request ended."""
+        """Record the end of the request."""
         self._cached = cached_tokens
         self._metrics._cached.labels(self._model).inc(cached_tokens)
         self._metrics._whole.labels(self._model).observe(time.perf_counter() - self._began)
 
-    def told(self) -> dict[str, str | int | float | bool]:
-        """What logs and spans tell of it."""
-        told: dict[str, str | int | float | bool] = {
+    def log_fields(self) -> dict[str, str | int | float | bool]:
+        """Return the fields of the request's log line and span."""
+        fields: dict[str, str | int | float | bool] = {
             "model": self._model,
             "prompt_tokens": self._prompt,
             "cached_tokens": self._cached,
             "output_tokens": self._output,
         }
         if self._first is not None:
-            told["ttft_ms"] = round((self._first - self._began) * 1000, 3)
-        return told
+            fields["ttft_ms"] = round((self._first - self._began) * 1000, 3)
+        return fields

@@ -1,4 +1,4 @@
-"""What a frontend's router counts, in Prometheus' form."""
+"""Metrics of a frontend's router."""
 
 from collections.abc import Iterator
 
@@ -11,16 +11,16 @@ _MODEL = ("model_name",)
 
 
 class RouterMetrics(Collector):
-    """Reads the router's own counters whenever someone looks."""
+    """Collector of the router's counters."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
 
     def collect(self) -> Iterator[Metric]:
-        """What waits, and what was decided, by model."""
+        """Yield the waiting choices and the routing decisions, by model."""
         waiting = GaugeMetricFamily(
             "inlay:router_requests_waiting",
-            "Choices that wait in this frontend because all workers are full.",
+            "Choices waiting in this frontend because all workers are full.",
             labels=_MODEL,
         )
         held = self._router.waiting()
@@ -30,7 +30,7 @@ class RouterMetrics(Collector):
         tally = self._router.stats
         decisions = CounterMetricFamily(
             "inlay:router_decisions",
-            "Choices sent to a worker; further ones go on elsewhere when their worker is gone.",
+            "Choices sent to a worker; further attempts follow the loss of a worker.",
             labels=(*_MODEL, "attempt"),
         )
         for (model, further), count in list(tally.decisions.items()):
@@ -39,12 +39,12 @@ class RouterMetrics(Collector):
         for name, text, counts in (
             (
                 "inlay:router_blocks",
-                "Blocks of prompts looked for in what workers have cached.",
+                "Blocks of prompts looked up in the workers' prefix caches.",
                 tally.looked_up,
             ),
             (
                 "inlay:router_hit_blocks",
-                "Those of them that the chosen worker has, as far as is known.",
+                "Blocks found in the prefix cache of the chosen worker.",
                 tally.hits,
             ),
         ):

@@ -1,4 +1,4 @@
-"""What a frontend's store counts, in Prometheus' form."""
+"""Metrics of a frontend's store of uploaded embeddings."""
 
 from collections.abc import Iterator
 
@@ -9,23 +9,23 @@ from inlay.store import StoredPrompts
 
 _COUNTERS = {
     "hits": "Uses of stored embeddings answered from memory.",
-    "loads": "Uses of stored embeddings that had to read a file.",
-    "fetches": "Uses of stored embeddings that had to fetch them from the fleet.",
+    "loads": "Uses of stored embeddings read from a file.",
+    "fetches": "Uses of stored embeddings fetched from the fleet.",
     "misses": "References that were not found.",
-    "evictions": "Stored embeddings that went to make room.",
-    "expirations": "Stored embeddings that went because nobody used them.",
+    "evictions": "Stored embeddings evicted to make room.",
+    "expirations": "Stored embeddings that expired.",
     "disk_errors": "Reads, writes and removals of files that failed.",
 }
 
 
 class StoreMetrics(Collector):
-    """Reads a store's own counters whenever someone looks."""
+    """Collector of a store's counters."""
 
     def __init__(self, store: StoredPrompts) -> None:
         self._store = store
 
     def collect(self) -> Iterator[Metric]:
-        """Every counter of the store."""
+        """Yield every metric of the store."""
         stats = self._store.stats()
         yield GaugeMetricFamily("inlay:prompt_store_entries", "Stored embeddings.", stats.count)
         yield GaugeMetricFamily(

@@ -1,4 +1,4 @@
-"""What the workers' cards say of how they are, in Prometheus' form; nobody is asked."""
+"""Metrics of the workers' health and sleep, from their cards; no worker is asked."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -9,15 +9,15 @@ from inlay.frontend.metrics.engine_health import health_of
 from inlay.transport.api import Worker
 
 _SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
-"""As vLLM names the levels 0, 1 and 2."""
+"""vLLM's names of the sleep levels 0, 1 and 2."""
 
 
 class WorkerMetrics(Collector):
-    """How the workers are whenever someone looks.
+    """Collector of the workers' state.
 
     Args:
-        workers: those that are ready now.
-        missing: those that should be and are not, and why.
+        workers: returns the ready workers.
+        missing: returns the workers that should be ready and are not, with the reason.
     """
 
     def __init__(
@@ -27,22 +27,22 @@ class WorkerMetrics(Collector):
         self._missing = missing
 
     def collect(self) -> Iterator[Metric]:
-        """Health, sleep and the last probe, by model and worker."""
+        """Yield health, sleep state and the last probe, by model and worker."""
         labels = ("model_name", "engine")
         sleep = GaugeMetricFamily(
             "vllm:engine_sleep_state",
-            "awake 1: takes requests. weights_offloaded 1: sleeps at level 1. discard_all 1: at level 2.",
+            "1 for the worker's state: awake, weights_offloaded (level 1), discard_all (level 2).",
             labels=(*labels, "sleep_state"),
         )
         well = GaugeMetricFamily(
-            "inlay:worker_well", "Whether nothing speaks against a worker.", labels=labels
+            "inlay:worker_well", "1 if a worker is healthy, else 0.", labels=labels
         )
         age = GaugeMetricFamily(
-            "inlay:engine_probe_age_seconds", "Since the engine was last tried.", labels=labels
+            "inlay:engine_probe_age_seconds", "Seconds since the last probe.", labels=labels
         )
         took = GaugeMetricFamily(
             "inlay:engine_probe_seconds",
-            "What that took, or had taken when it was given up.",
+            "Duration of the last probe, or its timeout.",
             labels=labels,
         )
         for worker in self._workers():

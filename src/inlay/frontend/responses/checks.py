@@ -1,4 +1,4 @@
-"""What of a request to `/v1/responses` is served, before anything is made of it."""
+"""Checks of a request to `/v1/responses`, before it is translated to a chat."""
 
 from inlay.api.openai.responses import ResponsesRequest
 from inlay.errors import InvalidRequestError
@@ -22,7 +22,7 @@ MAX_METADATA, MAX_KEY, MAX_VALUE = 16, 64, 512
 
 
 def check_responses(request: ResponsesRequest) -> None:
-    """Raise `InvalidRequestError` naming what a request says that is not served, and what to do instead."""
+    """Raise `InvalidRequestError` for a field that is not served, with the alternative."""
     _check_elsewhere(request)
     check_unserved(request)
     for name in _FREE_FORM:
@@ -31,12 +31,14 @@ def check_responses(request: ResponsesRequest) -> None:
         check_depth(request.text.format, "text.format")
         if request.text.verbosity not in (None, "medium"):
             raise InvalidRequestError(
-                f"text.verbosity must be 'medium', got {request.text.verbosity[:40]!r}: models here have no such setting",
+                f"text.verbosity must be 'medium', got {request.text.verbosity[:40]!r}: models "
+                "here have no such setting",
                 param="text.verbosity",
             )
     if request.truncation not in (None, "disabled"):
         raise InvalidRequestError(
-            f"truncation must be 'disabled', got {request.truncation[:40]!r}: no item is ever dropped from the input",
+            f"truncation must be 'disabled', got {request.truncation[:40]!r}: no item is ever "
+            "dropped from the input",
             param="truncation",
         )
     if request.max_output_tokens is not None and request.max_output_tokens < 1:
@@ -84,6 +86,7 @@ def _check_metadata(metadata: dict[str, str]) -> None:
     for key, value in metadata.items():
         if len(key) > MAX_KEY or len(value) > MAX_VALUE:
             raise InvalidRequestError(
-                f"metadata: a key may have {MAX_KEY} characters and a value {MAX_VALUE}, got {len(key)} and {len(value)}",
+                f"metadata: a key may have {MAX_KEY} characters and a value {MAX_VALUE}, got "
+                f"{len(key)} and {len(value)}",
                 param="metadata",
             )

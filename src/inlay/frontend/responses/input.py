@@ -1,7 +1,4 @@
-"""What a request to `/v1/responses` says, as a chat says it.
-
-Its items as messages, its tools and format as chat's.
-"""
+"""Translation of a request to `/v1/responses` into a chat: items, tools and format."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,24 +13,21 @@ PARTS = "input_text, output_text, refusal, prompt_embeds"
 
 _ITEMS = "message, function_call, function_call_output, reasoning"
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
-"""Roles, and the one that templates know each by.
-
-To a model `developer` and `system` are the same voice.
-"""
+"""Roles, with their role in chat templates; `developer` is rendered as `system`."""
 
 _CONTENT = {"message": "content", "function_call_output": "output"}
-"""The items with parts, and the field they are in."""
+"""Types of items with parts, and the field that holds the parts."""
 
 _PARTIAL = ("in_progress", "incomplete")
 
 
 class Conversation(NamedTuple):
-    """The items of a request as the messages of a chat.
+    """Items of a request as the messages of a chat.
 
     Attributes:
-        messages: as a chat has them; contents are still as the client sent them.
-        named: where in the request the content of each message stands.
-        continues: the last message is an answer that stopped short, to be continued.
+        messages: as in a chat; contents are still as the client sent them.
+        named: path in the request of each message's content.
+        continues: True if the last message is an incomplete answer to be continued.
     """
 
     messages: list[dict[str, Any]]
@@ -42,7 +36,7 @@ class Conversation(NamedTuple):
 
 
 def in_input(request: ResponsesRequest) -> list[TensorSource]:
-    """The sources of a request, in order."""
+    """Return the sources of embeddings in a request, in order."""
     found: list[TensorSource] = []
     if isinstance(request.input, list):
         for number, item in enumerate(request.input):
@@ -53,7 +47,7 @@ def in_input(request: ResponsesRequest) -> list[TensorSource]:
 
 
 def _kind(item: Mapping[str, Any]) -> str:
-    """The type of an item, which may be left out of messages; empty where there is none."""
+    """Return the type of an item; "" if it has none. Messages may leave it out."""
     kind = item.get("type")
     if kind is None and "role" in item:
         return "message"
@@ -61,20 +55,20 @@ def _kind(item: Mapping[str, Any]) -> str:
 
 
 def conversation(request: ResponsesRequest) -> Conversation:
-    """The messages of a request.
+    """Return the messages of a request.
 
-    What the assistant said in one turn is several items here and one message in a chat: reasoning,
-    text and calls that follow each other are put together. So are texts of the system and the
-    developer at the beginning, with the instructions first, because many templates know only one
-    such message.
+    Consecutive items of the assistant (reasoning, text, calls) become one message. So do texts of
+    the system and the developer at the beginning, with the instructions first, because many
+    templates support only one such message.
 
     Raises:
-        InvalidRequestError: no items, or not such as are served.
+        InvalidRequestError: no items, or items that are not supported.
     """
     items = request.input
     if items is None or items == []:
         raise InvalidRequestError(
-            f"input must be a string or a list of items, and not empty, got {'nothing' if items is None else '[]'}",
+            "input must be a string or a list of items, and not empty, got "
+            f"{'nothing' if items is None else '[]'}",
             param="input",
         )
     turns = _Turns()
@@ -99,7 +93,7 @@ def conversation(request: ResponsesRequest) -> Conversation:
 def _opening_joined(
     messages: list[dict[str, Any]], named: list[str]
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """The messages with those of the system at the beginning as one, where all they hold is text."""
+    """Join the system messages at the beginning, as far as they hold only text."""
     texts: list[str] = []
     for message in messages:
         text = _text(message["content"]) if message["role"] == "system" else None
@@ -113,7 +107,7 @@ def _opening_joined(
 
 
 def _text(content: object) -> str | None:
-    """A content that is one text, else None."""
+    """Return a content that is one text, else None."""
     if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
         part = content[0]
         content = part.get("text") if part.get("type") in ("input_text", "text") else None
@@ -121,11 +115,11 @@ def _text(content: object) -> str | None:
 
 
 class _Turns:
-    """Messages as items make them, one after the other.
+    """Builder of messages from items.
 
     Attributes:
-        messages: so far.
-        named: where the content of each stands.
+        messages: messages so far.
+        named: path in the request of each message's content.
     """
 
     def __init__(self) -> None:
@@ -134,13 +128,13 @@ class _Turns:
         self._turn: dict[str, Any] | None = None
 
     def say(self, role: str, content: object, where: str, **more: Any) -> None:
-        """A message that is not the assistant's."""
+        """Add a message that is not the assistant's."""
         self._turn = None
         self.messages.append({"role": role, **more, "content": content})
         self.named.append(where)
 
     def add(self, item: Mapping[str, Any], where: str) -> None:
-        """Take the item that stands at `where`."""
+        """Add the item at the path `where`."""
         match _kind(item):
             case "message":
                 self._message(item, where)
@@ -152,8 +146,8 @@ class _Turns:
                 self._reasoning(item, where)
             case "item_reference":
                 raise InvalidRequestError(
-                    f"{where}: item_reference names an item that the server has stored, and inlay keeps no state: send "
-                    "the item itself",
+                    f"{where}: item_reference names an item that the server has stored, and inlay "
+                    "keeps no state: send the item itself",
                     param=where,
                 )
             case kind:
@@ -176,7 +170,8 @@ class _Turns:
         content = item.get("content")
         if content is None:
             raise InvalidRequestError(
-                f"{where}.content must be a string or a list of parts, got {shown_at(item, 'content')}",
+                f"{where}.content must be a string or a list of parts, got "
+                f"{shown_at(item, 'content')}",
                 param=f"{where}.content",
             )
         if role != "assistant":
@@ -201,7 +196,8 @@ class _Turns:
         output = item.get("output")
         if output is None:
             raise InvalidRequestError(
-                f"{where}.output must be a string or a list of parts, got {shown_at(item, 'output')}",
+                f"{where}.output must be a string or a list of parts, got "
+                f"{shown_at(item, 'output')}",
                 param=f"{where}.output",
             )
         more = {} if item.get("name") is None else {"name": _string(item, "name", where)}
@@ -210,16 +206,13 @@ class _Turns:
 
     def _reasoning(self, item: Mapping[str, Any], where: str) -> None:
         text = _reasoning_text(item, "content", where) or _reasoning_text(item, "summary", where)
-        # What another server has encrypted nobody here can read: the model does without it.
+        # Reasoning that another server has encrypted cannot be read here and is left out.
         if text:
             turn = self._of_assistant(where, "reasoning_content", "content", "tool_calls")
             turn["reasoning_content"] = text
 
     def _of_assistant(self, where: str, *taken: str) -> dict[str, Any]:
-        """The message of the assistant's turn.
-
-        A new one where this one has any of `taken` already.
-        """
+        """Return the assistant's current message; a new one if it has a field in `taken`."""
         if self._turn is None or any(name in self._turn for name in taken):
             self._turn = {"role": "assistant"}
             self.messages.append(self._turn)
@@ -251,9 +244,9 @@ def _reasoning_text(item: Mapping[str, Any], field: str, where: str) -> str:
 
 
 def functions(request: ResponsesRequest) -> list[dict[str, Any]] | None:
-    """The tools of a request as chat has them.
+    """Return the tools of a request in a chat's form.
 
-    Where `tool_choice` allows some of them only, the model is not told of the others.
+    If `tool_choice` allows only some of them, the others are left out.
 
     Raises:
         InvalidRequestError: not a function.
@@ -278,7 +271,8 @@ def _function(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     kind = tool.get("type")
     if kind != "function":
         raise InvalidRequestError(
-            f"{where}: tools must be of type 'function', which your own code runs; got {shown_at(tool, 'type')}: inlay runs no tools itself",
+            f"{where}: tools must be of type 'function', which your own code runs; got "
+            f"{shown_at(tool, 'type')}: inlay runs no tools itself",
             param=f"{where}.type",
         )
     if not _string(tool, "name", where):
@@ -297,7 +291,7 @@ def _function(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def choice_of_tool(request: ResponsesRequest) -> str | dict[str, Any] | None:
-    """`tool_choice` as chat has it. Raises `InvalidRequestError` when it is none."""
+    """Return `tool_choice` in a chat's form. Raises `InvalidRequestError` if it is malformed."""
     choice = request.tool_choice
     if isinstance(choice, dict):
         kind, name = choice.get("type"), choice.get("name")
@@ -310,8 +304,9 @@ def choice_of_tool(request: ResponsesRequest) -> str | dict[str, Any] | None:
     elif choice == "required":
         return choice
     raise InvalidRequestError(
-        "tool_choice must be 'none', 'auto', 'required', {'type': 'function', 'name': ...} or {'type': 'allowed_tools', "
-        f"'mode': 'auto' or 'required', 'tools': [...]}}, got {shown_value(choice)}",
+        "tool_choice must be 'none', 'auto', 'required', {'type': 'function', 'name': ...} or "
+        "{'type': 'allowed_tools', 'mode': 'auto' or 'required', 'tools': [...]}, got "
+        f"{shown_value(choice)}",
         param="tool_choice",
     )
 
@@ -335,9 +330,9 @@ def _allowed(choice: Mapping[str, Any]) -> Sequence[str]:
 
 
 def format_of(request: ResponsesRequest) -> dict[str, Any] | None:
-    """`text.format` as chat's `response_format`; None for text.
+    """Return `text.format` as a chat's `response_format`; None for text.
 
-    Raises `InvalidRequestError` when it is no format.
+    Raises `InvalidRequestError` if it is malformed.
     """
     wanted = None if request.text is None else request.text.format
     kind = None if wanted is None else wanted.get("type")
@@ -347,7 +342,8 @@ def format_of(request: ResponsesRequest) -> dict[str, Any] | None:
         return {"type": "json_object"}
     if kind != "json_schema":
         raise InvalidRequestError(
-            f"text.format.type must be 'text', 'json_object' or 'json_schema', got {shown_value(kind)}",
+            "text.format.type must be 'text', 'json_object' or 'json_schema', got "
+            f"{shown_value(kind)}",
             param="text.format.type",
         )
     schema = wanted.get("schema")

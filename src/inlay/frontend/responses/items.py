@@ -1,4 +1,4 @@
-"""The items of a response of `/v1/responses` as they grow, with the events that say so."""
+"""Output items of a response while they grow, with their events."""
 
 import uuid
 from collections.abc import Callable, Sequence
@@ -33,12 +33,12 @@ from inlay.render import ContentDelta, OutputDelta, ToolCallDelta
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where an item is.
+    """Identity of an item.
 
     Attributes:
-        output_index: in the response.
-        item_id: made here.
-        number: the number of the next event of the stream.
+        output_index: index in the response.
+        item_id: id of the item.
+        number: returns the number of the stream's next event.
     """
 
     output_index: int
@@ -47,22 +47,22 @@ class _Place:
 
 
 class _Growing(Protocol):
-    """An item that is not whole yet."""
+    """Item that is not complete yet."""
 
     def begin(self) -> list[ResponseEvent]:
-        """It is there."""
+        """Return the events of its start."""
         ...
 
     def grow(self, delta: OutputDelta, logprobs: list[TokenLogprob]) -> list[ResponseEvent] | None:
-        """More of it; None where `output` belongs to another item."""
+        """Add a delta; return its events, or None if it belongs to another item."""
         ...
 
     def end(self, status: ItemStatus) -> list[ResponseEvent]:
-        """All of it."""
+        """Return the events of its end."""
         ...
 
     def item(self, status: ItemStatus) -> OutputItem:
-        """The item as it is now."""
+        """Return the item as it is now."""
         ...
 
 
@@ -249,12 +249,12 @@ class _Call:
 
 
 class Items:
-    """The output of one response.
+    """Output items of one response.
 
-    Items come one after the other: one ends where what comes belongs to another.
+    One item is open at a time: it ends when a delta belongs to another one.
 
     Args:
-        number: the number of the next event of the stream.
+        number: returns the number of the stream's next event.
     """
 
     def __init__(self, number: Callable[[], int]) -> None:
@@ -265,11 +265,11 @@ class Items:
     def take(
         self, deltas: Sequence[OutputDelta], logprobs: list[TokenLogprob]
     ) -> list[ResponseEvent]:
-        """What `outputs` add.
+        """Take deltas and return their events.
 
         Args:
             deltas: of the output, in order.
-            logprobs: of tokens that belong to the answer; they go with the first text of it.
+            logprobs: of the answer's tokens; they go with its first text.
         """
         events: list[ResponseEvent] = []
         for delta in deltas:
@@ -298,7 +298,7 @@ class Items:
         return _Place(len(self._done), f"{prefix}_{uuid.uuid4().hex}", self._number)
 
     def end(self, status: ItemStatus) -> list[ResponseEvent]:
-        """Nothing more belongs to the item that is open."""
+        """End the open item."""
         if self._open is None:
             return []
         events = self._open.end(status)
@@ -307,7 +307,7 @@ class Items:
         return events
 
     def finish(self, status: ItemStatus) -> list[ResponseEvent]:
-        """Nothing more comes. An output without anything is an empty message."""
+        """End the output. An empty output is an empty message."""
         events: list[ResponseEvent] = []
         if self._open is None and not self._done:
             self._open = _Message(self._place("msg"))
@@ -315,5 +315,5 @@ class Items:
         return events + self.end(status)
 
     def so_far(self) -> list[OutputItem]:
-        """The items, the open one as it is."""
+        """Return the items, with the open one as it is."""
         return [*self._done, *([] if self._open is None else [self._open.item("incomplete")])]

@@ -1,4 +1,4 @@
-"""`POST /v1/responses`: a chat in other words. Everything but the words is chat's own."""
+"""`POST /v1/responses`: translated to a chat and run by its code."""
 
 import time
 from collections.abc import Iterator
@@ -33,15 +33,15 @@ from inlay.request import Sampling
 _decoder = msgspec.json.Decoder(ResponsesRequest)
 
 _OTHERWISE = {
-    "messages", "max_tokens", "max_completion_tokens", "response_format", "n", "stream_options", "tools", "tool_choice",
-    "top_logprobs",
+    "messages", "max_tokens", "max_completion_tokens", "response_format", "n", "stream_options",
+    "tools", "tool_choice", "top_logprobs",
 }  # fmt: skip
 _SAME = tuple(
     name
     for name in ResponsesRequest.__struct_fields__
     if name in ChatRequest.__struct_fields__ and name not in _OTHERWISE
 )
-"""Fields that mean in a chat what they mean here."""
+"""Fields with the same meaning in a chat."""
 
 _CALLED_HERE = {
     "messages": "input",
@@ -51,7 +51,7 @@ _CALLED_HERE = {
     "logprobs": "include",
     "reasoning_effort": "reasoning.effort",
 }
-"""Fields of a chat, and where what they hold came from."""
+"""Fields of a chat, and the fields of a response they come from."""
 
 
 async def responses(call: Call) -> None:
@@ -64,8 +64,8 @@ async def responses(call: Call) -> None:
     await server.prepare(call.memory.json, check_responses, request)
     said, chat = await server.prepare(incoming.size, _as_chat, request)
     sources = in_input(request)
-    request.input = None  # which is the chat's messages from here on
-    # Here vLLM has the name stand for the whole id.
+    request.input = None  # the chat's messages have it from here on
+    # As in vLLM, request_id is the whole id here.
     response_id = answer_id("resp_" if request.request_id is None else "", request.request_id)
     with _map_error_fields():
         asked = await prepare_chat(
@@ -90,7 +90,7 @@ async def responses(call: Call) -> None:
 
 
 def _as_chat(request: ResponsesRequest) -> tuple[Conversation, ChatRequest]:
-    """The same as a chat would say it."""
+    """Return the conversation, and the request as a chat."""
     said = conversation(request)
     logprobs = LOGPROBS in (request.include or ())
     return said, ChatRequest(
@@ -109,7 +109,7 @@ def _as_chat(request: ResponsesRequest) -> tuple[Conversation, ChatRequest]:
 
 @contextmanager
 def _map_error_fields() -> Iterator[None]:
-    """Errors that name a field of the chat name the field of the request that it came from."""
+    """Replace a chat's field in errors by the response's field that it comes from."""
     try:
         yield
     except InvalidRequestError as error:
@@ -119,7 +119,7 @@ def _map_error_fields() -> Iterator[None]:
             if error.message.startswith(field):
                 error.message = here + error.message.removeprefix(field)
             error.param = here + dot + rest
-        elif field.startswith("tools["):  # a chat's tool has a level more
+        elif field.startswith("tools["):  # a chat's tool has one more level
             error.message = error.message.replace(f"{field}.function.", f"{field}.", 1)
             error.param = (error.param or "").replace(".function.", ".", 1)
         raise
@@ -128,7 +128,7 @@ def _map_error_fields() -> Iterator[None]:
 def _opening(
     response_id: str, request: ResponsesRequest, model: str, sampling: Sampling
 ) -> Response:
-    """The response before anything of it has come."""
+    """Return the response before its first output."""
     blank = {"description": None, "parameters": None, "strict": None}
     text = request.text or TextOptions()
     effort = None if request.reasoning is None else request.reasoning.effort

@@ -1,4 +1,4 @@
-"""A response of `/v1/responses`, whole or as events."""
+"""JSON of a response, whole or as events."""
 
 import itertools
 import time
@@ -37,14 +37,14 @@ _CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 
 
 class ResponsesShape:
-    """One response, as OpenAI shows it.
+    """One response in OpenAI's form.
 
     Args:
-        opening: the response as it is before anything of it has come.
-        generation: of one choice.
+        opening: the response before its first output.
+        generation: a generation of one choice.
         renderer: of the model.
-        top_logprobs: alternatives a token, or None for no logprobs.
-        shows_reasoning: whether what the model thought is an item.
+        top_logprobs: alternatives for each token, or None for no logprobs.
+        shows_reasoning: True if reasoning is an item.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class ResponsesShape:
         return next(self._numbers)
 
     def events(self, pieces: Pieces) -> list[msgspec.Struct]:
-        """What the pieces say; before the first of them, that the response has begun."""
+        """Return the events of pieces; the first call also returns those of the start."""
         events = [] if self._begun else self._opening_events()
         self._begun = True
         for _, piece in pieces:
@@ -98,10 +98,7 @@ class ResponsesShape:
         return events
 
     def _wait(self, piece: ChoicePiece) -> None:
-        """Keep the logprobs of a piece for the text that they belong to.
-
-        Tokens of reasoning belong to none.
-        """
+        """Store the logprobs of a piece until their text comes; reasoning tokens are left out."""
         if self._top_logprobs is None:
             return
         entries = token_logprobs(piece, self._renderer, self._top_logprobs)
@@ -110,16 +107,16 @@ class ResponsesShape:
         self._waiting += entries[thought:]
 
     def closing_events(self) -> list[msgspec.Struct]:
-        """The end of the last item, and the response whole."""
+        """Return the events of the last item's end and of the whole response."""
         cut = self._cut_short
         events = self._items.finish("incomplete" if cut else "completed")
         kind: Any = Incomplete if cut else Completed
         return [*events, kind(sequence_number=self._next(), response=self._whole())]
 
     def failure_events(self, error: InlayError) -> list[msgspec.Struct]:
-        """The response as far as it came, and why it goes no further.
+        """Return the output so far, followed by the error.
 
-        `error` comes last: clients raise it as they read it.
+        `error` comes last, because clients raise it when they read it.
         """
         body = shown(error)
         failed = msgspec.structs.replace(
@@ -141,12 +138,12 @@ class ResponsesShape:
         ]
 
     def collect(self, pieces: Pieces) -> None:
-        """Keep the pieces."""
+        """Store the pieces for `response`."""
         for _, piece in pieces:
             self._take(piece)
 
     def response(self) -> msgspec.Struct:
-        """The response whole."""
+        """Return the whole response."""
         self._items.finish("incomplete" if self._cut_short else "completed")
         return self._whole()
 

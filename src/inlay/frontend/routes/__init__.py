@@ -1,4 +1,1 @@
-"""The routes beside those that run a model.
-
-Models, adapters, stored prompts, tokens, health, operations, pages.
-"""
+"""Routes that run no model: models, adapters, stored prompts, tokens, health, admin, pages."""

@@ -1,6 +1,6 @@
 """`POST /v1/load_lora_adapter`, `POST /v1/unload_lora_adapter`, `GET /v1/loras`.
 
-Adapters of every worker of a model.
+An adapter is loaded on every worker of a model.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from inlay.request import Command, Reply, Task
 from inlay.transport.api import Worker
 
 WITHIN = 3600.0
-"""Seconds a worker has to load or unload one; it keeps to bounds of its own."""
+"""Seconds a worker has to load or unload an adapter; it has shorter limits of its own."""
 
 MAX_DRAIN = 1800.0
 
@@ -40,7 +40,7 @@ async def load_lora_adapter(call: Call) -> None:
     """Load an adapter on every worker of a model, or on none.
 
     Raises:
-        InvalidRequestError: the name is taken, or the adapter will not do.
+        InvalidRequestError: the name is taken, or the adapter cannot be used.
         NotFoundError: no such adapter or model.
         InlayError: a worker failed.
     """
@@ -73,7 +73,7 @@ async def load_lora_adapter(call: Call) -> None:
     workers = call.server.router.workers(card.name)
     if not workers:
         raise call.server.router.unready()
-    answers = await asyncio.gather(*(_told(worker, command) for worker in workers))
+    answers = await asyncio.gather(*(_send(worker, command) for worker in workers))
     failed = [answer for answer in answers if isinstance(answer, InlayError)]
     if failed:
         done = [
@@ -91,17 +91,20 @@ async def _undone(
     workers: Sequence[Worker],
     failed: Sequence[InlayError],
 ) -> InlayError:
-    """The error of a load that failed on some workers, after those where it did not are as they were."""
+    """Undo a load that failed on some workers, and return its error."""
     first = failed[0]
     if len(workers) == 1:
         return first
-    said = f"loading '{request.lora_name}' failed on {len(failed)} of {len(workers)} workers: {first.message}"
+    said = (
+        f"loading '{request.lora_name}' failed on {len(failed)} of {len(workers)} workers: "
+        f"{first.message}"
+    )
     if done and request.load_inplace:
-        # What was there before has gone; the same request again will do where it failed.
+        # The replaced adapter is gone; repeating the request loads it where it failed.
         said += f"; it is loaded on {', '.join(worker.id for worker in done)}"
     elif done:
         command = Command("unload_adapter", {"lora_name": request.lora_name})
-        undoing = await asyncio.gather(*(_told(worker, command) for worker in done))
+        undoing = await asyncio.gather(*(_send(worker, command) for worker in done))
         kept = [
             f"{worker.id} ({answer.message})"
             for worker, answer in zip(done, undoing, strict=True)
@@ -118,7 +121,7 @@ async def _undone(
 async def unload_lora_adapter(call: Call) -> None:
     """Unload an adapter from every worker.
 
-    It takes no requests from now on, and is gone when this answers.
+    It accepts no more requests, and its memory is free when this returns.
 
     Raises:
         NotFoundError: no worker has it.
@@ -139,7 +142,7 @@ async def unload_lora_adapter(call: Call) -> None:
     if not workers:
         raise call.server.router.unready()
     command = Command("unload_adapter", {"lora_name": name, "drain_timeout": seconds})
-    answers = await asyncio.gather(*(_told(worker, command) for worker in workers))
+    answers = await asyncio.gather(*(_send(worker, command) for worker in workers))
     failed = [answer for answer in answers if isinstance(answer, InlayError)]
     unknown = [answer for answer in failed if isinstance(answer, NotFoundError)]
     if len(unknown) == len(workers):
@@ -156,7 +159,7 @@ async def list_loras(call: Call) -> None:
     if not workers:
         raise call.server.router.unready()
     command = Command("list_adapters")
-    answers = await asyncio.gather(*(_told(worker, command) for worker in workers))
+    answers = await asyncio.gather(*(_send(worker, command) for worker in workers))
     entries: list[AdapterEntry] = []
     for worker, answer in zip(workers, answers, strict=True):
         if isinstance(answer, InlayError):
@@ -169,8 +172,8 @@ async def list_loras(call: Call) -> None:
     await call.json(AdapterList(data=entries))
 
 
-async def _told(worker: Worker, command: Command) -> Reply | InlayError:
-    """A worker's answer to a command, or why it did not follow it."""
+async def _send(worker: Worker, command: Command) -> Reply | InlayError:
+    """Return a worker's reply to a command, or its error."""
     try:
         reply = await worker.call(command, WITHIN)
     except InlayError as error:
@@ -188,9 +191,9 @@ async def _read(call: Call, decoder: "msgspec.json.Decoder[T]") -> T:
 
 
 def _model(call: Call, name: str | None) -> ModelCard:
-    """The model an adapter is for.
+    """Return the base model of an adapter.
 
-    Raises `InvalidRequestError` where it could be one of several.
+    Raises `InvalidRequestError` if it is not named and several models are served.
     """
     if name is not None:
         model = call.server.model(name)
@@ -202,14 +205,15 @@ def _model(call: Call, name: str | None) -> ModelCard:
     cards = [card for card in call.server.router.models() if Task.GENERATE in card.tasks]
     if len(cards) > 1:
         raise InvalidRequestError(
-            f"{len(cards)} models are served; say in base_model_name which of them the adapter is for",
+            f"{len(cards)} models are served; say in base_model_name which of them the adapter is "
+            "for",
             param="base_model_name",
         )
     return cards[0] if cards else call.server.card(None)
 
 
 def _check_name(call: Call, card: ModelCard, name: str) -> None:
-    """Raise `InvalidRequestError` for a name that requests for another model, or for an adapter of one, go by."""
+    """Raise `InvalidRequestError` if another model, or an adapter of one, has this name."""
     router = call.server.router
     for other in router.models():
         if name in (other.name, *other.aliases):

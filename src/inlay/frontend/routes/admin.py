@@ -1,4 +1,4 @@
-"""Operations for those who run the server."""
+"""Admin routes: prefix cache and sleep."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,22 +11,19 @@ from inlay.request import Command
 from inlay.transport.api import Worker
 
 WITHIN = 30.0
-"""Seconds a worker has to do what it is told."""
+"""Seconds a worker has to run a command."""
 
 SLEEP_WITHIN = 900.0
-"""Seconds it has to fall asleep, beside those it waits for requests, and to wake.
-
-A model is loaded meanwhile.
-"""
+"""Seconds a worker has to fall asleep, besides the wait for requests, or to wake up."""
 
 MAX_WAIT = 86_400.0
 
 MIXED = 207
-"""The status when some workers followed and others did not."""
+"""Status if a command succeeded on some workers only."""
 
 
 async def reset_prefix_cache(call: Call) -> None:
-    """Have every worker forget the cached blocks that nothing running uses.
+    """Clear the prefix cache of every worker; blocks of running requests stay.
 
     Raises:
         InvalidRequestError: a query is given.
@@ -38,7 +35,7 @@ async def reset_prefix_cache(call: Call) -> None:
 
 
 async def sleep(call: Call) -> None:
-    """Put the workers of `model`, or all, to sleep at `level`.
+    """Put the workers of `model`, or all workers, to sleep at `level`.
 
     Raises:
         InvalidRequestError: the query cannot be read.
@@ -62,7 +59,7 @@ async def sleep(call: Call) -> None:
 
 
 async def wake_up(call: Call) -> None:
-    """Wake `tags` of the workers of `model`, or of all; without tags everything.
+    """Wake the workers of `model`, or all workers; with `tags`, only these parts.
 
     Raises:
         InvalidRequestError: the query cannot be read.
@@ -78,7 +75,7 @@ async def wake_up(call: Call) -> None:
 
 
 async def is_sleeping(call: Call) -> None:
-    """Whether any worker, of `model` or of all, is not wholly awake.
+    """Answer with the sleep level of each worker of `model`, or of all workers.
 
     Raises `InvalidRequestError`, `NotFoundError`.
     """
@@ -99,12 +96,12 @@ def _workers(call: Call, model: str | None) -> Sequence[Worker]:
 async def call_workers(
     call: Call, command: Command, within: float = WITHIN, model: str | None = None
 ) -> tuple[int, list[WorkerAnswer]]:
-    """What every worker, or those of one model, made of a command; with the status of all together.
+    """Run a command on every worker, or on those of one model; return the status and the results.
 
     Raises:
         OverloadedError: there are no workers.
         NotFoundError: no such model.
-        InlayError: all failed; the kind is that of the first, the message names them all.
+        InlayError: all failed; the error has the type of the first, the message names them all.
     """
     workers = _workers(call, model)
     if not workers:

@@ -1,4 +1,4 @@
-"""Whether it lives, whether it is ready, what it counts."""
+"""Probes (`/live`, `/ready`, `/health`), `/version` and `/metrics`."""
 
 import msgspec
 
@@ -14,26 +14,26 @@ _TEXT = (b"content-type", metrics.CONTENT_TYPE)
 
 
 class Status(msgspec.Struct, frozen=True):
-    """The answer of the probes."""
+    """Response of the probes."""
 
     status: str
 
 
 class Version(msgspec.Struct, frozen=True):
-    """The answer of `/version`."""
+    """Response of `/version`."""
 
     version: str
 
 
 async def live(call: Call) -> None:
-    """The process answers."""
+    """Answer that the process is alive."""
     await call.json(Status("live"))
 
 
 async def ready(call: Call) -> None:
-    """A request for some model would be taken.
+    """Answer 200 if a request for some model would be accepted, else raise `OverloadedError`.
 
-    The server does not drain, and a worker is ready, awake and well.
+    That is so if the server does not drain, and a worker is ready, awake and healthy.
     """
     if call.server.inflight.draining:
         raise shutting_down()
@@ -53,10 +53,7 @@ async def ready(call: Call) -> None:
 
 
 async def health(call: Call) -> None:
-    """How every worker's engine was when it was last tried.
-
-    503 when a model has none that is well.
-    """
+    """Answer with the last probe of every worker's engine; 503 if a model has no healthy worker."""
     router = call.server.router
     cut_off = router.unreachable()
     if cut_off is None:
@@ -67,11 +64,11 @@ async def health(call: Call) -> None:
 
 
 async def version(call: Call) -> None:
-    """Inlay's version."""
+    """Answer with inlay's version."""
     await call.json(Version(inlay.__version__))
 
 
 async def exposition(call: Call) -> None:
-    """Everything counted, in Prometheus' text format."""
+    """Answer with all metrics in Prometheus' text format."""
     await call.server.engines.refresh()
     await call.bytes(call.server.metrics.exposition(), _TEXT)

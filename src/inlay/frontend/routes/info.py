@@ -1,4 +1,4 @@
-"""Routes about the server: `GET /load`, `GET /tokenizer_info`, `GET /server_info`, as vLLM's."""
+"""Information about the server: `GET /load`, `/tokenizer_info`, `/server_info`, as in vLLM."""
 
 import os
 import platform
@@ -24,11 +24,11 @@ _PATHS = frozenset(
         "cache_dir",
     }
 )
-"""Fields of a tokenizer's configuration that name files of whoever made it."""
+"""Fields of a tokenizer's configuration that hold file paths of its author."""
 
 
 class Load(msgspec.Struct, frozen=True):
-    """The answer of `/load`: requests under way."""
+    """Response of `/load`: number of running requests."""
 
     server_load: int
 
@@ -39,10 +39,10 @@ async def load(call: Call) -> None:
 
 
 async def tokenizer_info(call: Call) -> None:
-    """The tokenizer's configuration and chat template, of `model` or of the only one.
+    """Answer with the tokenizer's configuration and chat template of `model`.
 
     Raises:
-        InvalidRequestError: another query.
+        InvalidRequestError: unknown query parameter.
         InlayError: no such model.
     """
     server = call.server
@@ -55,13 +55,13 @@ async def tokenizer_info(call: Call) -> None:
     }
     found.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
     if renderer.chat_templates:
-        # Where there are two, the first is the one for tools.
+        # If there are two, the first is the one for tools.
         found["chat_template"] = renderer.chat_templates[-1]
     await call.json(found)
 
 
 def _plain(value: Any) -> Any:
-    """`value` with each token, which configurations write as an object, as its text."""
+    """Return `value` with each token object replaced by its text."""
     if isinstance(value, Mapping):
         if isinstance(value.get("content"), str):
             return value["content"]
@@ -70,10 +70,10 @@ def _plain(value: Any) -> Any:
 
 
 async def server_info(call: Call) -> None:
-    """The frontend's settings, keys left out, the models' cards, and the machine.
+    """Answer with the frontend's settings without keys, the models' cards, and the machine.
 
     Raises:
-        InvalidRequestError: another query than `config_format` text or json.
+        InvalidRequestError: a query other than `config_format` text or json.
     """
     form = query_of(call, "config_format").get("config_format", ["text"])[-1]
     if form not in _FORMATS:

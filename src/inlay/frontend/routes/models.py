@@ -48,7 +48,7 @@ def _entry(call: Call, model: ServedModel, name: str) -> ModelEntry:
     if Task.EMBED in card.tasks:
         capabilities.append("embeddings")
     if Task.SCORE in card.tasks:
-        # A score is one number; more labels than one are classes.
+        # A score is one number; several labels are classes.
         one = card.embedding is None or card.embedding.size == 1
         capabilities += ["score", "rerank", "classify"] if one else ["classify"]
     if settings.enable_prompt_embeds and card.prompt_embeds is None:

@@ -1,4 +1,4 @@
-"""The pages for people: `/` and `/docs`, whole in themselves."""
+"""HTML pages: `/` and `/docs`, without external resources."""
 
 import base64
 import hashlib
@@ -11,14 +11,16 @@ _HTML = (b"content-type", b"text/html; charset=utf-8")
 
 
 def _page(name: str) -> tuple[bytes, bytes]:
-    """(the page, its content security policy).
-
-    Only the scripts and styles that are in it may run.
-    """
+    """Return a page and its content security policy, which allows its own scripts and styles."""
     text = resources.files("inlay.frontend").joinpath("html", name).read_text(encoding="utf-8")
     text = text.replace("{{version}}", inlay.__version__)
     policy = [
-        "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "default-src 'none'",
+        "connect-src 'self'",
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
     ]
     for tag, directive in (("script", "script-src"), ("style", "style-src")):
         if f"<{tag}>" in text:
@@ -45,10 +47,10 @@ async def _send(call: Call, page: tuple[bytes, bytes]) -> None:
 
 
 async def docs(call: Call) -> None:
-    """The API reference, drawn from `/openapi.json`."""
+    """Answer with the API reference, made from `/openapi.json`."""
     await _send(call, _DOCS)
 
 
 async def home(call: Call) -> None:
-    """Where to begin."""
+    """Answer with the start page."""
     await _send(call, _HOME)

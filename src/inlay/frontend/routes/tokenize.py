@@ -80,7 +80,8 @@ async def detokenize(call: Call) -> None:
     ids = request.tokens
     if len(ids) > card.limits.max_model_len:
         raise InvalidRequestError(
-            f"tokens has {len(ids)} ids; at most {card.limits.max_model_len} are allowed, the model's maximum context length",
+            f"tokens has {len(ids)} ids; at most {card.limits.max_model_len} are allowed, the "
+            "model's maximum context length",
             param="tokens",
         )
     check_ids(ids, card.vocab_size, "tokens")

@@ -1,4 +1,4 @@
-"""`/v1/prompt_embeds`: embeddings uploaded once, to be referred to afterwards."""
+"""`/v1/prompt_embeds`: embeddings uploaded once and used by reference."""
 
 import msgspec
 
@@ -36,7 +36,7 @@ async def upload(call: Call) -> None:
     tenant = call.tenant.id
     stored = await store.put(tenant, data, tensor, hold=call.reservation.grow)
     if card is not None:
-        # The first use then finds everything made.
+        # Makes the rows now, so that the first use finds them.
         await store.rows(tenant, stored.id, call.server.embeds.target(card), look=_seen)
     await call.json(_shown(stored))
 
@@ -70,11 +70,11 @@ def _read(call: Call, data: Buffer, card: ModelCard | None) -> Tensor:
 
 
 def _seen(stored: StoredPrompt) -> None:
-    """It has been looked at already."""
+    """Do nothing: the prompt has been checked already."""
 
 
 async def show(call: Call) -> None:
-    """Answer with what is known of a stored prompt. Not a use."""
+    """Answer with a stored prompt's metadata; this does not extend its time to live."""
     await call.json(_shown(await store_for(call).get(call.tenant.id, _id(call))))
 
 

@@ -26,11 +26,11 @@ _decoder = msgspec.json.Decoder(EmbeddingRequest)
 
 
 class Shown(NamedTuple):
-    """Steps between the model's vectors and those in the answer.
+    """Post-processing of the model's vectors.
 
     Attributes:
-        dimensions: first elements that are kept, or None for all.
-        normalize: whether they get length 1.
+        dimensions: number of first elements that are kept, or None for all.
+        normalize: True if they get length 1.
     """
 
     dimensions: int | None
@@ -38,9 +38,9 @@ class Shown(NamedTuple):
 
     @classmethod
     def of(cls, request: EmbeddingRequest, card: EmbeddingCard, model: str) -> "Shown":
-        """What a request asks for.
+        """Return the options of a request.
 
-        Raises `InvalidRequestError` for what the model does not allow.
+        Raises `InvalidRequestError` for options that the model does not allow.
         """
         asked = request.dimensions
         if asked is not None and asked != card.size:
@@ -58,7 +58,7 @@ class Shown(NamedTuple):
                 "normalize and use_activation say different things", param="normalize"
             )
         normalize = request.use_activation if request.normalize is None else request.normalize
-        # A shortened vector without its length means nothing.
+        # A shortened vector is only meaningful with length 1.
         return cls(
             asked, normalizes(card, normalize, model, "normalize", default=asked is not None)
         )
@@ -67,10 +67,10 @@ class Shown(NamedTuple):
 def normalizes(
     card: EmbeddingCard, asked: bool | None, model: str, param: str, *, default: bool = False
 ) -> bool:
-    """Return True if vectors get length 1: as `asked`, else as the model or `default` says.
+    """Return True if vectors get length 1: `asked`, or if None the model's or `default`.
 
     Raises:
-        InvalidRequestError: they are not to have it, and the engine gives it to them already.
+        InvalidRequestError: `asked` is False, but the engine always normalises.
     """
     normalize = card.normalize or default if asked is None else asked
     if card.unit and not normalize:
@@ -88,7 +88,7 @@ def _allowed(card: EmbeddingCard) -> str:
 
 
 async def embeddings(call: Call) -> None:
-    """Answer with the embeddings of texts, ids, chats or rows."""
+    """Answer with the embeddings of texts, ids, chats or tensor files."""
     server = call.server
     incoming = await read_request(call, _decoder, server.embeds.in_prompts)
     request = incoming.parsed.request
@@ -108,7 +108,7 @@ async def embeddings(call: Call) -> None:
 
 
 def _answer(vectors: Array, shown: Shown, encoding: Encoding, about: About) -> Answer:
-    """The response. CPU work."""
+    """Return the response. CPU work."""
     vectors = vectors[:, : shown.dimensions]
     return encoding.answer(normalized(vectors) if shown.normalize else vectors, about)
 

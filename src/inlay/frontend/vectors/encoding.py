@@ -1,7 +1,4 @@
-"""Vectors as clients ask for them: numbers in JSON, base64 in JSON, or bytes as the body.
-
-Values and forms are vLLM's.
-"""
+"""Encoding of vectors: numbers in JSON, base64 in JSON, or raw bytes, as in vLLM."""
 
 import json
 import sys
@@ -36,16 +33,16 @@ DTYPES: Mapping[str, npt.DTypeLike] = {
 _OCTETS = (b"content-type", b"application/octet-stream")
 
 _FLOAT_BYTES = 14
-"""Bytes an element takes as a number in JSON, about."""
+"""Approximate bytes of an element as a number in JSON."""
 
 _MAX_DESCRIBED = 400
-"""Inputs whose places in the body fit into a header: clients read lines of 64 KiB."""
+"""Maximum inputs that a header can describe: clients read lines of 64 KiB."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class Answer(NamedTuple):
-    """A response: its body, its media type, and what else its headers say."""
+    """A response: its body, its media type, and further headers."""
 
     body: bytes
     media: Header
@@ -57,12 +54,11 @@ class About:
     """Metadata of a response beside its vectors.
 
     Attributes:
-        id: of the response.
+        id: id of the response.
         created: Unix time.
-        model: as answers call it.
-        usage: of all inputs.
-        kind: what each item is called; its vector stands under `embedding`, or under `data` of
-            "pooling".
+        model: name of the model.
+        usage: usage of all inputs.
+        kind: `object` of each item; its vector is in `embedding`, or in `data` for "pooling".
     """
 
     id: str
@@ -77,8 +73,8 @@ class Encoding:
     """Encoding of vectors in a response.
 
     Attributes:
-        format: "float" and "base64" are in JSON, "bytes" and "bytes_only" are the body.
-        dtype: of base64 and bytes; one of `DTYPES`.
+        format: "float" and "base64" are in JSON, "bytes" and "bytes_only" are the raw body.
+        dtype: dtype of base64 and bytes; one of `DTYPES`.
         endianness: byte order of base64 and bytes.
     """
 
@@ -88,10 +84,10 @@ class Encoding:
 
     @classmethod
     def of(cls, request: EncodedRequest) -> "Encoding":
-        """The encoding a request asks for.
+        """Return the encoding of a request.
 
         Raises:
-            InvalidRequestError: a dtype or a byte order of numbers, which have none.
+            InvalidRequestError: a dtype or byte order with numbers, which have none.
         """
         found = cls(
             request.encoding_format or "float",
@@ -105,29 +101,29 @@ class Encoding:
             ):
                 if value != default:
                     raise InvalidRequestError(
-                        f"{name} {value} is of binary encodings; encoding_format is float, allowed with it: base64, "
-                        "bytes, bytes_only",
+                        f"{name} {value} is of binary encodings; encoding_format is float, "
+                        "allowed with it: base64, bytes, bytes_only",
                         param=name,
                     )
         return found
 
     def check_count(self, count: int) -> None:
-        """Raise `InvalidRequestError` where `count` vectors do not fit into the header that describes them."""
+        """Raise `InvalidRequestError` if the header cannot describe `count` vectors."""
         if self.format == "bytes" and count > _MAX_DESCRIBED:
             raise InvalidRequestError(
-                f"encoding_format bytes describes each of {count} inputs in a header; at most {_MAX_DESCRIBED} fit, "
-                "bytes_only takes more",
+                f"encoding_format bytes describes each of {count} inputs in a header; at most "
+                f"{_MAX_DESCRIBED} fit, bytes_only takes more",
                 param="encoding_format",
             )
 
     @property
     def element_bytes(self) -> int:
-        """Bytes an element takes in a response, about."""
+        """Approximate bytes of an element in a response."""
         size = np.dtype(DTYPES[self.dtype]).itemsize
         return {"float": _FLOAT_BYTES, "base64": 2 * size}.get(self.format, size)
 
     def answer(self, vectors: Array, about: About) -> Answer:
-        """The response with `vectors`, float32 [inputs, size]. CPU work.
+        """Return the response with `vectors`, float32 [inputs, size]. CPU work.
 
         Raises:
             InvalidRequestError: a value does not fit into the dtype.
@@ -169,12 +165,12 @@ class Encoding:
             "data": data,
             "usage": usage,
         }
-        # A header holds ASCII alone: json escapes the rest.
+        # A header holds ASCII only; json escapes the rest.
         return Answer(body, _OCTETS, ((b"metadata", json.dumps(metadata).encode("ascii")),))
 
     def _binary(self, vectors: Array) -> npt.NDArray[np.uint8]:
-        """The bytes of each vector: [inputs, bytes]."""
-        # What does not fit becomes infinite or NaN, which is looked for below.
+        """Return the bytes of each vector: [inputs, bytes]."""
+        # Values that do not fit become infinite or NaN, which is checked below.
         with np.errstate(over="ignore", invalid="ignore"):
             values = vectors.astype(DTYPES[self.dtype])
         if self.dtype != "float32" and not np.isfinite(values.astype(np.float32)).all():

@@ -1,4 +1,4 @@
-"""From inputs to vectors: made prompts, looked up or sent, and gathered in order."""
+"""Vectors of a request's inputs: made into prompts, looked up or computed, returned in order."""
 
 import asyncio
 import itertools
@@ -23,20 +23,20 @@ from inlay.router import ServedModel
 Array = npt.NDArray[np.float32]
 
 _IN_FLIGHT = 16
-"""Chunks of one request that are under way at a time: the rest is not even tokenized yet."""
+"""Maximum running chunks of one request; the rest is tokenized later."""
 
 _VECTOR = "vector"
 
 
 def embedding_card(model: ServedModel) -> EmbeddingCard:
-    """The embedding card of a model. Raises `EngineError` when its worker has none."""
+    """Return the embedding card of a model. Raises `EngineError` if its worker has none."""
     if model.card.embedding is None:
         raise EngineError(f"the worker of the model `{model.name}` does not describe its vectors")
     return model.card.embedding
 
 
 def check_texts_request(call: Call, request: TextsRequest) -> None:
-    """Check what all such requests share. Raises `InvalidRequestError` for what is not served."""
+    """Check the common fields. Raises `InvalidRequestError` for values that are not served."""
     check_unserved(request)
     if request.cache_salt == "":
         raise InvalidRequestError(
@@ -44,14 +44,14 @@ def check_texts_request(call: Call, request: TextsRequest) -> None:
         )
     if request.priority and call.server.settings.scheduling_policy != "priority":
         raise InvalidRequestError(
-            f"priority {request.priority} was asked for; this server serves first come, first served unless it is started "
-            "with --scheduling-policy priority",
+            f"priority {request.priority} was asked for; this server serves first come, first "
+            "served unless it is started with --scheduling-policy priority",
             param="priority",
         )
 
 
 def check_count(call: Call, count: int, param: str) -> None:
-    """Raise `InvalidRequestError` for a request of too many inputs."""
+    """Raise `InvalidRequestError` for too many inputs."""
     most = call.server.settings.max_embedding_inputs
     if count > most:
         raise InvalidRequestError(
@@ -60,15 +60,15 @@ def check_count(call: Call, count: int, param: str) -> None:
 
 
 class Gathering:
-    """The vectors of one request's inputs.
+    """Vectors of one request's inputs.
 
     Args:
-        call: whose.
-        model: that makes them.
-        request: says whose results may be shared, and how soon it is to be served.
+        call: the HTTP request.
+        model: the model that makes them.
+        request: has the salt and the priority.
 
     Attributes:
-        positions: of the inputs that have been made prompts.
+        positions: number of positions of the prompts made so far.
     """
 
     def __init__(self, call: Call, model: ServedModel, request: TextsRequest) -> None:
@@ -89,13 +89,13 @@ class Gathering:
         self.positions = 0
 
     async def vectors(self, inputs: Inputs, size: int) -> Array:
-        """The vectors of `inputs` as the model gives them: float32 [inputs, size].
+        """Return the vectors of `inputs` as the model gives them: float32 [inputs, size].
 
         The request ends when its client leaves or its time is up.
 
         Raises:
-            InlayError: an input is not for the model, no worker has room, or one failed.
-            ClientGone: the client left; what is under way for it alone is cancelled.
+            InlayError: the model cannot take an input, no worker has room, or one failed.
+            ClientGone: the client left; computations that nobody else waits for are cancelled.
         """
         call = self._call
         out: Array = np.empty((len(inputs), size), np.float32)
@@ -158,10 +158,10 @@ class Gathering:
 async def vectors_of(
     call: Call, model: ServedModel, request: TextsRequest, inputs: Inputs, element_bytes: int
 ) -> tuple[Array, TextsUsage]:
-    """The vectors of a request's inputs, [inputs, size], and the positions of all.
+    """Return the vectors of a request's inputs, [inputs, size], and the usage.
 
-    Memory for them, and for a response of `element_bytes` an element, is held until the call ends.
-    Raises as `Gathering.vectors`.
+    Memory for them, and for a response of `element_bytes` for each element, is reserved until the
+    call ends. Raises as `Gathering.vectors`.
     """
     size = embedding_card(model).size
     call.reservation.grow(len(inputs) * size * (4 + element_bytes))
@@ -172,7 +172,7 @@ async def vectors_of(
 
 
 def normalized(vectors: Array) -> Array:
-    """Each vector with length 1; one of zeros stays as it is."""
+    """Return the vectors with length 1; a vector of zeros stays unchanged."""
     lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
     lengths[lengths == 0] = 1
     found: Array = (vectors / lengths[:, None]).astype(np.float32)

@@ -1,4 +1,4 @@
-"""The inputs of a request for vectors: texts, pairs, ids or rows, made prompts a few at a time."""
+"""Inputs of a request for vectors, made into prompts in chunks."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,19 +13,16 @@ from inlay.render import Renderer, Side
 
 CHUNK_INPUTS = 64
 CHUNK_POSITIONS = 16 * 1024
-"""What is made prompts and sent together, about.
-
-Enough for several batches, little enough that the first begins soon.
-"""
+"""Approximate size of a chunk: several batches, but small enough that the first starts soon."""
 
 _CHARACTERS = 4
-"""Characters a token stands for, in most texts."""
+"""Typical characters of a token."""
 
 
 class InputPiece(NamedTuple):
     """One input as a prompt.
 
-    `second_from` is where the second text of a pair begins, None of anything else.
+    `second_from` is the position where the second text of a pair begins, else None.
     """
 
     prompt: Prompt
@@ -33,26 +30,26 @@ class InputPiece(NamedTuple):
 
 
 class Inputs(Protocol):
-    """The inputs of a request, in order."""
+    """Inputs of a request, in order."""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of inputs."""
         ...
 
     def weight(self, index: int) -> int:
-        """About how many positions an input has."""
+        """Return the approximate number of positions of an input."""
         ...
 
     def pieces(self, start: int, stop: int) -> list[InputPiece]:
-        """Inputs `start` to `stop` as prompts. CPU work.
+        """Return the inputs `start` to `stop` as prompts. CPU work.
 
-        Raises `InlayError` for one that is not for the model.
+        Raises `InlayError` for an input that the model cannot take.
         """
         ...
 
 
 def chunks(inputs: Inputs) -> Iterator[tuple[int, int]]:
-    """Stretches [start, stop) of `inputs` to be handled together."""
+    """Yield the ranges [start, stop) of `inputs` that are sent together."""
     start = weight = 0
     for index in range(len(inputs)):
         own = inputs.weight(index)
@@ -66,12 +63,12 @@ def chunks(inputs: Inputs) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """How inputs are made to fit.
+    """Truncation of inputs.
 
     Attributes:
-        limit: positions the model takes.
-        keep: positions that are kept, or None to refuse what is longer.
-        side: which side is kept whole: "right" cuts off the end, as transformers names it.
+        limit: maximum positions of the model.
+        keep: positions that are kept, or None to refuse longer inputs.
+        side: the side that is cut off, as in transformers: "right" cuts off the end.
     """
 
     limit: int
@@ -82,8 +79,8 @@ class Truncation:
         """Raise `ContextLengthError` for an input that is too long."""
         if length > self.limit:
             raise ContextLengthError(
-                f"This model's maximum context length is {self.limit} tokens; {param} has {length}. Shorten it, or send "
-                "truncate_prompt_tokens.",
+                f"This model's maximum context length is {self.limit} tokens; {param} has "
+                f"{length}. Shorten it, or send truncate_prompt_tokens.",
                 param=param,
             )
 
@@ -99,11 +96,11 @@ class TextInputs:
     lower_case: bool = False
     special: bool = True
     params: tuple[str, ...] = ()
-    """What clients call each text; `input[i]` without."""
+    """Name of each text in the request; `input[i]` if empty."""
     clips: Sequence[int] = ()
-    """Tokens kept of the beginning of each text before all else, 0 for all.
+    """Number of first tokens of each text that are kept, before truncation; 0 for all.
 
-    All of each where it is empty.
+    Empty keeps all texts whole.
     """
 
     def __len__(self) -> int:
@@ -140,9 +137,9 @@ class TextInputs:
 
 @dataclass(frozen=True, slots=True)
 class PairInputs:
-    """Pairs of texts, for a cross-encoder.
+    """Pairs of texts for a cross-encoder.
 
-    Of each text `clips` tokens are kept at most, 0 for all.
+    `clips` is the number of first tokens that are kept of each side; 0 for all.
     """
 
     pairs: Sequence[tuple[str, str]]
@@ -179,10 +176,10 @@ class PairInputs:
 
 @dataclass(frozen=True, slots=True)
 class Chats:
-    """Chats as the model's chat template writes them.
+    """Chats, rendered by the model's chat template.
 
     Attributes:
-        read: the source of an embeddings part to its rows.
+        read: returns the rows of an embeddings part's source.
     """
 
     chats: Sequence[list[dict[str, Any]]]
@@ -227,7 +224,7 @@ class Chats:
 
 
 def _characters(content: object) -> int:
-    """Of a message's content, about."""
+    """Return the approximate characters of a message's content."""
     if isinstance(content, str):
         return len(content)
     parts = content if isinstance(content, list) else ()
@@ -237,7 +234,7 @@ def _characters(content: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PromptInputs:
-    """Ids or rows, checked and cut already."""
+    """Ids or rows, already checked and truncated."""
 
     prompts: Sequence[Prompt]
 

@@ -20,11 +20,11 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "sigmoid": lambda logits: 0.5 * (1 + np.tanh(0.5 * logits)),
     "softmax": _softmax,
 }
-"""By the names of `EmbeddingCard.activation`: float32 [inputs, labels] to the same."""
+"""Activations by the names of `EmbeddingCard.activation`; float32 [inputs, labels] to the same."""
 
 
 def activated(logits: Array, activation: str, use_activation: bool | None) -> Array:
-    """`logits` [inputs, labels] after the model's activation, or as they are where it is not to be used."""
+    """Return `logits` [inputs, labels], activated unless `use_activation` is False."""
     return logits if use_activation is False else ACTIVATIONS[activation](logits)
 
 

@@ -1,4 +1,4 @@
-"""`POST /pooling` and `POST /classify`, as vLLM has them."""
+"""`POST /pooling` and `POST /classify`, as in vLLM."""
 
 import time
 
@@ -38,10 +38,7 @@ _TASKS = {Task.EMBED: "embed", Task.SCORE: "classify"}
 
 
 async def pooling(call: Call) -> None:
-    """Answer with what the model pools of each input.
-
-    Its embedding, or the probabilities of its classes.
-    """
+    """Answer with each input's embedding, or with its class probabilities."""
     server = call.server
     incoming = await read_request(call, _pooling_decoder, server.embeds.in_prompts)
     request = incoming.parsed.request
@@ -66,11 +63,12 @@ async def pooling(call: Call) -> None:
 
 
 def _pooling_task(request: PoolingRequest, model: ServedModel) -> str:
-    """Return the model's task. Raises `InvalidRequestError` when another one is requested."""
+    """Return the model's task. Raises `InvalidRequestError` if another one is requested."""
     served = [name for task, name in _TASKS.items() if task in model.card.tasks]
     if request.task is not None and request.task not in served:
         raise InvalidRequestError(
-            f"task {request.task[:40]!r} is not served by the model `{model.name}`; it does {' and '.join(served)}",
+            f"task {request.task[:40]!r} is not served by the model `{model.name}`; it does "
+            f"{' and '.join(served)}",
             param="task",
         )
     return request.task or served[0]
@@ -84,7 +82,7 @@ def _pooled(
     about: About,
     classifies: bool,
 ) -> Answer:
-    """The response. CPU work."""
+    """Return the response. CPU work."""
     if classifies:
         return encoding.answer(activated(found, card.activation, use_activation), about)
     wanted = card.normalize if use_activation is None else use_activation
@@ -92,7 +90,7 @@ def _pooled(
 
 
 async def classify(call: Call) -> None:
-    """Answer with the probabilities of each input's classes, and the likeliest."""
+    """Answer with each input's class probabilities and its likeliest class."""
     server = call.server
     incoming = await read_request(call, _classification_decoder, server.embeds.in_prompts)
     request = incoming.parsed.request

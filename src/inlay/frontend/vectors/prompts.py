@@ -1,7 +1,4 @@
-"""The inputs of `/v1/embeddings`, `/pooling` and `/classify`.
-
-Texts, token ids, chats or embeddings.
-"""
+"""Inputs of `/v1/embeddings`, `/pooling` and `/classify`: texts, ids, chats or embeddings."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,10 +24,10 @@ _OF_CHATS = ("add_generation_prompt", "continue_final_message", "chat_template_k
 
 
 async def inputs_of(call: Call, incoming: ParsedRequest[Any], model: ServedModel) -> Inputs:
-    """Inputs of `model` from a request.
+    """Return the inputs of a request.
 
     Raises:
-        InvalidRequestError: nothing, several kinds at once, too many, or what is not for the model.
+        InvalidRequestError: none, several kinds at once, too many, or not valid for the model.
         InlayError: as `embeddings_of`.
     """
     server = call.server
@@ -42,7 +39,7 @@ async def inputs_of(call: Call, incoming: ParsedRequest[Any], model: ServedModel
 
 
 def cut_of(request: TextsRequest, limit: int) -> Truncation:
-    """Truncation that a request wants. Raises `InvalidRequestError` beyond the model's length."""
+    """Return a request's truncation. Raises `InvalidRequestError` beyond the model's length."""
     return Truncation(limit, kept_positions(request, limit, 0), request.truncation_side or "right")
 
 
@@ -53,7 +50,7 @@ def _inputs(
     renderer: Renderer,
     embeddings: Embeddings,
 ) -> Inputs:
-    """CPU work."""
+    """Return the inputs of a request. CPU work."""
     cut = cut_of(request, model.max_len)
     has_rows = request.prompt_embeds is not None and request.prompt_embeds != []
     given = [
@@ -169,8 +166,8 @@ def _id_lists(given: "Sequence[object]") -> list[list[int]]:
     if all(isinstance(item, list) and all(isinstance(id_, int) for id_ in item) for item in given):
         return list(given)  # type: ignore[arg-type]
     raise InvalidRequestError(
-        "input is a string, a list of strings, a list of token ids, a list of lists of token ids, a chat, or a list of chats; "
-        "got a list of several of these",
+        "input is a string, a list of strings, a list of token ids, a list of lists of token ids, "
+        "a chat, or a list of chats; got a list of several of these",
         param="input",
     )
 
@@ -186,7 +183,7 @@ def _prompts(prompts: list[Prompt], cut: Truncation, param: str) -> PromptInputs
 
 
 def _prefix(request: PromptsRequest, card: EmbeddingCard, model: str) -> str:
-    """The prompt that is put before each text."""
+    """Return the prompt that is put before each text."""
     name = request.prompt_name
     if name is None:
         return "" if card.default_prompt is None else card.prompts.get(card.default_prompt, "")
@@ -202,7 +199,8 @@ def _prefix(request: PromptsRequest, card: EmbeddingCard, model: str) -> str:
 def _check_no_prompt(request: PromptsRequest) -> None:
     if request.prompt_name is not None:
         raise InvalidRequestError(
-            "prompt_name is put before texts; token ids, chats and prompt_embeds are taken as they are",
+            "prompt_name is put before texts; token ids, chats and prompt_embeds are taken as they "
+            "are",
             param="prompt_name",
         )
 

@@ -46,7 +46,7 @@ _SECOND = ("text_2", "documents", "items", "data_2")
 
 
 async def score(call: Call) -> None:
-    """Answer with the scores of pairs."""
+    """Answer with the similarity scores of pairs."""
     request = await read_json(call, _score_decoder)
     check_texts_request(call, request)
     id_ = answer_id("score-", request.request_id)
@@ -56,8 +56,8 @@ async def score(call: Call) -> None:
     check_count(call, len(second), second_name)
     if len(first) not in (1, len(second)):
         raise InvalidRequestError(
-            f"{first_name} has {len(first)} texts and {second_name} {len(second)}; give one, or as many as there are on the other "
-            "side",
+            f"{first_name} has {len(first)} texts and {second_name} {len(second)}; give one, or "
+            "as many as there are on the other side",
             param=first_name,
         )
     scores, usage = await _scores(call, model, request, first, second, (first_name, second_name))
@@ -68,7 +68,7 @@ async def score(call: Call) -> None:
 
 
 async def rerank(call: Call) -> None:
-    """Answer with documents in the order of how well they fit a query."""
+    """Answer with documents ranked by relevance to a query."""
     request = await read_json(call, _rerank_decoder)
     check_texts_request(call, request)
     id_ = answer_id("score-", request.request_id)
@@ -98,7 +98,7 @@ async def rerank(call: Call) -> None:
 
 
 def _side(request: ScoreRequest, names: Sequence[str]) -> tuple[list[str], str]:
-    """The texts of one side of a score request, and the name they were given under."""
+    """Return the texts of one side of a score request, and the field they came in."""
     given = [name for name in names if getattr(request, name) is not None]
     if len(given) != 1:
         raise InvalidRequestError(
@@ -126,13 +126,14 @@ async def _scores(
     second: list[str],
     params: tuple[str, str],
 ) -> tuple[list[float], TextsUsage]:
-    """The score of each of `second` with its partner in `first`, which may be one for all."""
+    """Return the score of each text in `second` with its partner in `first`; one may serve all."""
     server = call.server
     card = embedding_card(model)
     scores_pairs = Task.SCORE in model.card.tasks
     if scores_pairs and card.size != 1:
         raise InvalidRequestError(
-            f"the model `{model.name}` has {card.size} labels for a pair, and a score is one number: ask /classify",
+            f"the model `{model.name}` has {card.size} labels for a pair, and a score is one "
+            "number: ask /classify",
             param="model",
         )
     renderer = await server.renderers.of(model.card)
@@ -170,16 +171,17 @@ async def _scores(
 
 
 def _clips(request: ScoringRequest, max_len: int) -> tuple[int, int]:
-    """Tokens kept of a query and of a document, 0 for all.
+    """Return the tokens kept of a query and of a document; 0 for all.
 
-    Raises `InvalidRequestError` as vLLM does.
+    Raises `InvalidRequestError` outside vLLM's range.
     """
 
     def checked(name: str) -> int:
         value: int = getattr(request, name) or 0
         if not 0 <= value < max_len:
             raise InvalidRequestError(
-                f"{name} must be 0, for all, or less than the model's {max_len} positions, got {value}",
+                f"{name} must be 0, for all, or less than the model's {max_len} positions, got "
+                f"{value}",
                 param=name,
             )
         return value

@@ -1,7 +1,4 @@
-"""Tool calls as parsers find them.
-
-Their numbers and ids, and the JSON objects many models write them as.
-"""
+"""Base parser of tool calls: indices, ids, and calls written as JSON objects."""
 
 import json
 import secrets
@@ -18,23 +15,22 @@ _ARGUMENTS = ("arguments", "parameters")
 
 
 def call_id() -> str:
-    """An id as OpenAI's look."""
+    """Return an id in OpenAI's form."""
     return f"call_{secrets.token_hex(12)}"
 
 
 def short_call_id() -> str:
-    """Nine letters and digits, which is what the chat templates of Mistral's models take."""
+    """Return an id of nine letters and digits, as the chat templates of Mistral's models need."""
     return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What a request lets the model call.
+    """Functions that a request lets the model call.
 
     Attributes:
         schemas: JSON Schema of each function's arguments, by name.
-        parallel: more than one call may be made; of several all but the first are left out
-            otherwise.
+        parallel: True if several calls are allowed; otherwise all but the first are left out.
         make_id: makes the ids of calls.
     """
 
@@ -44,9 +40,9 @@ class Tools:
 
 
 class CallsParser(StepsParser):
-    """A `StepsParser` that finds tool calls.
+    """A `StepsParser` for tool calls.
 
-    Whitespace between content and a call, and between calls, is layout and not shown.
+    Whitespace between content and a call, and between calls, is not shown.
     """
 
     def __init__(self, tools: Tools) -> None:
@@ -64,18 +60,21 @@ class CallsParser(StepsParser):
         ]
 
     def open(self, name: str) -> ToolCallDelta:
-        """The first delta of the next call."""
+        """Return the first delta of the next call."""
         self.source.settle()
         self._count += 1
         self._at_call = True
         return ToolCallDelta(self._count - 1, self.tools.make_id(), name, "")
 
     def piece(self, text: str) -> ToolCallDelta:
-        """A piece of the arguments of the call that was opened last."""
+        """Return a piece of the arguments of the last opened call."""
         return ToolCallDelta(self._count - 1, None, None, text)
 
     def content(self, *tags: str) -> Steps[str | None]:
-        """Show content up to one of `tags`, which it returns, neither it nor the whitespace before it settled; None at the end."""
+        """Show content up to one of `tags`, and return the tag; None at the end.
+
+        The tag and the whitespace before it are not settled.
+        """
         tag = yield from self.source.until(tags, self._show_content, hold=trailing_space)
         if tag is None:
             yield from self.source.space()
@@ -85,7 +84,7 @@ class CallsParser(StepsParser):
         return tag
 
     def unsettled(self) -> Steps[None]:
-        """Show what is unsettled as content."""
+        """Show the unsettled text as content."""
         text = self.source.settle()
         if text:
             yield self._show_content(text)
@@ -95,7 +94,7 @@ class CallsParser(StepsParser):
         return ContentDelta(text)
 
     def call_objects(self) -> Steps[None]:
-        """A list of call objects from its bracket on, up to the bracket that closes it."""
+        """Read a list of call objects, up to its closing bracket."""
         source = self.source
         yield from source.expect("[")
         while True:
@@ -112,18 +111,18 @@ class CallsParser(StepsParser):
         keys: Collection[str] | None = None,
         bare: bool = True,
     ) -> Steps[None]:
-        """Read a call that is a JSON object with a name, and arguments (or parameters) that are an object.
+        """Read a call as a JSON object with a name and arguments (or parameters).
 
-        The call is opened where its arguments begin; from there on what the model writes is shown,
-        valid or not, and only its brackets are counted.
+        The call is opened where its arguments begin; from there on the model's text is shown, valid
+        or not, and only its brackets are counted.
 
         Args:
-            known: names a call may have, or None for any.
-            keys: keys that may stand before the arguments, or None for any.
-            bare: without arguments it is a call too.
+            known: allowed names, or None for any.
+            keys: allowed keys before the arguments, or None for any.
+            bare: True if a call may have no arguments.
 
         Raises:
-            Malformed: it is no call. What of it is not shown is unsettled.
+            Malformed: it is no call. The text that was not shown is unsettled.
         """
         source = self.source
         name: str | None = None
@@ -167,7 +166,7 @@ class CallsParser(StepsParser):
         source.settle()
 
     def _arguments(self, name: str) -> Steps[None]:
-        """Open a call and show its arguments, as they come where they are an object."""
+        """Open a call and show its arguments; an object is shown as it arrives."""
         if (yield from self.source.peek()) == "{":
             yield from self.object_arguments(name)
             return
@@ -179,7 +178,7 @@ class CallsParser(StepsParser):
         """Open a call and show the object that follows as its arguments.
 
         Raises:
-            Malformed: what follows is no object, or its inside cannot begin as it does.
+            Malformed: the text is no object, or its first character is not allowed.
         """
         source = self.source
         yield from source.expect("{")
@@ -192,9 +191,9 @@ class CallsParser(StepsParser):
 
 
 def _arguments_of(value: str) -> str:
-    """Arguments as text, of a JSON value that is an object, an object's text in a string, or null.
+    """Return arguments as JSON text, from an object, a string with an object, or null.
 
-    Raises `Malformed`.
+    Raises `Malformed` for any other value.
     """
     try:
         said = json.loads(value, strict=False)

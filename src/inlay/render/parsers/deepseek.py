@@ -20,7 +20,7 @@ _FENCE = "```"
 
 
 class DeepSeekParser(CallsParser):
-    """Both forms, told apart by what follows the separator."""
+    """Parser of both forms, which differ in the text after the separator."""
 
     def _read(self) -> Steps[None]:
         source = self.source

@@ -1,14 +1,11 @@
-"""Outputs that a grammar made tool calls of.
-
-Those of requests that require a call or name the function.
-"""
+"""Parsers of forced tool calls, whose form a grammar guarantees."""
 
 from inlay.render.parsers.calls import CallsParser, Tools
 from inlay.render.parsers.source import Malformed, Steps
 
 
 class RequiredParser(CallsParser):
-    """A list of objects with name and parameters."""
+    """Parser of a list of objects with name and parameters (`tool_choice: "required"`)."""
 
     def _read(self) -> Steps[None]:
         source = self.source
@@ -23,7 +20,7 @@ class RequiredParser(CallsParser):
 
 
 class NamedParser(CallsParser):
-    """The arguments of one function."""
+    """Parser of the arguments of one named function."""
 
     def __init__(self, tools: Tools, name: str) -> None:
         super().__init__(tools)

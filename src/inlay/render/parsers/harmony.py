@@ -1,4 +1,4 @@
-"""The channels of GPT-OSS: reasoning, answer and tool calls as messages with headers.
+"""Channels of GPT-OSS: reasoning, answer and tool calls as messages with headers.
 
 <|channel|>analysis<|message|>They ask for ...<|end|><|start|>assistant<|channel|>final<|message|>It
 is ...<|return|> <|channel|>commentary to=functions.look <|constrain|>json<|message|>{"place":
@@ -21,9 +21,9 @@ _FUNCTIONS = "functions."
 
 
 class HarmonyParser(CallsParser):
-    """Analysis is reasoning; calls of functions are tool calls where the request has tools.
+    """Parser of channels: analysis is reasoning, calls of functions are tool calls, else content.
 
-    All else is content.
+    Calls are tool calls only if the request has tools.
     """
 
     def _read(self) -> Steps[None]:
@@ -36,12 +36,12 @@ class HarmonyParser(CallsParser):
                 continue
             header, message = yield from source.collect(MESSAGE)
             source.settle()
-            if message is None:  # cut off where nothing is said yet
+            if message is None:  # the text ended inside a header
                 return
             tag = yield from self._message(tag + header)
 
     def _message(self, header: str) -> Steps[str | None]:
-        """Show the body of a message; the tag behind it, which is not settled."""
+        """Show the body of a message and return the tag after it, which is not settled."""
         recipient = _RECIPIENT.search(header)
         channel = _CHANNEL.search(header)
         show: Show = self._show_content

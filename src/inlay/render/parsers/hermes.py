@@ -28,11 +28,11 @@ _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 
 _WORDS = {"True": "true", "False": "false", "None": "null"}
-"""What models write for JSON's words now and then."""
+"""Python literals that models sometimes write in place of JSON's."""
 
 
 class HermesParser(CallsParser):
-    """JSON between tags."""
+    """Parser of JSON between tags."""
 
     def _read(self) -> Steps[None]:
         source = self.source
@@ -54,7 +54,7 @@ class HermesParser(CallsParser):
 
 
 class QwenCoderParser(CallsParser):
-    """XML between tags. Values are text; the tool's schema says which of them are JSON."""
+    """Parser of XML between tags. Values are text; the tool's schema tells which are JSON."""
 
     def _read(self) -> Steps[None]:
         source = self.source
@@ -94,7 +94,7 @@ class QwenCoderParser(CallsParser):
             yield self.piece("}" if begin == ", " else "{}")
 
     def _next_tag(self) -> Steps[str | None]:
-        """The tag behind a parameter; text before it belongs to none and is content."""
+        """Return the tag after a parameter; text before it is content."""
         tag = yield from self.source.until(
             (_PARAMETER, _FUNCTION_END, CLOSE), self._show_content, hold=trailing_space
         )
@@ -102,7 +102,7 @@ class QwenCoderParser(CallsParser):
         return tag
 
     def _value(self, types: frozenset[str]) -> Steps[str | None]:
-        """Show a parameter's value; the tag that ended it."""
+        """Show a parameter's value and return the tag that ended it."""
         source = self.source
         tags = (_PARAMETER_END, _PARAMETER, _FUNCTION_END)
         yield from source.accept("\n")
@@ -124,7 +124,7 @@ class QwenCoderParser(CallsParser):
 
 
 def _types(schema: object) -> Iterator[str]:
-    """The JSON types a schema allows; none where it does not say."""
+    """Yield the JSON types that a schema allows; none if it does not name types."""
     if not isinstance(schema, Mapping):
         return
     said = schema.get("type")
@@ -138,7 +138,7 @@ def _types(schema: object) -> Iterator[str]:
 
 
 def _json_of(text: str, types: frozenset[str]) -> str:
-    """A value as JSON: what the text says where that is of a type allowed, else the text as a string."""
+    """Return a value as JSON: the parsed text if its type is allowed, else a string."""
     said = _WORDS.get(text.strip(), text.strip())
     try:
         value = json.loads(said, parse_constant=_no_json)

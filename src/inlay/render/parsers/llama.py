@@ -14,9 +14,10 @@ _KEYS = frozenset({"name", "type", "parameters", "arguments"})
 
 
 class LlamaParser(CallsParser):
-    """JSON behind a tag anywhere.
+    """Parser of JSON after a tag.
 
-    Without one only where the output begins, and only for functions the request names.
+    Without a tag, a call is read only at the start of the output, and only for functions of the
+    request.
     """
 
     def _read(self) -> Steps[None]:

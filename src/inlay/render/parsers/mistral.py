@@ -14,7 +14,7 @@ CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
 
 class MistralParser(CallsParser):
-    """All three forms."""
+    """Parser of all three forms."""
 
     def _read(self) -> Steps[None]:
         source = self.source

@@ -1,10 +1,8 @@
-"""What parsers of outputs are written with.
+"""Base of the parsers: text that arrives in pieces, read by generators as if it were complete.
 
-Text that comes in pieces, read by generators as if it were all there.
-
-A generator that needs more text than there is yields None and goes on when there is more;
-everything else it yields is a delta. So a parser reads like one for whole texts, and where the
-pieces are cut cannot matter.
+A generator that needs more text yields None and continues when there is more; everything else it
+yields is a delta. So a parser is written as for complete texts, and the result does not depend on
+how the text is cut.
 """
 
 import json
@@ -18,10 +16,10 @@ from inlay.render.output import OutputDelta
 T = TypeVar("T")
 
 Steps: TypeAlias = Generator[OutputDelta | None, None, T]
-"""Yields deltas, and None where more text is needed."""
+"""Generator of deltas, and of None where more text is needed."""
 
 Show: TypeAlias = Callable[[str], OutputDelta]
-"""Makes a piece of text the delta it is shown as."""
+"""Makes a delta from a piece of text."""
 
 _SPACE = re.compile(r"\s*")
 _WORD = re.compile(r"[\w.\-]*")
@@ -30,25 +28,25 @@ _MARK = re.compile(r'["{}\[\]]')
 _MARK_IN_STRING = re.compile(r'["\\]')
 
 MAX_HELD = 4096
-"""Characters of layout that are held back for what may follow."""
+"""Maximum characters of whitespace that are held back."""
 
 
 class Malformed(Exception):
-    """What began as a tool call is none."""
+    """Text that began as a tool call is none."""
 
 
 def trailing_space(text: str) -> int:
-    """Length of the whitespace at the end of `text`."""
+    """Return the length of the whitespace at the end of `text`."""
     return len(text) - len(text.rstrip())
 
 
 def trailing_newlines(text: str) -> int:
-    """Length of the line breaks at the end of `text`."""
+    """Return the length of the line breaks at the end of `text`."""
     return len(text) - len(text.rstrip("\r\n"))
 
 
 def trailing_newline(text: str) -> int:
-    """Length of the one line break that may end `text`."""
+    """Return the length of the one line break that may end `text`."""
     return int(text.endswith("\n"))
 
 
@@ -57,13 +55,13 @@ def _nothing(text: str) -> int:
 
 
 class Source:
-    """Text that comes in pieces.
+    """Text that arrives in pieces.
 
-    What is taken stays unsettled until something is shown for it; so a parser that was wrong about
-    what it read can still show all of it as content.
+    Taken text is unsettled until something is shown for it, so that a parser that finds no call
+    can still show all of it as content.
 
     Attributes:
-        ended: no more text will come.
+        ended: True if no more text will come.
     """
 
     __slots__ = ("_at", "_text", "_unsettled", "ended")
@@ -75,13 +73,13 @@ class Source:
         self.ended = False
 
     def add(self, text: str) -> None:
-        """More text has come."""
+        """Append text."""
         self._text = self._text[self._at :] + text
         self._at = 0
 
     @property
     def rest(self) -> str:
-        """What is there and not taken."""
+        """The text that is not taken yet."""
         return self._text[self._at :]
 
     def take(self, count: int) -> str:
@@ -93,19 +91,19 @@ class Source:
         return piece
 
     def settle(self) -> str:
-        """What was taken since this was last called."""
+        """Return the text taken since the last call, and mark it as settled."""
         text = "".join(self._unsettled)
         self._unsettled.clear()
         return text
 
     def peek(self) -> Steps[str]:
-        """The next character, not taken; empty at the end."""
+        """Return the next character without taking it; "" at the end."""
         while self._at == len(self._text) and not self.ended:
             yield None
         return self._text[self._at : self._at + 1]
 
     def accept(self, literal: str) -> Steps[bool]:
-        """Take `literal` if the text goes on with it; whether it does."""
+        """Take `literal` if the text continues with it; return True if so."""
         while True:
             there = self._text[self._at : self._at + len(literal)]
             if there == literal:
@@ -116,12 +114,12 @@ class Source:
             yield None
 
     def expect(self, literal: str) -> Steps[None]:
-        """Take `literal`. Raises `Malformed` when the text goes on with anything else."""
+        """Take `literal`. Raises `Malformed` if the text continues with anything else."""
         if not (yield from self.accept(literal)):
             raise Malformed
 
     def space(self) -> Steps[str]:
-        """Take whitespace, if any; what was taken."""
+        """Take and return whitespace, if any."""
         return (yield from self._run(_SPACE))
 
     def newlines(self) -> Steps[None]:
@@ -132,7 +130,7 @@ class Source:
     def word(self) -> Steps[str]:
         """Take a name: letters, digits, `_`, `.` and `-`.
 
-        Raises `Malformed` when there is none, or only the end behind it.
+        Raises `Malformed` if there is none, or if the text ends after it.
         """
         word = yield from self._run(_WORD)
         if not word or not (yield from self.peek()):
@@ -140,7 +138,7 @@ class Source:
         return word
 
     def _run(self, pattern: re.Pattern[str]) -> Steps[str]:
-        """Take all that matches `pattern`, whose every match ends where its last character does not go on."""
+        """Take all that matches `pattern`, which must match any part of a longer match."""
         taken = ""
         while True:
             match = pattern.match(self._text, self._at)
@@ -155,13 +153,13 @@ class Source:
         """Show the text before the first of `tags`.
 
         Args:
-            tags: none of which is the beginning of another.
+            tags: none may be the beginning of another.
             show: makes deltas of the text; None leaves it unsettled.
-            hold: the length of the end of a text that is not shown when a tag or the end follows.
+            hold: returns the length at a text's end that is not shown before a tag or the end.
 
         Returns:
-            The tag. It is taken with what was held back before it, and neither is settled. None
-            when the text ended; then what was held back is not taken.
+            The tag. It is taken with the text held back before it, and neither is settled. None if
+            the text ended; then the text held back is not taken.
         """
         while True:
             rest = self.rest
@@ -188,23 +186,21 @@ class Source:
         """Take the text before the first of `tags`, and the tag.
 
         Returns:
-            Text and tag, neither of them settled. The tag is None when the text ended.
+            Text and tag, neither of them settled. The tag is None if the text ended.
         """
         before = len(self._unsettled)
         tag = yield from self.until(tags, None)
         return "".join(self._unsettled[before:]).removesuffix(tag or ""), tag
 
     def nested(self, show: Show | None, *, begun: str = "") -> Steps[bool]:
-        """Take a JSON object, list or string, up to the character that closes it.
-
-        What is inside is not looked at.
+        """Take a JSON object, list or string, up to its closing character, without parsing it.
 
         Args:
-            show: makes deltas of it as it comes; None leaves it unsettled.
-            begun: what of it was taken before.
+            show: makes deltas of it as it arrives; None leaves it unsettled.
+            begun: its beginning that was taken before.
 
         Returns:
-            Whether it was closed before the text ended.
+            True if it was closed before the text ended.
         """
         nesting = _Nesting()
         nesting.end(begun, 0)
@@ -218,7 +214,7 @@ class Source:
             yield None
 
     def string(self) -> Steps[str]:
-        """Take a JSON string; what it says. Raises `Malformed` when there is none."""
+        """Take a JSON string and return its value. Raises `Malformed` if there is none."""
         before = len(self._unsettled)
         if (yield from self.peek()) != '"' or not (yield from self.nested(None)):
             raise Malformed
@@ -229,7 +225,7 @@ class Source:
         return value
 
     def value(self) -> Steps[str]:
-        """Take any JSON value; its text. Raises `Malformed` when there is none."""
+        """Take any JSON value and return its text. Raises `Malformed` if there is none."""
         start = yield from self.peek()
         before = len(self._unsettled)
         if start and start in '{["':
@@ -241,10 +237,10 @@ class Source:
 
 
 class _Nesting:
-    """Where a JSON object, list or string ends, in a text that comes in pieces.
+    """Finder of the end of a JSON object, list or string in a text that arrives in pieces.
 
     Attributes:
-        closed: it has ended.
+        closed: True if it has ended.
     """
 
     __slots__ = ("_depth", "_escaped", "_quoted", "closed")
@@ -256,10 +252,7 @@ class _Nesting:
         self.closed = False
 
     def end(self, text: str, at: int) -> int:
-        """The place behind the last character of the value.
-
-        The end of `text` unless it is closed there.
-        """
+        """Return the position after the value's last character, or the end of `text`."""
         while at < len(text):
             if self._escaped:
                 self._escaped = False
@@ -284,7 +277,7 @@ class _Nesting:
 
 
 def _partial(text: str, tags: Sequence[str]) -> int:
-    """Length of the longest end of `text` that may become one of `tags`."""
+    """Return the length of the longest end of `text` that may become one of `tags`."""
     longest = max(map(len, tags), default=1) - 1
     for length in range(min(longest, len(text)), 0, -1):
         if any(tag.startswith(text[-length:]) for tag in tags):
@@ -293,7 +286,7 @@ def _partial(text: str, tags: Sequence[str]) -> int:
 
 
 class StepsParser(ABC):
-    """An `OutputParser` whose subclass reads its `source` in `_read`."""
+    """`OutputParser` whose subclasses read `source` in `_read`."""
 
     def __init__(self) -> None:
         self.source = Source()
@@ -301,7 +294,7 @@ class StepsParser(ABC):
 
     @abstractmethod
     def _read(self) -> Steps[None]:
-        """Read the whole output, step by step as it comes."""
+        """Read the whole output as it arrives."""
 
     def push(self, text: str) -> list[OutputDelta]:
         """As `OutputParser.push`."""

@@ -1,13 +1,13 @@
-"""Reasoning between tags, and behind it whatever another parser reads."""
+"""Parser of reasoning between tags, followed by an answer for another parser."""
 
 from inlay.render.output import Begins, OutputDelta, OutputParser, ReasoningDelta
 from inlay.render.parsers.source import Steps, StepsParser, trailing_newlines
 
 
 class ThinkingParser(StepsParser):
-    """Reasoning first, where there is any; a tag that never comes is waited for to the end.
+    """Parser of reasoning, if any, and then of the answer.
 
-    Line breaks next to the tags are layout and not shown.
+    Without an end tag all text is reasoning. Line breaks next to the tags are not shown.
     """
 
     def __init__(self, start: str, end: str, begins: Begins, answer: OutputParser) -> None:
