@@ -73,7 +73,7 @@ class Fleet:
         return url
 
     def idle_within(self, seconds: float) -> bool:
-        """Whether the engine has nothing under way before `seconds` have passed."""
+        """Return True if the engine is idle before `seconds` have passed."""
         deadline = time.monotonic() + seconds
         while self.running():
             if time.monotonic() > deadline:
@@ -82,7 +82,7 @@ class Fleet:
         return True
 
     def running(self) -> int:
-        """Works the engine has under way."""
+        """Return the number of running and waiting requests of the engine."""
         return self.run(self._running())
 
     async def _running(self) -> int:

@@ -1,4 +1,4 @@
-"""What the tests of the frontend send."""
+"""Requests of the frontend's tests."""
 
 import base64
 import io

@@ -20,7 +20,7 @@ MIB = 1024 * 1024
 
 
 class Clock:
-    """Stands still until it is told."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 1000.0

@@ -1,4 +1,4 @@
-"""What is lifted out of a body never changes what the body says."""
+"""Extraction of base64 strings never changes the meaning of a body."""
 
 import json
 import tracemalloc
@@ -50,7 +50,7 @@ def parse(
 
 
 def outcome(body: bytes | lift.ExtractedBody) -> Any:
-    """What the server makes of a body.
+    """Parse a body as the server does.
 
     The request with its tensor data decoded, or the error it answers.
     """

@@ -23,7 +23,7 @@ JSON = {"content-type": "application/json"}
 
 
 def raw(url: str, data: bytes, *, then: bytes | None = None, wait: float = 0.0) -> bytes:
-    """What the server answers to bytes on a connection, read until it closes or is silent."""
+    """Send bytes on a connection; return the answer until it closes or is silent."""
     parts = urlsplit(url)
     with socket.create_connection(
         (parts.hostname or "", parts.port or 0), timeout=30

@@ -1,4 +1,4 @@
-"""How vectors are written.
+"""Encoding of vectors.
 
 The bytes of vLLM's `tensor2binary`, and of numpy, for every dtype and byte order.
 """
@@ -32,7 +32,7 @@ TORCH = {
 
 
 def wanted(row: npt.NDArray[np.float32], dtype: str, order: str) -> bytes:
-    """What vLLM sends: torch's cast, and its bytes swapped where they are to be."""
+    """Bytes that vLLM sends: torch's cast, byte-swapped if requested."""
     kind, plain = TORCH[dtype]
     found = torch.from_numpy(row).to(kind).view(plain).numpy()
     return (found if order in ("native", sys.byteorder) else found.byteswap()).tobytes()

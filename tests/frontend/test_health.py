@@ -35,7 +35,7 @@ def settings(tmp_path: Path) -> EngineSettings:
 
 
 class Seen:
-    """What a frontend knows of a worker."""
+    """A worker as a frontend sees it."""
 
     def __init__(self, id_: str, card: ModelCard) -> None:
         self.id = id_

@@ -23,13 +23,13 @@ from tests.frontend.live import Fleet
 T = TypeVar("T")
 
 
-def in_background(request: Callable[[], T]) -> T:
-    """What `request` returns on a thread in the background."""
+def in_background(function: Callable[[], T]) -> T:
+    """Return the result of a function run in a background thread."""
     found: list[T] = []
 
     def run() -> None:
         pace.mark_background()
-        found.append(request())
+        found.append(function())
 
     thread = threading.Thread(target=run)
     thread.start()

@@ -1,4 +1,4 @@
-"""What is kept of a prompt, and lists of mixed prompts."""
+"""Truncation of prompts, and lists of mixed prompts."""
 
 import json
 from pathlib import Path

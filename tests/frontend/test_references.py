@@ -61,7 +61,7 @@ def sentence(llama: Fleet) -> bytes:
 
 
 class Clock:
-    """Time that goes when it is told to."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 1_000_000.0
@@ -396,7 +396,7 @@ def test_the_store_is_counted(llama: Fleet, sentence: bytes) -> None:
 
 
 async def test_touching_a_reference_needs_no_pass_over_its_bytes(llama: Fleet) -> None:
-    """What the loop itself does for a reference that was used before is a look-up."""
+    """A reference that was used before costs the event loop one look-up."""
     store = memory_store()
     url = llama.serve(enable_prompt_embeds=True, store=store)
     id_ = await asyncio.to_thread(uploaded, url, stored(random_rows(13, rows=200)))

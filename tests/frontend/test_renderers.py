@@ -1,4 +1,4 @@
-"""What becomes of requests where the frontend cannot read a model's tokenizer."""
+"""Requests for a model whose tokenizer the frontend cannot read."""
 
 import logging
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What parsing takes is never more than what was held for it, and not absurdly less."""
+"""Parsing never takes more memory than was reserved for it, and not far less."""
 
 import json
 import tracemalloc

@@ -1,4 +1,4 @@
-"""Reasoning and function calls in `/v1/responses`, said by an engine that says what it is told."""
+"""Reasoning and function calls in `/v1/responses`, with an engine that outputs given text."""
 
 import json
 from collections.abc import Iterator

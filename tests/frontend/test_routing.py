@@ -1,4 +1,4 @@
-"""What clients see of the router.
+"""Effects of the router that clients see.
 
 Sessions, and what becomes of requests when all workers are full.
 """

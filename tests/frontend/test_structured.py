@@ -24,7 +24,7 @@ ASK: list[dict[str, Any]] = [{"role": "user", "content": TEXT}]
 
 
 class Lantern(pydantic.BaseModel):
-    """What the tests ask for."""
+    """Schema that the tests use."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
     colour: Literal["red", "green"]

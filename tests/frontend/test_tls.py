@@ -116,7 +116,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def answers(trusted: Path, url: str) -> bool:
-    """Whether a server is there and shows the certificate `trusted`."""
+    """Return True if a server answers with the certificate `trusted`."""
     try:
         with client(trusted) as trusting:
             return trusting.get(url + "/ready").status_code == 200

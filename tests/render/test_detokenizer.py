@@ -14,7 +14,7 @@ from tests.render.directories import CORPUS, KINDS, renderer
 def pieces(
     of: Renderer, ids: Sequence[int], *, skip: bool, cuts: Sequence[int] | None = None
 ) -> list[str]:
-    """What each push shows, and the flush; one id a push unless `cuts` says where to split."""
+    """Return the text of each push and of the flush; one id for each push, or split at `cuts`."""
     detokenizer = of.detokenizer(skip_special_tokens=skip)
     bounds = [0, *(range(1, len(ids)) if cuts is None else sorted(cuts)), len(ids)]
     shown = [detokenizer.push(ids[start:stop]) for start, stop in itertools.pairwise(bounds)]

@@ -43,7 +43,7 @@ def made_by(name: str) -> Make:
 
 
 def read(make: Make, pieces: Iterable[str], tools: Tools = TOOLS) -> ParsedOutput:
-    """What a new parser makes of a text in pieces; each delta is as the protocol says."""
+    """Parse a text in pieces with a new parser; each delta is as the protocol says."""
     parser = make(tools)
     deltas = [delta for piece in pieces for delta in parser.push(piece)] + parser.flush()
     begun: list[int] = []

@@ -23,7 +23,7 @@ from tests.serving import Served
 
 MIB = 1024 * 1024
 SLACK = 48 * MIB
-"""What memory may move by itself: allocators, threads that were not there before.
+"""Bytes by which memory may vary: allocators, new threads.
 
 Every bomb in these tests is far larger.
 """
@@ -35,7 +35,7 @@ PATIENCE = 90.0
 
 @dataclass(frozen=True)
 class Question:
-    """What a good client asks, and the tokens plain `transformers` answers."""
+    """Request of a good client, and the tokens of plain `transformers` for it."""
 
     path: str
     body: dict[str, Any]
@@ -61,7 +61,7 @@ def settings(max_tokens: int = TOKENS) -> dict[str, Any]:
 
 
 def expected(path: Path, rows: torch.Tensor) -> list[int]:
-    """What the model says after (n, hidden) rows."""
+    """Return the model's tokens after (n, hidden) rows."""
     ids = greedy(path, rows, TOKENS)
     return ids[:-1] if ids[-1] == EOS_ID else ids
 

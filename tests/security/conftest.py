@@ -33,7 +33,7 @@ def path() -> Path:
 
 @pytest.fixture(scope="session")
 def asked(path: Path) -> tuple[Question, ...]:
-    """What the good client asks, answered once by `transformers`."""
+    """Request of the good client, answered once by `transformers`."""
     return questions(path)
 
 

@@ -1,4 +1,4 @@
-"""What one tenant has had embedded tells another nothing."""
+"""Embeddings of one tenant reveal nothing to another."""
 
 from collections.abc import Iterator
 

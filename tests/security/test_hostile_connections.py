@@ -43,7 +43,7 @@ def head(*lines: bytes, path: bytes = b"/v1/completions") -> bytes:
 
 
 def answer(connection: socket.socket) -> bytes:
-    """What comes until the server closes; nothing when it cuts the connection."""
+    """Read until the server closes; return b"" if it cuts the connection."""
     received = b""
     with contextlib.suppress(ConnectionResetError, BrokenPipeError):
         while chunk := connection.recv(65536):

@@ -82,7 +82,7 @@ def test_every_hostile_file_is_refused_by_name_and_harms_nobody(
 
 
 def deflated(size: int) -> bytes:
-    """What torch.save would write for `size` bytes of zeros as rows, every record deflated."""
+    """Return the file of torch.save for `size` bytes of zeros, with every record deflated."""
     plain, packed = io.BytesIO(), io.BytesIO()
     torch.save(torch.zeros(16, HIDDEN), plain)
     with (

@@ -22,7 +22,7 @@ PLACEHOLDERS = (
     "{{ messages }}",
     "0" * 46,
 )
-"""What vLLM reserves, and what looks like what stands for rows inside."""
+"""Texts that vLLM reserves, and texts like the internal placeholders of rows."""
 
 ROWS = constant(0.5)
 CHOICES = "at most 128"

@@ -1,4 +1,4 @@
-"""Whether one tenant can learn what another asked, from what is cached."""
+"""The prefix cache does not reveal one tenant's prompts to another."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,7 +58,7 @@ def secrets(path: Path, number: int) -> dict[str, tuple[dict[str, Any], dict[str
 
 
 def cached(url: str, key: dict[str, str], form: dict[str, Any], **more: Any) -> int:
-    """The cached tokens of a prompt, as its asker is told."""
+    """Return the cached tokens of a prompt, as the response reports them."""
     body = {**form, **settings(1), **more}
     response = httpx.post(url + "/v1/completions", json=body, headers=key, timeout=180)
     assert response.status_code == 200, response.text
