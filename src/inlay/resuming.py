@@ -1,4 +1,4 @@
-"""Which requests may go on from a `prior_output`, by an engine's card."""
+"""Requests that an engine may continue from a `prior_output`, by its card."""
 
 from inlay.card import Exactness, ModelCard
 from inlay.request import Request
