@@ -1,10 +1,9 @@
 """Clock for judging the silence of others: seconds in which this process itself ran.
 
 A process that stood still (a paused machine, a host without memory, a container over its share of
-CPU) finds afterwards that everybody was silent, as nobody could reach it and most stood still with
-it. So the silence of another process is measured here: time in which the own
-event loop did not run does not count, and what lies in sockets is read before the limit can be
-reached.
+CPU) finds afterwards that all others were silent, as none could reach it and most stood still with
+it. So the silence of another process is measured here: time in which the own event loop did not run
+does not count, and what lies in sockets is read before the limit can be reached.
 """
 
 import asyncio

@@ -63,7 +63,7 @@ def routing_chain(
 class Stored(msgspec.Struct, frozen=True, tag="stored", array_like=True):
     """These blocks are cached now: routing keys, `KEY_SIZE` bytes each.
 
-    A key names its whole prefix, so no parent is told.
+    A key names its whole prefix, so events name no parent.
     """
 
     keys: bytes

@@ -263,9 +263,9 @@ async def test_the_log_says_where_a_request_goes_on(
     assert len((await read(await send(router, make_echo_request()))).ids) == 12
     ids = [worker.id for worker in plane.workers()]
     (said,) = [
-        record.getMessage() for record in caplog.records if "goes on at" in record.getMessage()
+        record.getMessage() for record in caplog.records if "continues at" in record.getMessage()
     ]
-    assert f"goes on at {ids[-1]}{' again' if workers == 1 else ''} after 3 tokens" in said
+    assert f"continues at {ids[-1]}{' again' if workers == 1 else ''} after 3 tokens" in said
 
 
 async def test_a_worker_that_gives_up_by_itself_is_as_good_as_lost(

@@ -148,8 +148,8 @@ COMMANDS = (
     Command(
         name="embeds inspect",
         summary="Show what prompt embeddings hold: shape, norms, and each row's nearest token.",
-        details="A row that was taken straight from the table is shown as exact: whoever has the "
-        "file and the model can read its text.",
+        details="A row that was taken straight from the table is shown as exact: with the file "
+        "and the model anyone can read its text.",
         settings=InspectSettings,
         run=_inspect,
         positional=("file",),

@@ -102,7 +102,7 @@ class CacheTracker:
             try:
                 snapshot = await self._snapshot(member.id)
             except InlayError as error:
-                _log.info("worker %s does not say what it has cached: %s", member.id, error.message)
+                _log.info("worker %s sends no snapshot of its cache: %s", member.id, error.message)
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
             member.forget_told()

@@ -197,7 +197,7 @@ class ResumingStream:
             raise error from None
         here = self._sent.worker.id
         log.warning(
-            "work %s goes on at %s%s after %d tokens: %s",
+            "request %s continues at %s%s after %d tokens: %s",
             self._first.id,
             here,
             " again" if here == last else "",

@@ -376,7 +376,7 @@ class FleetStore:
                 if await self._reaper.turn():
                     await self._reaper.reap()
         except OverloadedError as error:
-            _log.warning("stored prompts are not swept: %s", error.message)
+            _log.warning("expired prompts are not removed: %s", error.message)
 
     # Finding
 
@@ -407,7 +407,7 @@ class FleetStore:
         try:
             key = key_of(name)
         except ValueError:
-            _log.warning("NATS tells of a deleted prompt by a name that is none")
+            _log.warning("NATS reports a deleted prompt with an invalid name")
             return
         self._later(self._threads.run(self._local.discard, key))
 
@@ -444,7 +444,7 @@ class FleetStore:
         self._later_tasks.discard(task)
         problem = None if task.cancelled() else task.exception()
         if problem is not None:
-            _log.warning("what was to be done for stored prompts was not: %s", problem)
+            _log.warning("a background task of stored prompts failed: %s", problem)
 
     def stats(self) -> StoreStats:
         """As `inlay.store.prompts.Prompts.stats`: of this frontend, but for `shared_bytes`."""

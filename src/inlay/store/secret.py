@@ -49,7 +49,7 @@ def load_secret(*, file: Path | None, state_dir: Path | None) -> Secret:
 def read_key(path: Path) -> bytes:
     """The 32 bytes of a key file.
 
-    The file must belong to this user or to root, and nobody else may read it. The group may, where
+    The file must belong to this user or to root, and no other user may read it. The group may, where
     the file belongs to root and not to us: that is how secrets are mounted into containers.
 
     Raises:
