@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from inlay.engine.torch.sampling.constraints import Constraints
+from inlay.engine.torch.sequence import Sequence
 from inlay.request import Sampling
-from tests.engine.torch.test_sampler import Sequence, choose, logits
+from tests.engine.torch.sequences import sequence_of
+from tests.engine.torch.test_sampler import choose, logits
 
 VOCAB, EOS, CPU = 13, (2, 5), torch.device("cpu")
 
@@ -53,7 +55,7 @@ def test_the_constraints_of_a_growing_output_are_those_of_a_search(
     batch: list[Sampling], output: list[int]
 ) -> None:
     constraints, rows = Constraints(VOCAB, EOS, CPU), logits(len(batch), vocab=VOCAB)
-    sequences = [Sequence(sampling) for sampling in batch]
+    sequences = [sequence_of(sampling) for sampling in batch]
     for id_ in [*output, 0]:
         expected = torch.stack([naive(row, of) for row, of in zip(rows, sequences, strict=True)])
         assert torch.equal(constraints.apply(rows, sequences), expected)
@@ -91,7 +93,7 @@ def test_long_settings_are_walked_through_once_and_not_in_every_step() -> None:
         stop_token_ids=Counted((4,)),
         allowed_token_ids=Counted(range(VOCAB)),
     )
-    constraints, of = Constraints(VOCAB, EOS, CPU), Sequence(sampling)
+    constraints, of = Constraints(VOCAB, EOS, CPU), sequence_of(sampling)
     seen = []
     for _ in range(20):
         constraints.apply(logits(1, vocab=VOCAB), [of])
@@ -116,4 +118,4 @@ def test_settings_beyond_float32_warn_nobody_and_lift_no_ban(options: dict[str, 
     allowed = (7, 8, 9)
     for seed in range(20):
         sampling = Sampling(max_tokens=9, seed=seed, allowed_token_ids=allowed, **options)
-        assert choose(row, Sequence(sampling, (7, 30), [8, 8, 40])) in allowed
+        assert choose(row, sequence_of(sampling, (7, 30), [8, 8, 40])) in allowed

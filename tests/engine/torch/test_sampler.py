@@ -1,6 +1,5 @@
 """The sampler against transformers' logits processors; choices independent of batch and worker."""
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -19,27 +18,21 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from inlay.engine.torch.grammar.state import GrammarState
-from inlay.engine.torch.sampling.sampler import WIDTHS, SampledToken, Sampler
+from inlay.engine.torch.sampling.draws import WIDTHS
+from inlay.engine.torch.sampling.sampler import SampledToken, Sampler
+from inlay.engine.torch.sequence import Sequence
 from inlay.request import Sampling
+from tests.engine.torch.sequences import sequence_of
 
 VOCAB = 400
 EOS = (2, 5)
 CPU = torch.device("cpu")
 
 
-@dataclass(eq=False)
-class Sequence:
-    sampling: Sampling
-    prompt_token_ids: tuple[int, ...] = ()
-    output: list[int] = field(default_factory=list)
-    grammar: GrammarState | None = None
-
-
 def sequence(
     prompt: tuple[int, ...] = (), output: tuple[int, ...] = (), **options: Any
 ) -> Sequence:
-    return Sequence(Sampling(max_tokens=1000, **options), prompt, list(output))
+    return sequence_of(Sampling(max_tokens=1000, **options), prompt, list(output))
 
 
 def logits(rows: int, *, seed: int = 0, vocab: int = VOCAB, scale: float = 3.0) -> Tensor:
@@ -162,7 +155,7 @@ def test_the_widths_of_the_search_do_not_change_what_is_drawn(
     ]
     outcomes = []
     for widths in ((), (1, 10, 100), (256, 1200), (2999,), (5000,)):
-        monkeypatch.setattr("inlay.engine.torch.sampling.sampler.WIDTHS", widths)
+        monkeypatch.setattr("inlay.engine.torch.sampling.draws.WIDTHS", widths)
         outcomes.append([choice.token_id for choice in choices(sampler(vocab), rows, mixed)])
     assert all(outcome == outcomes[0] for outcome in outcomes)
 
@@ -467,7 +460,7 @@ def test_a_resumed_sequence_goes_on_as_it_would_have(
     worker = sampler()
     for row in rows:
         first.output.append(choices(worker, row[None], [first])[0].token_id)
-    second = Sequence(msgspec.structs.replace(first.sampling), prompt, first.output[:length])
+    second = sequence_of(msgspec.structs.replace(first.sampling), prompt, first.output[:length])
     worker = sampler()
     for row in rows[length:]:
         second.output.append(choices(worker, row[None], [second])[0].token_id)

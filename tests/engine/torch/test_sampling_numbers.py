@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.engine.torch.sampling.sampler import (
+from inlay.engine.torch.sampling.draws import (
     CDF_BLOCK,
     inverse_cdf,
     ranked,

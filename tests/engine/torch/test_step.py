@@ -17,7 +17,7 @@ from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.cache.limits import EngineLimits
 from inlay.engine.torch.model import CausalModel
-from inlay.engine.torch.sampling.sampler import SampledSequence, SampledTokens
+from inlay.engine.torch.sampling.sampler import SampledTokens
 from inlay.engine.torch.step import Core
 from inlay.errors import DeadlineExceededError, EmbeddingsError, EngineError
 from inlay.prompt import Prompt, Rows, Tokens
@@ -520,7 +520,7 @@ def picky(monkeypatch: pytest.MonkeyPatch) -> Core:
     engine = core()
     draw = engine.sampler.draw
 
-    def failing(logits: torch.Tensor, sequences: Sequence[SampledSequence]) -> SampledTokens:
+    def failing(logits: torch.Tensor, sequences: Sequence[Any]) -> SampledTokens:
         if any(sequence.sampling.seed == 13 for sequence in sequences):
             raise ValueError("seed 13")
         return draw(logits, sequences)

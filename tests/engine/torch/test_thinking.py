@@ -1,6 +1,5 @@
 """The thinking budget: a function of the ids alone, and the end that is chosen when it is spent."""
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -12,24 +11,17 @@ from hypothesis import strategies as st
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
-from inlay.engine.torch.grammar.state import GrammarState
 from inlay.engine.torch.sampling.sampler import SampledToken, Sampler
 from inlay.engine.torch.sampling.thinking import Thinking
+from inlay.engine.torch.sequence import Sequence
 from inlay.prompt import Prompt, Tokens
 from inlay.request import Sampling, ThinkingBudget
 from tests.engine.conformance import ids, make_request, run
+from tests.engine.torch.sequences import sequence_of
 from tests.models import tiny
 
 START, END = 7, 8
 VOCAB = 40
-
-
-@dataclass(eq=False)
-class Sequence:
-    sampling: Sampling
-    output: list[int] = field(default_factory=list)
-    prompt_token_ids: tuple[int, ...] = ()
-    grammar: GrammarState | None = None
 
 
 def budget(
@@ -43,7 +35,7 @@ def budget(
 
 
 def sequence(thinking: ThinkingBudget, output: tuple[int, ...] = (), **more: Any) -> Sequence:
-    return Sequence(Sampling(max_tokens=1000, thinking=thinking, **more), list(output))
+    return sequence_of(Sampling(max_tokens=1000, thinking=thinking, **more), output=output)
 
 
 def forced(thinking: ThinkingBudget, *output: int) -> int | None:

@@ -9,36 +9,17 @@ Suffixes of tensors: S sequences in the batch, K those of them with a mask of al
 vocabulary.
 """
 
-from collections.abc import Sequence, Set
-from typing import Protocol
+from collections.abc import Sequence as Run
+from collections.abc import Set
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inlay.engine.torch.grammar.state import GrammarState
+from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.transfers import upload
 from inlay.request import Sampling
-
-
-class ConstrainedSequence(Protocol):
-    """A sequence as constraints see it."""
-
-    @property
-    def sampling(self) -> Sampling:
-        """Its sampling parameters."""
-        ...
-
-    @property
-    def output(self) -> Sequence[int]:
-        """Output ids so far, resumed ones included; only appended to."""
-        ...
-
-    @property
-    def grammar(self) -> GrammarState | None:
-        """State of the output in its grammar; its mask is ready."""
-        ...
 
 
 class _Compiled:
@@ -54,9 +35,7 @@ class _Compiled:
 
     __slots__ = ("_biased", "_biases", "_ends", "_lengths", "_words", "allowed", "sequence")
 
-    def __init__(
-        self, sequence: ConstrainedSequence, vocab_size: int, eos_token_ids: tuple[int, ...]
-    ) -> None:
+    def __init__(self, sequence: Sequence, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         sampling = sequence.sampling
         self.sequence = sequence
         biases = {id_: bias for id_, bias in sampling.logit_bias.items() if 0 <= id_ < vocab_size}
@@ -127,11 +106,11 @@ class Constraints:
         """The `id()` of each sequence with stored arrays."""
         return self._compiled.keys()
 
-    def forget(self, sequence: ConstrainedSequence) -> None:
+    def forget(self, sequence: Sequence) -> None:
         """Drop the arrays of `sequence`."""
         self._compiled.pop(id(sequence), None)
 
-    def _of(self, sequence: ConstrainedSequence) -> _Compiled | None:
+    def _of(self, sequence: Sequence) -> _Compiled | None:
         """Return the constraints of `sequence`; None if it has none, or only a grammar."""
         compiled = self._compiled.get(id(sequence))
         if compiled is None and _constrains(sequence.sampling):
@@ -139,7 +118,7 @@ class Constraints:
             self._compiled[id(sequence)] = compiled
         return compiled
 
-    def apply(self, logits_SV: Tensor, sequences: Sequence[ConstrainedSequence]) -> Tensor:
+    def apply(self, logits_SV: Tensor, sequences: Run[Sequence]) -> Tensor:
         """Return the logits with all constraints; -inf for forbidden tokens.
 
         A copy if anything changed.
@@ -169,7 +148,7 @@ class Constraints:
             or sampling.allowed_token_ids is not None
         )
 
-    def _added(self, logits_SV: Tensor, sequences: Sequence[ConstrainedSequence]) -> Tensor:
+    def _added(self, logits_SV: Tensor, sequences: Run[Sequence]) -> Tensor:
         cells = [
             (row, *compiled.added())
             for row, sequence in enumerate(sequences)
@@ -188,7 +167,7 @@ class Constraints:
         # rounding.
         return logits_SV.index_put(place, added, accumulate=True)
 
-    def _allowed(self, sequence: ConstrainedSequence) -> NDArray[np.bool_] | None:
+    def _allowed(self, sequence: Sequence) -> NDArray[np.bool_] | None:
         """Return bool (V,): the allowed ids; None if all are."""
         mask = None if sequence.grammar is None else sequence.grammar.prepared()
         allowed = None if mask is None else self._unpacked(mask.view(np.uint8))
@@ -206,4 +185,4 @@ class Constraints:
         return allowed
 
 
-__all__ = ["ConstrainedSequence", "Constraints"]
+__all__ = ["Constraints"]

@@ -1,26 +1,13 @@
 """Thinking budgets: tokens spent by each output, and the ids that end its thinking."""
 
-from collections.abc import Mapping, Sequence, Set
-from typing import Protocol
+from collections.abc import Mapping, Set
+from collections.abc import Sequence as Run
 
 import torch
 from torch import Tensor
 
-from inlay.request import Sampling, ThinkingBudget
-
-
-class Thoughtful(Protocol):
-    """A sequence as thinking budgets see it."""
-
-    @property
-    def sampling(self) -> Sampling:
-        """Its sampling parameters."""
-        ...
-
-    @property
-    def output(self) -> Sequence[int]:
-        """Output ids so far, resumed ones included; only appended to."""
-        ...
+from inlay.engine.torch.sequence import Sequence
+from inlay.request import ThinkingBudget
 
 
 class Thoughts:
@@ -29,7 +16,7 @@ class Thoughts:
     def __init__(self) -> None:
         self._kept: dict[int, Thinking] = {}
 
-    def forced(self, sequences: Sequence[Thoughtful]) -> dict[int, int]:
+    def forced(self, sequences: Run[Sequence]) -> dict[int, int]:
         """Return the id that must come next for each index whose budget is spent."""
         forced: dict[int, int] = {}
         for place, sequence in enumerate(sequences):
@@ -44,7 +31,7 @@ class Thoughts:
                 forced[place] = id_
         return forced
 
-    def forget(self, sequence: Thoughtful) -> None:
+    def forget(self, sequence: Sequence) -> None:
         """Drop the state of `sequence`, if any."""
         self._kept.pop(id(sequence), None)
 
@@ -62,7 +49,7 @@ class Thinking:
 
     __slots__ = ("_budget", "_seen", "_spent", "sequence")
 
-    def __init__(self, sequence: Thoughtful, budget: ThinkingBudget) -> None:
+    def __init__(self, sequence: Sequence, budget: ThinkingBudget) -> None:
         self.sequence = sequence
         self._budget = budget
         self._spent = budget.spent
@@ -103,9 +90,9 @@ def only(logits_SV: Tensor, ids: Mapping[int, int]) -> Tensor:
     return left_SV
 
 
-def _ends_with(output: Sequence[int], length: int, run: tuple[int, ...]) -> bool:
+def _ends_with(output: Run[int], length: int, run: tuple[int, ...]) -> bool:
     """Return True if the first `length` ids end with `run`."""
     return length >= len(run) and tuple(output[length - len(run) : length]) == run
 
 
-__all__ = ["Thinking", "Thoughtful", "Thoughts", "only"]
+__all__ = ["Thinking", "Thoughts", "only"]

@@ -1,23 +1,8 @@
 """Token counts of a sequence, kept from step to step, for penalties."""
 
-from collections.abc import Sequence
-from typing import Protocol
-
 import numpy as np
 
-
-class CountedSequence(Protocol):
-    """A sequence as penalties see it."""
-
-    @property
-    def prompt_token_ids(self) -> tuple[int, ...]:
-        """Ids of the prompt's token positions; embedding vectors have none."""
-        ...
-
-    @property
-    def output(self) -> Sequence[int]:
-        """Output ids so far; only appended to."""
-        ...
+from inlay.engine.torch.sequence import Sequence
 
 
 class TokenCounts:
@@ -31,7 +16,7 @@ class TokenCounts:
 
     __slots__ = ("_counts", "_ids", "_places", "_seen", "_size", "sequence")
 
-    def __init__(self, sequence: CountedSequence, vocab_size: int) -> None:
+    def __init__(self, sequence: Sequence, vocab_size: int) -> None:
         self.sequence = sequence
         prompt = np.unique(np.asarray(sequence.prompt_token_ids, dtype=np.int64))
         prompt = prompt[(prompt >= 0) & (prompt < vocab_size)]
@@ -74,4 +59,4 @@ class TokenCounts:
         return self._counts[: self._size]
 
 
-__all__ = ["CountedSequence", "TokenCounts"]
+__all__ = ["TokenCounts"]

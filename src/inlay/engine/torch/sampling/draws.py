@@ -1,0 +1,230 @@
+"""Ranking of tokens and draws from truncated distributions: pure functions of logits.
+
+Suffixes of tensors: R rows, C candidates, V vocabulary, B blocks.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from blake3 import blake3
+from torch import Tensor
+
+from inlay.engine.torch.transfers import upload
+from inlay.request import Sampling
+
+WIDTHS = (256, 4096, 32768)
+"""Numbers of candidates to rank before the whole vocabulary is ranked.
+
+256 nearly always suffice for a top_p, at a fiftieth of the cost of sorting 150,000.
+"""
+
+CDF_BLOCK = 512
+"""Weights summed at once when a uniform number is looked up."""
+
+_counter = struct.Struct("<QQ")
+
+
+def uniform(seed: int, index: int) -> float:
+    """Return the number in [0, 1) for output `index` under `seed`.
+
+    53 bits of BLAKE3 of the two, modulo 2**64 each.
+    """
+    data = _counter.pack(seed & 0xFFFFFFFFFFFFFFFF, index & 0xFFFFFFFFFFFFFFFF)
+    return (int.from_bytes(blake3(data).digest(8), "little") >> 11) * 2.0**-53
+
+
+def ranked(values_RV: Tensor, count: int) -> Tensor:
+    """Return the ids (R, count) of the highest values, best first; `count` >= 1, no NaN.
+
+    `topk` alone may return any of several equal values, and a full sort is slow. The `count`-th
+    largest of the maxima of blocks is a lower bound of the `count`-th largest value; only values
+    that reach it are sorted.
+    """
+    num_rows, size = values_RV.shape
+    if values_RV.device.type != "cpu":
+        return ranked_by_key(values_RV, count)
+    if count == size:
+        return values_RV.sort(dim=-1, descending=True, stable=True).indices
+    block = max(1, size // (4 * count))
+    blocks = size // block
+    tops = values_RV[:, : blocks * block].view(num_rows, blocks, block).amax(dim=-1)
+    reach_R1 = tops.topk(count, dim=-1).values[:, -1:]
+    rows, ids = (values_RV >= reach_R1).nonzero(as_tuple=True)
+    counts_R = torch.bincount(rows, minlength=num_rows)
+    places = torch.arange(len(ids), device=ids.device) - (counts_R.cumsum(0) - counts_R)[rows]
+    shape = (num_rows, int(counts_R.max()))
+    found_RN = ids.new_zeros(shape).index_put((rows, places), ids)
+    values_RN = values_RV.new_full(shape, -torch.inf).index_put(
+        (rows, places), values_RV[rows, ids]
+    )
+    order_RC = values_RN.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+    return found_RN.gather(1, order_RC)
+
+
+def ranked_by_key(values_RV: Tensor, count: int) -> Tensor:
+    """Rank as `ranked` does, with an amount of work independent of the data.
+
+    The ranks become distinct integer keys.
+    """
+    # Adding 0.0 turns -0.0 into 0.0. Bits of negative floats order in reverse.
+    bits_RV = (values_RV + 0.0).view(torch.int32)
+    order_RV = torch.where(bits_RV < 0, bits_RV ^ 0x7FFFFFFF, bits_RV).to(torch.int64)
+    ids_V = torch.arange(values_RV.shape[1], device=values_RV.device)
+    return ((order_RV << 32) - ids_V).topk(count, dim=-1).indices
+
+
+def inverse_cdf(weights_RC: Tensor, uniform_R: Tensor) -> Tensor:
+    """Return indices (R,) where the cumulative weights first exceed the uniform share of their sum.
+
+    Never an index of weight zero.
+
+    In two steps, blocks and then one block, as cumulating a whole vocabulary in float64 costs more
+    than the rest of a draw.
+    """
+    num_rows, size = weights_RC.shape
+    blocks = size // CDF_BLOCK
+    whole = blocks * CDF_BLOCK
+    sums = [
+        weights_RC[:, :whole].view(num_rows, blocks, CDF_BLOCK).sum(dim=-1, dtype=torch.float64),
+        weights_RC[:, whole:].sum(dim=-1, keepdim=True, dtype=torch.float64),
+    ]
+    blocks_RB = torch.cat(sums, dim=1).cumsum(dim=-1)
+    total_R1 = blocks_RB[:, -1:]
+    target_R1 = _below(uniform_R[:, None] * total_R1, total_R1)
+    block_R1 = torch.searchsorted(blocks_RB, target_R1, right=True)
+    before_R1 = torch.where(block_R1 > 0, blocks_RB.gather(1, (block_R1 - 1).clamp(min=0)), 0.0)
+
+    places_RB = block_R1 * CDF_BLOCK + torch.arange(CDF_BLOCK, device=weights_RC.device)
+    inside_RB = weights_RC.gather(1, places_RB.clamp(max=size - 1)) * (places_RB < size)
+    cumulated_RB = inside_RB.cumsum(dim=-1, dtype=torch.float64)
+    target_R1 = _below(target_R1 - before_R1, cumulated_RB[:, -1:])
+    return (block_R1 * CDF_BLOCK + torch.searchsorted(cumulated_RB, target_R1, right=True))[:, 0]
+
+
+def _below(values: Tensor, limits: Tensor) -> Tensor:
+    """Return `values` lowered where rounding has reached their limit.
+
+    No cumulative weight exceeds such a value.
+    """
+    return torch.minimum(values, torch.nextafter(limits, torch.zeros_like(limits)))
+
+
+class TruncationParams(NamedTuple):
+    """Truncation parameters of a draw, one entry per row.
+
+    Attributes:
+        top_k_R: int64, at least 1, at most the vocabulary.
+        top_p_R: float64; 1 or more means all.
+        min_p_R: float64, relative to the likeliest token's probability.
+        vocab_size: vocabulary of the model.
+        widest: number of candidates that suffices for every row, whatever its logits.
+        uncut: True if in some rows only top_p may truncate.
+    """
+
+    top_k_R: Tensor
+    top_p_R: Tensor
+    min_p_R: Tensor
+    vocab_size: int
+    widest: int
+    uncut: bool
+
+    @classmethod
+    def of(
+        cls, samplings: Sequence[Sampling], vocab_size: int, device: torch.device
+    ) -> "TruncationParams":
+        """Return the parameters of `samplings`."""
+        top_k = [
+            min(sampling.top_k, vocab_size) if sampling.top_k > 0 else vocab_size
+            for sampling in samplings
+        ]
+        top_p = [sampling.top_p for sampling in samplings]
+        min_p = [sampling.min_p for sampling in samplings]
+        return cls(
+            upload(torch.as_tensor(top_k, dtype=torch.int64), device),
+            upload(torch.as_tensor(top_p, dtype=torch.float64), device),
+            upload(torch.as_tensor(min_p, dtype=torch.float64), device),
+            vocab_size,
+            max(top_k),
+            any(
+                sampling.min_p <= 0 and k == vocab_size
+                for sampling, k in zip(samplings, top_k, strict=True)
+            ),
+        )
+
+    def draw(self, values_RV: Tensor, uniform_R: Tensor) -> Tensor:
+        """Draw ids (R,), widening the candidates until they suffice.
+
+        Args:
+            values_RV: float32 logits after temperature, the highest of each row finite.
+            uniform_R: float64, the uniform number of each row.
+        """
+        device = values_RV.device
+        ids_R = torch.zeros(len(values_RV), dtype=torch.int64, device=device)
+        open_R = torch.arange(len(values_RV), device=device)
+        params = self
+        for width in (*WIDTHS, self.vocab_size):
+            count = min(width, self.vocab_size)
+            candidates_RC = ranked(values_RV, count)
+            weights_RC, settled_R = params.weigh(values_RV, candidates_RC)
+            by_id_RC, order_RC = candidates_RC.sort(dim=-1)
+            places_R = inverse_cdf(weights_RC.gather(1, order_RC), uniform_R[open_R])
+            ids_R[open_R] = by_id_RC.gather(1, places_R[:, None])[:, 0]
+            if count >= params.widest or bool(settled_R.all()):
+                break
+            open_R, values_RV = open_R[~settled_R], values_RV[~settled_R]
+            params = params.select(~settled_R)
+        return ids_R
+
+    def select(self, rows: Tensor) -> "TruncationParams":
+        """Return the parameters of `rows`."""
+        return self._replace(
+            top_k_R=self.top_k_R[rows], top_p_R=self.top_p_R[rows], min_p_R=self.min_p_R[rows]
+        )
+
+    def weigh(self, scaled_RV: Tensor, candidates_RC: Tensor) -> tuple[Tensor, Tensor]:
+        """Return weights of candidates, and the rows for which the candidates suffice.
+
+        Args:
+            scaled_RV: float32 logits after temperature, the highest of each row finite.
+            candidates_RC: the highest ranking ids, best first.
+
+        Returns:
+            float64 (R, C), zero for truncated candidates, and bool (R,): False where more
+            candidates are needed.
+        """
+        count = candidates_RC.shape[1]
+        values_RC = scaled_RV.gather(1, candidates_RC).to(torch.float64)
+        weights_RC = (values_RC - values_RC[:, :1]).exp()
+        cumulated_RC = weights_RC.cumsum(dim=-1)
+
+        likely_R = (weights_RC >= self.min_p_R[:, None]).sum(dim=-1)
+        kept_R = torch.minimum(self.top_k_R.clamp(max=count), likely_R).clamp(min=1)
+        whole = count == self.vocab_size
+        known_R = (self.top_k_R <= count) | (likely_R < count) | whole
+
+        # The total to which top_p refers: the weights left by min_p and top_k, or all weights.
+        uncut_R = (self.top_k_R == self.vocab_size) & (self.min_p_R <= 0)
+        total_R = cumulated_RC.gather(1, kept_R[:, None] - 1)[:, 0]
+        if self.uncut:
+            everything_R = 1 / scaled_RV.softmax(dim=-1).amax(dim=-1).to(torch.float64)
+            total_R = torch.where(uncut_R, everything_R, total_R)
+        short_RC = cumulated_RC < (self.top_p_R * total_R)[:, None]
+        needed_R = short_RC.sum(dim=-1) + 1
+        known_R = known_R | (uncut_R & (needed_R <= count))
+        kept_R = torch.where(self.top_p_R < 1, torch.minimum(kept_R, needed_R), kept_R)
+
+        places_C = torch.arange(count, device=candidates_RC.device)
+        return weights_RC * (places_C < kept_R[:, None]), known_R
+
+
+__all__ = [
+    "CDF_BLOCK",
+    "WIDTHS",
+    "TruncationParams",
+    "inverse_cdf",
+    "ranked",
+    "ranked_by_key",
+    "uniform",
+]
