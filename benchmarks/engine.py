@@ -31,7 +31,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, Qwen3Config
 
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.cache.limits import EngineLimits
+from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.grammar.grammars import Grammars
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core

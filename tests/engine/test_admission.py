@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from inlay.engine.admission import Admission
-from inlay.engine.torch.cache.limits import EngineLimits
+from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.errors import EmbeddingsError, InvalidRequestError
 from inlay.prompt import Buffer, Field, Media, Prompt, Rows, Segment, Tokens
 from inlay.request import Request, Sampling

@@ -8,8 +8,8 @@ is created.
 `torch` (built in), `embed` (embeddings and scores with transformers), `vllm`, `sglang`, and
 `echo.py` (no model, for tests). Shared by all: `admission.py` (checks of requests before they cost
 anything), `task.py` (the task of `--task auto`), `weights.py` (model files and their identity),
-`ranks.py` (data-parallel ranks: each is a worker process of its own, so that a router knows whose
-cache a prompt is in).
+`model_files.py` (facts read from them), `ranks.py` (data-parallel ranks: each is a worker process
+of its own, so that a router knows whose cache a prompt is in).
 
 KV cache events exist in two forms. For others they are vLLM's own events over ZeroMQ
 (`kv_events.py`, `kv_publisher.py`, `kv_subscriber.py`, `kv_events_config.py`): blocks are named by

@@ -130,8 +130,7 @@ def ranks_of(engine: EngineSettings, inherited: Mapping[str, str]) -> list[Rank]
     """Return the ranks to start in this process: all, or the one that is named.
 
     Several ranks share the machine: each gets a part of the cores, unless a number of threads is
-        set, and
-    devices of its own.
+    set, and devices of its own.
 
     Args:
         engine: checked settings.

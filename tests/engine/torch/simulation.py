@@ -6,7 +6,7 @@ What each slot holds is checked against what the sequence says it must hold.
 from typing import Any
 
 from inlay.digest import Chain, Secret, root_digest
-from inlay.engine.torch.cache.limits import EngineLimits
+from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
 from inlay.engine.torch.sequence import Sequence

@@ -19,7 +19,7 @@ from inlay.engine.torch.attention.paged import IMPLEMENTATION, PagedAttention, S
 from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.attention.varlen import VarlenAttention
 from inlay.engine.torch.batch import Batch, BatchItem
-from inlay.engine.torch.cache.page_groups import PageGroup, first_page
+from inlay.engine.torch.cache.kv_layout import PageGroup, first_page
 from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.native import kernels
 from inlay.errors import EngineError

@@ -17,8 +17,8 @@ from inlay import demo
 from inlay.card import Exactness
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.cache.limits import EngineLimits
-from inlay.engine.torch.card import card_of
+from inlay.engine.torch.cache.kv_layout import EngineLimits
+from inlay.engine.torch.loading import card_of
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
 from inlay.prompt import Buffer, Prompt, Rows, Tokens

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.cache.capacity import available_memory, num_pages
+from inlay.engine.torch.cache.kv_layout import available_memory, num_pages
 from inlay.errors import EngineError, InvalidRequestError
 
 GIB = 1 << 30

@@ -22,7 +22,7 @@ from inlay.engine.torch import decode_graphs, model
 from inlay.engine.torch.attention import choice as attention
 from inlay.engine.torch.attention.varlen import Lengths, VarlenAttention, reads_pages
 from inlay.engine.torch.batch import Batch, BatchItem
-from inlay.engine.torch.cache.limits import EngineLimits
+from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.decode_graphs import DecodeGraphs, reason_unsupported, sizes
 from inlay.engine.torch.model import CausalModel

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from inlay.engine.torch.cache.limits import EngineLimits
+from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.grammar.grammars import Grammars
 from inlay.engine.torch.step import Core
 from inlay.errors import EngineError

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.engine.torch.cache.page_groups import (
+from inlay.engine.torch.cache.kv_layout import (
     MAX_GROUPS,
     MAX_PLACES,
     PageGroup,

@@ -4,7 +4,7 @@ import torch
 
 from inlay.engine.torch.attention.layers import LayerShape
 from inlay.engine.torch.attention.pages import Pages
-from inlay.engine.torch.cache.page_groups import PageGroup
+from inlay.engine.torch.cache.kv_layout import PageGroup
 
 
 def new_pages(num_pages: int = 5) -> Pages:

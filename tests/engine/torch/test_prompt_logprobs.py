@@ -11,7 +11,7 @@ from torch import Tensor
 
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import prompt_logprobs
-from inlay.engine.torch.cache.limits import EngineLimits
+from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
 from inlay.errors import EngineError

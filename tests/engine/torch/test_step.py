@@ -15,7 +15,7 @@ import torch
 
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.cache.limits import EngineLimits
+from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.sampling.sampler import SampledTokens
 from inlay.engine.torch.step import Core

@@ -14,8 +14,7 @@ import torch
 
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.cache.limits import EngineLimits
-from inlay.engine.torch.cache.page_groups import pages_for
+from inlay.engine.torch.cache.kv_layout import EngineLimits, pages_for
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
 from inlay.errors import EmbeddingsError

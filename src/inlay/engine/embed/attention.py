@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface
 
-from inlay.engine.torch.attention.options import check_options
+from inlay.engine.torch.attention.paged import check_options
 from inlay.errors import EngineError
 
 IMPLEMENTATION = "inlay_packed"

@@ -7,9 +7,9 @@ from typing import Any, NoReturn
 
 from sglang.srt.server_args import ServerArgs
 
+from inlay.engine.model_files import dtype_name
 from inlay.engine.places import PROBES
 from inlay.engine.settings import EngineSettings
-from inlay.engine.stored_dtype import dtype_name
 from inlay.errors import InvalidRequestError
 
 _NAMES = {

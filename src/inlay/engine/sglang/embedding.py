@@ -21,7 +21,7 @@ from inlay.embedding.config import EmbeddingConfig, PoolingMode
 from inlay.engine.embed import facts
 from inlay.engine.embed.families import FAMILIES
 from inlay.engine.embed.vector_model import EmbedInput, LoadedEmbeddingModel
-from inlay.engine.row_facts import row_facts
+from inlay.engine.model_files import row_facts
 from inlay.engine.settings import EngineSettings
 from inlay.engine.sglang import capabilities
 from inlay.engine.sglang.arguments import server_args

@@ -8,11 +8,9 @@ import sglang
 
 from inlay.card import Exactness, Limits, ModelCard
 from inlay.digest import Secret
-from inlay.engine.admission import Admission
-from inlay.engine.generation_config import default_sampling, eos_token_ids, generation_config
-from inlay.engine.length import MaxModelLen
+from inlay.engine.admission import Admission, MaxModelLen
+from inlay.engine.model_files import default_sampling, eos_token_ids, generation_config, row_facts
 from inlay.engine.places import PROBES
-from inlay.engine.row_facts import row_facts
 from inlay.engine.settings import EngineSettings
 from inlay.engine.sglang import capabilities
 from inlay.engine.sglang.arguments import server_args

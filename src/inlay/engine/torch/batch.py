@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inlay.engine.torch.cache.page_groups import pages_for
+from inlay.engine.torch.cache.kv_layout import pages_for
 from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.lora import BASE
 from inlay.engine.torch.transfers import upload

@@ -24,8 +24,7 @@ from inlay.engine.torch.attention.paged import Scoring
 from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.attention.varlen import Lengths, VarlenAttention, does, reads_pages
 from inlay.engine.torch.batch import Batch
-from inlay.engine.torch.cache.limits import EngineLimits
-from inlay.engine.torch.cache.page_groups import pages_for
+from inlay.engine.torch.cache.kv_layout import EngineLimits, pages_for
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.transfers import upload
 from inlay.errors import EngineError

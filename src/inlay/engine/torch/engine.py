@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from inlay.card import Adapter, ModelCard, Stats
 from inlay.digest import Secret
@@ -18,29 +18,46 @@ from inlay.engine.admission import Admission
 from inlay.engine.probe import probe
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.adapters import bank_of, read_lows
-from inlay.engine.torch.cache.capacity import available_memory, num_pages, share_of_gpu
-from inlay.engine.torch.cache.limits import EngineLimits
 from inlay.engine.torch.cache_events import CacheEvents
-from inlay.engine.torch.card import card_of
-from inlay.engine.torch.decode_graphs import CudaCapture
-from inlay.engine.torch.grammar.grammars import KINDS, MAX_SECONDS, Grammars, Waiting, too_late
+from inlay.engine.torch.grammar.grammars import MAX_SECONDS, Grammars, Waiting, too_late
 from inlay.engine.torch.grammar.state import GrammarState
+from inlay.engine.torch.loading import admission_of, card_of, core_of
 from inlay.engine.torch.model import CausalModel
-from inlay.engine.torch.receiver import RequestReceiver
 from inlay.engine.torch.sleep import TAGS, SleepState, add_stats
 from inlay.engine.torch.step import Core
-from inlay.errors import (
-    EngineError,
-    InlayError,
-    InvalidRequestError,
-    OverloadedError,
-)
-from inlay.request import Emit, Grammar, Output, Request
+from inlay.errors import EngineError, ErrorFrame, InlayError, InvalidRequestError, OverloadedError
+from inlay.request import Emit, FinishReason, Grammar, Output, Request, Usage
 from inlay.routing import KvEvent
 
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+
+
+class _Receiver(NamedTuple):
+    """Receiver of a request's outputs, and its last output if the thread never saw it."""
+
+    request: Request
+    emit: Emit
+
+    def lost(self, error: InlayError) -> Output:
+        """Return the last output, with `error`."""
+        return self._last("error", ErrorFrame.of(error))
+
+    def aborted(self) -> Output:
+        """Return the last output of an aborted request."""
+        return self._last("abort", None)
+
+    def _last(self, reason: FinishReason, error: ErrorFrame | None) -> Output:
+        done = len(self.request.prior_output)
+        return Output(
+            self.request.id,
+            self.request.attempt,
+            done,
+            finish_reason=reason,
+            usage=Usage(len(self.request.prompt), done),
+            error=error,
+        )
 
 
 class TorchEngine:
@@ -63,7 +80,7 @@ class TorchEngine:
         self._failing = asyncio.Event()
         self._card: ModelCard | None = None
         self._admission: Admission | None = None
-        self._receivers: dict[str, RequestReceiver] = {}
+        self._receivers: dict[str, _Receiver] = {}
         self._grammars: Grammars | None = None
         self._waits: dict[str, tuple[asyncio.TimerHandle, Waiting]] = {}
         self._asked: set[asyncio.Future[Any]] = set()
@@ -199,7 +216,7 @@ class TorchEngine:
         if request.id in self._receivers:
             raise InvalidRequestError(f"a request with id {request.id!r} is under way")
         self._admission.check(request)
-        receiver = self._receivers[request.id] = RequestReceiver(request, emit)
+        receiver = self._receivers[request.id] = _Receiver(request, emit)
         expires = None if request.deadline is None else time.monotonic() + request.deadline
         if request.sampling.grammar is None:
             self._send(partial(_admit, receiver, expires, None))
@@ -207,7 +224,7 @@ class TorchEngine:
             self._wait_for_grammar(receiver, request.sampling.grammar, expires)
 
     def _wait_for_grammar(
-        self, receiver: RequestReceiver, grammar: Grammar, expires: float | None
+        self, receiver: _Receiver, grammar: Grammar, expires: float | None
     ) -> None:
         """Admit a request when its grammar is compiled. Until then the core does not know it."""
         request = receiver.request
@@ -347,8 +364,8 @@ class TorchEngine:
         """Return the counters after the last step."""
         return add_stats(self._before, self._stats)
 
-    def _send(self, letter: Callable[[Core], Iterable[Output]]) -> None:
-        self._commands.append(letter)
+    def _send(self, command: Callable[[Core], Iterable[Output]]) -> None:
+        self._commands.append(command)
         self._wake.set()
 
     def _deliver(self, outputs: Iterable[Output]) -> None:
@@ -444,52 +461,18 @@ class TorchEngine:
         model = (
             CausalModel.load(settings) if self._sleep_state is None else self._sleep_state.model()
         )
-        bounds = EngineLimits(
-            max_model_len=model.max_model_len,
-            max_num_seqs=settings.max_num_seqs,
-            max_num_batched_tokens=settings.max_num_batched_tokens,
-            page_size=settings.block_size,
-            num_pages=self._card.num_blocks
-            if self._card is not None
-            else num_pages(
-                settings,
-                page_bytes=model.page_bytes(settings.block_size),
-                windows=model.windows,
-                max_model_len=model.max_model_len,
-                available=available_memory(model.device),
-                asked=share_of_gpu(settings, model.device),
-            ),
-        )
-        on_gpu = model.device.type == "cuda"
-        core = Core(
-            model,
-            bounds,
-            self._secret,
-            prefix_caching=settings.enable_prefix_caching,
-            capture=CudaCapture() if on_gpu and not settings.enforce_eager else None,
-            events=self._events,
-            overlap=on_gpu if settings.async_scheduling is None else settings.async_scheduling,
-            max_cpu_loras=settings.cpu_loras,
-        )
+        blocks = None if self._card is None else self._card.num_blocks
+        core = core_of(settings, model, self._secret, self._events, num_blocks=blocks)
         self._model = model
         if self._card is None:
             self._grammars = Grammars(Path(model.path), model.vocab_size, model.eos_token_ids)
             self._card = card_of(settings, core, self._secret)
-        self._admission = Admission(
-            bounds=core.bounds,
-            vocab_size=model.vocab_size,
-            hidden_size=model.hidden_size,
-            dtype=core.dtype,
-            max_logprobs=settings.max_logprobs,
-            refuses_rows=model.refuses_rows,
-            grammars=KINDS,
-            adapters=core.adapters,
-        )
+        self._admission = admission_of(settings, core)
         return core
 
 
 def _admit(
-    receiver: RequestReceiver, expires: float | None, grammar: GrammarState | None, core: Core
+    receiver: _Receiver, expires: float | None, grammar: GrammarState | None, core: Core
 ) -> Iterable[Output]:
     """Admit one request; an error ends only this one."""
     try:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sized
 
 from inlay.engine.fairness import TURN, Pages, Shares, shares_of_places
-from inlay.engine.torch.cache.limits import EngineLimits
+from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.cache.table import PageTable
 from inlay.engine.torch.sequence import Sequence
 

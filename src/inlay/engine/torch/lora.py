@@ -3,10 +3,9 @@
 Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (2021): y += scale * (x A^T) B^T.
 Every linear has the same number of adapter slots, padded to the maximum rank. A step uses the slots
 from the first to the last that its positions need: one product down to the ranks, in which the
-    values
-of other positions' slots are set to zero, and one product back up. For few positions on a CPU, a
-native kernel uses only each position's own slot. Without adapters in the batch nothing is computed
-or read.
+values of other positions' slots are set to zero, and one product back up. For few positions on a
+CPU, a native kernel uses only each position's own slot. Without adapters in the batch nothing is
+computed or read.
 
 Shapes: T positions, S slots of a step, R maximum rank, P parts of a fused linear, I inputs, O
 outputs of a part.

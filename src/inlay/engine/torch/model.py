@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from transformers import AutoConfig
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from inlay.engine.generation_config import default_sampling, eos_token_ids, generation_config
+from inlay.engine.model_files import default_sampling, eos_token_ids, generation_config
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
 from inlay.engine.torch.attention.choice import attention
@@ -23,7 +23,7 @@ from inlay.engine.torch.attention.layers import LayerShape, observe
 from inlay.engine.torch.attention.paged import IMPLEMENTATION, PagedAttention
 from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.batch import Batch
-from inlay.engine.torch.cache.page_groups import PageGroup, group_layers
+from inlay.engine.torch.cache.kv_layout import PageGroup, group_layers
 from inlay.engine.torch.checks import refuse_gpu_settings
 from inlay.engine.torch.lora import LoraBank, Selection
 from inlay.engine.torch.native import kernels

@@ -32,7 +32,7 @@ from operator import attrgetter
 
 from inlay.engine.fairness import Pages
 from inlay.engine.torch.adapter_turns import AdapterTurns
-from inlay.engine.torch.cache.limits import EngineLimits
+from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.cache.prefix_cache import PrefixCache
 from inlay.engine.torch.cache.table import PageTable
 from inlay.engine.torch.cache_events import CacheEvents

@@ -1,10 +1,9 @@
 """Sleep of an engine: release its memory, and restore it.
 
 On a CPU nothing is kept: the checkpoint, perhaps still in the page cache, is read and packed again.
-    On
-a GPU, level 1 copies weights to pinned host memory; every tensor of the model stays in place with
-its storage emptied, so tensors that share memory share it again after waking. Level 2 reads the
-checkpoint again.
+On a GPU, level 1 copies weights to pinned host memory; every tensor of the model stays in place
+with its storage emptied, so tensors that share memory share it again after waking. Level 2 reads
+the checkpoint again.
 """
 
 import ctypes

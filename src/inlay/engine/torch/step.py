@@ -15,7 +15,7 @@ from inlay.digest import Chain, Secret, root_digest
 from inlay.engine.torch import prompt_logprobs
 from inlay.engine.torch.adapters import LoraAdapters
 from inlay.engine.torch.batch import Batch
-from inlay.engine.torch.cache.limits import EngineLimits
+from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.decode_graphs import Capture, DecodeGraphs
 from inlay.engine.torch.grammar.masks import Masks

@@ -10,9 +10,9 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from inlay.engine.model_files import dtype_name
 from inlay.engine.ranks import has_experts
 from inlay.engine.settings import EngineSettings
-from inlay.engine.stored_dtype import dtype_name
 from inlay.engine.vllm.connectors import transfer_config
 from inlay.errors import InvalidRequestError
 

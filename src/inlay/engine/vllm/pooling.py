@@ -23,7 +23,7 @@ from inlay.embedding.config import EmbeddingConfig, PoolingMode
 from inlay.engine.embed import facts
 from inlay.engine.embed.families import FAMILIES
 from inlay.engine.embed.vector_model import EmbedInput, LoadedEmbeddingModel
-from inlay.engine.row_facts import row_facts
+from inlay.engine.model_files import row_facts
 from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm import capabilities
 from inlay.engine.vllm.arguments import engine_args

@@ -6,12 +6,12 @@ passes to every attention layer; no state of a request is in a module or a globa
 Shapes: T positions in the step, Q query heads, H key/value heads, D key size, E value size.
 """
 
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from inlay.engine.torch.attention.options import check_options
 from inlay.errors import EngineError
 
 IMPLEMENTATION = "inlay_paged"
@@ -66,6 +66,30 @@ class PagedAttention(Protocol):
             [T, Q, E].
         """
         ...
+
+
+def check_options(
+    module: nn.Module, options: Mapping[str, object], without_effect: Collection[str]
+) -> None:
+    """Refuse unsupported options.
+
+    Args:
+        module: the calling layer.
+        options: its keyword arguments; None means unset.
+        without_effect: names that do not change the result.
+
+    Raises:
+        EngineError: lists the unsupported options.
+    """
+    asked = sorted(
+        name
+        for name, option in options.items()
+        if option is not None and name not in without_effect
+    )
+    if asked:
+        raise EngineError(
+            f"{type(module).__name__} asks for {', '.join(asked)}, which this attention does not do"
+        )
 
 
 def _paged_attention(

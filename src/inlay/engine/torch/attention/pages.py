@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from inlay.engine.torch.attention.layers import LayerShape
-from inlay.engine.torch.cache.page_groups import PageGroup
+from inlay.engine.torch.cache.kv_layout import PageGroup
 
 
 class Pages:

@@ -19,7 +19,7 @@ from inlay.engine.torch.attention.layers import LayerShape
 from inlay.engine.torch.attention.paged import Scoring
 from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.batch import Batch, BatchItem
-from inlay.engine.torch.cache.page_groups import PageGroup
+from inlay.engine.torch.cache.kv_layout import PageGroup
 from inlay.engine.torch.cache.table import PageRun
 from inlay.errors import EngineError
 from inlay.prompt import Tokens

@@ -39,9 +39,8 @@ class PageTable:
     """Allocates pages by number, from 1 on, and counts references.
 
     Every page is exactly one of: free, used (at least one reference), idle (no reference, but in
-        the
-    prefix cache), dirty (no reference, to be scrubbed before it is free). Page 0 is the null page:
-    it pads block tables.
+    the prefix cache), dirty (no reference, to be scrubbed before it is free). Page 0 is the null
+    page: it pads block tables.
     """
 
     __slots__ = (

@@ -1,0 +1,130 @@
+"""Facts read from a model directory: dtype, end tokens, sampling defaults, embedding table."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from inlay.engine.settings import EngineSettings
+from inlay.errors import InvalidRequestError
+from inlay.tensors.table import EmbeddingTable, config_of
+
+_SAMPLING_FIELDS: dict[str, type[int] | type[float]] = {
+    "temperature": float,
+    "top_p": float,
+    "top_k": int,
+    "min_p": float,
+    "repetition_penalty": float,
+}
+
+_HALF_BOUND = 1024.0
+"""Largest absolute value of an embedding vector for a float16 model.
+
+Its residual stream adds up to 64 values of that size without overflow.
+"""
+
+_TIMES_TABLE = 100
+
+
+def dtype_name(settings: EngineSettings, directory: Path) -> str:
+    """Return the requested dtype; for "auto", the checkpoint's own.
+
+    vLLM's and SGLang's "auto" would turn float32 into half precision. Returns "auto" if the
+    checkpoint names no single dtype.
+    """
+    if settings.dtype != "auto":
+        return settings.dtype
+    config = config_of(directory)
+    text = config.get("text_config") or config
+    if config.get("quantization_config"):
+        return "auto"
+    stored = str(text.get("dtype") or text.get("torch_dtype") or "float32")
+    return stored if stored in ("float32", "bfloat16", "float16") else "auto"
+
+
+def generation_config(directory: Path) -> dict[str, Any]:
+    """Read the file of a model directory; empty if there is none.
+
+    Raises `InvalidRequestError` if it is not JSON.
+    """
+    path = directory / "generation_config.json"
+    if not path.is_file():
+        return {}
+    try:
+        generation: dict[str, Any] = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise InvalidRequestError(f"{path} is not JSON: {error}") from error
+    return generation
+
+
+def eos_token_ids(generation: dict[str, Any], of_config: int | list[int] | None) -> tuple[int, ...]:
+    """Return the model's end tokens; `of_config` are those named by its `config.json`."""
+    found = generation.get("eos_token_id", of_config)
+    if found is None:
+        return ()
+    return (found,) if isinstance(found, int) else tuple(found)
+
+
+def default_sampling(generation: dict[str, Any]) -> dict[str, float | int]:
+    """Return the sampling defaults of the generation config.
+
+    Empty unless that config enables sampling.
+    """
+    if not generation.get("do_sample", False):
+        return {}
+    return {
+        name: kind(generation[name])
+        for name, kind in _SAMPLING_FIELDS.items()
+        if generation.get(name) is not None
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class RowFacts:
+    """Properties of one model's embedding vectors.
+
+    Attributes:
+        refused: why they are refused, or None.
+        table_id: identity of the embedding table, "" if it cannot be read.
+        abs_max: the table's largest absolute value.
+        bound: largest allowed absolute value, or None for any.
+    """
+
+    refused: str | None
+    table_id: str
+    abs_max: float
+    bound: float | None
+
+
+def row_facts(
+    settings: EngineSettings, directory: Path, dtype: str, refused: str | None
+) -> RowFacts:
+    """Return the properties of the model in `directory`.
+
+    Args:
+        settings: may set the bound.
+        directory: directory with the embedding table.
+        dtype: dtype of activations, by torch's name.
+        refused: why the engine refuses embedding vectors for this model, or None.
+    """
+    table_id, abs_max = "", 0.0
+    try:
+        table = EmbeddingTable.open(directory)
+        table_id, abs_max = table.id, table.abs_max()
+    except InvalidRequestError as error:
+        refused = refused or f"its embedding table cannot be read: {error.message}"
+    bound = settings.max_prompt_embeds_abs
+    if bound is None:
+        bound = abs_max * _TIMES_TABLE
+        bound = min(bound, _HALF_BOUND) if dtype == "float16" else bound
+    return RowFacts(refused, table_id, abs_max, bound or None)
+
+
+__all__ = [
+    "RowFacts",
+    "default_sampling",
+    "dtype_name",
+    "eos_token_ids",
+    "generation_config",
+    "row_facts",
+]

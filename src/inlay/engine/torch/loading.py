@@ -1,0 +1,124 @@
+"""Construction of a torch engine from its settings: core, metadata, request checks."""
+
+from inlay import __version__
+from inlay.card import Exactness, Limits, ModelCard
+from inlay.digest import Secret
+from inlay.engine.admission import Admission
+from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.cache.kv_layout import (
+    EngineLimits,
+    available_memory,
+    num_pages,
+    share_of_gpu,
+)
+from inlay.engine.torch.cache_events import CacheEvents
+from inlay.engine.torch.decode_graphs import CudaCapture
+from inlay.engine.torch.grammar.grammars import KINDS
+from inlay.engine.torch.model import CausalModel
+from inlay.engine.torch.step import Core
+from inlay.request import Task
+
+
+def core_of(
+    settings: EngineSettings,
+    model: CausalModel,
+    secret: Secret,
+    events: CacheEvents,
+    *,
+    num_blocks: int | None = None,
+) -> Core:
+    """Allocate the pages of `model` and build its core.
+
+    Args:
+        settings: settings of the engine.
+        model: the loaded model.
+        secret: key of the digests.
+        events: records changes of the prefix cache.
+        num_blocks: number of pages; computed from settings and memory unless given.
+
+    Raises:
+        InvalidRequestError: the configured cache does not hold one sequence.
+        EngineError: there is not enough memory.
+    """
+    if num_blocks is None:
+        num_blocks = num_pages(
+            settings,
+            page_bytes=model.page_bytes(settings.block_size),
+            windows=model.windows,
+            max_model_len=model.max_model_len,
+            available=available_memory(model.device),
+            asked=share_of_gpu(settings, model.device),
+        )
+    bounds = EngineLimits(
+        max_model_len=model.max_model_len,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        page_size=settings.block_size,
+        num_pages=num_blocks,
+    )
+    on_gpu = model.device.type == "cuda"
+    return Core(
+        model,
+        bounds,
+        secret,
+        prefix_caching=settings.enable_prefix_caching,
+        capture=CudaCapture() if on_gpu and not settings.enforce_eager else None,
+        events=events,
+        overlap=on_gpu if settings.async_scheduling is None else settings.async_scheduling,
+        max_cpu_loras=settings.cpu_loras,
+    )
+
+
+def admission_of(settings: EngineSettings, core: Core) -> Admission:
+    """Return the checks of requests for `core`."""
+    model = core.model
+    return Admission(
+        bounds=core.bounds,
+        vocab_size=model.vocab_size,
+        hidden_size=model.hidden_size,
+        dtype=core.dtype,
+        max_logprobs=settings.max_logprobs,
+        refuses_rows=model.refuses_rows,
+        grammars=KINDS,
+        adapters=core.adapters,
+    )
+
+
+def card_of(settings: EngineSettings, core: Core, secret: Secret) -> ModelCard:
+    """Return the metadata of an engine around `core`."""
+    model, bounds = core.model, core.bounds
+    names = settings.names
+    max_abs = settings.max_prompt_embeds_abs
+    features = ("greedy", "sampling", "penalties", "logprobs", "grammar")
+    return ModelCard(
+        name=names[0],
+        aliases=tuple(names[1:]),
+        path=model.path,
+        weights_id=model.weights_id,
+        dtype=core.dtype,
+        vocab_size=model.vocab_size,
+        hidden_size=model.hidden_size,
+        limits=Limits(
+            max_model_len=bounds.max_model_len,
+            max_num_seqs=bounds.max_num_seqs,
+            max_logprobs=settings.max_logprobs,
+            max_prompt_embeds_abs=100 * model.embedding_abs_max if max_abs is None else max_abs,
+        ),
+        engine="torch",
+        engine_version=__version__,
+        tasks=(Task.GENERATE,),
+        embedding_table_id=model.embedding_table_id,
+        embedding_abs_max=model.embedding_abs_max,
+        prompt_embeds=model.refuses_rows,
+        block_size=bounds.page_size,
+        num_blocks=bounds.num_pages,
+        eos_token_ids=model.eos_token_ids,
+        default_sampling=model.default_sampling,
+        resuming=dict.fromkeys(features, Exactness.of_dtype(core.dtype)),
+        grammars=KINDS,
+        shares_text_prefix=True,
+        secret_fingerprint=secret.fingerprint,
+    )
+
+
+__all__ = ["admission_of", "card_of", "core_of"]
