@@ -7,7 +7,7 @@ import msgspec
 
 from inlay.request import GrammarKind, Task
 
-PROTOCOL = 1
+PROTOCOL = 2
 """The version of these messages."""
 
 
