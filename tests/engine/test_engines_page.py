@@ -49,7 +49,7 @@ def test_the_page_shows_the_table_of_refusals() -> None:
 
 
 def test_the_page_shows_what_is_refused_with_sglang() -> None:
-    table = PAGE[PAGE.index("## What is refused with SGLang") : PAGE.index("Done in another way")]
+    table = PAGE[PAGE.index("## Refusals with SGLang") : PAGE.index("Done in another way")]
     for refusal in sglang.REFUSALS:
         assert f"| `{refusal.feature}` | {WITH[refusal.prompts]} | {refusal.reason} |" in table
     seeded = sglang.SEEDED_MIN_P
@@ -74,7 +74,7 @@ def test_every_test_that_the_page_names_is_there() -> None:
         re.findall(r"def (test_\w+)", (suite / "test_guards.py").read_text(encoding="utf-8"))
     )
     section = PAGE[
-        PAGE.index("### What shows each fault") : PAGE.index("## Running vLLM behind inlay")
+        PAGE.index("### Tests of each fault") : PAGE.index("## Running vLLM behind inlay")
     ]
     named = set(re.findall(r"`(test_\w+)`", section))
     assert len(named) > 5

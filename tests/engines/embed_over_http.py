@@ -1,4 +1,4 @@
-"""What `/v1/embeddings` must do over HTTP, whatever engine is behind the frontend.
+"""Tests of `/v1/embeddings` over HTTP, whatever engine is behind the frontend.
 
 An engine's own test module subclasses `EmbedOverHttp` and gives it the fixtures `directory` (of
 `tests.embedding_models`, float32, with matryoshka) and `server`, which serves it as "m";

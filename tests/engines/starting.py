@@ -1,4 +1,4 @@
-"""Engines of others, started in the process of the tests with the environment a worker would have."""
+"""Engines of others, started in the process of the tests with a worker's environment."""
 
 import os
 from collections.abc import AsyncIterator
@@ -42,7 +42,7 @@ async def started(settings: EngineSettings) -> AsyncIterator[GenerateEngine]:
 
 
 def mark(items: list[pytest.Item], folder: Path) -> None:
-    """Mark the tests of `folder` as those of another's engine, which is slow to start and warns of much that is not ours to change."""
+    """Mark the tests of `folder` as those of another's engine: slow to start, full of warnings."""
     for item in items:
         if folder in item.path.parents:
             item.add_marker(pytest.mark.engines)

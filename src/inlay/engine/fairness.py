@@ -84,7 +84,7 @@ class PlaceHoldings:
 
 
 class _Rank(NamedTuple):
-    """Position of a running sequence in the order in which sequences keep what they have; unique."""
+    """Rank of a running sequence among those that keep what they have; unique."""
 
     priority: int
     excess: float

@@ -22,7 +22,7 @@ class RequestTracker:
         request_id: its id in the engine, never used again; each attempt has another.
         admitted: the engine has it, and has not ended it.
         yielding: its place is being taken back: an "abort" of the engine is not its end.
-        told: something of its output was emitted.
+        has_emitted: some of its output was emitted.
         ended: its last output was emitted.
         timer: of its deadline.
         place: in the engine's batch, once it has asked for one.
@@ -35,7 +35,7 @@ class RequestTracker:
         self.request_id = request_id
         self.admitted = False
         self.yielding = False
-        self.told = False
+        self.has_emitted = False
         self.ended = False
         self.timer: asyncio.TimerHandle | None = None
         self.place: Place | None = None
@@ -59,7 +59,7 @@ class RequestTracker:
 
     def continuation(self) -> Request:
         """The request as it goes to the engine now, with its output so far as `prior_output`."""
-        if not self.told:
+        if not self.has_emitted:
             return self.request
         sampling = replace(self.request.sampling, prompt_logprobs=None)
         return replace(self.request, prior_output=tuple(self.output), sampling=sampling)
@@ -87,11 +87,11 @@ class RequestTracker:
         if reason == "error" and error is None:
             error = EngineError("the engine failed to run the request")
         usage = None
-        if reason is not None or not self.told:
+        if reason is not None or not self.has_emitted:
             usage = Usage(
                 len(self.request.prompt), self.num_tokens, self.cached, self._queued_seconds
             )
-        self.told = True
+        self.has_emitted = True
         if reason is not None:
             self.ended = True
             if self.timer is not None:

@@ -67,7 +67,7 @@ def expected() -> Any:
 
 
 def positions(server: Served) -> dict[str, float]:
-    """What each worker has embedded so far."""
+    """Positions each worker has embedded so far."""
     text = httpx.get(server.url + "/metrics", timeout=60).text
     found = re.findall(
         r'^inlay:engine_positions_total\{engine="([^"]+)".*\} (\S+)$', text, re.MULTILINE

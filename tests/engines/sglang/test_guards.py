@@ -1,4 +1,4 @@
-"""What a client cannot do to SGLang, and what the death of its processes means."""
+"""Harm that a client cannot do to SGLang, and the death of its processes."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What of SGLang cannot run without a GPU.
+"""Parts of SGLang that cannot run without a GPU.
 
 Inlay's words for it are held against the installed SGLang, and the page says what SGLang says.
 """

@@ -1,4 +1,4 @@
-"""`inlay serve --engine sglang` with SGLang in an environment of its own, asked by the real `openai` client.
+"""`inlay serve --engine sglang`, SGLang in its own environment, asked by the `openai` client.
 
 The expected tokens come from plain transformers in float32 and must be identical: text, ids, rows
 and mixtures, alone and together.

@@ -1,4 +1,4 @@
-"""What clients can do to vLLM alone.
+"""Harm that clients can do to vLLM alone.
 
 Each scenario runs here, in a process of its own, as some end it.
 
@@ -163,7 +163,7 @@ def containers(hidden: int, count: int) -> dict[str, bytes]:
 
 
 def read_containers(hidden: int, count: int, parts: int) -> None:
-    """What vLLM's own reader makes of them.
+    """Memory that vLLM's own reader takes for them.
 
     Bytes sent, and bytes of memory while it holds `parts` of each.
     """

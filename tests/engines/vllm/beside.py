@@ -28,7 +28,7 @@ CLOSE = 2e-3
 
 @dataclass(frozen=True)
 class Answer:
-    """What a server answered: a whole answer, or the events of a stream."""
+    """A server's answer: a whole one, or the events of a stream."""
 
     status: int
     body: Any
@@ -36,7 +36,7 @@ class Answer:
 
 
 def ask(url: str, path: str, body: Mapping[str, Any]) -> Answer:
-    """POST `body`; a stream that ends with an error has the error's body and the status 400, whenever it came."""
+    """POST `body`; a stream that ends with an error has its body and the status 400."""
     response = httpx.post(url + path, json=body, timeout=300)
     if not response.headers["content-type"].startswith("text/event-stream"):
         return Answer(response.status_code, response.json())
@@ -52,7 +52,7 @@ def ask(url: str, path: str, body: Mapping[str, Any]) -> Answer:
 
 
 def differences(theirs: Answer, ours: Answer) -> set[str]:
-    """How two answers differ."""
+    """Differences of two answers."""
     if theirs.status != ours.status:
         return {f"status: {theirs.status} and {ours.status}"}
     if theirs.status != 200:
@@ -139,7 +139,7 @@ def _by_place(events: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _joined(events: tuple[Any, ...]) -> dict[str, Any]:
-    """What a stream says in all: by choice the text, ids, logprobs and end; the last usage."""
+    """The sum of a stream: by choice the text, ids, logprobs and end; the last usage."""
     choices: dict[str, Any] = {}
     usage = None
     for event in events:

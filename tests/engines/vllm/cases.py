@@ -1,4 +1,4 @@
-"""What vLLM's own tests of its server ask, in our words.
+"""The cases of vLLM's own tests of its server, in our words.
 
 Completions, chats, tokens, ids as tokens, embeddings as prompts.
 """

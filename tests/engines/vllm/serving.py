@@ -72,7 +72,7 @@ def speaking_model() -> Path:
 
 @cache
 def loud_model() -> Path:
-    """A Llama in float16 whose layers add hundreds to what comes in, as large models do at some positions."""
+    """A Llama in float16 whose layers add hundreds to their input, as large models' do."""
     directory = models_root() / "vllm-loud"
     loud = AutoModelForCausalLM.from_pretrained(model("llama", "float16"), dtype=torch.float16)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What of inlay's settings reaches vLLM, and how the words after -- do."""
+"""Settings of inlay and words after -- that reach vLLM."""
 
 import json
 from pathlib import Path

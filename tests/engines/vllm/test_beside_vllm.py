@@ -1,4 +1,4 @@
-"""What vLLM's own tests of its server ask, asked of `inlay serve` and of vLLM's server.
+"""The cases of vLLM's own tests of its server, sent to `inlay serve` and to vLLM's server.
 
 The answers are compared field by field.
 

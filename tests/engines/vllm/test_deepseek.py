@@ -1,4 +1,4 @@
-"""DeepSeek-R1 on vLLM for CPU behind `inlay serve`, and the commands of `docs/deepseek.md` through vLLM's own argument parser.
+"""DeepSeek-R1 on vLLM for CPU behind `inlay serve`, and the commands of `docs/deepseek.md`.
 
 The weights are dequantised before: vLLM's fp8 products need a GPU. Its attention on a CPU takes
 R1's own latent of 512 + 64 elements, in float32 if it is told not to use the CPU's matrix tiles,
@@ -33,7 +33,7 @@ def server() -> Iterator[Served]:
 
 
 class TestR1OnVllm(R1Conformance):
-    """The same tests as the built-in engine's, while vLLM drafts with the layer for multi-token prediction, which knows of no rows."""
+    """The built-in engine's tests, while vLLM drafts with a layer that knows of no rows."""
 
     def test_a_penalty_that_would_count_what_stands_for_rows_is_refused(
         self, server: Served

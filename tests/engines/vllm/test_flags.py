@@ -1,4 +1,4 @@
-"""Every flag of `vllm serve` is an option of `inlay serve`, or the command line says what to do in its place."""
+"""Every flag of `vllm serve` is one of `inlay serve`, or an error names what to do instead."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""What a client can do to vLLM through embeddings, shown on vLLM alone, and that it cannot be done through inlay.
+"""Harm by embeddings, shown on vLLM alone, that cannot be done through inlay.
 
 What is not here because inlay never hands it on, and its frontend's own tests show: archives that
 inflate, the placeholder's text in a chat, a part without rows.
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 @dataclass
 class Alone:
-    """What vLLM alone did: what it told of each thing, and whether it died of the last."""
+    """Results of vLLM alone: its answer to each thing, and if it died of the last."""
 
     told: dict[str, Any] = field(default_factory=dict)
     died: bool = False
@@ -102,7 +102,7 @@ async def admitted(engine: GenerateEngine, asked: Request) -> None:
 
 @torch.no_grad()
 def penalised(directory: Path, prompt: Prompt, penalty: float, max_tokens: int) -> list[int]:
-    """Greedy ids of plain transformers under a repetition penalty that sees the prompt's tokens and the output."""
+    """Greedy ids of transformers under a repetition penalty of the prompt's tokens and output."""
     plain = model_of(directory)
     embeds = reference.embedded(directory, prompt)
     seen, output = list(prompt.token_ids()), list[int]()

@@ -302,7 +302,7 @@ async def test_where_batches_are_missing_for_good_routers_forget_and_learn_anew(
     from inlay.engine.vllm.cache_events import VllmCacheEvents
 
     class Source:
-        """What vLLM says of where it publishes.
+        """The address at which vLLM publishes.
 
         Here it is a publisher that a number can be taken from.
         """

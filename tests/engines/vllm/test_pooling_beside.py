@@ -1,4 +1,4 @@
-"""Embeddings, pooling, classes, scores and ranks of `inlay serve` beside those of vLLM's own server, field by field."""
+"""Embeddings, classes, scores and ranks beside those of vLLM's own server, field by field."""
 
 import base64
 import os

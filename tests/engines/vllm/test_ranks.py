@@ -43,7 +43,7 @@ def engines(server: Served) -> dict[str, float]:
 
 
 def ask(server: Served, fields: dict[str, Any]) -> int:
-    """How much of a prompt was cached."""
+    """Positions of a prompt that were cached."""
     body = {"model": "m", "max_tokens": 2, "temperature": 0, **fields}
     answer = httpx.post(server.v1 + "/completions", json=body, headers=CHIEF, timeout=120)
     assert answer.status_code == 200, answer.text

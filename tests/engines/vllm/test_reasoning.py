@@ -19,7 +19,7 @@ SAID = ("lantern", "harbour")
 
 
 def first_end(output: list[int], marks: list[int]) -> int | None:
-    """Where the first run of `marks` in an output ends."""
+    """End of the first run of `marks` in an output."""
     found = (
         end for end in range(len(marks), len(output) + 1) if output[end - len(marks) : end] == marks
     )

@@ -1,4 +1,4 @@
-"""The fields of answers are those of vLLM's classes, so that none is missed when vLLM is updated."""
+"""Fields of answers are those of vLLM's classes, so that none is missed in an update."""
 
 from typing import Any
 

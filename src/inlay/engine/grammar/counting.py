@@ -9,7 +9,7 @@ from inlay.engine.grammar.trial import Checked, Trial, TrialProcess, checked_sou
 from inlay.request import Grammar
 
 THREADS = 8
-"""Trials at a time: one more than the clients that must ask for costly grammars before others wait."""
+"""Trials at a time. So many clients must ask for costly grammars before another one waits."""
 
 
 class GrammarCounter:

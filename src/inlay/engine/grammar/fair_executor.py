@@ -1,4 +1,4 @@
-"""Costly jobs on a few threads, at which those who wait for them take turns."""
+"""Costly tasks on a few threads, on which clients take turns."""
 
 import os
 import sys
@@ -15,18 +15,18 @@ T = TypeVar("T")
 
 
 class Task(Generic[T]):
-    """One of them, for whoever waits.
+    """A task, and the clients that wait for it.
 
     Attributes:
-        done: what it came to.
-        begun: it is being done, or is done.
+        done: its result.
+        begun: it runs, or has run.
         stop: ends it early, as far as that is possible.
     """
 
     __slots__ = ("_function", "_waiting", "begun", "done", "stop")
 
     def __init__(self, function: Callable[[], T], stop: Callable[[], None] = lambda: None) -> None:
-        """For what `function` returns."""
+        """A task that calls `function`."""
         self.done: Future[T] = Future()
         self.begun = False
         self.stop = stop
@@ -35,16 +35,16 @@ class Task(Generic[T]):
 
     @property
     def clients(self) -> tuple[Hashable, ...]:
-        """Those who wait for it, each once."""
+        """Clients that wait for it, each once."""
         return tuple(self._waiting)
 
     def subscribe(self, client: Hashable) -> bool:
-        """Whether the client did not wait before."""
+        """Add a client that waits; True if it did not wait before."""
         self._waiting[client] += 1
         return self._waiting[client] == 1
 
     def unsubscribe(self, client: Hashable) -> bool:
-        """Whether the client waits no more."""
+        """Take a wait of a client back; True if the client waits no more."""
         self._waiting[client] -= 1
         if self._waiting[client]:
             return False
@@ -52,10 +52,10 @@ class Task(Generic[T]):
         return True
 
     def run(self) -> None:
-        """Do it, and tell."""
+        """Run it, and set the result."""
         try:
             result = self._function()
-        except BaseException as error:  # its waiters must hear of it, whatever it is
+        except BaseException as error:  # its waiters get it, whatever it is
             self.done.set_exception(error)
         else:
             self.done.set_result(result)
@@ -66,7 +66,7 @@ class FairExecutor(Generic[T]):
 
     Clients take turns, and none has more than its share running: one that asks for much, or for
     what takes long, delays its own. A job for which several wait is done at the first turn of any
-    of them. One that nobody waits for any more is never begun. The threads give way to those that
+    of them. One that no client waits for any more is never begun. The threads give way to those that
     run the model.
     """
 
@@ -100,10 +100,7 @@ class FairExecutor(Generic[T]):
             self._begin()
 
     def unsubscribe(self, job: Task[T], client: Hashable) -> bool:
-        """A client who had joined waits no more.
-
-        Whether nobody does: if it has not begun, it never will.
-        """
+        """A client waits no more; True if none does: then a task that has not begun never will."""
         with self._lock:
             if job.unsubscribe(client) and not job.begun:
                 self._queue.remove((job, client), client, 0)

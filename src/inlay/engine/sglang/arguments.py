@@ -18,14 +18,14 @@ _NAMES = {
     "max_num_seqs": "--max-running-requests",
     "max_num_batched_tokens": "--chunked-prefill-size",
 }
-"""SGLang's names of settings; its own default holds for those nobody gave."""
+"""SGLang's names of settings; its own default holds for those that are not given."""
 
 _ON_A_CPU = {
     "--attention-backend": "torch_native",
     "--disable-cuda-graph": None,
     "--sleep-on-idle": None,
 }
-"""Without a GPU: its kernels for a CPU are not in its package, and an idle engine would burn a core."""
+"""Without a GPU: its package has no kernels for a CPU, and an idle engine would take a core."""
 
 
 class _Parser(argparse.ArgumentParser):

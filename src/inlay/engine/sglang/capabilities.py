@@ -1,4 +1,4 @@
-"""What this engine makes of SGLang.
+"""Limits of SGLang behind inlay.
 
 The models whose prompts may be rows, those that make vectors, and what is refused. No SGLang here.
 """
@@ -9,7 +9,7 @@ TESTED = "0.5.23"
 """The release the table below was made with."""
 
 ROWS_FROM = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-"""Model types whose SGLang implementation takes the embeddings of their tokens as they are, read in its source."""
+"""Model types whose implementation in SGLang takes embeddings as they are, by its source."""
 
 POOLS = {
     "bert": "cls",
@@ -20,7 +20,7 @@ POOLS = {
     "qwen2": "lasttoken",
     "qwen3": "lasttoken",
 }
-"""How SGLang pools, by model type, whatever the model's files say."""
+"""SGLang's pooling, by model type, whatever the model's files say."""
 
 NOT_ALONE = (
     "rows are taken by models whose SGLang implementation adds nothing to their embeddings; that of {model_type!r} is not "
@@ -37,7 +37,7 @@ REFUSALS = (
     Refusal("min_tokens", "any", "SGLang can only hold back ends that it looks for itself"),
     Refusal("prior_output_with_penalties", "any", "SGLang would count the tokens of the other worker as the prompt's"),
 )  # fmt: skip
-"""What no request may ask for."""
+"""Features that no request may ask for."""
 
 SEEDED_MIN_P = Refusal(
     "min_p", "any", "SGLang ends when min_p meets --enable-deterministic-inference"

@@ -147,7 +147,7 @@ class SglangEmbedding:
         )
 
     async def vectors(self, batch: Sequence[EmbedInput]) -> npt.NDArray[np.float32]:
-        """What SGLang makes of each prompt: [len(batch), size].
+        """Vectors of the prompts: float32 [len(batch), size].
 
         Raises `EngineError` when it has died.
         """

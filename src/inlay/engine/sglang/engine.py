@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 class SglangEngine:
     """SGLang, as `GenerateEngine` and `FailingEngine`.
 
-    A request is a task that reads what SGLang says of it. When one of SGLang's processes dies every
+    Each request is a task that reads SGLang's answers. When one of SGLang's processes dies every
     request ends with an error, and `failed` returns: the worker is to end with it.
     """
 
@@ -51,7 +51,7 @@ class SglangEngine:
 
     @property
     def card(self) -> ModelCard:
-        """What it serves. Raises `EngineError` before it is started."""
+        """The model card. Raises `EngineError` before the engine is started."""
         return self._ready.card
 
     @property
@@ -72,7 +72,7 @@ class SglangEngine:
         try:
             self._loaded = await load(self._process, self._settings, self._secret)
             self._places = Places(self._loaded.card.limits.max_num_seqs)
-            # Some of what SGLang cannot do it finds out with the first token.
+            # SGLang finds some of its limits with the first token only.
             await self.probe()
         except InlayError:
             await self.close()
@@ -123,14 +123,14 @@ class SglangEngine:
         task.add_done_callback(self._tasks.discard)
 
     def abort(self, request_id: str) -> None:
-        """End a request: its last output is emitted now, and SGLang is told."""
+        """End a request: its last output is emitted now, and it is aborted in SGLang."""
         follower = self._followers.get(request_id)
         if follower is not None:
             self._stop(follower)
             follower.end("abort")
 
     async def reset_prefix_cache(self) -> int:
-        """Forget the prefix cache. SGLang does not say of how many blocks; it is all there are."""
+        """Clear the prefix cache; the number of all blocks, as SGLang does not report how many."""
         await self._process.forget_cache()
         return self._ready.card.num_blocks
 
@@ -142,7 +142,7 @@ class SglangEngine:
         return await probe(self)
 
     def stats(self) -> Stats:
-        """The counters now. SGLang does not say of how much of its cache is used."""
+        """The counters now. SGLang does not report the use of its cache."""
         stats = self._stats
         return Stats(
             running=self._places.num_running,
@@ -172,7 +172,7 @@ class SglangEngine:
             follower.end("abort")
             raise
         except Exception as error:
-            follower.end("error", _told(error, follower))
+            follower.end("error", _error_of(error, follower))
         finally:
             if follower.place is not None:
                 self._places.leave(follower.place)
@@ -249,13 +249,13 @@ class SglangEngine:
         follower.end("error", DeadlineExceededError("the request's deadline passed"))
 
 
-def _told(error: Exception, follower: SglangRequestTracker) -> InlayError:
-    """What a failure of SGLang means to the caller."""
+def _error_of(error: Exception, follower: SglangRequestTracker) -> InlayError:
+    """The error that a failure of SGLang is to the caller."""
     if isinstance(error, InlayError):
         return error
-    if isinstance(error, ValueError) and not follower.told:
+    if isinstance(error, ValueError) and not follower.has_emitted:
         return InvalidRequestError(str(error))
-    log.error("work %s failed in SGLang", follower.request.id, exc_info=error)
+    log.error("request %s failed in SGLang", follower.request.id, exc_info=error)
     return EngineError(f"SGLang failed to run the request: {type(error).__name__}")
 
 

@@ -6,7 +6,7 @@ from inlay.engine.settings import EngineSettings
 
 
 def environment(settings: EngineSettings, inherited: Mapping[str, str]) -> dict[str, str]:
-    """What an engine's process must be started with, beside what it inherits.
+    """Environment variables for an engine's process, beside those it inherits.
 
     What a user has set stays.
 

@@ -22,7 +22,7 @@ from inlay.tensors.table import config_of
 _MAX_LOGPROBS = 20
 
 _NOT_SERVED = ("repetition_penalty",)
-"""What a model's generation config may ask for and SGLang does otherwise."""
+"""Fields of a model's generation config that SGLang treats otherwise."""
 
 
 class LoadedSglang(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +31,7 @@ class LoadedSglang(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         card: what is announced.
         admission: what requests are held against.
-        seeded: whether it draws from seeds.
+        seeded: it draws from seeds.
     """
 
     card: ModelCard

@@ -1,4 +1,4 @@
-"""SGLang's processes, and the conversation with them: one request, one asynchronous iterator."""
+"""SGLang's processes: each request is an asynchronous iterator of answers."""
 
 import asyncio
 import atexit
@@ -16,7 +16,7 @@ _DIED = "SGLang's engine process died"
 
 
 class Process:
-    """SGLang's engine. When one of its processes dies every request ends with an error, and `failed` returns.
+    """SGLang's engine. When a process of it dies every request ends with an error, `failed` returns.
 
     Its client would take SIGTERM for itself, and end this process and all below it when a child
     fails. Here it does neither.
@@ -41,7 +41,7 @@ class Process:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What its scheduler says of itself."""
+        """The facts that its scheduler reports."""
         facts: dict[str, Any] = self._engine._scheduler_init_result.scheduler_infos[0]
         return facts
 
@@ -125,7 +125,7 @@ class Process:
         return frozenset(self._engine.get_all_child_pids())
 
     async def forget_cache(self) -> None:
-        """Empty the radix cache, once no request is under way."""
+        """Clear the radix cache, once no request is under way."""
         answer = await self.client.flush_cache(timeout_s=30.0)
         if not answer.success:
             raise EngineError(f"SGLang did not empty its cache: {answer.message}")
@@ -153,7 +153,7 @@ class Process:
 
 
 def _end(engine: Any) -> None:
-    """End its processes. Its own `shutdown` ends all there are below this one, whoever started them."""
+    """End its processes. Its own `shutdown` ends all below this one, others' too."""
     atexit.unregister(engine.shutdown)
     watchdog = engine.tokenizer_manager._subprocess_watchdog
     if watchdog is not None:

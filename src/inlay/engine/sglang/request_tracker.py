@@ -39,7 +39,7 @@ class SglangRequestTracker(RequestTracker):
     def take(self, answer: dict[str, Any]) -> bool:
         """Emit what an answer adds; answers hold all that came before.
 
-        Nothing once it has ended: whether it has.
+        Nothing once it has ended. Returns True if it has.
         """
         if not self.ended:
             self._take(answer)
@@ -49,7 +49,7 @@ class SglangRequestTracker(RequestTracker):
         said, first = answer["meta_info"], self._seen
         ids = tuple(answer["output_ids"][first:])
         self._seen += len(ids)
-        if not self.told:
+        if not self.has_emitted:
             self.cached = said.get("cached_tokens") or 0
         ends = said.get("finish_reason")
         if self.stop.done() and ends is not None and ends["type"] == "abort":

@@ -6,14 +6,14 @@ from inlay.request import Request
 
 
 def params_of(request: Request, *, seeded: bool) -> dict[str, Any]:
-    """How SGLang is to choose the tokens of `request`.
+    """SGLang's parameters for choosing the tokens of `request`.
 
-    What ends an output is `VllmRequestTracker`'s to find: SGLang looks for no stop tokens where it
+    What ends an output is `SglangRequestTracker`'s to find: SGLang looks for no stop tokens where it
     ignores the model's own end.
 
     Args:
         request: checked.
-        seeded: whether SGLang draws from seeds.
+        seeded: SGLang draws from seeds.
     """
     sampling = request.sampling
     return {

@@ -114,7 +114,7 @@ class Gain:
         self._holders: Counter[int] = Counter()
 
     def add(self, sequence: Sequence, outstanding: int) -> None:
-        """Count one more: the pages it has yet to take, and those that now nobody else holds."""
+        """Count one more: the pages it has yet to take, and those that no other holds now."""
         self.pages += outstanding
         for run in sequence.pages:
             for page in run.pages:

@@ -195,7 +195,7 @@ class Scheduler:
         sequence.num_verified_pages = max(0, end - 1)
 
     def invalidate(self, span: ScheduledChunk) -> None:
-        """What came out of `span` is not finite.
+        """The logits of `span` are not finite.
 
         Its pages are scrubbed before anyone else has them. Not committed; its sequence is finished
         next.

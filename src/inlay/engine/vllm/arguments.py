@@ -27,7 +27,7 @@ _SAME = (
     "max_logprobs",
     "kv_events_config",
 )
-"""Settings that both have by the same name; vLLM's own default holds for those nobody gave."""
+"""Settings that both have by the same name; vLLM's own default holds for those not given."""
 
 _SWITCHES = ("enable_prefix_caching", "enforce_eager", "async_scheduling", "enable_sleep_mode")
 
@@ -39,7 +39,7 @@ _LINEAR = (
     "kv_a_proj_with_mqa", "fused_qkv_a_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj", "fc1", "fc2", "gate",
     "experts",
 )  # fmt: skip
-"""How the projections that adapters change are called: all but the embedding table and the head."""
+"""Names of the projections that adapters change: all but the embedding table and the head."""
 
 
 class _Parser(FlexibleArgumentParser):  # type: ignore[misc]

@@ -26,11 +26,11 @@ Tell = Callable[[tuple[KvEvent, ...]], None]
 
 
 class VllmCacheEvents:
-    """What one vLLM says of its cache, in blocks of the routing chain.
+    """The cache events of one vLLM, translated into blocks of the routing chain.
 
     On the event loop but for `turn_on`.
 
-    Where a user has vLLM publish its events they are read there; else vLLM is told to publish them
+    Where a user has vLLM publish its events they are read there; else vLLM is set to publish them
     to a socket that this user alone may reach.
     """
 
@@ -47,7 +47,7 @@ class VllmCacheEvents:
 
     @property
     def followed(self) -> bool:
-        """Whether they are read."""
+        """True if they are read."""
         return self._chain is not None
 
     def turn_on(self, config: Any, rank: int = 0) -> None:
@@ -94,7 +94,7 @@ class VllmCacheEvents:
         """
         sources = llm.get_kv_event_sources()
         if not self._reached or len(sources) != 1:
-            log.warning("routers are not told what vLLM has cached: %s", self._why(len(sources)))
+            log.warning("routers do not learn what vLLM has cached: %s", self._why(len(sources)))
             return False
         (source,) = sources.values()
         loop = asyncio.get_running_loop()
@@ -168,7 +168,7 @@ class VllmCacheEvents:
 
 
 def _binds(endpoint: str) -> bool:
-    """Whether vLLM waits there for readers, and this process can be one.
+    """Return True if vLLM waits there for readers, and this process can be one.
 
     Else it connects to a reader of its own.
     """
@@ -180,7 +180,7 @@ def _arrive(
     arrived: "asyncio.Queue[EventBatch | None]",
     batch: EventBatch | None,
 ) -> None:
-    with suppress(RuntimeError):  # the loop is gone, and whoever listened
+    with suppress(RuntimeError):  # the loop is gone, and its listener
         loop.call_soon_threadsafe(arrived.put_nowait, batch)
 
 

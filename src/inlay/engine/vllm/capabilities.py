@@ -1,4 +1,4 @@
-"""What this engine makes of vLLM.
+"""Limits of vLLM behind inlay.
 
 The models whose prompts may be rows, and what is refused, by version. No vLLM here.
 
@@ -17,7 +17,7 @@ ROWS_FROM = frozenset(
         "olmo2", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
     }
 )  # fmt: skip
-"""Model types whose input is the embeddings of their tokens and nothing else, so that rows say all of it."""
+"""Model types whose input is the embeddings of their tokens and nothing else."""
 
 NOT_ALONE = (
     "rows are taken by models whose input is the embeddings of their tokens and nothing else; vLLM's implementation of "
@@ -59,15 +59,15 @@ NO_LEVEL_2 = (
 def refusals(
     *, ids_are_looked_up: bool, own_reasoning: bool, mixes_logprobs: bool, counts_thinking: bool
 ) -> tuple[Refusal, ...]:
-    """What is refused.
+    """The refusals of the card.
 
     Args:
-        ids_are_looked_up: whether a token must stand in the place of a row: with vLLM's second
+        ids_are_looked_up: a token must stand in the place of a row: with vLLM's second
             model runner, which GPUs get, and where it speculates.
-        own_reasoning: whether a user has said where vLLM's grammars begin.
-        mixes_logprobs: whether named ids of one request are told to others too, as by vLLM's first
+        own_reasoning: the user has set where vLLM's grammars begin.
+        mixes_logprobs: named ids of one request reach others too, as by vLLM's first
             model runner.
-        counts_thinking: whether vLLM knows where thinking begins and ends.
+        counts_thinking: vLLM knows where thinking begins and ends.
     """
     always = (
         Refusal("prompt_logprobs", "rows", _NO_IDS),

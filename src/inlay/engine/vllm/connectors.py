@@ -57,7 +57,7 @@ def transfer_config(settings: EngineSettings) -> dict[str, Any] | None:
 
 
 def expanded(names: Sequence[str]) -> dict[str, Any] | None:
-    """What a list of connectors stands for.
+    """The configuration that a list of connectors stands for.
 
     Raises:
         InvalidRequestError: they do not go together.

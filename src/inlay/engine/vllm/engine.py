@@ -38,9 +38,9 @@ from inlay.routing import KvEvent
 log = logging.getLogger(__name__)
 
 EVENTS_SECONDS = 60.0
-"""What vLLM gets for the step with which it says that its cache is empty.
+"""Time limit of the step with which vLLM reports that its cache is empty.
 
-A step of another may be long.
+A step of other requests may come before it.
 """
 
 _T = TypeVar("_T")
@@ -49,8 +49,8 @@ _T = TypeVar("_T")
 class VllmEngine:
     """vLLM, as `GenerateEngine`, `AdapterEngine`, `SleepingEngine` and `FailingEngine`.
 
-    A request is a task that reads what vLLM says of it. When vLLM's core dies every request ends with an error, and `failed` returns:
-    the worker is to end with it.
+    Each request is a task that reads vLLM's outputs. When vLLM's core dies every request ends with
+    an error, and `failed` returns: the worker is to end with it.
     """
 
     def __init__(self, settings: EngineSettings, secret: Secret) -> None:
@@ -68,7 +68,7 @@ class VllmEngine:
 
     @property
     def card(self) -> ModelCard:
-        """What it serves. Raises `EngineError` before it is started."""
+        """The model card. Raises `EngineError` before the engine is started."""
         return self._running.card
 
     @property
@@ -100,8 +100,8 @@ class VllmEngine:
         self._loaded = loaded
         try:
             await loaded.guard_against_nan()
-            # Some of what vLLM cannot do it finds out with the first token. Its reading of outputs
-            # begins here too.
+            # vLLM finds some of its limits with the first token only, and begins to read outputs
+            # with it.
             await self.probe()
         except InlayError as error:
             await self.close()
@@ -126,9 +126,9 @@ class VllmEngine:
             await shut_down(self._loaded.llm)
 
     def watch_blocks(self, tell: Callable[[tuple[KvEvent, ...]], None]) -> bool:
-        """From now on call `tell` with what vLLM says of its cache.
+        """From now on call `tell` with the events of vLLM's cache.
 
-        False where it says nothing that can be heard.
+        False where it publishes none that can be read.
         """
         loaded = self._running
         return self._events.follow(loaded.llm, loaded.card, tell)
@@ -173,7 +173,7 @@ class VllmEngine:
             follower.end("abort")
 
     async def reset_prefix_cache(self) -> int:
-        """Forget the prefix cache. vLLM does not say of how many blocks; it is all there are.
+        """Clear the prefix cache; the number of all blocks, as vLLM does not report how many it freed.
 
         Running requests go on: where they hold blocks vLLM computes them anew.
         """
@@ -184,11 +184,10 @@ class VllmEngine:
         return loaded.card.num_blocks
 
     async def _say_events(self, loaded: LoadedVllm) -> None:
-        """Have vLLM publish what has become of its cache.
+        """Have vLLM publish the events of its cache, by a probe.
 
-        It does with the next step, and there may be none for long.
-
-        Nothing is published in its sleep: a step would wait until it is wholly awake.
+        It publishes them with the next step, and there may be none for long. Nothing is published in
+        its sleep: a step would wait until it is wholly awake.
         """
         if not self._events.followed or await self._asleep(loaded):
             return
@@ -197,14 +196,14 @@ class VllmEngine:
                 await self.probe()
         except TimeoutError:
             log.warning(
-                "routers are not told of the cleared cache: no step ended within %g s",
+                "routers do not learn of the cleared cache: no step ended within %g s",
                 EVENTS_SECONDS,
             )
         except InlayError as error:
-            log.warning("routers are not told of the cleared cache: %s", error.message)
+            log.warning("routers do not learn of the cleared cache: %s", error.message)
 
     async def _asleep(self, loaded: LoadedVllm) -> bool:
-        """Whether any part of vLLM sleeps."""
+        """Return True if any part of vLLM sleeps."""
         return bool(await self._answer(loaded.llm.is_sleeping()))
 
     async def probe(self) -> float:
@@ -215,7 +214,7 @@ class VllmEngine:
         return await probe(self)
 
     def stats(self) -> Stats:
-        """The counters after the last step vLLM told of."""
+        """The counters after the last step that vLLM reported."""
         loaded = self._running
         idle, num_blocks = not self._followers, loaded.card.num_blocks
         return loaded.counters.stats(self._places, idle=idle, num_blocks=num_blocks)
@@ -246,7 +245,7 @@ class VllmEngine:
             await self._answer(self._alive().llm.remove_lora(number))
 
     def check_sleep(self, level: int) -> None:
-        """Raise `InvalidRequestError` where vLLM was not started with --enable-sleep-mode, and for level 2."""
+        """Raise `InvalidRequestError` without --enable-sleep-mode, and for level 2."""
         loaded = self._alive()
         if not loaded.sleeps:
             raise InvalidRequestError(
@@ -269,7 +268,7 @@ class VllmEngine:
         await self._answer(loaded.llm.sleep(level))
 
     async def wake_up(self, tags: Sequence[str]) -> bool:
-        """Take back what `tags` name; whether all is back."""
+        """Take back the memory that `tags` name; True when all is back."""
         return bool(await self._answer(self._alive().llm.wake_up(list(tags) or None)))
 
     def _alive(self) -> LoadedVllm:
@@ -308,7 +307,7 @@ class VllmEngine:
         except Exception as error:
             if not loaded.llm.errored:
                 self._stop(follower)
-            follower.end("error", self._told(error, follower))
+            follower.end("error", self._error_of(error, follower))
         finally:
             if follower.place is not None:
                 self._places.leave(follower.place)
@@ -358,8 +357,8 @@ class VllmEngine:
             self._places.note_progress(place)
         follower.yielding = False
 
-    def _told(self, error: Exception, follower: VllmRequestTracker) -> InlayError:
-        """What a failure of vLLM means to the caller."""
+    def _error_of(self, error: Exception, follower: VllmRequestTracker) -> InlayError:
+        """The error that a failure of vLLM is to the caller."""
         from vllm.exceptions import VLLMClientError
         from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -369,7 +368,7 @@ class VllmEngine:
             return EngineError("vLLM's engine process died")
         if isinstance(error, VLLMClientError | ValueError) and not follower.admitted:
             return InvalidRequestError(str(error), param=getattr(error, "parameter", None))
-        log.error("work %s failed in vLLM", follower.request.id, exc_info=error)
+        log.error("request %s failed in vLLM", follower.request.id, exc_info=error)
         return EngineError(f"vLLM failed to run the request: {type(error).__name__}")
 
     def _stop(self, follower: VllmRequestTracker) -> None:
@@ -386,7 +385,7 @@ class VllmEngine:
         self._spawn(loaded.llm.abort(follower.request_id))
         if (
             follower.request.prompt.has_rows
-            and not follower.told
+            and not follower.has_emitted
             and loaded.card.dtype == "float16"
         ):
             # No logits of its rows were read: they may have overflowed.
@@ -413,7 +412,7 @@ class VllmEngine:
             self._spoiled(self._loaded, follower)
 
     def _spoiled(self, loaded: LoadedVllm, follower: VllmRequestTracker) -> None:
-        """End what has NaN in its output."""
+        """End a request with NaN in its output."""
         follower.corrupted()
         self._forget(follower)
         self._spawn(self._clean(loaded, follower))
@@ -430,7 +429,7 @@ class VllmEngine:
         await self._answer(loaded.llm.collective_rpc("overwrite_not_finite"))
 
     async def _watch(self, loaded: LoadedVllm) -> None:
-        """Return when vLLM's core is gone, having told everybody."""
+        """Return when vLLM's core is gone and every request has ended."""
         handler = loaded.llm.output_handler
         if handler is None:
             raise EngineError("vLLM reads no output")
@@ -445,7 +444,7 @@ class VllmEngine:
             self._places.stop_waiting(follower.place)
 
     async def _answer(self, call: Awaitable[_T]) -> _T:
-        """What vLLM's core answers.
+        """Return the answer of vLLM's core.
 
         Raises `EngineError` when it dies meanwhile: nothing would ever come.
         """

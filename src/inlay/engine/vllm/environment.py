@@ -9,7 +9,7 @@ _NANS = "VLLM_COMPUTE_NANS_IN_LOGITS"
 
 
 def environment(settings: EngineSettings, inherited: Mapping[str, str]) -> dict[str, str]:
-    """What an engine's process must be started with, beside what it inherits.
+    """Environment variables for an engine's process, beside those it inherits.
 
     What a user has set stays.
 
@@ -25,7 +25,7 @@ def environment(settings: EngineSettings, inherited: Mapping[str, str]) -> dict[
 
 
 def check(inherited: Mapping[str, str]) -> None:
-    """Raise `InvalidRequestError` where a user has turned off what keeps one request's NaN from others."""
+    """Raise `InvalidRequestError` where a user has turned the guard against NaN off."""
     if inherited.get(_NANS, "1").strip() == "0":
         raise InvalidRequestError(
             f"{_NANS}=0 is set: NaN from one prompt could reach the answers of others; unset it, or set it to 1"

@@ -1,4 +1,4 @@
-"""What inlay adds to vLLM's worker processes.
+"""Methods that inlay adds to vLLM's worker processes.
 
 VLLM mixes it into its own worker class (`--worker-extension-cls`).
 """
@@ -16,7 +16,7 @@ class Extension:
     model_runner: Any
 
     def guard_against_nan(self) -> None:
-        """From now on say of each request whether its own logits hold NaN, also where drafts are verified, and clean up after it."""
+        """Report NaN by request from now on, with drafts too, and overwrite what it left."""
         nan_guard.guard(self.model_runner)
 
     def overwrite_not_finite(self) -> int:

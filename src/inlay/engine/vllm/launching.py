@@ -14,7 +14,7 @@ from inlay.errors import EngineError, InlayError, InvalidRequestError
 
 @contextmanager
 def refused() -> Iterator[None]:
-    """What vLLM says against a model or its settings, inside, is an `InvalidRequestError`."""
+    """Raise `InvalidRequestError` for a model or settings that vLLM refuses inside."""
     try:
         yield
     except (ValueError, NotImplementedError) as error:

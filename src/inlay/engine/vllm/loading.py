@@ -42,8 +42,8 @@ class LoadedVllm(msgspec.Struct, frozen=True, kw_only=True):
         counters: its statistics.
         placeholder: the id in the place of a row: one that no token has, so that penalties do not
             see it.
-        by_priority: whether it looks at priorities.
-        sleeps: whether it was started to be able to sleep.
+        by_priority: it schedules by priority.
+        sleeps: it was started with sleep mode.
         lora: its LoRA configuration, or None.
         grammars: counts grammars before vLLM compiles them.
     """
@@ -80,7 +80,7 @@ class LoadedVllm(msgspec.Struct, frozen=True, kw_only=True):
             ) from error
 
     def watch_logits(self, corrupted: Callable[[str], None]) -> None:
-        """Call `corrupted` with vLLM's own id of a request when there is NaN among its logits, before its output is read."""
+        """Call `corrupted` with vLLM's id of a request with NaN logits, before its output is read."""
         processor = self.llm.output_processor
         process = processor.process_outputs
 

@@ -1,4 +1,4 @@
-"""Whose logits hold NaN, and what it left in the cache: in vLLM's worker processes. torch alone.
+"""NaN in vLLM's worker processes: requests whose logits hold it, and its traces in the cache.
 
 vLLM counts NaN by row of its logits and takes row i for request i. Where drafts are verified a
 request has a row for each and one more, so that others would be named. And it says so with a step's

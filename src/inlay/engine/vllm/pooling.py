@@ -40,7 +40,7 @@ from inlay.tensors.table import config_of
 log = logging.getLogger(__name__)
 
 _TYPES: dict[PoolingMode, str] = {"cls": "CLS", "mean": "MEAN", "lasttoken": "LAST"}
-"""How vLLM calls the ways of pooling it has."""
+"""vLLM's names of its ways of pooling."""
 
 _BATCHES = 2
 """Given to vLLM at a time: it has the next when it is done with one."""
@@ -163,7 +163,7 @@ class VllmPooling:
         )
 
     async def vectors(self, batch: Sequence[EmbedInput]) -> npt.NDArray[np.float32]:
-        """What vLLM makes of each prompt: [len(batch), size].
+        """Vectors of the prompts: float32 [len(batch), size].
 
         Raises `EngineError` when it has died.
         """
@@ -209,7 +209,7 @@ class VllmPooling:
 
 
 def _pooler_words(settings: EngineSettings, modes: Sequence[PoolingMode]) -> list[str]:
-    """What tells vLLM how to pool. Raises `InvalidRequestError` where it cannot."""
+    """VLLM's settings for pooling. Raises `InvalidRequestError` where vLLM cannot pool so."""
     if settings.task == "score":
         return []
     if len(modes) != 1 or modes[0] not in _TYPES:

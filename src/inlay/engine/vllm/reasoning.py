@@ -1,4 +1,4 @@
-"""Where a grammar begins to bind an output, told to vLLM request by request.
+"""The beginning of a grammar in an output, given to vLLM request by request.
 
 vLLM binds an output from where its reasoning parser says that reasoning has ended. One parser
 serves all requests of an engine, and is made anew for each with what the request says: this one
@@ -30,7 +30,7 @@ def turn_on(config: Any) -> bool:
 
 
 def bind(request: Request) -> dict[str, Any]:
-    """What `AsyncLLM.add_request` is told of a request's grammar."""
+    """Arguments of `AsyncLLM.add_request` for a request's grammar."""
     grammar = request.sampling.grammar
     if grammar is None:
         return {}
@@ -60,13 +60,13 @@ class GrammarStart(ReasoningParser):  # type: ignore[misc]
         self._start = start
 
     def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
-        """Whether the run is in the output so far."""
+        """Return True if the run is in the output so far."""
         return self._ends(input_ids, self._start)
 
     def is_reasoning_end_streaming(
         self, input_ids: Sequence[int], delta_ids: Iterable[int]
     ) -> bool:
-        """Whether it ends among the last ids, which are `delta_ids`."""
+        """Return True if it ends among the last ids, which are `delta_ids`."""
         return self._ends(input_ids, len(input_ids) - len(list(delta_ids)))
 
     def _ends(self, input_ids: Sequence[int], since: int) -> bool:

@@ -22,7 +22,7 @@ class VllmRequestTracker(RequestTracker):
         if self.ended:
             return True
         said = output.outputs[0]
-        if output.num_cached_tokens and not self.told:
+        if output.num_cached_tokens and not self.has_emitted:
             self.cached = min(output.num_cached_tokens, len(self.request.prompt))
         prompt_logprobs = self._of_prompt(output.prompt_logprobs)
         # Where no output was asked for, vLLM makes a token all the same.

@@ -6,7 +6,7 @@ from inlay.engine.vllm import capabilities
 
 
 def ids_are_looked_up(config: Any) -> bool:
-    """Whether the ids in the place of rows must be a token's.
+    """Return True if the ids in the place of rows must be a token's.
 
     vLLM's second model runner, which a GPU gets, looks all ids up before it puts rows over them. So
     does what drafts tokens by the model (multi-token prediction, EAGLE), which knows of no rows;

@@ -14,7 +14,7 @@ KINDS: tuple[GrammarKind, ...] = ("json_schema", "json_object", "regex", "choice
 
 
 def params_of(request: Request, eos_token_ids: tuple[int, ...]) -> Any:
-    """How vLLM is to choose the tokens of `request`.
+    """VLLM's parameters for choosing the tokens of `request`.
 
     Its own idea of the model's end tokens is left out: those of the card are given as stop tokens.
     Text is of no interest.

@@ -14,7 +14,7 @@ PARAM = "thinking_token_budget"
 
 
 def turn_on(arguments: Any, directory: Path) -> None:
-    """Name the tags in `arguments`, vLLM's, as the chat template at `directory` shows them, unless they name some."""
+    """Name the tags of the chat template at `directory` in vLLM's `arguments`, unless named."""
     if arguments.reasoning_config is not None:
         return
     form = REASONING_FORMS.get(reasoning_form_of(Renderer.load(directory).chat_templates) or "")

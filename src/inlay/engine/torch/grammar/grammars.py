@@ -1,6 +1,6 @@
-"""Grammars by what they say.
+"""Compiled grammars by their source: compiled once, off the engine's loop and within limits.
 
-Compiled once, off the engine's loop and within limits, kept while they are used.
+They are kept while they are used.
 """
 
 import threading
@@ -28,7 +28,7 @@ from inlay.errors import (
 from inlay.request import Grammar, GrammarKind
 
 KINDS: tuple[GrammarKind, ...] = ("json_schema", "json_object", "regex", "choice", "grammar")
-"""What can be held to."""
+"""Kinds of grammar that an output can be held to."""
 
 MAX_KEPT = 128
 """Compiled grammars that are kept, the last used."""
@@ -74,7 +74,7 @@ class Grammars:
     """Compiles grammars for one tokenizer. Safe to use from any thread.
 
     All but those that are cheap by their count are compiled in a process of their own first, which
-    ends at its limits, or when nobody waits any more (`trial`). Only what has passed is compiled
+    ends at its limits, or when no client waits any more (`trial`). Only what has passed is compiled
     here, where nothing can be interrupted, and kept for those with the same salt. Clients take
     turns (`FairExecutor`).
     """
@@ -89,7 +89,7 @@ class Grammars:
         """
         self._vocab_size = vocab_size
         self._turns: FairExecutor[_Compiled] = FairExecutor(THREADS, "inlay-grammar")
-        # Apart from those that compile: what has been compiled waits for nobody.
+        # Apart from those that compile: what has been compiled does not wait.
         self._threads = ThreadPoolExecutor(1, "inlay-grammar-state", initializer=yield_to_others)
         self._lock = threading.Lock()
         self._kept: OrderedDict[_Key, Task[_Compiled]] = OrderedDict()
@@ -104,7 +104,7 @@ class Grammars:
         """Compile nothing more."""
         self._turns.close()
         self._trials.close()
-        # Not cancelled: each ends at once, and its waiter must hear of it.
+        # Not cancelled: each ends at once, and its waiter gets the error.
         self._threads.shutdown(wait=False)
 
     def start(
@@ -169,7 +169,7 @@ class Grammars:
                 waiting.job.done.result().matcher.deep_copy(), grammar, known, size
             )
             state.read(output)
-        except BaseException as error:  # its waiter must hear of it, whatever it is
+        except BaseException as error:  # its waiter gets it, whatever it is
             waiting.state.set_exception(error)
         else:
             waiting.state.set_result(state)
@@ -186,7 +186,7 @@ class Grammars:
         return found
 
     def _evict(self) -> None:
-        """Drop the grammars that were not used for longest, while they are too many or too large."""
+        """Drop the grammars that were not used for longest while they pass a limit."""
         size = sum(map(self._num_bytes, self._kept))
         while len(self._kept) > MAX_KEPT or (size > MAX_KEPT_BYTES and len(self._kept) > 1):
             dropped = next(iter(self._kept))
@@ -217,7 +217,10 @@ class Grammars:
 
 
 def too_late(waiting: Waiting, deadline: float | None) -> InlayError:
-    """Why a request ends whose grammar was not compiled within its `deadline`, in seconds, or within `MAX_SECONDS`."""
+    """The error of a request whose grammar was not compiled in time.
+
+    That is within its `deadline`, in seconds, and within `MAX_SECONDS`.
+    """
     if deadline is not None and deadline < MAX_SECONDS:
         return DeadlineExceededError("the deadline passed before the grammar was compiled")
     if not waiting.job.begun:

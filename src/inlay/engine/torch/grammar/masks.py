@@ -11,7 +11,7 @@ from inlay.errors import InlayError
 GRACE = 0.05
 """Seconds for which a step waits for masks, once a sequence.
 
-Who was late once is never waited for again.
+A sequence that was late once is never waited for again.
 """
 
 _THREADS = 4
@@ -21,7 +21,7 @@ _SHARE = 2
 
 
 class MaskedSequence(Protocol):
-    """What a sequence shows of itself."""
+    """The parts of a sequence that masks need."""
 
     @property
     def output(self) -> Sequence[int]:
@@ -30,12 +30,12 @@ class MaskedSequence(Protocol):
 
     @property
     def client(self) -> Hashable:
-        """Whose it is."""
+        """The client it belongs to."""
         ...
 
     @property
     def grammar(self) -> GrammarState | None:
-        """Where they stand in its grammar."""
+        """State of its output in its grammar."""
         ...
 
 
@@ -75,7 +75,7 @@ class Masks:
             sequences: those given to `prepare`.
         """
         bound = [sequence for sequence in sequences if sequence.grammar is not None]
-        # With nobody else in the step there is nobody to hurry for.
+        # With no other in the step no one waits.
         alone = len(bound) == len(sequences) and all(_is_slow(sequence) for sequence in bound)
         until = time.monotonic() + GRACE
         late: dict[_S, InlayError | None] = {}

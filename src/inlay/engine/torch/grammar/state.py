@@ -1,4 +1,4 @@
-"""Where one output stands in its grammar, and which tokens may come next.
+"""The state of one output in its grammar, and the tokens that may come next.
 
 A function of the grammar and the output alone.
 """
@@ -17,7 +17,7 @@ from inlay.errors import InlayError, InvalidRequestError
 from inlay.request import Grammar
 
 Mask = NDArray[np.uint32]
-"""One bit an id, lowest first, in words of 32: whether it may come next."""
+"""One bit an id, lowest first, in words of 32; set where it may come next."""
 
 MAX_SECONDS = 5.0
 """For the mask of one token, once it is begun.
@@ -128,7 +128,7 @@ class GrammarState:
     def prepare(
         self, output: Sequence[int], turns: FairExecutor[Mask | None], client: Hashable
     ) -> None:
-        """Begin to compute the mask of what follows `output` when it is `client`'s turn, unless that was done before."""
+        """Have the mask after `output` computed, once, when it is `client`'s turn."""
         if self._old != len(output):
             self._old = len(output)
             self._started = None
@@ -159,7 +159,7 @@ class GrammarState:
         return mask
 
     def ready(self, timeout: float) -> bool:
-        """Whether what `prepare` began is done.
+        """Return True if the mask that `prepare` began is done.
 
         Args:
             timeout: seconds to wait for it.
