@@ -126,6 +126,27 @@ def test_a_small_message_is_not_held_up_by_a_large_one() -> None:
     assert b"small" in bytes(first)
 
 
+def test_a_large_message_that_was_held_back_is_offered_as_soon_as_another_has_left() -> None:
+    pipe = Pipe()
+    for number in range(MAX_OPEN + 1):
+        pipe.writer.put(Note(str(number), (Buffer(bytes(CHUNK_BYTES)),)))
+    pipe.move([1 << 20])
+    assert len(pipe.got) == MAX_OPEN + 1
+    assert pipe.writer.idle
+
+
+def test_a_large_message_whose_last_chunk_has_left_cannot_be_withdrawn() -> None:
+    writer = FrameWriter()
+    number = writer.put(Note("large", (Buffer(bytes(2 * CHUNK_BYTES)),)))
+    assert number is not None
+    writer.take(1)
+    writer.on_grant(number, ())
+    left = 0
+    while left <= 2 * CHUNK_BYTES:  # the chunks, with the header's
+        left += len(writer.take(1)[-1])
+    assert not writer.withdraw(number)
+
+
 @settings(max_examples=200, deadline=None)
 @given(data=st.binary(max_size=300))
 def test_garbage_ends_a_connection_and_takes_no_memory(data: bytes) -> None:

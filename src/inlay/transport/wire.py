@@ -101,15 +101,18 @@ class _Outgoing:
 
     def next_chunk(self) -> memoryview:
         """Return the next bytes, at most `CHUNK_BYTES` of one part; none at the end."""
-        while self.index < len(self.parts):
-            part = self.parts[self.index]
-            chunk = part[self.position : self.position + CHUNK_BYTES]
-            if chunk:
-                self.position += len(chunk)
-                return chunk
+        if self.at_end():
+            return memoryview(b"")
+        chunk = self.parts[self.index][self.position : self.position + CHUNK_BYTES]
+        self.position += len(chunk)
+        return chunk
+
+    def at_end(self) -> bool:
+        """Return True once all of it has left."""
+        while self.index < len(self.parts) and self.position >= len(self.parts[self.index]):
             self.index += 1
             self.position = 0
-        return memoryview(b"")
+        return self.index == len(self.parts)
 
 
 class _Names:
@@ -235,17 +238,20 @@ class FrameWriter:
         size = sum(map(len, pieces))
         # At least one chunk each time: many small messages must not hold up a large one for ever.
         for number in [n for n, each in self._large.items() if each.granted]:
-            chunk = self._large[number].next_chunk()
-            if not chunk:
+            outgoing = self._large[number]
+            chunk = outgoing.next_chunk()
+            if chunk:
+                pieces += (_head.pack(Kind.CHUNK, number, len(chunk)), chunk)
+                size += len(chunk)
+            if outgoing.at_end():
                 del self._large[number]
                 self._offer_held()
-                continue
-            pieces += (_head.pack(Kind.CHUNK, number, len(chunk)), chunk)
-            self._large.move_to_end(number)
-            size += len(chunk)
+            else:
+                self._large.move_to_end(number)
             if size >= limit:
                 break
-        return pieces
+        # The end of a large message may have let another one be offered.
+        return pieces or self.take_small(limit)
 
     def _offer_held(self) -> None:
         while self._held and len(self._large) - len(self._held) < MAX_OPEN:
