@@ -3,11 +3,13 @@
 What it lets pass is compiled and masked by the library within the limits of a trial.
 
     python -m tests.fuzz.fuzz_grammars --executions 100000 [--seed 1] [--found FOLDER]
+    python -m tests.fuzz.fuzz_grammars --atheris FOLDER -runs=1000000 -max_len=384 -timeout=10
 
-An input is a kind of grammar, a line break, and the grammar. It mutates the corpus at random,
-mostly by repeating and wrapping pieces, as what costs much is made of them, and writes what was too
-costly into FOLDER. Needs no `atheris`: what counts is not which lines run but what the library does
-behind them.
+An input is a kind of grammar, a line break, and the grammar. The first form mutates the corpus at
+random, mostly by repeating and wrapping pieces, as what costs much is made of them, and writes what
+was too costly into FOLDER. It needs no `atheris`: what it looks at is not which lines run but what
+the library does behind them. The second form is guided by coverage of the count, and compiles only
+what the count calls cheap, which is what an engine's own process compiles without a trial.
 """
 
 import argparse
@@ -17,17 +19,15 @@ import time
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, get_args
+from types import SimpleNamespace
+from typing import Any, NamedTuple, get_args
 
 from llguidance import LLMatcher, LLTokenizer
 
 from inlay import demo
-from inlay.engine.grammar.cheap import is_cheap
-from inlay.engine.grammar.matchers import matcher_of, tokenizer_of
-from inlay.engine.grammar.source import source_of
-from inlay.engine.grammar.trial_process import MAX_CPU
 from inlay.errors import InlayError
 from inlay.request import Grammar, GrammarKind
+from tests.fuzz.guided import instrumented, run
 from tests.fuzz.mutation import mutated
 
 CORPUS = Path(__file__).parent / "corpus" / "grammars"
@@ -58,9 +58,27 @@ class Spent(NamedTuple):
 
 
 @cache
+def _parts() -> Any:
+    """What is fuzzed: imported late, so that it can be instrumented."""
+    from inlay.engine.grammar.cheap import is_cheap
+    from inlay.engine.grammar.matchers import matcher_of, tokenizer_of
+    from inlay.engine.grammar.source import source_of
+    from inlay.engine.grammar.trial_process import MAX_CPU
+
+    return SimpleNamespace(
+        is_cheap=is_cheap,
+        matcher_of=matcher_of,
+        max_cpu=MAX_CPU,
+        source_of=source_of,
+        tokenizer_of=tokenizer_of,
+    )
+
+
+@cache
 def tokenizer() -> LLTokenizer:
     """The demo model's."""
-    return tokenizer_of(demo.model_dir(), (0,))
+    made: LLTokenizer = _parts().tokenizer_of(demo.model_dir(), (0,))
+    return made
 
 
 def grammar_in(data: bytes) -> Grammar | None:
@@ -69,8 +87,14 @@ def grammar_in(data: bytes) -> Grammar | None:
     return next((Grammar(known, source) for known in get_args(GrammarKind) if known == kind), None)
 
 
-def check(data: bytes, seed: int = 0) -> Spent | None:
+def check(data: bytes, seed: int = 0, *, trial: bool = True) -> Spent | None:
     """Count, compile and mask a grammar.
+
+    Args:
+        data: the input.
+        seed: of the way through the masks.
+        trial: also do so with grammars that are not cheap, which an engine first tries in a
+            process of its own.
 
     Returns:
         What was spent; None for what is refused.
@@ -82,17 +106,20 @@ def check(data: bytes, seed: int = 0) -> Spent | None:
     grammar = grammar_in(data)
     if grammar is None:
         return None
+    parts = _parts()
     begun = time.thread_time()
     try:
-        matcher = matcher_of(tokenizer(), source_of(grammar))
-        cheap = is_cheap(grammar)
+        source, cheap = parts.source_of(grammar), parts.is_cheap(grammar)
+        if not cheap and not trial:
+            return Spent(time.thread_time() - begun, 0.0)
+        matcher = parts.matcher_of(tokenizer(), source)
     except InlayError as refusal:
-        _check_time(time.thread_time() - begun, MAX_CPU)
+        _check_time(time.thread_time() - begun, parts.max_cpu)
         if len(refusal.message) >= 1000:
             raise AssertionError(f"a message of {len(refusal.message)} characters") from refusal
         return None
     compiled = time.thread_time() - begun
-    _check_time(compiled, MAX_CHEAP if cheap else MAX_CPU)
+    _check_time(compiled, MAX_CHEAP if cheap else parts.max_cpu)
     return Spent(compiled, _masks(matcher, random.Random(seed)))
 
 
@@ -187,13 +214,35 @@ def fuzz(executions: int, seed: int, found: Path | None = None) -> tuple[int, Sp
     return accepted, most
 
 
+def _guided(options: Sequence[str]) -> None:
+    grammar = "inlay.engine.grammar"
+    with instrumented(
+        *(f"{grammar}.{name}" for name in ("cheap", "cost", "lark", "regex", "schemas", "source"))
+    ):
+        _parts()
+    inputs = [path.read_bytes() for path in sorted(CORPUS.iterdir())]
+    run(
+        lambda data: check(data, trial=False),
+        [
+            lambda data, rng: changed(data, inputs, rng),
+            lambda data, rng: mutated(data, inputs, _WORDS, rng),
+        ],
+        options,
+        [CORPUS],
+    )
+
+
 def main() -> None:
     """Run what the module's docstring says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--executions", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--found", type=Path, default=Path("found"))
+    parser.add_argument("--atheris", nargs=argparse.REMAINDER, help="libFuzzer's arguments")
     options = parser.parse_args()
+    if options.atheris is not None:
+        _guided(options.atheris)
+        return
     options.found.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # what hangs ends the run, and is in `last`
     accepted, most = fuzz(options.executions, options.seed, options.found)
