@@ -260,7 +260,7 @@ async def test_a_worker_that_may_have_missed_a_deletion_forgets_all(place: Place
     store = await place.store()
     rows = await rows_of(store, await stored(store, 1))
     await answer(plane, rows)
-    worker.member.control._abort()
+    worker.member.control._client.abort()
     await until(lambda: not kept(worker).kept_bytes)
     moved.since()
     async with asyncio.timeout(BOUND):

@@ -9,12 +9,12 @@ from typing import TypeAlias
 
 import nats
 import nats.errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
 from inlay import liveness
 from inlay.errors import InvalidRequestError, OverloadedError
+from inlay.transport.nats.client import NatsClient
 from inlay.transport.nats.settings import NatsSettings
 
 log = logging.getLogger(__name__)
@@ -33,28 +33,8 @@ _STALE_SECONDS = 2.0
 """Seconds that a message to ourselves may take before the connection counts as cut."""
 _RETRY_SECONDS = 0.25
 _ATTEMPT_SECONDS = 2
-_SHOWN_BYTES = 200
-"""Of a subject that is logged."""
 _AUTHORIZATION = "authorization violation"
 _SUBSCRIPTION_BYTES = 256 * 1024 * 1024
-
-
-class _Client(Client):
-    """The library's client, which outlives a message that it cannot read."""
-
-    async def _process_msg(
-        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
-    ) -> None:
-        # What is raised here would end the client's reading for good, and the server lets others
-        # send any bytes as subject, reply and headers.
-        try:
-            await super()._process_msg(sid, subject, reply, data, headers)
-        except (nats.errors.Error, ValueError, IndexError) as error:
-            log.warning(
-                "a message on %r is dropped, as it cannot be read: %s",
-                subject[:_SHOWN_BYTES],
-                error,
-            )
 
 
 class Connection:
@@ -75,7 +55,7 @@ class Connection:
         """
         self._settings = settings
         self._name = name
-        self._client = _Client()
+        self._client = NatsClient()
         self._outbox: deque[tuple[str, bytes]] = deque()
         self._filled = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -244,11 +224,9 @@ class Connection:
                     await self._client.publish(*self._outbox.popleft())
                 if self._client.is_connected:
                     await self._client.flush(timeout=_ATTEMPT_SECONDS)
-        self._abort()
-        # What has not left by now never will: the client would try, and end in the middle of its
-        # closing.
-        self._client._pending.clear()
-        self._client._pending_data_size = 0
+        self._client.abort()
+        # What has not left by now never will.
+        self._client.drop_unsent()
         await self._client.close()
 
     async def _pump(self) -> None:
@@ -283,16 +261,9 @@ class Connection:
             except TimeoutError:
                 if self.since == since:
                     log.warning("NATS has not answered for %g s: connecting again", _STALE_SECONDS)
-                    self._abort()
+                    self._client.abort()
                     await self._client.force_reconnect()
             self._echo_sent = None
-
-    def _abort(self) -> None:
-        # The client has no way to let go of a connection whose other end does not read: it waits
-        # until all is written.
-        writer = getattr(self._client._transport, "_io_writer", None)
-        if writer is not None:
-            writer.transport.abort()
 
     async def _failed(self, error: Exception) -> None:
         self._problem = error
@@ -300,7 +271,7 @@ class Connection:
             self._refused.set()
         if not self._client.is_connected:
             # The client forgets the connection of an attempt that failed, without closing it.
-            self._abort()
+            self._client.abort()
         if self._since is not None and not isinstance(error, OSError | nats.errors.UnexpectedEOF):
             log.warning("NATS: %s", str(error) or type(error).__name__)
 

@@ -5,7 +5,7 @@ Never more than the bound, never another's bytes, never what was forgotten.
 
 import hypothesis.strategies as st
 from hypothesis import given
-from inlay.transport.nats.embeds_cache import (
+from inlay.transport.embeds_cache import (
     GONE_SECONDS,
     IDLE_SECONDS,
     EmbedsCache,
