@@ -5,14 +5,14 @@ Never more than the bound, never another's bytes, never what was forgotten.
 
 import hypothesis.strategies as st
 from hypothesis import given
+
+from inlay.prompt import Buffer
 from inlay.transport.embeds_cache import (
     GONE_SECONDS,
     IDLE_SECONDS,
     EmbedsCache,
     EmbedsCacheStats,
 )
-
-from inlay.prompt import Buffer
 from tests.store.making import Clock
 
 
