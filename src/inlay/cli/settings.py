@@ -19,19 +19,19 @@ _MODEL = Field(description="Directory of the model, or its name on the hub.")
 class ServeSettings(BaseModel):
     """`inlay serve`: one engine and the HTTP in front of it."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     engine: EngineSettings = Field(title="Model and engine")
     frontend: FrontendSettings = Field(title="HTTP")
-    router: RouterSettings = Field(default=RouterSettings(), title="Routing")
-    store: StoreSettings = Field(default=StoreSettings(), title="Stored embeddings")
-    telemetry: TelemetrySettings = Field(default=TelemetrySettings(), title="Logs and traces")
+    router: RouterSettings = Field(default_factory=RouterSettings, title="Routing")
+    store: StoreSettings = Field(default_factory=StoreSettings, title="Stored embeddings")
+    telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings, title="Logs and traces")
 
 
 class NatsServerSettings(BaseModel):
     """`inlay nats`: a NATS server with what a fleet needs of one."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     host: str = Field(
         default="127.0.0.1", description="Address to listen on; 0.0.0.0 for other machines."
@@ -63,7 +63,7 @@ class NatsServerSettings(BaseModel):
 class WorkerSettings(BaseModel):
     """`inlay worker`: one engine in a fleet."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     engine: EngineSettings = Field(title="Model and engine")
     enable_prompt_embeds: bool = Field(
@@ -71,7 +71,7 @@ class WorkerSettings(BaseModel):
         title="Model and engine",
         description="Accept embeddings as prompts; frontends follow the setting of each worker.",
     )
-    fleet: NatsSettings = Field(default=NatsSettings(), title="Fleet")
+    fleet: NatsSettings = Field(default_factory=NatsSettings, title="Fleet")
     drain_timeout: float = Field(
         default=30.0,
         ge=0,
@@ -119,7 +119,7 @@ class WorkerSettings(BaseModel):
         description="TCP port for frontends, of the first engine; further engines take the next "
         "ports. 0: any free one.",
     )
-    telemetry: TelemetrySettings = Field(default=TelemetrySettings(), title="Logs and traces")
+    telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings, title="Logs and traces")
 
 
 class FleetHttpSettings(FrontendSettings):
@@ -135,21 +135,21 @@ class FleetHttpSettings(FrontendSettings):
 class FleetFrontendSettings(BaseModel):
     """`inlay frontend`: HTTP in front of a fleet."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
-    fleet: NatsSettings = Field(default=NatsSettings(), title="Fleet")
-    frontend: FleetHttpSettings = Field(default=FleetHttpSettings(), title="HTTP")
-    router: RouterSettings = Field(default=RouterSettings(), title="Routing")
-    store: FleetStoreSettings = Field(default=FleetStoreSettings(), title="Stored embeddings")
-    telemetry: TelemetrySettings = Field(default=TelemetrySettings(), title="Logs and traces")
+    fleet: NatsSettings = Field(default_factory=NatsSettings, title="Fleet")
+    frontend: FleetHttpSettings = Field(default_factory=FleetHttpSettings, title="HTTP")
+    router: RouterSettings = Field(default_factory=RouterSettings, title="Routing")
+    store: FleetStoreSettings = Field(default_factory=FleetStoreSettings, title="Stored embeddings")
+    telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings, title="Logs and traces")
 
 
 class StatusSettings(BaseModel):
     """`inlay status`: the workers of a fleet."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
-    fleet: NatsSettings = Field(default=NatsSettings(), title="Fleet")
+    fleet: NatsSettings = Field(default_factory=NatsSettings, title="Fleet")
     watch: bool = Field(default=False, description="Show it repeatedly, until Ctrl-C.")
     interval: float = Field(default=1.0, ge=0.1, description="Seconds between two tables.")
     output_json: bool = Field(default=False, description="Print JSON, one line each time.")
@@ -158,7 +158,7 @@ class StatusSettings(BaseModel):
 class DemoSettings(BaseModel):
     """`inlay demo`."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int | None = Field(
@@ -177,7 +177,7 @@ class DemoSettings(BaseModel):
 class EncodeSettings(BaseModel):
     """`inlay embeds encode`."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     model: str = _MODEL
     text: str | None = Field(
@@ -211,7 +211,7 @@ class EncodeSettings(BaseModel):
 class InspectSettings(BaseModel):
     """`inlay embeds inspect`."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     file: Path = Field(description="File of embeddings, bytes or base64; - is standard input.")
     model: str | None = Field(
@@ -225,7 +225,7 @@ class InspectSettings(BaseModel):
 class UploadSettings(BaseModel):
     """`inlay embeds upload`."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     file: Path = Field(description="File of embeddings, bytes or base64; - is standard input.")
     url: str = Field(

@@ -23,7 +23,7 @@ class EngineSettings(BaseModel):
     Names are vLLM's where vLLM has the same setting.
     """
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     model: str = Field(description="Directory of a model, or its name on the hub.")
     engine: Literal["torch", "vllm", "sglang", "echo"] = Field(

@@ -34,7 +34,7 @@ Origin = Annotated[str, AfterValidator(_origin)]
 class FrontendSettings(BaseModel):
     """Settings of a frontend. Names are vLLM's where vLLM has the same setting."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class RouterSettings(BaseModel):
     """Choice of a worker, and bounds of waiting requests."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     router_policy: Literal["kv", "least-loaded", "power-of-two", "round-robin"] = Field(
         default="kv",

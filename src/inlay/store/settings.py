@@ -22,7 +22,7 @@ MIB = 1024 * 1024
 class StoreSettings(BaseModel):
     """Bounds, location and lifetime of uploaded prompts."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     prompt_store_memory_bytes: int = Field(
         default=256 * MIB, ge=0, description="Memory for uploaded embeddings at most."

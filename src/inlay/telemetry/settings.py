@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class TelemetrySettings(BaseModel):
     """Settings of logs and traces."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     log_format: Literal["text", "json"] = Field(
         default="text", description="Lines of log as text, or each a JSON object."

@@ -1,7 +1,29 @@
-"""Direct connections between processes: frames over a Unix socket or TCP with TLS."""
+"""Connections between frontends and workers, and the messages on them.
 
-from inlay.transport.connection import Connection
-from inlay.transport.listener import Listener, dial
-from inlay.transport.memory import ReceiveMemory
+`local` joins processes of one machine with a Unix socket and shared memory; `connection`,
+`listener` and `endpoint` join machines with frames over TCP and TLS; `nats` carries what a fleet
+announces. `link` is a frontend's end of any connection, `serve` a worker's; `api` has the
+protocols. A message is a msgpack header and raw buffers (`frames`, `wire`); large buffers are
+received where they are used, and those that the other end has are not sent.
+"""
+
+from typing import TYPE_CHECKING
+
+from inlay.lazy import exported
+
+if TYPE_CHECKING:
+    from inlay.transport.connection import Connection
+    from inlay.transport.listener import Listener, dial
+    from inlay.transport.memory import ReceiveMemory
 
 __all__ = ["Connection", "Listener", "ReceiveMemory", "dial"]
+
+__getattr__ = exported(
+    __name__,
+    {
+        "Connection": "connection",
+        "Listener": "listener",
+        "dial": "listener",
+        "ReceiveMemory": "memory",
+    },
+)

@@ -21,7 +21,7 @@ _namespace = re.compile(r"[A-Za-z0-9_-]{1,32}")
 class NatsSettings(BaseModel):
     """Where NATS is, how to be let in, and which fleet is meant."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     nats: list[SecretStr] = Field(
         default=[],
