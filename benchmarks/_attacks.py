@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from multiprocessing.synchronize import Event
 from typing import Any, NamedTuple, TypeAlias
 
+from tests.engine.torch.test_grammar_trial import endless
 from tests.security.test_hostile_files import BOMBS, FILES, made
 
 KEYS = ("attacker-0", "attacker-1", "attacker-2", "attacker-3")
@@ -165,6 +166,12 @@ def _grammars() -> Send:
     return posting(*slow, keys=KEYS)
 
 
+def _compiled_grammars() -> Send:
+    schemas = (json.loads(endless(f"p{number}").source) for number in range(40))
+    slow = [_completion(structured_outputs={"json": schema}) for schema in schemas]
+    return posting(*slow, keys=KEYS)
+
+
 def aborted_uploads(announced: int, sent: int, connections: int = 64) -> Send:
     """Announce a body of so many bytes, send a part of it, and close.
 
@@ -232,6 +239,13 @@ ATTACKS: tuple[Attack, ...] = (
         "grammars",
         "regex a?{5000}a{5000}, four keys; the second client wants small ones",
         _grammars,
+        asked=lambda number: {"structured_outputs": {"regex": f"[ab]{number}"}},
+    ),
+    Attack(
+        "grammars, compiled",
+        "schemas that pass the count and compile for minutes, four keys; the second client wants "
+        "small grammars",
+        _compiled_grammars,
         asked=lambda number: {"structured_outputs": {"regex": f"[ab]{number}"}},
     ),
     Attack(
