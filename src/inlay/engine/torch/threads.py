@@ -6,6 +6,13 @@ No torch: the environment must be set before torch is imported.
 import os
 from collections.abc import Mapping
 
+from inlay.engine.settings import EngineSettings
+
+
+def engine_environment(settings: EngineSettings, inherited: Mapping[str, str]) -> dict[str, str]:
+    """As `environment`, whatever the settings."""
+    return environment(inherited)
+
 
 def environment(inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables to add to those an engine's process inherits.

@@ -1,0 +1,134 @@
+"""The registry of engines: what each takes, needs and is made of."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from inlay.engine.settings import EngineSettings
+from inlay.errors import InvalidRequestError
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """One kind of engine. Modules are imported when they are used.
+
+    Attributes:
+        generate: class of the engine that generates, as "module:name"; made of settings and secret.
+        pooling: class of the model that embeds and scores behind `EmbedEngine`; empty: `generate`.
+        environment: function of (settings, inherited variables) that returns those to add.
+        check: function of settings that raises `InvalidRequestError`.
+        library: module that must be installed.
+        missing: message where it is not.
+        options: of `_OPTIONS`, those that this engine takes.
+        hints: by option, what to use instead.
+    """
+
+    generate: str
+    pooling: str = ""
+    environment: str = ""
+    check: str = ""
+    library: str = ""
+    missing: str = ""
+    options: frozenset[str] = frozenset()
+    hints: Mapping[str, str] = field(default_factory=dict)
+
+    def load(self, path: str) -> Callable[..., Any]:
+        """Import "module:name".
+
+        Raises:
+            InvalidRequestError: the library of the engine is not installed.
+        """
+        if self.library:
+            try:
+                import_module(self.library)
+            except ModuleNotFoundError as error:
+                if error.name != self.library:
+                    raise
+                raise InvalidRequestError(self.missing) from error
+        return _import(path)
+
+
+def environment_of(settings: EngineSettings, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables to add to those the engine's process inherits."""
+    # The library may be in another Python only.
+    path = ENGINES[settings.engine].environment
+    return dict(_import(path)(settings, inherited)) if path else {}
+
+
+def check_options(settings: EngineSettings) -> None:
+    """Refuse settings that the engine does not take, or that contradict each other.
+
+    Raises:
+        InvalidRequestError: as said.
+    """
+    spec = ENGINES[settings.engine]
+    if spec.check:
+        _import(spec.check)(settings)
+    for option, is_set in _OPTIONS.items():
+        if option in spec.options or not is_set(settings):
+            continue
+        takers = [name for name, other in ENGINES.items() if option in other.options]
+        raise InvalidRequestError(
+            f"--{option.replace('_', '-')} is for the {' and '.join(takers)} "
+            f"engine{'s' if len(takers) > 1 else ''}, not for {settings.engine}"
+            f"{spec.hints.get(option, '')}",
+            param=option.partition(" ")[0],
+        )
+
+
+def _import(path: str) -> Callable[..., Any]:
+    module, _, name = path.partition(":")
+    found: Callable[..., Any] = getattr(import_module(module), name)
+    return found
+
+
+_OPTIONS: Mapping[str, Callable[[EngineSettings], object]] = {
+    "enable_lora": lambda settings: settings.enable_lora,
+    "task score": lambda settings: settings.task == "score",
+    "gpu_memory_utilization": lambda settings: settings.gpu_memory_utilization is not None,
+    "engine_arguments": lambda settings: settings.engine_arguments,
+    "kv_transfer_config": lambda settings: settings.kv_transfer_config,
+    "connector": lambda settings: settings.connector,
+}
+"""Settings that not every engine takes, and functions that say if they are set."""
+
+_ELSEWHERE = (
+    "is not installed in this environment; --engine-python names the Python of one where it is"
+)
+
+ENGINES: Mapping[str, EngineSpec] = {
+    "torch": EngineSpec(
+        generate="inlay.engine.torch.engine:TorchEngine",
+        pooling="inlay.engine.embed.local_model:LocalModel",
+        environment="inlay.engine.torch.threads:engine_environment",
+        library="torch",
+        missing="torch is not installed in this environment: pip install 'inlay[torch]'",
+        options=frozenset({"enable_lora", "task score", "gpu_memory_utilization"}),
+    ),
+    "vllm": EngineSpec(
+        generate="inlay.engine.vllm.engine:VllmEngine",
+        pooling="inlay.engine.vllm.pooling:VllmPooling",
+        environment="inlay.engine.vllm.environment:environment",
+        check="inlay.engine.vllm.connectors:transfer_config",
+        library="vllm",
+        missing=f"vLLM {_ELSEWHERE}",
+        options=frozenset(_OPTIONS),
+    ),
+    "sglang": EngineSpec(
+        generate="inlay.engine.sglang.engine:SglangEngine",
+        pooling="inlay.engine.sglang.embedding:SglangEmbedding",
+        environment="inlay.engine.sglang.environment:environment",
+        library="sglang",
+        missing=f"SGLang {_ELSEWHERE}",
+        options=frozenset({"engine_arguments"}),
+        hints={"gpu_memory_utilization": "; --mem-fraction-static after -- is its own"},
+    ),
+    "echo": EngineSpec(
+        generate="inlay.engine.echo:EchoEngine",
+        options=frozenset({"enable_lora", "task score"}),
+    ),
+}
+"""The engines by the name of `--engine`."""
+
+__all__ = ["ENGINES", "EngineSpec", "check_options", "environment_of"]
