@@ -27,6 +27,7 @@ from inlay.transport.tls import Identity
 from inlay.transport.wire import (
     CHUNK_BYTES,
     MAX_OPEN,
+    MAX_PARTS,
     FrameReader,
     FrameWriter,
     Message,
@@ -368,6 +369,8 @@ async def test_a_message_over_the_limit_is_refused_and_the_connection_goes_on(
     monkeypatch.setattr(ours._writer, "_max_bytes", 500_000)
     with pytest.raises(InvalidRequestError, match="at most 500000"):
         ours.send(Note("large", (Buffer(bytes(600_000)),)))
+    with pytest.raises(InvalidRequestError, match="at most 8191"):
+        ours.send(Note("many", tuple(Buffer(b"a") for _ in range(MAX_PARTS))))
     ours.send(Note("small"))
     got = await theirs.receive()
     assert isinstance(got, Note)

@@ -161,12 +161,16 @@ class FrameWriter:
             The number of a large one, None of a small one.
 
         Raises:
-            ValueError: it is larger than `max_bytes`.
+            ValueError: it is larger than `max_bytes`, or has `MAX_PARTS` buffers or more.
         """
         header, buffers = frames.encode(message)
         total = len(header) + sum(map(len, buffers))
         if total > self._max_bytes:
             raise ValueError(f"a message of {total} bytes; at most {self._max_bytes} are sent")
+        if len(buffers) >= MAX_PARTS:
+            raise ValueError(
+                f"a message of {len(buffers)} buffers; at most {MAX_PARTS - 1} are sent"
+            )
         if total <= CHUNK_BYTES:
             sizes = struct.pack(f"<{len(buffers)}I", *map(len, buffers))
             body = (_counts.pack(len(header), len(buffers)), sizes, header)
