@@ -48,7 +48,7 @@ Feature: TypeAlias = Literal[
     "logprob_token_ids",
     "thinking_token_budget",
 ]
-"""What a request may ask for beyond a plain continuation of its prompt."""
+"""Features that a request may use beyond a plain continuation of its prompt."""
 
 
 Prompts: TypeAlias = Literal["any", "rows", "mixed"]
@@ -70,7 +70,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one request may ask of a worker."""
+    """Bounds of one request."""
 
     max_model_len: int
     max_num_seqs: int
@@ -101,7 +101,7 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class EmbeddingCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a worker says of a model that makes vectors.
+    """Facts about a model that embeds.
 
     Attributes:
         size: elements of a vector; of a scoring model, its labels.
@@ -159,7 +159,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker found when it had its engine do something.
+    """The result of a health probe of an engine.
 
     Attributes:
         at: Unix time, on the worker's clock, when the engine had answered or was given up.
@@ -175,7 +175,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Address(msgspec.Struct, frozen=True, array_like=True):
-    """Where frontends connect to an engine process.
+    """The address at which frontends connect to an engine process.
 
     Attributes:
         host: name or IP address.
@@ -189,7 +189,9 @@ class Address(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker says of itself when it is ready and whenever it changes, and what `/v1/models` shows of it.
+    """The metadata of a worker's model, announced when it is ready and when it changes.
+
+    `/v1/models` shows it.
 
     Workers with equal `name`, `weights_id` and `dtype` are a pool; routing and resuming never leave
     a pool.

@@ -15,7 +15,7 @@ from inlay.prompt import Buffer, Prompt, Tokens
 
 
 class Task(StrEnum):
-    """What an engine can be asked for."""
+    """The kinds of result that an engine makes."""
 
     GENERATE = "generate"
     EMBED = "embed"
@@ -87,7 +87,7 @@ class ThinkingBudget(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the next token is chosen. Defaults are OpenAI's; the frontend has checked every range.
+    """Sampling parameters. Defaults are OpenAI's; the frontend has checked every range.
 
     Attributes:
         max_tokens: output tokens at most, the resumed ones included; 0 where only the prompt is of

@@ -78,7 +78,7 @@ class Worker(Protocol):
 
     @property
     def card(self) -> ModelCard:
-        """What it announced."""
+        """Its last card."""
         ...
 
     def send(self, request: Request) -> Stream:
@@ -138,7 +138,7 @@ class Plane(Protocol):
 
 
 class RequestHandler(Protocol):
-    """What a plane's worker side drives: `inlay.worker` implements it around an engine."""
+    """The worker's side of a connection: `inlay.worker` implements it around an engine."""
 
     def watch(self, announce: Callable[[ModelCard], None]) -> Callable[[], None]:
         """Call `announce` with the card, now and whenever it has changed, until the returned is called."""

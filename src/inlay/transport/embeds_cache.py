@@ -1,4 +1,4 @@
-"""What a worker has received of stored prompts, so that their next use moves no rows."""
+"""A worker's cache of embeddings that it has received, by name, so that they are sent once."""
 
 import time
 from collections import OrderedDict
@@ -12,12 +12,12 @@ from inlay.prompt import Buffer
 KEPT_BYTES = 256 * 1024 * 1024
 """Of what lasts, unless said otherwise."""
 IDLE_SECONDS = 3600.0
-"""What was not asked for during so long goes, whatever room there is.
+"""Seconds after which an unused buffer is dropped.
 
 Who was to tell that its prompt is gone may have died before it did.
 """
 GONE_SECONDS = 600.0
-"""How long a prompt that was removed is not kept again.
+"""Seconds for which a prompt that was removed is not cached again.
 
 What was sent before its removal may come after it.
 """

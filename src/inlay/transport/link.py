@@ -137,19 +137,19 @@ class Link:
 
     @property
     def ready(self) -> bool:
-        """Whether it can be sent requests."""
+        """True if it can be sent requests."""
         return self.alive and self._card is not None and self.failure is None
 
     @property
     def card(self) -> ModelCard:
-        """What it announced last. Raises `OverloadedError` before it has."""
+        """The last card. Raises `OverloadedError` before the first."""
         if self._card is None:
             raise OverloadedError("the worker is not ready yet", retry_after=1)
         return self._card
 
     @property
     def last_card(self) -> ModelCard | None:
-        """What it announced last, also when it is gone."""
+        """The last card, also when the worker is gone."""
         return self._card
 
     async def wait_settled(self) -> None:

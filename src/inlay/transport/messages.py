@@ -1,4 +1,4 @@
-"""What the two ends of a plane say to each other, whatever carries it."""
+"""Messages between frontends and workers, over any connection."""
 
 from typing import TypeAlias
 
@@ -11,7 +11,7 @@ from inlay.routing import KvEvents, KvSnapshot
 
 
 class Listen(msgspec.Struct, frozen=True, array_like=True):
-    """Where a worker process listens for frontends of other machines.
+    """The address on which a worker process listens for frontends of other machines.
 
     Attributes:
         host: name or address that frontends dial.
@@ -117,20 +117,20 @@ class Embedded(msgspec.Struct, frozen=True, tag="embedded", array_like=True):
 
 
 class Answer(msgspec.Struct, frozen=True, tag="answer", array_like=True):
-    """What a command gave."""
+    """The reply to a command."""
 
     number: int
     reply: Reply
 
 
 class CacheChanged(msgspec.Struct, frozen=True, tag="cache-told", array_like=True):
-    """What changed in the cache."""
+    """Changes of the prefix cache."""
 
     events: KvEvents
 
 
 class Cache(msgspec.Struct, frozen=True, tag="cache", array_like=True):
-    """What is cached, or why that cannot be told."""
+    """The state of the prefix cache, or the error."""
 
     number: int
     snapshot: KvSnapshot | None = None

@@ -55,7 +55,7 @@ class PendingCalls(Generic[T]):
 
 
 def snapshot_of(cache: Cache) -> "KvSnapshot | InlayError":
-    """What a worker answers of its cache."""
+    """Return the state of a worker's cache, or the error."""
     if cache.snapshot is not None:
         return cache.snapshot
     return InvalidRequestError(NO_CACHE) if cache.error is None else cache.error.to_error()

@@ -44,13 +44,13 @@ log = logging.getLogger(__name__)
 State = Literal["loading", "ready", "draining", "failed"]
 
 ABORT_SECONDS = 60.0
-"""What an engine gets to end requests that were aborted; a step may be long."""
+"""Seconds that an engine may take to end aborted requests; a step may be long."""
 
 MAX_NAME = 256
 
 
 class Library(Protocol):
-    """Where adapters come from; `inlay.adapter.library.AdapterLibrary` is one."""
+    """A source of adapters; `inlay.adapter.library.AdapterLibrary` is one."""
 
     def open(self, address: str, sha256: str | None = None) -> Opened:
         """The checked files of an adapter; called in a thread."""
@@ -107,11 +107,11 @@ class _LoadedAdapter:
 
     @property
     def key(self) -> str:
-        """What its engine calls it."""
+        """Its key in the engine."""
         return f"{self.order.name}@{'' if self.adapter is None else self.adapter.content_id}"
 
     def enter(self, request_id: str) -> Callable[[], None]:
-        """What is to be called when the request has ended; more than once does no harm."""
+        """Release the adapter when the request has ended; further calls do nothing."""
         stay = object()
         self.requests[stay] = request_id
         self.idle.clear()

@@ -1,4 +1,4 @@
-"""What stands between a plane and an engine in a worker process."""
+"""The host of an engine: checks requests, and runs commands, adapters, sleep and probes."""
 
 import logging
 from collections.abc import Callable, Sequence

@@ -24,7 +24,7 @@ NEEDED: Mapping[str, str] = {
     "numpy": "2.0",
     "pydantic": "2.12",
 }
-"""What a worker imports beside its engine: distributions and the least version of each."""
+"""Distributions that a worker imports beside its engine, and the least version of each."""
 
 LEAST_PYTHON = (3, 11)
 

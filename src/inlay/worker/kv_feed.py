@@ -1,4 +1,4 @@
-"""What an engine has cached, as routers are told of it.
+"""The state of an engine's prefix cache, for routers.
 
 Numbered messages, and all of it when one is asked for.
 """

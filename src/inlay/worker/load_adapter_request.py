@@ -1,4 +1,4 @@
-"""What is to be loaded, in the words of a command and of `--lora-modules`."""
+"""Requests to load an adapter, from commands and from `--lora-modules`."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,7 +14,7 @@ from inlay.errors import InvalidRequestError, NotFoundError
 
 
 class LoadAdapterRequest(NamedTuple):
-    """What is to be loaded.
+    """An adapter to load.
 
     Attributes:
         name: what clients will call it.
@@ -31,7 +31,7 @@ class LoadAdapterRequest(NamedTuple):
     base: str | None = None
 
     def is_same(self, other: "LoadAdapterRequest") -> bool:
-        """Whether both give the same adapter the same name."""
+        """True if both give the same adapter the same name."""
         return self[:3] == other[:3]
 
 

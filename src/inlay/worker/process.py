@@ -33,7 +33,7 @@ ARENA_BYTES = 256 * 1024 * 1024
 FLEET_ARENA_BYTES = 1024 * 1024
 """Of a worker whose requests come over direct connections."""
 STOP_SECONDS = 1.0
-"""What a worker gets to end in once nothing is asked of it; it has no state to save."""
+"""Seconds that a worker may take to end; it has no state to save."""
 
 
 class WorkerProcess:
@@ -58,12 +58,12 @@ class WorkerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """True while it runs."""
         return self._process.returncode is None
 
     @property
     def fate(self) -> str:
-        """How it ended, in words that follow "the worker process"."""
+        """Description of its end, in words that follow "the worker process"."""
         status = self._process.returncode
         if status is None:
             return "runs"

@@ -13,7 +13,7 @@ from inlay.request import Command, EmbedOutput, Emit, EmitEmbedOutput, Output
 log = logging.getLogger(__name__)
 
 Mode: TypeAlias = Literal["abort", "wait"]
-"""What becomes of the running requests, as vLLM calls it.
+"""Treatment of the running requests, as vLLM names it.
 
 They are aborted at once, or when they have not ended in time.
 """
@@ -23,7 +23,7 @@ LEVELS = (1, 2)
 TAGS = ("weights", "kv_cache")
 WAIT_SECONDS = 30.0
 ABORT_SECONDS = 60.0
-"""What an engine gets to end requests that were aborted; a step may be long."""
+"""Seconds that an engine may take to end aborted requests; a step may be long."""
 
 
 class RunningRequests:
@@ -72,7 +72,7 @@ class RunningRequests:
             self._idle.set()
 
     async def none(self, within: float) -> bool:
-        """Whether there is none before `within` seconds have passed."""
+        """Wait for their end; False if some run after `within` seconds."""
         try:
             async with liveness.timeout(within):
                 await self._idle.wait()

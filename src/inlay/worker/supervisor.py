@@ -22,7 +22,7 @@ Start: TypeAlias = Callable[[Sequence[Command]], Awaitable[WorkerProcess]]
 
 @dataclass(frozen=True)
 class Backoff:
-    """How long to wait before the next start: twice as long as before the last, in seconds.
+    """Seconds to wait before the next start: twice as long as before the last.
 
     Attributes:
         first: after the first death, and after one that follows a stable time.
@@ -70,7 +70,7 @@ class Supervisor:
 
     @property
     def runs(self) -> bool:
-        """Whether there is a process now."""
+        """True if there is a process now."""
         return self._process is not None
 
     def kill(self) -> None:
@@ -159,7 +159,7 @@ def _reason(process: WorkerProcess, link: Link) -> str:
 
 
 def restoring(card: ModelCard | None) -> list[Command]:
-    """What makes a new worker what the one was that announced `card` last."""
+    """Return the commands that restore the adapters and the sleep of `card` at a new worker."""
     if card is None:
         return []
     commands = [

@@ -31,7 +31,7 @@ _Owner: TypeAlias = "Buffer | npt.NDArray[np.uint8]"
 
 @dataclass(slots=True)
 class _Placement:
-    """What lies in a part of the arena.
+    """The use of a part of the arena.
 
     The copy of a buffer, or whatever is written through an array that was handed out.
     """

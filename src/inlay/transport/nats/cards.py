@@ -1,4 +1,4 @@
-"""What a namespace keeps in NATS' key-value storage: the workers' cards."""
+"""Workers' cards in the key-value storage of NATS."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -19,12 +19,12 @@ from inlay.transport.nats.connection import Connection
 T = TypeVar("T")
 
 CARD_SECONDS = 3600.0
-"""How long a card is kept that nobody renews.
+"""Seconds for which a card is kept that nobody renews.
 
 It only cleans up: who is there is judged by heartbeats.
 """
 AGREE_SECONDS = 10.0
-"""How long servers that have just started may take to agree who keeps what."""
+"""Seconds that servers which have just started may take to elect leaders."""
 _RETRY_SECONDS = 0.3
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -61,7 +61,7 @@ async def bucket(
 async def storage(
     connection: Connection, name: str, find: Callable[[JetStreamContext], Awaitable[T]]
 ) -> T:
-    """What `find` finds or makes of the server's storage, once that is ready to say.
+    """Return what `find` finds or makes in the server's storage, once that is ready.
 
     Args:
         connection: to NATS.

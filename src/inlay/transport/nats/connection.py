@@ -23,7 +23,7 @@ Take: TypeAlias = Callable[[Msg], None]
 """Takes a message on the event loop; must not block."""
 
 CONNECT_SECONDS = 10.0
-"""How long the first connection may take where something listens.
+"""Seconds that the first connection may take where something listens.
 
 Where nothing does, the settings say how long to wait.
 """
@@ -143,7 +143,7 @@ class Connection:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection now."""
+        """True if there is a connection now."""
         return self._since is not None and self._client.is_connected
 
     @property

@@ -38,16 +38,16 @@ from inlay.transport.nats.member import Member
 T = TypeVar("T")
 
 WAIT_SECONDS = 15.0
-"""How long NATS may be away, or not keep anything, before whoever waits for it is told."""
+"""Seconds that NATS may be away before a call fails."""
 CHUNK_BYTES = 512 * 1024
 _SPARE_BYTES = 4096
 """Bytes of a message that are not its payload, at most."""
 _AGAIN_SECONDS = 0.2
 _MARKER_SECONDS = 60
-"""How long a removed record leaves a mark, by which those who read it before learn that it is gone."""
+"""Seconds for which a removed record leaves a mark, for those who read it before."""
 _LIST_SECONDS = 60.0
 _NO_ROOM = frozenset({10002, 10023, 10028, 10047, 10077, 10122})
-"""What JetStream answers, by its own numbers, when a bound on bytes is reached."""
+"""Error codes of JetStream when a bound on bytes is reached."""
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class _Options(msgspec.Struct):
 
 
 class _Object(msgspec.Struct, kw_only=True):
-    """What NATS' object store keeps of an object, in JSON."""
+    """An object's record in the object store of NATS, as JSON."""
 
     name: str
     bucket: str

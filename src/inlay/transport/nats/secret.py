@@ -18,7 +18,7 @@ _TRIES = 3
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """What the namespace knows of its secret; `root` is empty where it is in files."""
+    """The namespace's record of its secret; `root` is empty where it is in files."""
 
     fingerprint: str
     root: bytes = b""

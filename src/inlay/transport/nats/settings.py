@@ -19,7 +19,7 @@ _namespace = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
 class NatsSettings(BaseModel):
-    """Where NATS is, how to be let in, and which fleet is meant."""
+    """Addresses of NATS, credentials, and the namespace of the fleet."""
 
     model_config = ConfigDict(frozen=True, defer_build=True)
 
@@ -110,7 +110,7 @@ class NatsSettings(BaseModel):
         return bool(self.credentials()) or any(urlsplit(url).username for url in self.urls)
 
     def credentials(self) -> dict[str, str]:
-        """What of files the client is to log in with, as it calls them.
+        """Return the credential files, by the client's names for them.
 
         Raises `InvalidRequestError` when one cannot be read.
         """
@@ -123,7 +123,7 @@ class NatsSettings(BaseModel):
         return {name: str(file) for name, file in given.items() if file is not None}
 
     def tls(self) -> ssl.SSLContext | None:
-        """How the connection is encrypted, or None where these settings ask for nothing of their own.
+        """Return the TLS context; None where these settings ask for nothing of their own.
 
         Raises:
             InvalidRequestError: a file cannot be used.

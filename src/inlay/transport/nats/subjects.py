@@ -34,11 +34,11 @@ class Subjects:
         return f"inlay.{self.namespace}.roll"
 
     def cache_events(self, worker: str = "*") -> str:
-        """What workers tell of their caches."""
+        """Cache events of workers."""
         return f"inlay.{self.namespace}.cache.{worker}"
 
     def loads(self, frontend: str = "*") -> str:
-        """What frontends tell each other of what they have sent."""
+        """Loads that frontends have sent to workers."""
         return f"inlay.{self.namespace}.load.{frontend}"
 
     @property
@@ -48,7 +48,7 @@ class Subjects:
 
     @property
     def deleted_prompts(self) -> str:
-        """What frontends tell each other of stored prompts that were deleted."""
+        """Stored prompts that frontends have deleted."""
         return f"inlay.{self.namespace}.deleted"
 
     @property
@@ -63,5 +63,5 @@ class Subjects:
 
 
 def last_token(subject: str) -> str:
-    """What a subject ends in."""
+    """Return the last token of a subject."""
     return subject.rpartition(".")[2]
