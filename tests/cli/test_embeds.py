@@ -109,7 +109,7 @@ def test_messages_come_from_a_file_bare_or_as_a_request_has_them(
         (["--text", "a", "-o", "/nowhere/rows"], "--output /nowhere/rows: No such file", 2),
         (
             ["--text", "a", "--format", "pickle"],
-            "--format: input should be 'safetensors', 'torch' or 'npy'",
+            "--format: must be 'safetensors', 'torch' or 'npy', got 'pickle'",
             2,
         ),
         (["--text", "a", "--format", "npy", "-o", "x"], "npy format has no bfloat16", 2),

@@ -35,7 +35,7 @@ async def served(nats_server: NatsServer) -> AsyncIterator[tuple[str, Fleet]]:
         model=str(tiny_embedding("bert")), task="embed", served_model_name=["tiny"]
     )
     for _ in range(2):
-        await fleet.worker(engines.create(settings, SECRET))
+        await fleet.worker(engines.create(settings, SECRET), secret=SECRET)
     plane = await fleet.frontend(SECRET)
     await found(plane, 2)
     app = build_app(Router(plane), FrontendSettings(port=0), secret=SECRET)

@@ -103,7 +103,7 @@ def test_a_browser_shows_the_pages_without_complaint(
     assert said == []
     for text in (
         'id="post-v1-completions"',
-        "wins over prompt",
+        "takes precedence",
         ">admin</span>",
         "Answer, text/event-stream: ChatChunk",
     ):

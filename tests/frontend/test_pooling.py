@@ -278,9 +278,14 @@ def test_a_wrong_route_names_the_right_ones(embedder: str, classifier: str, plai
     }
     for path, body in generating.items():
         refused(
-            post(embedder, path, model="tiny", **body), "model", "--task embed", "/v1/embeddings"
+            post(embedder, path, model="tiny", **body),
+            "model",
+            "makes embeddings",
+            "/v1/embeddings",
         )
-        refused(post(classifier, path, model="tiny", **body), "model", "--task score", "/classify")
+        refused(
+            post(classifier, path, model="tiny", **body), "model", "--task generate", "/classify"
+        )
     refused(
         post(embedder, "/classify", input="x"), "model", "no classification head", "/v1/embeddings"
     )
@@ -288,4 +293,4 @@ def test_a_wrong_route_names_the_right_ones(embedder: str, classifier: str, plai
         asked: dict[str, Any] = (
             {"query": "x", "documents": ["y"]} if "rerank" in path else {"input": "x"}
         )
-        refused(post(plain_url, path, **asked), "model", "--task generate", "/v1/chat/completions")
+        refused(post(plain_url, path, **asked), "model", "generates text", "/v1/chat/completions")

@@ -30,6 +30,8 @@ UNREACHABLE_SECONDS = 1.0
 RECEIVE_BYTES = 1 << 30
 """Bytes of large answers that may be received or used at a time."""
 _RETRY_SECONDS = 0.25
+_MAX_WAIT = 2.0
+"""Seconds between attempts to connect to a worker that cannot be reached."""
 
 _cache_events = msgspec.msgpack.Decoder(CacheEvents)
 _loads = msgspec.msgpack.Decoder(FrontendLoad)
@@ -151,10 +153,13 @@ class NatsPlane:
         self._tell()
 
     async def _keep(self, id_: str, connected: _Connected) -> None:
+        wait = _RETRY_SECONDS
         try:
             while connected.wanted:
+                dialled = connected.dialled
                 await self._connect(id_, connected)
-                await asyncio.sleep(_RETRY_SECONDS)
+                wait = _RETRY_SECONDS if connected.dialled > dialled else min(2 * wait, _MAX_WAIT)
+                await asyncio.sleep(wait)
         finally:
             if self._connected.get(id_) is connected:
                 del self._connected[id_]
