@@ -165,7 +165,7 @@ def _who(seed: Path | None, rest: Sequence[str]) -> str:
     if says_who(rest):
         return "access is set by the words after --"
     return (
-        "everyone who reaches it may connect and read prompts and the secret; --credentials asks "
+        "everyone who reaches it may connect and read the secret of the fleet; --credentials asks "
         "for a key"
     )
 
