@@ -42,7 +42,7 @@ WORDS = (
 def _parts() -> Any:
     """What is fuzzed: imported late, so that it can be instrumented."""
     from inlay.errors import InlayError
-    from inlay.frontend.bodies import memory, multipart
+    from inlay.http.bodies import memory, multipart
     from inlay.tensors import ReadLimits
 
     return SimpleNamespace(
@@ -194,7 +194,7 @@ def seeds() -> list[bytes]:
 
 def main(options: Sequence[str]) -> None:
     """Run what the module's docstring says."""
-    with instrumented("inlay.frontend.bodies.multipart", "inlay.frontend.bodies.memory"):
+    with instrumented("inlay.http.bodies.multipart", "inlay.http.bodies.memory"):
         _parts()
     inputs = seeds()
     with small_limits():

@@ -81,17 +81,19 @@ class _Call(Protocol):
 @cache
 def _routes() -> _Routes:
     """Imported late, so that they can be instrumented."""
+    from inlay.api.generation import sampling
+    from inlay.api.openai.chat import route as chat
+    from inlay.api.openai.completions import route as completions
+    from inlay.api.openai.responses import route as responses
     from inlay.card import Adapter, Limits, ModelCard
     from inlay.digest import Secret
-    from inlay.frontend.bodies import base64_extractor as lift
-    from inlay.frontend.bodies.admission import Reservation
-    from inlay.frontend.bodies.memory import Room, private
-    from inlay.frontend.callers.auth import ANYONE
-    from inlay.frontend.errors import error_json
-    from inlay.frontend.generation import chat, completions, sampling
-    from inlay.frontend.responses import route as responses
-    from inlay.frontend.server import Call, Server
-    from inlay.frontend.settings import FrontendSettings
+    from inlay.http.bodies import base64_extractor as lift
+    from inlay.http.bodies.accounting import Reservation
+    from inlay.http.bodies.memory import Room, private
+    from inlay.http.callers.auth import ANYONE
+    from inlay.http.errors import error_json
+    from inlay.http.server import Call, Server
+    from inlay.http.settings import FrontendSettings
     from inlay.prompt import Buffer
     from inlay.router import Router, ServedModel
     from inlay.store import PromptStore
@@ -429,7 +431,7 @@ def fuzz(target: str, executions: int, seed: int) -> int:
 
 def _guided(target: str, options: Sequence[str]) -> None:
     # The readers of files have targets of their own.
-    with instrumented("inlay.frontend", "inlay.render"):
+    with instrumented("inlay.http", "inlay.api", "inlay.render"):
         _routes()
     inputs = corpus(target)
     run(

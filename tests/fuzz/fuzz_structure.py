@@ -52,7 +52,7 @@ WORDS = (
 def _parts() -> Any:
     """What is fuzzed: imported late, so that it can be instrumented."""
     from inlay.errors import InvalidRequestError
-    from inlay.frontend.bodies import structure
+    from inlay.http.bodies import structure
 
     return SimpleNamespace(refused=InvalidRequestError, structure=structure)
 
@@ -215,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         passed = fuzz(options.executions, options.seed)
         print(f"{options.executions} executions, {passed} let pass")
         return
-    with instrumented("inlay.frontend.bodies.structure"):
+    with instrumented("inlay.http.bodies.structure"):
         _parts()
     with small_limits():
         run(check, _MUTATIONS, options.atheris, [CORPUS])

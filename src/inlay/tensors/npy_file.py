@@ -7,6 +7,7 @@ Layout: NEP 1 and `numpy.lib.format`.
 
 import io
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,12 @@ _PAIR = re.compile(
 _SIZES = re.compile(r" *(?:[0-9]{1,18} *, *)*(?:[0-9]{1,18} *)?")
 
 
-def read_npy(container: memoryview) -> Tensor:
+def read_npy(container: memoryview, dtypes: Mapping[str, str] = _DTYPES) -> Tensor:
     """The array in a `.npy` file. Fortran order is turned into C order, which copies.
+
+    Args:
+        container: the file.
+        dtypes: allowed ones, by numpy's notation.
 
     Raises:
         EmbeddingsError: not a well-formed file of one float array that fills all its data.
@@ -44,10 +49,10 @@ def read_npy(container: memoryview) -> Tensor:
             f"{MAX_HEADER_BYTES}"
         )
     descr, fortran, shape = _header(bytes(container[start : start + length]))
-    dtype = _DTYPES.get(descr)
+    dtype = dtypes.get(descr)
     if dtype is None:
         raise refused(
-            f"a .npy file of dtype {quoted(descr)}{_advice(descr)}; allowed: {', '.join(_DTYPES)}"
+            f"a .npy file of dtype {quoted(descr)}{_advice(descr)}; allowed: {', '.join(dtypes)}"
         )
     data = container[start + length :]
     strides = tuple(reversed(c_strides(tuple(reversed(shape))))) if fortran else c_strides(shape)

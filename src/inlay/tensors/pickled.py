@@ -78,6 +78,9 @@ STORAGE_DTYPES: dict[str, str] = {
 }
 """dtypes that have a storage class of their own in module `torch`."""
 
+INTEGER_STORAGES: dict[str, str] = {"LongStorage": "int64", "IntStorage": "int32"}
+"""The same of integers, which only `inlay.tensors.integers` takes."""
+
 _UNTYPED_STORAGE = Name("torch.storage", "UntypedStorage")
 _TENSOR_DTYPES = {
     Name("torch", dtype): dtype
@@ -94,7 +97,9 @@ _TENSOR_TYPES = {
     Name("torch.nn.parameter", "Parameter"),
     Name("torch.nn.parameter", "Buffer"),
 }
-_STORAGE_TYPES = {Name("torch", name): dtype for name, dtype in STORAGE_DTYPES.items()}
+_STORAGE_TYPES = {
+    Name("torch", name): dtype for name, dtype in (STORAGE_DTYPES | INTEGER_STORAGES).items()
+}
 _NAMES = {
     _UNTYPED_STORAGE,
     _ORDERED_DICT,
@@ -349,11 +354,11 @@ def _name(module: str, attribute: str) -> Name:
     if attribute in _KINDS and module.startswith("torch."):
         raise refused(_KINDS[attribute])
     if module == "torch" and attribute.endswith("Storage"):
-        raise _wrong_dtype(attribute.removesuffix("Storage").lower())
+        raise wrong_dtype(attribute.removesuffix("Storage").lower())
     if module == "torch" and attribute.startswith(
         ("float", "int", "uint", "bool", "complex", "bits", "quint", "qint")
     ):
-        raise _wrong_dtype(attribute)
+        raise wrong_dtype(attribute)
     if module.startswith("torch.nested."):
         raise refused(_KINDS["_rebuild_njt"])
     raise refused(
@@ -361,7 +366,8 @@ def _name(module: str, attribute: str) -> Name:
     )
 
 
-def _wrong_dtype(name: str) -> Exception:
+def wrong_dtype(name: str) -> Exception:
+    """The error for a tensor of a dtype that rows cannot have."""
     return refused(
         f"a tensor of dtype {quoted(name)}; allowed: {', '.join(_TENSOR_DTYPES.values())}"
     )

@@ -35,7 +35,8 @@ def prompts_of(tensor: Tensor, *, max_prompts: int = MAX_PROMPTS) -> list[Tensor
         raise EmbeddingsError(
             "prompt_embeds must be a torch.Tensor of shape (num_tokens, hidden) or (batch, "
             "num_tokens, hidden); "
-            f"got shape {tensor.shape}"
+            f"got shape {tensor.shape}",
+            reason="format",
         )
     batch, num_tokens, hidden = tensor.shape
     if batch > max_prompts:
@@ -85,20 +86,23 @@ def to_rows(
         raise EmbeddingsError(f"no model has dtype {dtype!r}; allowed: bfloat16, float16, float32")
     if len(tensor.shape) != 2:
         raise EmbeddingsError(
-            f"rows must be a torch.Tensor of shape (num_tokens, hidden); got shape {tensor.shape}"
+            f"rows must be a torch.Tensor of shape (num_tokens, hidden); got shape {tensor.shape}",
+            reason="format",
         )
     if tensor.table_id is not None and table_id is not None and tensor.table_id != table_id:
         raise EmbeddingsError(
             f"prompt_embeds were made for embedding table {quoted(tensor.table_id)}; the model's "
             "embedding table is "
-            f"{quoted(table_id)}"
+            f"{quoted(table_id)}",
+            reason="table",
         )
     num_tokens, hidden = tensor.shape
     if hidden != hidden_size:
         raise EmbeddingsError(
             f"size of tensor must match the model's hidden size: got {hidden} in shape "
             f"{tensor.shape}, "
-            f"the model takes {hidden_size}"
+            f"the model takes {hidden_size}",
+            reason="shape",
         )
     bits = np.frombuffer(tensor.data.view, BITS_DTYPES[DTYPE_SIZES[tensor.dtype]])
     _check_magnitude(bits, tensor, dtype, max_abs)
@@ -119,18 +123,21 @@ def _check_magnitude(bits: Bits, tensor: Tensor, dtype: str, max_abs: float | No
     if largest >= non_finite:
         raise EmbeddingsError(
             f"prompt_embeds must be finite: row {first_row(non_finite)} holds a {tensor.dtype} NaN "
-            "or infinity"
+            "or infinity",
+            reason="not_finite",
         )
     cast_largest = int(cast(np.array([largest], bits.dtype), tensor.dtype, dtype)[0])
     value = value_of(largest, tensor.dtype)
     if cast_largest >= NON_FINITE[dtype]:
         raise EmbeddingsError(
             f"prompt_embeds must be finite as the model's {dtype}: row {first_row(largest)} holds "
-            f"{value:g} as {tensor.dtype}"
+            f"{value:g} as {tensor.dtype}",
+            reason="not_finite",
         )
     if max_abs is not None and value_of(cast_largest, dtype) > max_abs:
         raise EmbeddingsError(
             f"prompt_embeds exceed the largest magnitude allowed: row {first_row(largest)} holds "
             f"{value:g}; "
-            f"allowed: at most {max_abs:g}"
+            f"allowed: at most {max_abs:g}",
+            reason="magnitude",
         )

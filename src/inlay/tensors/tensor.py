@@ -29,6 +29,11 @@ NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
 BITS_DTYPES: dict[int, np.dtype[Any]] = {size: np.dtype(f"<u{size}") for size in (1, 2, 4, 8)}
 """Unsigned integers by size in bytes: elements moved or compared as bits."""
 
+INTEGER_DTYPES: dict[str, np.dtype[Any]] = {"int32": np.dtype("<i4"), "int64": np.dtype("<i8")}
+"""numpy's dtype for each dtype of small tensors of integers, which `read` refuses."""
+
+_SIZES = DTYPE_SIZES | {name: dtype.itemsize for name, dtype in INTEGER_DTYPES.items()}
+
 MIN_BYTES = 100
 """Decoded bytes under which no container can hold a tensor."""
 
@@ -80,12 +85,14 @@ def check_size(num_bytes: int, *, limits: ReadLimits) -> None:
     """
     if num_bytes < MIN_BYTES:
         raise EmbeddingsError(
-            f"prompt_embeds decoded data must be at least {MIN_BYTES} bytes, got {num_bytes} bytes"
+            f"prompt_embeds decoded data must be at least {MIN_BYTES} bytes, got {num_bytes} bytes",
+            reason="too_small",
         )
     if num_bytes > limits.max_bytes:
         raise EmbeddingsError(
             f"prompt_embeds exceeds maximum size of {_size(limits.max_bytes)}: got {num_bytes} "
-            "bytes after decoding"
+            "bytes after decoding",
+            reason="too_large",
         )
 
 
@@ -104,7 +111,8 @@ def refused(what: str) -> EmbeddingsError:
     return EmbeddingsError(
         "prompt_embeds must be a torch.Tensor: one dense floating-point tensor, written by "
         "torch.save, safetensors or "
-        f"numpy.save; got {what}"
+        f"numpy.save; got {what}",
+        reason="format",
     )
 
 
@@ -128,7 +136,7 @@ def dense(
 
     Args:
         view: the storage, bytes.
-        dtype: one of `DTYPE_SIZES`.
+        dtype: one of `DTYPE_SIZES` or `INTEGER_DTYPES`.
         shape: elements in each dimension.
         strides: elements from one index to the next in each dimension, C order if None.
         offset: first element.
@@ -137,7 +145,7 @@ def dense(
         EmbeddingsError: empty, out of bounds, overlapping, or with more dimensions than any prompt
             has.
     """
-    size = DTYPE_SIZES[dtype]
+    size = _SIZES[dtype]
     if len(shape) > MAX_DIMENSIONS:
         raise refused(f"a tensor of {len(shape)} dimensions; allowed: at most {MAX_DIMENSIONS}")
     if any(n <= 0 for n in shape):

@@ -6,7 +6,15 @@ import zipfile
 from inlay.prompt import DTYPE_SIZES
 from inlay.tensors import pickled
 from inlay.tensors.archive import records
-from inlay.tensors.tensor import MAX_TABLE_ID_LENGTH, Tensor, c_strides, dense, quoted, refused
+from inlay.tensors.tensor import (
+    INTEGER_DTYPES,
+    MAX_TABLE_ID_LENGTH,
+    Tensor,
+    c_strides,
+    dense,
+    quoted,
+    refused,
+)
 
 _PICKLE = "data.pkl"
 _TABLE_ID = ".inlay/embedding_table_id"
@@ -21,6 +29,23 @@ def read_torch(container: memoryview) -> Tensor:
     Raises:
         EmbeddingsError: not the zip form of one dense float tensor.
     """
+    contents, prefix, value, view = stored(container)
+    if value.dtype not in DTYPE_SIZES:
+        raise pickled.wrong_dtype("long" if value.dtype == "int64" else "int")
+    data = dense(view, value.dtype, value.shape, strides=value.strides, offset=value.offset)
+    return Tensor(
+        data, value.dtype, value.shape, "torch", _table_id(contents.get(prefix + _TABLE_ID))
+    )
+
+
+def stored(
+    container: memoryview,
+) -> tuple[dict[str, memoryview], str, pickled.StoredTensor, memoryview]:
+    """The records of an archive, their folder, the tensor in it, and the bytes of its storage.
+
+    Raises:
+        EmbeddingsError: not the zip form of one dense tensor.
+    """
     contents = records(container)
     prefix = _prefix(contents)
     _check_byteorder(contents.get(prefix + "byteorder"))
@@ -31,15 +56,18 @@ def read_torch(container: memoryview) -> Tensor:
     view = contents.get(f"{prefix}data/{storage.key}")
     if view is None:
         raise refused(f"a tensor whose storage {quoted(storage.key)} is not in the archive")
-    size = DTYPE_SIZES[storage.dtype] if storage.dtype is not None else 1
+    size = 1
+    if storage.dtype is not None:
+        size = (
+            INTEGER_DTYPES[storage.dtype].itemsize
+            if storage.dtype in INTEGER_DTYPES
+            else (DTYPE_SIZES[storage.dtype])
+        )
     if len(view) != storage.length * size:
         raise refused(
             f"a tensor whose storage should be {storage.length * size} bytes and is {len(view)}"
         )
-    data = dense(view, value.dtype, value.shape, strides=value.strides, offset=value.offset)
-    return Tensor(
-        data, value.dtype, value.shape, "torch", _table_id(contents.get(prefix + _TABLE_ID))
-    )
+    return contents, prefix, value, view
 
 
 def _prefix(contents: dict[str, memoryview]) -> str:

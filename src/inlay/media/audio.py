@@ -1,0 +1,340 @@
+"""Formats and lengths of audio files, from their headers alone, and rows of audio encoders.
+
+As for images, content decides the format, nothing is decoded, and a length is never more than the
+bytes can hold. A decoder may give some samples more or less than an MP3's frames promise; whoever
+decodes cuts or pads to the number that is told here, as positions were counted by it.
+
+Sources: RIFF WAVE (Microsoft, 1994), RFC 9639 (FLAC), ISO 11172-3 and 13818-3 (MPEG audio), LAME's
+info tag.
+"""
+
+import struct
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from inlay.errors import InvalidRequestError
+from inlay.media.geometry import Layout, layout_of
+from inlay.prompt import Tokens
+
+FORMATS = ("WAV", "FLAC", "MP3")
+"""Formats that are read."""
+
+MAX_SECONDS = 600.0
+"""Default bound of an audio file's length."""
+
+_MAX_CHUNKS = 65536
+_MIN_RATE, _MAX_RATE = 1000, 384_000
+_MAX_CHANNELS = 32
+
+
+class AudioHeader(NamedTuple):
+    """The header of an audio file.
+
+    Attributes:
+        format: one of `FORMATS`.
+        rate: samples a second of one channel.
+        channels: of the file.
+        samples: of one channel.
+    """
+
+    format: str
+    rate: int
+    channels: int
+    samples: int
+
+    @property
+    def seconds(self) -> float:
+        """Length."""
+        return self.samples / self.rate
+
+    def samples_at(self, rate: int) -> int:
+        """Samples of one channel after resampling, rounded up; resampling must give as many."""
+        return -(-self.samples * rate // self.rate)
+
+
+class AudioFrames(msgspec.Struct, frozen=True, kw_only=True, tag="audio_frames"):
+    """Spectrum frames that a Whisper-like encoder takes four to a row.
+
+    Family: Qwen2-Audio.
+
+    Attributes:
+        rate: samples a second that the encoder takes.
+        hop: samples from one frame to the next.
+        max_samples: of an item.
+    """
+
+    rate: int
+    hop: int
+    max_samples: int
+
+    def layout(self, samples: int) -> Layout:
+        """The layout of `samples` samples at `rate`.
+
+        Raises:
+            InvalidRequestError: more than `max_samples`, which the encoder would not hear.
+        """
+        if samples > self.max_samples:
+            raise InvalidRequestError(
+                f"audio is {samples / self.rate:.1f} s long; this model hears at most "
+                f"{self.max_samples / self.rate:g} s of an item"
+            )
+        frames = -(-samples // self.hop)
+        return layout_of([max(0, ((frames - 1) // 2 + 1 - 2) // 2 + 1)], (1, frames))
+
+
+class AudioChunks(msgspec.Struct, frozen=True, kw_only=True, tag="audio_chunks"):
+    """Chunks of one length, filled up with silence, with the same number of rows each.
+
+    Family: Voxtral.
+
+    Attributes:
+        rate: samples a second that the encoder takes.
+        chunk: samples of a chunk.
+        rows: of a chunk.
+        start: token before all rows.
+    """
+
+    rate: int
+    chunk: int
+    rows: int
+    start: int
+
+    def layout(self, samples: int) -> Layout:
+        """The layout of `samples` samples at `rate`."""
+        chunks = -(-samples // self.chunk)
+        return layout_of([Tokens((self.start,)), chunks * self.rows], (chunks, self.chunk))
+
+
+AudioGeometry: TypeAlias = AudioFrames | AudioChunks
+"""Every kind of layout of audio."""
+
+
+def read_audio_header(
+    data: "bytes | bytearray | memoryview", *, max_seconds: float = MAX_SECONDS
+) -> AudioHeader:
+    """The header of an audio file.
+
+    Args:
+        data: the whole file.
+        max_seconds: longest that is allowed.
+
+    Raises:
+        InvalidRequestError: not audio of a known format, truncated or contradictory, or too long.
+    """
+    view = memoryview(data).cast("B")
+    format_, read = _sniff(view)
+    rate, channels, samples = read(view, max_seconds)
+    if not (_MIN_RATE <= rate <= _MAX_RATE and 1 <= channels <= _MAX_CHANNELS):
+        raise _malformed(format_, f"it has {channels} channels at {rate} Hz")
+    if samples < 1:
+        raise _malformed(format_, "it has no samples")
+    if samples > max_seconds * rate:
+        raise InvalidRequestError(
+            f"audio is {samples / rate:.1f} s long; allowed: {max_seconds:g} s"
+        )
+    return AudioHeader(format_, rate, channels, samples)
+
+
+_Found: TypeAlias = tuple[int, int, int]
+_Reader: TypeAlias = Callable[[memoryview, float], _Found]
+
+_OTHERS = (
+    (b"OggS", "Ogg (Opus, Vorbis)"),
+    (b"#!AMR", "AMR"),
+    (b"FORM", "AIFF"),
+    (b".snd", "AU"),
+    (b"\x1aE\xdf\xa3", "WebM or Matroska"),
+    (b"RF64", "RF64"),
+    (b"MThd", "MIDI"),
+    (b"0&\xb2u", "Windows Media (ASF)"),
+)
+
+
+def _sniff(view: memoryview) -> tuple[str, _Reader]:
+    head = bytes(view[:16])
+    if head[:4] == b"RIFF" and head[8:12] == b"WAVE":
+        return "WAV", _wav
+    if head[:4] == b"fLaC":
+        return "FLAC", _flac
+    if head[:3] == b"ID3" or _mpeg_frame(view, 0) is not None:
+        return "MP3", _mp3
+    looks = f"of no known format begins with {head[:8].hex()}" if head else "is empty"
+    for magic, name in _OTHERS:
+        if head.startswith(magic):
+            looks = f"looks like {name}"
+    if head[4:8] == b"ftyp":
+        looks = "looks like MP4 or M4A"
+    elif head[:1] == b"\xff" and len(head) > 1 and head[1] & 0xF6 == 0xF0:
+        looks = "looks like AAC"
+    raise InvalidRequestError(
+        f"audio {looks}; formats that are read: {', '.join(FORMATS)} (by content)"
+    )
+
+
+def _wav(view: memoryview, max_seconds: float) -> _Found:
+    del max_seconds
+    at, form = 12, None
+    for _ in range(_MAX_CHUNKS):
+        kind, length = _unpack("<4sI", view, at, "WAV")
+        here = len(view) - at - 8
+        if kind == b"data":
+            if form is None:
+                raise _malformed("WAV", "its samples come before their format")
+            if length == 0xFFFFFFFF:  # written by a program that did not know the length yet
+                length = here
+            if length > here:
+                raise _malformed("WAV", f"it says {length} bytes of samples and holds {here}")
+            rate, channels, width = form
+            return rate, channels, length // width
+        if length > here:
+            raise _malformed("WAV", "it is truncated")
+        if kind == b"fmt ":
+            form = _wav_format(view[at + 8 : at + 8 + length])
+        at += 8 + length + length % 2
+    raise _malformed("WAV", f"it has more than {_MAX_CHUNKS} chunks")
+
+
+_WAV_BITS = {1: (8, 16, 24, 32), 3: (32, 64), 6: (8,), 7: (8,)}
+"""Bits of a sample by kind: integers, floats, A-law, mu-law."""
+
+
+def _wav_format(body: memoryview) -> tuple[int, int, int]:
+    """Rate, channels and bytes of one sample of all channels."""
+    kind, channels, rate, _, width, bits = _unpack("<HHIIHH", body, 0, "WAV")
+    if kind == 0xFFFE:  # extensible: the kind begins its identifier
+        (kind,) = _unpack("<H", body, 24, "WAV")
+    if bits not in _WAV_BITS.get(kind, ()):
+        raise InvalidRequestError(
+            f"audio is a WAV of kind {kind} with {bits} bits; read are integers of 8 to 32 bits, "
+            "floats, A-law and mu-law"
+        )
+    if not channels or width != channels * bits // 8:
+        raise _malformed("WAV", f"{channels} channels of {bits} bits take {width} bytes")
+    return rate, channels, width
+
+
+def _flac(view: memoryview, max_seconds: float) -> _Found:
+    del max_seconds
+    kind, length = _flac_block(view, 4)
+    if kind != 0 or length != 34:
+        raise _malformed("FLAC", "it does not begin with its stream's facts")
+    largest, packed = _unpack(">2xH6xQ", view, 8, "FLAC")
+    rate, channels = packed >> 44, (packed >> 41 & 7) + 1
+    samples = packed & (1 << 36) - 1
+    if not samples:
+        raise _malformed("FLAC", "it does not say how many samples it has")
+    at = 4
+    for _ in range(_MAX_CHUNKS):
+        last = view[at] >> 7
+        at += 4 + _flac_block(view, at)[1]
+        if last:
+            break
+        _flac_block(view, at)
+    # A frame takes at least 6 bytes of header, 2 for each channel's samples, and 2 of checksum.
+    frames = max(0, len(view) - at) // (8 + 2 * channels)
+    if samples > frames * largest:
+        raise _malformed("FLAC", f"{len(view)} bytes cannot hold {samples} samples")
+    return rate, channels, samples
+
+
+def _flac_block(view: memoryview, at: int) -> tuple[int, int]:
+    """Kind and length of a metadata block."""
+    kind, high, low = _unpack(">BBH", view, at, "FLAC")
+    return kind & 0x7F, high << 16 | low
+
+
+_BITRATES_1 = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
+_BITRATES_2 = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
+_RATES = (44100, 48000, 32000)
+
+
+class _Frame(NamedTuple):
+    size: int
+    rate: int
+    channels: int
+    samples: int
+    info: int  # where an info tag would stand, from the frame's beginning
+
+
+def _mpeg_frame(view: memoryview, at: int) -> _Frame | None:
+    """The frame of MPEG audio, layer III, that begins at `at`, or None."""
+    if at + 4 > len(view) or view[at] != 0xFF or view[at + 1] & 0xE6 != 0xE2:
+        return None
+    version = view[at + 1] >> 3 & 3  # 0: 2.5, 2: 2, 3: 1
+    bitrate, rate, padding = view[at + 2] >> 4, view[at + 2] >> 2 & 3, view[at + 2] >> 1 & 1
+    if version == 1 or bitrate in (0, 15) or rate == 3:
+        return None
+    mono = view[at + 3] >> 6 == 3
+    hertz = _RATES[rate] >> (0 if version == 3 else 1 if version == 2 else 2)
+    kilobits = (_BITRATES_1 if version == 3 else _BITRATES_2)[bitrate]
+    samples = 1152 if version == 3 else 576
+    side = (17 if mono else 32) if version == 3 else (9 if mono else 17)
+    size = samples // 8 * kilobits * 1000 // hertz + padding
+    return _Frame(size, hertz, 1 if mono else 2, samples, 4 + side)
+
+
+def _mp3(view: memoryview, max_seconds: float) -> _Found:
+    at = 0
+    if bytes(view[:3]) == b"ID3":
+        flags, *sizes = _unpack("5xB4B", view, 0, "MP3")
+        if any(size & 0x80 for size in sizes):
+            raise _malformed("MP3", "the size of its tag is wrong")
+        at = 10 + (sizes[0] << 21 | sizes[1] << 14 | sizes[2] << 7 | sizes[3])
+        at += 10 if flags & 0x10 else 0
+    first = _mpeg_frame(view, at)
+    if first is None:
+        raise _malformed("MP3", f"no frame begins at byte {at}")
+    trimmed = _info(view, at, first)
+    if trimmed is not None:  # the frame of the tag holds no sound
+        at += first.size
+    samples, most = 0, max_seconds * first.rate
+    while samples <= most:
+        frame = _mpeg_frame(view, at)
+        if frame is None or at + frame.size > len(view):
+            break
+        if frame.rate != first.rate:
+            raise _malformed("MP3", f"its rate changes from {first.rate} to {frame.rate} Hz")
+        samples += frame.samples
+        at += frame.size
+    return first.rate, first.channels, samples - min(samples, trimmed or 0)
+
+
+def _info(view: memoryview, at: int, frame: _Frame) -> int | None:
+    """Samples that an encoder added, by the info tag in a frame; None where it is no tag."""
+    tag = at + frame.info
+    if bytes(view[tag : tag + 4]) not in (b"Xing", b"Info"):
+        return 0 if bytes(view[at + 36 : at + 40]) == b"VBRI" else None
+    if tag + 8 > len(view):
+        return 0
+    (flags,) = _unpack(">I", view, tag + 4, "MP3")
+    delays: int = tag + 8 + 4 * (flags & 1) + 4 * (flags >> 1 & 1) + 100 * (flags >> 2 & 1)
+    delays += 4 * (flags >> 3 & 1) + 21
+    if delays + 3 > min(len(view), at + frame.size):
+        return 0
+    return (view[delays] << 4 | view[delays + 1] >> 4) + (
+        (view[delays + 1] & 15) << 8 | view[delays + 2]
+    )
+
+
+def _unpack(layout: str, view: memoryview, at: int, format_: str) -> tuple[Any, ...]:
+    try:
+        return struct.unpack_from(layout, view, at)
+    except struct.error as error:
+        raise _malformed(format_, "it is truncated") from error
+
+
+def _malformed(format_: str, why: str) -> InvalidRequestError:
+    return InvalidRequestError(f"audio is a malformed {format_}: {why}")
+
+
+__all__ = [
+    "FORMATS",
+    "MAX_SECONDS",
+    "AudioChunks",
+    "AudioFrames",
+    "AudioGeometry",
+    "AudioHeader",
+    "read_audio_header",
+]

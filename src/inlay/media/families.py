@@ -1,0 +1,208 @@
+"""Families of models that take media, and the `MediaSpec` of each from its configuration files."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from inlay.errors import InvalidRequestError
+from inlay.media.audio import AudioChunks, AudioFrames
+from inlay.media.image_families import IMAGE_FAMILIES, area_of, placeholder_of
+from inlay.media.model_files import ModelFiles, Section
+from inlay.media.spec import MAX_PIXELS, Kind, MediaSpec, Placeholder
+from inlay.media.video import FrameGrid
+
+REFUSED = {
+    "paligemma": "attention in its whole prompt, text too, is bidirectional",
+    "mllama": "its language model attends to images in layers of their own, not to rows",
+    "phi4_multimodal": "its language model takes ids and pixels, not rows",
+    "gemma3n": "its vision encoder is a model of another library (timm)",
+}
+"""Families with media that are not served, with the reason."""
+
+PROCESSOR_KWARGS = frozenset(
+    {
+        "do_image_splitting", "max_patches", "max_pixels", "max_soft_tokens", "min_patches",
+        "min_pixels", "size",
+    }
+)  # fmt: skip
+"""Settings that decide the rows of an image, and that `MediaSpec.processor_settings` passes on."""
+
+
+def spec_of(
+    directory: Path,
+    *,
+    weights_id: str = "",
+    backend: str = "pil",
+    max_pixels: int = MAX_PIXELS,
+    max_items: dict[Kind, int] | None = None,
+    video: bool = False,
+    processor_kwargs: Mapping[str, Any] | None = None,
+) -> MediaSpec | None:
+    """The facts about a model's media, or None where it takes none.
+
+    Args:
+        directory: of the model's files.
+        weights_id: identity of the model's weights, which the encoder's are part of.
+        backend: of the image processor, as it decides pixels and so rows.
+        max_pixels: largest area of an image.
+        max_items: most items of a kind in one prompt.
+        processor_kwargs: settings of the image processor in place of the files' own, of those in
+            `PROCESSOR_KWARGS`.
+        video: videos too, where the model takes them; most engines cannot read them.
+
+    Raises:
+        InvalidRequestError: a family with media that is not supported, or configuration files that
+            lack what its layout needs.
+    """
+    files = ModelFiles(directory)
+    if processor_kwargs:
+        unknown = processor_kwargs.keys() - PROCESSOR_KWARGS
+        if unknown:
+            raise InvalidRequestError(
+                f"image processors are not told {', '.join(sorted(unknown))[:200]}; allowed: "
+                f"{', '.join(sorted(PROCESSOR_KWARGS))} (--mm-processor-kwargs)"
+            )
+        files.image = Section(files.image.name, {**files.image.values, **processor_kwargs})
+    family = files.config.text("model_type")
+    if family in REFUSED:
+        raise InvalidRequestError(f"models of type {family!r} are not served: {REFUSED[family]}")
+    reader = _READERS.get(family)
+    if reader is None:
+        if any(files.config.get(key) for key in ("vision_config", "audio_config")):
+            raise InvalidRequestError(
+                f"the media of {family!r} models are not supported; supported: "
+                f"{', '.join(sorted(_READERS))}"
+            )
+        return None
+    spec = reader(files)
+    if video and family in _VIDEO:
+        spec = _with_video(files, spec, *_VIDEO[family])
+    return msgspec.structs.replace(
+        spec,
+        family=family,
+        encoder_id=files.settings_digest(weights_id, backend),
+        max_pixels=max_pixels,
+        max_items=max_items or {},
+    )
+
+
+def _qwen2_audio(files: ModelFiles) -> MediaSpec:
+    settings = files.audio.over({"sampling_rate": 16000, "hop_length": 160, "chunk_length": 30})
+    rate = settings.integer("sampling_rate")
+    placeholder = placeholder_of(files, "<|AUDIO|>", key="audio_token")
+    return MediaSpec(
+        family="",
+        encoder_id="",
+        placeholders={"audio": placeholder},
+        audio=AudioFrames(
+            rate=rate,
+            hop=settings.integer("hop_length"),
+            max_samples=settings.integer("chunk_length") * rate,
+        ),
+        audio_token=placeholder.id,
+    )
+
+
+def _voxtral(files: ModelFiles) -> MediaSpec:
+    settings = files.audio.over({"sampling_rate": 16000, "hop_length": 160})
+    encoder = files.config.section("audio_config")
+    states = encoder.integer("max_source_positions", 1500)
+    # Two frames become one state; as many states as fill the projector's input become one row.
+    joined = encoder.integer("intermediate_size", 5120) // encoder.integer("hidden_size", 1280)
+    placeholder = placeholder_of(files, "[AUDIO]", key="audio_token")
+    return MediaSpec(
+        family="",
+        encoder_id="",
+        placeholders={"audio": placeholder},
+        audio=AudioChunks(
+            rate=settings.integer("sampling_rate"),
+            chunk=2 * states * settings.integer("hop_length"),
+            rows=states // joined,
+            start=files.token(files.named_token("begin_audio_token", "[BEGIN_AUDIO]")),
+        ),
+        audio_token=placeholder.id,
+    )
+
+
+def _with_video(files: ModelFiles, spec: MediaSpec, token: str, like: FrameGrid) -> MediaSpec:
+    """`spec` with videos laid out as the files say, and as `like` where they say nothing."""
+    settings = files.video.over(
+        {
+            "size": {"shortest_edge": like.min_pixels, "longest_edge": like.max_pixels},
+            "patch_size": like.patch,
+            "merge_size": like.merge,
+            "temporal_patch_size": like.temporal,
+            "max_frames": like.max_frames,
+        }
+    )
+    if settings.get("cap_pixels_per_frame"):
+        raise InvalidRequestError("videos with cap_pixels_per_frame are not supported")
+    least, most = area_of(settings)
+    marked = like.stamps != "none"
+    names = ("<|vision_start|>", "<|vision_end|>")
+    if like.stamps == "after":
+        names = ("<|begin_of_image|>", "<|end_of_image|>")
+    speed = like.tokens_per_second
+    if speed:
+        speed = files.vision.number("tokens_per_second", speed)
+    grid = msgspec.structs.replace(
+        like,
+        patch=settings.integer("patch_size"),
+        merge=settings.integer("merge_size"),
+        temporal=settings.integer("temporal_patch_size"),
+        min_pixels=least,
+        max_pixels=most,
+        max_frames=settings.integer("max_frames"),
+        tokens_per_second=speed,
+        start=files.token(names[0]) if marked else -1,
+        end=files.token(names[1]) if marked else -1,
+    )
+    placeholders: dict[Kind, Placeholder] = {
+        **spec.placeholders,
+        "video": placeholder_of(files, token, key="video_token"),
+    }
+    return msgspec.structs.replace(spec, video=grid, placeholders=placeholders)
+
+
+_FRAMES = FrameGrid(
+    patch=14,
+    merge=2,
+    temporal=2,
+    min_pixels=128 * 28 * 28,
+    max_pixels=28 * 28 * 768,
+    max_frames=768,
+)
+_SECONDS = msgspec.structs.replace(
+    _FRAMES,
+    patch=16,
+    min_pixels=128 * 32 * 32,
+    max_pixels=32 * 32 * 768,
+    together=True,
+    stamps="seconds",
+)
+_VIDEO = {
+    "glm4v": (
+        "<|video|>",
+        msgspec.structs.replace(
+            _FRAMES,
+            min_pixels=112 * 112,
+            max_pixels=28 * 28 * 2 * 30000,
+            together=True,
+            stamps="after",
+        ),
+    ),
+    "qwen2_vl": ("<|video_pad|>", _FRAMES),
+    "qwen2_5_vl": ("<|video_pad|>", msgspec.structs.replace(_FRAMES, tokens_per_second=4)),
+    "qwen3_vl": ("<|video_pad|>", _SECONDS),
+    "qwen3_5": ("<|video_pad|>", _SECONDS),
+}
+"""Placeholder and class defaults of the video processors, by family."""
+
+
+_READERS: dict[str, Callable[[ModelFiles], MediaSpec]] = {
+    **IMAGE_FAMILIES,
+    "qwen2_audio": _qwen2_audio,
+    "voxtral": _voxtral,
+}

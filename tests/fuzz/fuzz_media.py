@@ -1,0 +1,134 @@
+"""Fuzz the readers of images' and audio's headers.
+
+Bytes are refused with an `InvalidRequestError`, or have a size within limits, which for images is
+Pillow's wherever Pillow can open them.
+
+    python -m tests.fuzz.fuzz_media image --executions 1000000 [--seed 1]
+    python -m tests.fuzz.fuzz_media audio --atheris FOUND -runs=10000000 -max_len=2048
+"""
+
+import contextlib
+import io
+import random
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from inlay.errors import InvalidRequestError
+from tests.fuzz.guided import instrumented, run
+from tests.fuzz.mutation import mutated
+
+WORDS = (
+    b"IHDR", b"IDAT", b"IEND", b"eXIf", b"acTL", b"RIFF", b"WEBP", b"WAVE", b"VP8 ", b"VP8L", b"VP8X", b"ANMF", b"EXIF", b"Exif\0\0", b"II*\0", b"MM\0*",
+    b"\xff\xd8\xff", b"\xff\xc0", b"\xff\xc2", b"\xff\xda", b"\xff\xe1", b"\xff\xd9", b"GIF89a", b"!\xf9", b",", b"BM", b"\x12\x01\x03\0\1\0\0\0",
+    b"\x01\x12\0\x03\0\0\0\1", b"fLaC", b"ID3", b"TAG", b"Xing", b"Info", b"VBRI", b"\xff\xfb\x90\x64", b"\xff\xf3\x40\xc4", b"fmt ", b"data", b"LIST",
+)  # fmt: skip
+_MAX_PIXELS = 1 << 24
+
+
+def check_image(data: bytes) -> bool:
+    """Read `data` as a server would; True if it is accepted.
+
+    Raises:
+        AssertionError: it was accepted and should not have been.
+    """
+    from inlay.media.image import FORMATS, read_image_header
+
+    try:
+        found = read_image_header(data, max_pixels=_MAX_PIXELS)
+    except InvalidRequestError as refusal:
+        _check_message(refusal)
+        return False
+    assert 1 <= found.height * found.width <= _MAX_PIXELS
+    assert 1 <= found.orientation <= 8
+    from PIL import Image
+
+    size: tuple[int, int] | None = None
+    # Pillow raises errors of many kinds for what it cannot open.
+    with contextlib.suppress(Exception), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            size = image.size
+    seen = (found.width, found.height)
+    assert size in (None, seen[::-1] if found.orientation > 4 else seen), (size, found)
+    return True
+
+
+def check_audio(data: bytes) -> bool:
+    """Read `data` as a server would; True if it is accepted.
+
+    Raises:
+        AssertionError: it was accepted and should not have been.
+    """
+    from inlay.media.audio import read_audio_header
+
+    try:
+        found = read_audio_header(data)
+    except InvalidRequestError as refusal:
+        _check_message(refusal)
+        return False
+    assert 1 <= found.samples <= len(data) * 65535
+    assert found.seconds <= 600
+    assert found.samples_at(16000) >= 1
+    return True
+
+
+def _check_message(refusal: InvalidRequestError) -> None:
+    if len(refusal.message) >= 1000 or not refusal.message.isprintable():
+        raise AssertionError(f"a message of {len(refusal.message)} characters")
+
+
+def seeds(target: str) -> list[bytes]:
+    """Small files of every kind."""
+    if target == "image":
+        from tests.media.test_image import SAMPLES, animations
+
+        return [*SAMPLES, *animations()]
+    from tests.media.test_audio import SAMPLES as SOUNDS
+
+    return list(SOUNDS)
+
+
+TARGETS: dict[str, Callable[[bytes], bool]] = {"image": check_image, "audio": check_audio}
+
+
+def fuzz(target: str, executions: int, seed: int) -> int:
+    """Check `executions` mutations of the seeds; how many were accepted."""
+    rng, inputs = random.Random(seed), seeds(target)
+    accepted = 0
+    for _ in range(executions):
+        data = mutated(rng.choice(inputs), inputs, WORDS, rng)
+        try:
+            accepted += TARGETS[target](data)
+        except BaseException:
+            Path("crash.bin").write_bytes(data)
+            raise
+    return accepted
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run what the module's docstring says."""
+    target, mode, *options = arguments
+    if mode == "--executions":
+        seed = int(options[2]) if len(options) > 2 else 1
+        print(fuzz(target, int(options[0]), seed), "accepted")
+        return
+    with instrumented("inlay.media"):
+        import inlay.media.audio
+        import inlay.media.image  # noqa: F401
+    inputs = seeds(target)
+    with tempfile.TemporaryDirectory() as started:
+        for number, data in enumerate(inputs):
+            (Path(started) / str(number)).write_bytes(data)
+        run(
+            TARGETS[target],
+            [lambda data, rng: mutated(data, inputs, WORDS, rng)],
+            options,
+            [Path(started)],
+        )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
